@@ -68,13 +68,36 @@ def charges(path: str | Path) -> list[Charge]:
 
 
 def write(path: Path, text: str, id_: str = ID) -> None:
-    """Write a job file, a catalog or a session table; see the module."""
+    """Write a project file, a job file or a session table; see the module."""
     with contextlib.suppress(tomllib.TOMLDecodeError):
         tables = tomllib.loads(text)
+        if "version" in tables:
+            text = _with_accounts(path.absolute().parent, tables, text, id_)
         ledger = tables.get("ledger")
         if isinstance(ledger, dict) and "id" not in ledger and "path" in ledger:
             text = _with_account(path.absolute().parent, tables, text, id_)
     path.write_text(text, encoding="utf-8")
+
+
+def _with_accounts(folder: Path, tables: dict[str, Any], text: str, id_: str) -> str:
+    """The text of a project file whose data sets' accounts are made: ``account = { path, limit }``
+    gets the id in the place of the limit, ``account = { path }`` of records the id."""
+    for name, section in tables.get("data_set", {}).items():
+        account, unit = section.get("account"), section.get("unit")
+        if not isinstance(account, dict) or "id" in account or "path" not in account:
+            continue
+        limit = account.get("limit")
+        line = re.search(rf'(?m)^account = \{{ path = "{re.escape(account["path"])}"(.*)\}}$', text)
+        assert line is not None, account
+        place = place_below(folder, account["path"])
+        if unit is None:
+            create(place, name, None, RECORD, "string", id_)
+        else:
+            pair = (limit["epsilon"], limit["delta"])
+            create(place, name, pair, unit["name"], unit.get("type", "string"), id_)
+        new = f'account = {{ path = "{account["path"]}", id = "{id_}" }}'
+        text = text[: line.start()] + new + text[line.end() :]
+    return text
 
 
 def _with_account(folder: Path, tables: dict[str, Any], text: str, id_: str) -> str:
@@ -95,8 +118,6 @@ def _unit(tables: dict[str, Any]) -> tuple[str, str]:
     """Name and type of the privacy unit of a file."""
     if "dimension" in tables:
         return RECORD, "string"
-    if "unit" in tables:  # a catalog
-        return tables["unit"]["name"], tables["unit"]["type"]
     unit = tables["schema"]["unit"]
     column = unit if isinstance(unit, str) else unit["column"]
     type_ = "string" if isinstance(unit, str) else unit.get("type", "string")

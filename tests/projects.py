@@ -1,6 +1,13 @@
 """Project files for tests: one text with a job, changed by replacing parts of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from dpstream.pipelines.project.project import Project, decode_project
+from dpstream.state.ledger.open import PROJECT_FILE
 
 PROJECT = """\
 version = 1
@@ -42,3 +49,25 @@ def write_project(folder: Path, *changes: tuple[str, str], more: str = "") -> Pa
     path = folder / "dpstream.toml"
     path.write_text(text + more)
     return path
+
+
+def of_tables(
+    folder: Path, unit: tuple[str, str], tables: Mapping[str, Mapping[str, Any]], **section: Any
+) -> Project:
+    """A project of one data set ``d`` in a folder, without a file; its account need not be there.
+
+    Args:
+        unit: name and type; tables: sections by name; section: more of the data set's.
+    """
+    data_set = {
+        "unit": dict(zip(("name", "type"), unit, strict=True)),
+        "account": {"path": "ledger.db", "id": "0acc0acc0acc0acc"},
+        **section,
+    }
+    return of_sections(folder, {"data_set": {"d": data_set}, "table": tables})
+
+
+def of_sections(folder: Path, sections: Mapping[str, Any]) -> Project:
+    """A project of sections in a folder, without a file."""
+    text = tomlkit.dumps({"version": 1, **sections})
+    return decode_project(text.encode(), folder / PROJECT_FILE)

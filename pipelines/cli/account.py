@@ -9,9 +9,11 @@ import click
 from dpstream.pipelines.cli.parts import (
     ALLOW_LARGE_DELTA,
     AS_JSON,
+    Chosen,
     examples,
     print_json,
     print_warnings,
+    section,
 )
 from dpstream.state.private_log import keep_beside
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 #: `accounting.plan.fields.FieldType`, which help must not load.
 TYPES = ("string", "int", "bool", "bytes")
-_NAMED = click.argument("named", metavar="FILE_OR_PATH")
+_NAMED = section("named", metavar="[DATA_SET|PATH]")
 
 
 @click.group()
@@ -28,8 +30,8 @@ def account() -> None:
     """Make a data set's account, look into it, change its limit, and recover it; all of it is
     public.
 
-    FILE_OR_PATH is a file that names an account (a job, a catalog, a session table), or the
-    account's own file or URL.
+    Named by a data set of the project file (without a name: the only one), by a file that names an
+    account, or by the account's own file or URL.
     """
 
 
@@ -68,10 +70,12 @@ def create(
 ) -> None:
     """Make the account of a data set; nothing is charged.
 
-    Prints its id, and the lines that name it in a job file or a catalog.  A table whose records
+    Prints its id, and the line that names it in the project file.  A table whose records
     have budgets of their own gets its account from `dpstream session init`.
     """
+    from dpstream.accounting.errors import UsageError
     from dpstream.accounting.strength import check_delta, limit_weaknesses
+    from dpstream.pipelines.project.project import is_name
     from dpstream.state.ledger.open import create_account, file_of, limit_of, place_below
 
     check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
@@ -79,6 +83,8 @@ def create(
     file = file_of(path)
     if data_set is None:
         data_set = path.rpartition("/")[2] if file is None else file.name.partition(".")[0]
+    if not is_name(data_set):
+        raise UsageError("--data-set", "is not a usable name", "use letters, digits, _ and -")
     print_warnings(limit_weaknesses(limit))
     made = create_account(place_below(Path(), path), data_set, unit, type_, limit)
     keep_beside(path)
@@ -94,33 +100,39 @@ def create(
             }
         )
         return
-    click.echo(f"Account {made.id} is made. Name it in a job file or a catalog:\n")
-    click.echo(lines(path, data_set, made.id))
+    click.echo(f"Account {made.id} is made. Name it in the project file:\n")
+    click.echo(lines(path, data_set, unit, type_, made.id))
 
 
-def lines(path: str, data_set: str, id_: str) -> str:
-    """``[ledger]`` of a file that names an account."""
+def lines(path: str, data_set: str, unit: str, type_: str, id_: str) -> str:
+    """The section of a data set with its account, as the project file has it."""
     import json
 
-    pairs = {"path": path, "data_set": data_set, "id": id_}
-    table = [f"{name} = {json.dumps(text, ensure_ascii=False)}" for name, text in pairs.items()]
-    return "\n".join(["[ledger]", *table])
+    path, unit = (json.dumps(text, ensure_ascii=False) for text in (path, unit))
+    return "\n".join(
+        (
+            f"[data_set.{data_set}]",
+            f'unit = {{ name = {unit}, type = "{type_}" }}',
+            f'account = {{ path = {path}, id = "{id_}" }}',
+        )
+    )
 
 
 @account.command(
     epilog=examples(
-        "dpstream account show job.toml",
-        "dpstream account show ledger.db",
+        "dpstream account show",
+        "dpstream account show shop",
+        "dpstream account show shop.account.db",
         "dpstream account show spanner://my-project/my-instance/my-account",
     )
 )
 @_NAMED
 @AS_JSON
-def show(named: str, as_json: bool) -> None:
+def show(named: Chosen, as_json: bool) -> None:
     """List the entries of an account, what they spend together and what is left of the limit."""
     from dpstream.pipelines.operate import account_view
 
-    place = account_view.named_by(named)
+    place = account_view.named_by(named.name, named.load)
     keep_beside(account_view.path_of(place))
     figures = account_view.view(place)
     if as_json:
@@ -131,8 +143,8 @@ def show(named: str, as_json: bool) -> None:
 
 @account.command(
     epilog=examples(
-        "dpstream account limit job.toml --epsilon 8 --delta 1e-6",
-        "dpstream account limit ledger.db --epsilon 8 --delta 1e-6",
+        "dpstream account limit shop --epsilon 8 --delta 1e-6",
+        "dpstream account limit shop.account.db --epsilon 8 --delta 1e-6",
     )
 )
 @_NAMED
@@ -140,7 +152,9 @@ def show(named: str, as_json: bool) -> None:
 @click.option("--delta", type=float, required=True, help="The limit's delta.")
 @ALLOW_LARGE_DELTA
 @AS_JSON
-def limit(named: str, epsilon: float, delta: float, allow_large_delta: bool, as_json: bool) -> None:
+def limit(
+    named: Chosen, epsilon: float, delta: float, allow_large_delta: bool, as_json: bool
+) -> None:
     """Change the limit of an account, by an entry of its own; the data steward's decision.
 
     What was charged stays charged: a limit below what is spent only refuses further charges.
@@ -153,7 +167,7 @@ def limit(named: str, epsilon: float, delta: float, allow_large_delta: bool, as_
     check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
     new = limit_of(epsilon, delta)
     print_warnings(limit_weaknesses(new))
-    place = account_view.named_by(named)
+    place = account_view.named_by(named.name, named.load)
     keep_beside(account_view.path_of(place))
     with contextlib.closing(account_view.opened(place)) as opened:
         old = opened.set_limit(new)
@@ -166,19 +180,19 @@ def limit(named: str, epsilon: float, delta: float, allow_large_delta: bool, as_
 
 
 @account.command(
-    epilog=examples("dpstream account recover job.toml", "dpstream account recover ledger.db")
+    epilog=examples("dpstream account recover shop", "dpstream account recover shop.account.db")
 )
 @_NAMED
 @AS_JSON
-def recover(named: str, as_json: bool) -> None:
+def recover(named: Chosen, as_json: bool) -> None:
     """Add to an account that was restored from a backup what was spent since.
 
-    The head file beside FILE_OR_PATH proves it.  Charges whose answer is not in the account are
+    The head file beside the account proves it.  Charges whose answer is not in the account are
     closed: who asks again is charged again.  Then every command works as before.
     """
     from dpstream.pipelines.operate import account_view
 
-    place = account_view.named_by(named)
+    place = account_view.named_by(named.name, named.load)
     keep_beside(account_view.path_of(place))
     done = account_view.recovered(place)
     if as_json:

@@ -118,12 +118,15 @@ class Chosen(NamedTuple):
         return f" {words}" if words else ""
 
 
-def section(name: str, required: bool = False) -> Callable[[Function], Function]:
+def section(
+    name: str, required: bool = False, metavar: str | None = None
+) -> Callable[[Function], Function]:
     """The argument that names a section of the project file, with the options that say which file.
 
     Args:
         name: of the argument and of the function's parameter, which takes a `Chosen`.
         required: further arguments follow.
+        metavar: how help writes it.
     """
 
     def apply(function: Function) -> Function:
@@ -137,10 +140,30 @@ def section(name: str, required: bool = False) -> Callable[[Function], Function]
             given[name] = Chosen(given[name], project, environment, settings)
             return function(**given)
 
-        argument = click.argument(name, required=required)
+        argument = click.argument(name, required=required, metavar=metavar)
         return cast(Function, argument(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
 
     return apply
+
+
+def data_set(function: Function) -> Function:
+    """The options that name a data set of a project file; the function's ``data_set`` is a
+    `Chosen`."""
+
+    @functools.wraps(function)
+    def chosen(
+        project: Path | None,
+        environment: str | None,
+        settings: tuple[str, ...],
+        **given: Any,
+    ) -> Any:
+        given["data_set"] = Chosen(given["data_set"], project, environment, settings)
+        return function(**given)
+
+    option = click.option(
+        "--data-set", metavar="NAME", help="Of the project file.  [default: the only one]"
+    )
+    return cast(Function, option(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
 
 
 #: The job of a command; without a name the only one of the project file.

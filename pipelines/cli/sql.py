@@ -14,6 +14,8 @@ from dpstream.pipelines.cli.parts import (
     AS_OF,
     FRESH,
     REPEATED,
+    Chosen,
+    data_set,
     examples,
     print_json,
     print_warnings,
@@ -26,33 +28,38 @@ if TYPE_CHECKING:
     from dpstream.pipelines.sql.catalog import Catalog
     from dpstream.pipelines.sql.explain import Explanation
 
-_BUDGET, _CHECK = "budget", "check"
-
 
 @click.command(
     epilog=examples(
-        'dpstream sql shop.toml "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
-        "    delta = 1e-9, max_groups_contributed = 4) page, COUNT(DISTINCT uid) AS visitors",
+        'dpstream sql "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9,',
+        "    max_groups_contributed = 4) page, COUNT(DISTINCT uid) AS visitors",
         '    FROM visits GROUP BY page"',
-        "dpstream sql shop.toml --explain -f queries.sql",
-        "dpstream sql shop.toml -f queries.sql --json",
-        "dpstream sql shop.toml -f queries.sql --runner=FlinkRunner --parallelism=4",
-        "dpstream sql shop.toml                            # a prompt",
-        "dpstream sql budget shop.toml",
-        "dpstream sql check shop.toml                      # unit_via: before anybody asks",
+        "dpstream sql --explain -f queries.sql",
+        "dpstream sql --data-set shop -f queries.sql --json",
+        "dpstream sql -f queries.sql --runner=FlinkRunner --parallelism=4",
+        "dpstream sql                                      # a prompt",
+        "dpstream sql --budget",
+        "dpstream sql --check                              # unit_via: before anybody asks",
         'dpstream sql --stream job.toml "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
         "    delta = 1e-9, max_rows_contributed = 32) page, COUNT(*) AS views, SUM(seconds,",
         "    contribution_bounds_per_row => (0, 60)) AS seconds FROM visits WHERE seconds > 1",
         '    GROUP BY page" --emit visits.toml',
     )
 )
-@click.argument("catalog", type=click.Path(path_type=Path))
 @click.argument("statement", required=False)
+@data_set
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Statements, each with a ;.")
 @click.option(
     "--explain",
     is_flag=True,
     help="Whether the answer would be given now, cost, noise and thresholds; charges nothing.",
+)
+@click.option("--budget", is_flag=True, help="What the account has left, instead of an answer.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Whether the keys of unit_via name one row each: for the owner of the data, before the"
+    " first statement.",
 )
 @FRESH
 @AS_OF
@@ -61,9 +68,10 @@ _BUDGET, _CHECK = "budget", "check"
 @click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
 @click.option(
     "--stream",
-    is_flag=True,
-    help="CATALOG is a job file: the statement says its key, aggregates,"
-    " C, filters and look-ups, and is answered at every trigger.",
+    type=click.Path(path_type=Path),
+    metavar="JOB",
+    help="A job file that lacks what the statement says: key, aggregates, C, filters and"
+    " look-ups.  The statement is answered at every trigger.",
 )
 @click.option(
     "--emit",
@@ -75,21 +83,22 @@ _BUDGET, _CHECK = "budget", "check"
 @OPERATOR
 @AS_JSON
 def sql(
-    catalog: Path,
     statement: str | None,
+    data_set: Chosen,
     file: Path | None,
     explain: bool,
+    budget: bool,
+    check: bool,
     fresh: bool,
     as_of: str,
     runner: str | None,
     parallelism: int,
     beam_flag: tuple[str, ...],
-    stream: bool,
+    stream: Path | None,
     emit: str | None,
     as_json: bool,
 ) -> None:
-    """Ask the tables of CATALOG in SQL; `dpstream sql budget CATALOG` says what is left, and
-    `dpstream sql check CATALOG` checks the keys that it declares.
+    """Ask the tables of a data set in SQL.
 
     An answer is charged in the account before a row is read, and committed before it is seen.  The
     same statement is answered with the same bytes and their date at no further charge, whatever
@@ -98,32 +107,31 @@ def sql(
     Where the account would refuse the charge now, --explain ends with that refusal's exit code.
     """
     from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.sql.catalog_file import load_catalog
+    from dpstream.pipelines.sql.load import catalog_of
 
     where, how = runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of)
-    _check_form(stream, explain or how != ONCE, emit is not None)
-    if stream:
+    _check_form(stream is not None, explain or budget or check or how != ONCE, emit is not None)
+    if stream is not None:
         if (statement is None) == (file is None):
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
         from dpstream.pipelines.cli.sql_stream import stream as streamed
 
         text = statement if file is None else _read(file)
-        streamed(catalog, text or "", emit, where, as_json)
+        streamed(stream, text or "", emit, where, as_json)
         return
-    if str(catalog) == _BUDGET and statement is not None:
-        _budget(load_catalog(statement), as_json)
+    catalog = catalog_of(data_set.load(), data_set.name)
+    if budget or check:
+        if (budget and check) or statement is not None or file is not None:
+            raise UsageError("--budget", "takes no statement, nor --check", "ask them one by one")
+        (_budget if budget else _check)(catalog, as_json)
         return
-    if str(catalog) == _CHECK and statement is not None:
-        _check(load_catalog(statement), as_json)
-        return
-    loaded = load_catalog(catalog)
     if (statement is None) == (file is None):
         if statement is not None or not sys.stdin.isatty():
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
-        _prompt(loaded, how, where)
+        _prompt(catalog, how, where)
         return
     text = statement if file is None else _read(file)
-    code = _answer(loaded, text, explain, how, as_json, where)
+    code = _answer(catalog, text, explain, how, as_json, where)
     click.get_current_context().exit(code)
 
 
@@ -138,7 +146,7 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
     if stream and of_tables:
         raise UsageError(
             "--stream",
-            "takes no --explain, --fresh and --as-of",
+            "takes no --explain, --budget, --check, --fresh and --as-of",
             "write the job with --emit PATH, and ask `dpstream plan PATH`",
         )
     if of_stream and not stream:

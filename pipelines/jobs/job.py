@@ -39,7 +39,6 @@ from dpstream.pipelines.jobs.tables import (
     TuningConfig,
     check_parts,
 )
-from dpstream.pipelines.project.project import NAME as PROJECT_FILE
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.project.shapes import with_columns
 from dpstream.pipelines.project.text import (
@@ -51,7 +50,7 @@ from dpstream.pipelines.project.text import (
 )
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import unreadable
-from dpstream.state.ledger.open import AccountPlace, refuse_limit
+from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace, refuse_limit
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ All of it is public: an account holds run ids, hashes of plans and figures of gu
 import contextlib
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from dpstream.accounting.figures import down, exact, up
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.data_sets import account_of
+from dpstream.pipelines.project.project import Project, is_name, load_project
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
@@ -41,16 +44,19 @@ _POINTS = (
 )
 
 
-def named_by(given: str) -> AccountPlace | str:
-    """The account that a file names, or the account's own path or URL.
+def named_by(given: str | None, load: Callable[[], Project]) -> AccountPlace | str:
+    """The account of a data set, or the one that a file names, or an account's own path or URL.
 
     Args:
-        given: a job file, a catalog, a session table, an account's file or its URL; a file need
-            not be complete otherwise.
+        given: a data set of the project file (``None``: the only one), a project file, a job file,
+            a session table, or an account's file or its URL; a file need not be complete otherwise.
+        load: the project file of the command.
 
     Raises:
         UsageError: it cannot be read, or names no account.
     """
+    if given is None or (is_name(given) and not Path(given).exists()):
+        return _of_data_set(load(), given)
     if file_of(given) is None:
         return place_below(Path(), given)
     file = Path(given)
@@ -58,16 +64,19 @@ def named_by(given: str) -> AccountPlace | str:
         data = file.read_bytes()
     except OSError:
         raise UsageError(
-            "FILE", "cannot be read", "name a job file, a catalog, a session table or an account"
+            "FILE", "cannot be read", "name a data set of the project file, or an account's file"
         ) from None
     if data.startswith(b"SQLite format 3\0"):
         return given
     try:
-        table = tomllib.loads(data.decode()).get("ledger", {})
+        tables = tomllib.loads(data.decode())
+        if "version" in tables:
+            return _of_data_set(load_project(file), None)
+        table = tables.get("ledger", {})
         path, data_set, id_ = (table.get(name) for name in ("path", "data_set", "id"))
     except (ValueError, AttributeError):
         raise UsageError(
-            "FILE", "is neither TOML nor an account", "name a job file, a catalog or an account"
+            "FILE", "is neither TOML nor an account", "name a project file or an account"
         ) from None
     if not all(isinstance(text, str) and text for text in (path, data_set, id_)):
         raise UsageError(
@@ -76,6 +85,11 @@ def named_by(given: str) -> AccountPlace | str:
     check_names(data_set, id_)
     account = place_below(file.absolute().parent, path)
     return AccountPlace(account, data_set, id_, file=str(file.absolute()))
+
+
+def _of_data_set(project: Project, name: str | None) -> AccountPlace:
+    name, _ = project.data_set(name, "DATA_SET")
+    return account_of(project, name)
 
 
 def path_of(named: AccountPlace | str) -> str:

@@ -29,14 +29,13 @@ from dpstream.pipelines.project.text import (
     refuse_data_dependent,
 )
 from dpstream.state.disk_errors import unreadable
+from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
     from dpstream.pipelines.project.job_section import JobSection
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
-#: The file's name.
-NAME = "dpstream.toml"
 MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 #: Fields that an environment and ``--set`` may change: places, and what changes no released byte.
@@ -124,22 +123,29 @@ def _named(
         return next(iter(sections.items()))
     if not sections:
         raise UsageError(
-            where, f"{NAME} has no [{kind}.NAME]", "type `dpstream init FILE`, which adds it"
+            where,
+            f"{PROJECT_FILE} has no [{kind}.NAME]",
+            "type `dpstream init FILE`, which adds it",
         )
     if name is None:
         raise UsageError(
-            where, f"{NAME} has several: {', '.join(sorted(sections))}", "name one of them"
+            where, f"{PROJECT_FILE} has several: {', '.join(sorted(sections))}", "name one of them"
         )
     if name not in sections:
-        raise UsageError(where, f"no {kind} '{name}' in {NAME}", closest(name, sections))
+        raise UsageError(where, f"no {kind} '{name}' in {PROJECT_FILE}", closest(name, sections))
     return name, sections[name]
+
+
+def is_name(text: str) -> bool:
+    """Whether a section can have this name."""
+    return _NAME.fullmatch(text) is not None
 
 
 def find(start: Path) -> Path | None:
     """The project file of a folder: there or in a parent, up to the root of the repository."""
     for folder in (start.absolute(), *start.absolute().parents):
-        if (folder / NAME).is_file():
-            return folder / NAME
+        if (folder / PROJECT_FILE).is_file():
+            return folder / PROJECT_FILE
         if (folder / ".git").exists():
             return None
     return None
@@ -156,11 +162,11 @@ def locate(path: Path | None = None) -> Path:
     """
     if path is not None:
         path = path.absolute()
-        return path / NAME if path.is_dir() else path
+        return path / PROJECT_FILE if path.is_dir() else path
     located = find(Path.cwd())
     if located is None:
         raise UsageError(
-            NAME,
+            PROJECT_FILE,
             "is neither in this folder nor in a parent up to the root of the repository",
             "type `dpstream init FILE`, which writes it, or name it with --project FILE",
         )
@@ -201,7 +207,7 @@ def read_text(path: Path) -> bytes:
     except OSError as error:
         raise unreadable(path.name, error) from None
     if len(text) > MAX_BYTES:
-        raise UsageError(path.name, f"exceeds {MAX_BYTES} bytes", f"give a {NAME}")
+        raise UsageError(path.name, f"exceeds {MAX_BYTES} bytes", f"give a {PROJECT_FILE}")
     return text
 
 
@@ -263,7 +269,7 @@ def decoded(tables: Any, kind: type[Struct], where: str = "") -> Struct:
 def _check_names(sections: ProjectSections) -> None:
     for kind in ("data_set", "table", "job", "workload", "census", "env"):
         for name in getattr(sections, kind):
-            if not _NAME.fullmatch(name):
+            if not is_name(name):
                 raise UsageError(
                     kind, "has a name that is not usable", "use letters, digits, _ and -"
                 )
@@ -304,7 +310,9 @@ def _put(tables: dict[str, Any], field: str, value: Any) -> None:
     """Write a value at a dotted field of decoded TOML."""
     *parents, last = field.split(".")
     if parents[1] not in _tables(tables.get(parents[0])):
-        raise UsageError(field, f"no {parents[0]} '{parents[1]}' in {NAME}", "correct the name")
+        raise UsageError(
+            field, f"no {parents[0]} '{parents[1]}' in {PROJECT_FILE}", "correct the name"
+        )
     table = tables
     for name in parents:
         table = table.setdefault(name, {})

@@ -2,7 +2,7 @@
 
 Places, durations and instants are texts here.  What they mean together is worked out by the
 modules that use a section: `pipelines.jobs.parts` makes a job of ``[job.NAME]``, its table and its
-data set, `pipelines.sql.catalog_file` a catalog of the tables of a data set.
+data set, `pipelines.sql.load` a catalog of the tables of a data set.
 """
 
 from typing import Any, Literal

@@ -4,7 +4,7 @@ A private table has its unit in a column, or by a path of foreign keys: a row's 
 one row of the named table whose key it holds.  That a key names one row is part of the neighbour
 relation (see `keys.check_keys`): the data sets that protect a unit are those in which every key is
 unique.  A table with ``unit_via`` has the unit in a column more, of the unit's name.  How it is
-written down: `catalog_file`.
+written down: `load`.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from sqlglot import exp
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.references import KeyPlace
+from dpstream.pipelines.project.sections import Via
 from dpstream.state.ledger.open import AccountPlace, file_of
 
 #: The SQL type of a unit of each type that can be a ledger's unit.
@@ -41,17 +42,6 @@ _KINDS = {
     "TIMESTAMP": exp.DType.TIMESTAMPTZ,
     "DATETIME": exp.DType.TIMESTAMP,
 }
-
-
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the catalog file: frozen, unknown keys refused."""
-
-
-class Via(Part, frozen=True):
-    """``unit_via``: the table that owns the rows, and pairs of (column, key column of it)."""
-
-    table: str
-    on: tuple[tuple[str, str], ...]
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -28,10 +28,15 @@ MAX_COLUMNS = 1024
 _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
 
 
-def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tuple[str, str]:
+def kind_of(
+    where: str, path: str | None, uri: str | None, folder: Path, file_format: str | None = None
+) -> tuple[str, str]:
     """Kind and place of a table: an absolute path or glob, or a database's address.
 
-    A relative path, SQLite's too, starts from the catalog's folder.
+    A relative path, SQLite's too, starts from the project's folder.
+
+    Args:
+        file_format: of the files, where the path's ending does not tell.
 
     Raises:
         UsageError: neither or both are given, or of no known kind.
@@ -51,8 +56,8 @@ def kind_of(where: str, path: str | None, uri: str | None, folder: Path) -> tupl
         return kind, uri
     path = required(path, "path is there")
     refuse_url(path, f"{where}.path")
-    files = file_kind(path)
-    if files is None or "\0" in path:
+    files = file_format or file_kind(path)
+    if files not in ("parquet", "csv", "jsonl") or "\0" in path:
         raise UsageError(
             f"{where}.path", "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson"
         )

@@ -1,6 +1,6 @@
-"""PEP 249 for private answers: ``dpstream.connect("shop.toml").cursor().execute(sql)``.
+"""PEP 249 for private answers: ``dpstream.connect().cursor().execute(sql)``.
 
-    with dpstream.connect("shop.toml") as connection:
+    with dpstream.connect("dpstream.toml") as connection:
         cursor = connection.cursor()
         cursor.execute("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(...) ...")
         rows, table = cursor.fetchall(), cursor.fetch_arrow_table()
@@ -26,7 +26,7 @@ from dpstream.accounting.errors import (
 )
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
@@ -38,16 +38,26 @@ OperationalError = InternalError = DataError = RunError
 Row = tuple[Any, ...]
 
 
-def connect(catalog: str | Path, runner: Runner | None = None) -> "Connection":
-    """A connection to the tables of a catalog file.
+def connect(
+    project: str | Path | None = None,
+    data_set: str | None = None,
+    *,
+    environment: str | None = None,
+    settings: Sequence[str] = (),
+    runner: Runner | None = None,
+) -> "Connection":
+    """A connection to the tables of a data set.
 
     Args:
+        project: the project file or its folder; ``None``: found from the current folder.
+        data_set: its name in the file; ``None``: the only one.
+        environment: as ``--env``; settings: as ``--set``.
         runner: whose workers read the rows; ``None``: this process.
 
     Raises:
-        DpstreamError: the catalog is not usable.
+        DpstreamError: the file, or a table of the data set, is not usable.
     """
-    return Connection(load_catalog(catalog), runner)
+    return Connection(load_catalog(project, data_set, environment, settings), runner)
 
 
 class Connection:

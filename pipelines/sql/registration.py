@@ -2,10 +2,10 @@
 
 A table whose rows get their unit by a foreign key is private only among data sets in which every
 declared key is unique (`ownership`).  Whether that holds is a fact about the data, so it is not for
-an answer to say: the data's owner checks it, by ``dpstream sql check``, before anybody asks.  What
-may be said there, and why:
+an answer to say: the data's owner checks it, by ``dpstream sql --check``, before anybody asks.
+What may be said there, and why:
 
-* The owner sees all rows anyway; the check is part of publishing the catalog, not a question.
+* The owner sees all rows anyway; the check is part of publishing the tables, not a question.
 * A new question only learns whether a note for these very files is there; one that was answered is
   answered again without a look.  Among the data sets that
   the guarantee is about (all keys unique) the check has one outcome, so that neither it nor the
@@ -119,7 +119,7 @@ def require_registered(
             raise PolicyError(
                 f"table {table}",
                 f"has a key ({', '.join(columns)}) that was not checked since its files changed",
-                "run `dpstream sql check CATALOG`, which the owner of the data does",
+                "run `dpstream sql --check`, which the owner of the data does",
             )
 
 

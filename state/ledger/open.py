@@ -35,8 +35,12 @@ _MADE_ANEW = (
 )
 
 
+#: Name of the file that describes data sets (`pipelines.project.project`).
+PROJECT_FILE = "dpstream.toml"
+
+
 class AccountPlace(msgspec.Struct, frozen=True):
-    """The account that a file (a job, a catalog, a session table) names.
+    """The account that a file (a project, a job, a session table) names.
 
     Attributes:
         path: of its file, or its URL.
@@ -194,9 +198,18 @@ def head_file_of(place: AccountPlace) -> HeadFile | None:
         folders.append(users_folder() if file is None else file.absolute().parent)
     for folder in folders:
         if (folder / name).exists() or os.access(folder, os.W_OK | os.X_OK):
-            named = Path(place.file or place.path) if place.file or file else None
-            return HeadFile(folder / name, place.id, place.path if named is None else typed(named))
+            return HeadFile(folder / name, place.id, _named(place))
     return None
+
+
+def _named(place: AccountPlace) -> str:
+    """What a command takes for an account."""
+    if place.file is None:
+        return place.path if file_of(place.path) is None else typed(Path(place.path))
+    file = typed(Path(place.file))
+    if Path(place.file).name != PROJECT_FILE:
+        return file
+    return place.data_set if file == PROJECT_FILE else f"{place.data_set} --project {file}"
 
 
 def typed(path: Path) -> str:

@@ -17,29 +17,23 @@ from dpstream.accounting.evidence.bounds import Claim, ProvenBound, bound
 from dpstream.pipelines.audit.values import statistics
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from tests import accounts
 from tests.fixed import fixed_run_ids
 from tests.pipelines.sql.asking import KEY
 
 TAIL = 1e-6
-_CATALOG = """
-[ledger]
-path = "ledger.db"
-data_set = "trials"
-limit = { epsilon = 1e6, delta = 0.5, allow_large_delta = true }
-[unit]
-name = "uid"
-type = "int"
-[privacy]
-insecure_test_key = "KEY"
-[[table]]
-name = "rows"
+_PROJECT = """
+version = 1
+[data_set.trials]
+unit = { name = "uid", type = "int" }
+account = { path = "ledger.db", limit = { epsilon = 1e6, delta = 0.5 } }
+insecure_test_secret = "KEY"
+[table.rows]
 path = "rows.parquet"
 unit_column = "uid"
-[[table]]
-name = "listed"
+[table.listed]
 path = "listed.parquet"
 public = true
 """
@@ -101,7 +95,7 @@ class Published(NamedTuple):
 def question(folder: Path, trial: Trial) -> tuple[Question, Catalog]:
     """The question on empty tables."""
     write(folder, trial, np.zeros(1, bool))
-    catalog = load_catalog(folder / "trials.toml")
+    catalog = load_catalog(folder / "dpstream.toml")
     return question_of(trial.text, catalog), catalog
 
 
@@ -135,7 +129,7 @@ def write(folder: Path, trial: Trial, added: npt.NDArray[np.bool_]) -> None:
     trials = np.repeat(np.arange(size), trial.groups)
     listed = {"trial": trials, "g": np.tile(np.arange(trial.groups), size)}
     pq.write_table(pa.table(listed), folder / "listed.parquet")
-    accounts.write(folder / "trials.toml", _CATALOG.replace("KEY", KEY))
+    accounts.write(folder / "dpstream.toml", _PROJECT.replace("KEY", KEY))
 
 
 def published(folder: Path, trial: Trial, added: npt.NDArray[np.bool_], run: int = 0) -> Published:
@@ -145,7 +139,7 @@ def published(folder: Path, trial: Trial, added: npt.NDArray[np.bool_], run: int
         path.unlink(missing_ok=True)
     write(folder, trial, added)
     with fixed_run_ids(lambda: f"{run + 1:02x}" * 16):
-        table = asking.ask(load_catalog(folder / "trials.toml"), trial.text).table
+        table = asking.ask(load_catalog(folder / "dpstream.toml"), trial.text).table
     shape = (len(added), trial.groups)
     present = np.zeros(shape)
     at = table["trial"].to_numpy(), table["g"].to_numpy()

@@ -21,8 +21,8 @@ from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import bounds
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.stage import Stage, Turns
 from tests.audit.sql_sabotaged import BROKEN, FEW, HUNDRED, PER_GROUP, TWO_ROWS, wrapped
 from tests.audit.sql_trials import TAIL, Trial, claim_of, proven, published, question, write
@@ -174,7 +174,7 @@ def _covered(folder: Path, options: str, groups: int, run: int) -> dict[str, flo
     (folder / "ledger.db").unlink(missing_ok=True)
     write(folder, trial, np.ones(groups, bool))
     with fixed_run_ids(lambda: f"{run + 1:02x}" * 16):
-        table = asking.ask(load_catalog(folder / "trials.toml"), trial.text).table
+        table = asking.ask(load_catalog(folder), trial.text).table
     values = [row[0][1] for row in rows]
     truth = {"n": len(rows), "s": sum(values), "a": sum(values) / len(rows)}
     ends = {

@@ -25,18 +25,13 @@ import pyarrow.parquet as pq
 from tests import accounts
 from tests.bench.common import emit, machine
 
-CATALOG = """
-[ledger]
-path = "ledger.db"
-data_set = "bench"
-limit = { epsilon = 900.0, delta = 1e-5 }
-[unit]
-name = "user"
-type = "int"
-[privacy]
-insecure_test_key = "KEY"
-[[table]]
-name = "records"
+PROJECT = """
+version = 1
+[data_set.bench]
+unit = { name = "user", type = "int" }
+account = { path = "ledger.db", limit = { epsilon = 900.0, delta = 1e-5 } }
+insecure_test_secret = "KEY"
+[table.records]
 path = "records.parquet"
 unit_column = "user"
 """
@@ -49,7 +44,7 @@ _WARM = """
 import json, resource, sys, time
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 catalog, text, repeats = load_catalog(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 out = []
@@ -76,14 +71,15 @@ def data(folder: Path, rows: int) -> Path:
     user, key = (np.searchsorted(cdf, draw.random(rows)).clip(max=len(cdf) - 1) for cdf in laws)
     table = pa.table({"user": user, "key": key, "value": draw.random(rows)})
     pq.write_table(table, folder / "records.parquet")
-    path = folder / "bench.toml"
-    accounts.write(path, CATALOG.replace("KEY", "5e" * 31 + "a1"))
+    path = folder / "dpstream.toml"
+    accounts.write(path, PROJECT.replace("KEY", "5e" * 31 + "a1"))
     return path
 
 
 def cold(catalog: Path) -> tuple[dict[str, float], str]:
     """One command in a process of its own, and what it said."""
-    words = [sys.executable, "-m", "dpstream", "sql", str(catalog), STATEMENT, "--fresh", "--json"]
+    words = [sys.executable, "-m", "dpstream", "sql", "--project", str(catalog), STATEMENT]
+    words += ["--fresh", "--json"]
     wall = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as command:
         assert command.stdout is not None

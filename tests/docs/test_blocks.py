@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import dpstream
 from dpstream.accounting.budget import allocate
 from dpstream.pipelines.session.config import config_of
-from dpstream.pipelines.sql.catalog_file import catalog_of
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.state import open as stores
 from tests.docs.pages import PAGES, README, ROOT, blocks, generator, inline, lines, named
 
@@ -113,10 +113,11 @@ ASKED = [
     t for _, t in TOML if "text" not in tomllib.loads(t).get("source", {}).get("query", "text")
 ]
 JOBS = [
-    (page, text) for page, text in TOML if "table" not in tomllib.loads(text) and text not in ASKED
-]
+    (page, text) for page, text in TOML
+    if not {"table", "data_set"} & set(tomllib.loads(text)) and text not in ASKED
+]  # fmt: skip
 TABLES = [text for _, text in TOML if "dimension" in tomllib.loads(text)]
-CATALOGS = [text for _, text in TOML if "table" in tomllib.loads(text) and text not in TABLES]
+PROJECTS = [text for _, text in TOML if "data_set" in tomllib.loads(text)]
 
 
 @pytest.mark.parametrize("text", TABLES)
@@ -124,11 +125,12 @@ def test_tables_with_record_budgets(text: str, tmp_path: Path) -> None:
     assert config_of(tomllib.loads(text), tmp_path).table.digest
 
 
-@pytest.mark.parametrize("text", CATALOGS)
-def test_catalogs(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", PROJECTS)
+def test_project_files(text: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": ["a"], "page": ["b"], "seconds": [1.0]}),
                    tmp_path / "visits.parquet")  # fmt: skip
-    catalog = catalog_of(tomllib.loads(text), tmp_path)
+    (tmp_path / "dpstream.toml").write_text(text)
+    catalog = load_catalog(tmp_path)
     assert {table.unit is None for table in catalog.tables.values()} == {True, False}
 
 

@@ -103,10 +103,10 @@ SYSTEMS = {
     "sql": System(
         "ledger.db",
         _sql,
-        ("sql", "shop.toml", dp(f"page, {COUNTED} AS n") + " ORDER BY page"),
+        ("sql", dp(f"page, {COUNTED} AS n") + " ORDER BY page"),
         (
             ("account", "show", "ledger.db"),
-            ("sql", "shop.toml", dp(f"page, {COUNTED} AS n"), "--explain"),
+            ("sql", dp(f"page, {COUNTED} AS n"), "--explain"),
         ),
     ),
     "session": System(

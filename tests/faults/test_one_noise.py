@@ -106,8 +106,8 @@ def database(tmp_path: Path) -> Iterator[Kind]:
 
         def make(folder: Path) -> None:
             COMMANDS["sql"].world(folder)
-            text = (folder / "shop.toml").read_text()
-            (folder / "shop.toml").write_text(text.replace('path = "in.csv"', f'uri = "{address}"'))
+            file = folder / "dpstream.toml"
+            file.write_text(file.read_text().replace('path = "in.csv"', f'uri = "{address}"'))
             execute("CREATE TABLE visits (\"user\" bigint, page text, time text)",
                     "INSERT INTO visits SELECT n % 60, 'p' || n % 4, 'now' "
                     "FROM generate_series(0, 299) AS n")  # fmt: skip

@@ -150,7 +150,7 @@ def test_a_damaged_account_is_restored_and_recovered(here: Path) -> None:
         outcome = asked(kind)
         assert outcome.code == REFUSED and "backup" in outcome.stderr
         restored(here / "backup")
-        assert fix_of(typed("account", "show", "shop.toml")) == fix_of(asked(kind))
+        assert fix_of(typed("account", "show", "d")) == fix_of(asked(kind))
         assert typed(*fix_of(asked(kind))).code == 0
         assert asked(kind).code == 0 and shown()["charges"] == 2
 

@@ -16,7 +16,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.grids import grids_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.workload.files import read_workload
@@ -26,7 +26,7 @@ from tests.pipelines.sql.shop import shop
 _TOML = [b"=", b"[", b"]", b"[[", b"]]", b"{", b"}", b'"', b"'''", b'"""', b"#", b"\n", b",",
          b"true", b"null", b'"\\u0000"', b'"\\u001b"', b"inf", b"nan", b'"1d"', b'"0s"', b'"-1h"',
          b"2024-02-30",
-         b"1e999", b"[[table]]\n", b"[privacy]\n", b"x = 1\n", b'"\xf0\x9f\x98\x80"', b"\xff",
+         b"1e999", b"[table.x]\n", b"[data_set.d]\n", b"x = 1\n", b'"\xf0\x9f\x98\x80"', b"\xff",
          b"path = 7\n", b"[[dimension]]\n", b'".."', b'"/"', b'"s3://x"', b"9" * 30]  # fmt: skip
 TOKENS = {
     "job": _TOML,
@@ -115,7 +115,7 @@ def _workload(path: Path) -> str:
 
 READERS: dict[str, Callable[[bytes], Any]] = {
     "job": _file("job.toml", load_job),
-    "catalog": _file("shop.toml", load_catalog),
+    "catalog": _file("dpstream.toml", load_catalog),
     "table": _file("rides.toml", load_config),
     "workload": _file("asked.json", _workload),
     "sql": _statement,

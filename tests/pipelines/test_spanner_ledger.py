@@ -24,8 +24,8 @@ from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.standing import close_before
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import budget
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.registration import register
 from dpstream.state import open as stores
 from dpstream.state.ledger.answers import Register
@@ -154,7 +154,7 @@ def test_a_question(tmp_path: Path, url: str) -> None:
     assert not again.charged and again.receipt == first.receipt
     account = budget(catalog)
     assert account["charges"] == 1 and account["spent"]["epsilon"] > 0
-    with pytest.raises(PolicyError, match="dpstream sql check CATALOG"):
+    with pytest.raises(PolicyError, match="dpstream sql --check"):
         ask(catalog, test_registration._TEXT)
     register(catalog)
     assert catalog.notebook.parent == tmp_path and catalog.notebook.stat().st_mode & 0o077 == 0
@@ -259,8 +259,8 @@ def by_a_function(url: str, *options: str) -> Said:
 
 
 def by_a_catalog(_: str, *options: str) -> Said:
-    """A statement, whose account the catalog names."""
-    return typed("sql", "shop.toml", STATEMENT, *options)
+    """A statement, whose account the project file names."""
+    return typed("sql", STATEMENT, *options)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_a_database_that_was_restored(
     (tmp_path / "shop").mkdir()
     monkeypatch.chdir(tmp_path / "shop")
     COMMANDS["sql"].world(Path())
-    catalog = Path("shop.toml")
-    catalog.write_text(catalog.read_text().replace("account/ledger.db", url))
+    project = Path("dpstream.toml")
+    project.write_text(project.read_text().replace("account/ledger.db", url))
     accounts.create(url, "d", (40.0, 1e-5), "user", "int")
     first = ask(url)
     assert first.code == 0, first.stderr

@@ -50,18 +50,13 @@ path = "account/ledger.db"
 data_set = "d"
 limit = {{ epsilon = 90.0, delta = 0.02, allow_large_delta = true }}
 """
-CATALOG = """
-[ledger]
-path = "account/ledger.db"
-data_set = "d"
-limit = { epsilon = 40, delta = 1e-5 }
-[unit]
-name = "user"
-type = "int"
-[privacy]
-key_file = "noise.key"
-[[table]]
-name = "visits"
+PROJECT = """
+version = 1
+[data_set.d]
+unit = { name = "user", type = "int" }
+account = { path = "account/ledger.db", limit = { epsilon = 40, delta = 1e-5 } }
+secret = "file:noise.key"
+[table.visits]
 path = "in.csv"
 unit_column = "user"
 columns = { user = "INT64", page = "STRING", time = "STRING" }
@@ -114,10 +109,10 @@ def stream(folder: Path) -> None:
 
 
 def catalog(folder: Path) -> None:
-    """The same records as a table of a catalog."""
+    """The same records as a table of a project file."""
     stream(folder)
     (folder / "account" / "ledger.db").unlink()
-    accounts.write(folder / "shop.toml", CATALOG)
+    accounts.write(folder / "dpstream.toml", PROJECT)
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
 
@@ -327,14 +322,14 @@ def unanswered(path: Path) -> int:
 
 CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", "--account-id", accounts.ID)
 CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
-RECOVER = ("account", "recover", "shop.toml")
+RECOVER = ("account", "recover", "d")
 LIMIT = ("account", "limit", "job.toml", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE = ("tabulate", "execute", "parameters", "data")
 RUN, PURELY = ("run", "job.toml", "--quiet"), "--mechanism=geometric"
 ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
 CHOOSE = ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out", "chosen.toml")
-SQL = ("sql", "shop.toml", STATEMENT, "--json")
+SQL = ("sql", STATEMENT, "--json")
 QUANTILES = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 5, delta = 1e-6) "
     "APPROX_QUANTILES(user, 2, contribution_bounds_per_row => (0, 60)) AS q FROM visits"
@@ -380,7 +375,7 @@ COMMANDS: Mapping[str, Command] = {
                               repeats=False, done="exists", anew=True),
     "sql": Command(catalog, SQL, printed("rows")),
     "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
-    "sql, quantiles": Command(catalog, ("sql", "shop.toml", QUANTILES, "--json"), printed("rows")),
+    "sql, quantiles": Command(catalog, ("sql", QUANTILES, "--json"), printed("rows")),
     "session init": Command(session, MADE, nothing, charged=None, repeats=False,
                             done="holds a table already", then=BUDGET),
     "session init --new-account": Command(without_account, (*MADE, "--new-account"), nothing,

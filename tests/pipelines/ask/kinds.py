@@ -210,7 +210,7 @@ def _keys_in_sql(*options: str) -> Said:
     """The same by a statement."""
     privacy = "OPTIONS(epsilon = 5, delta = 1e-6, max_groups_contributed = 4)"
     text = f"SELECT WITH DIFFERENTIAL_PRIVACY {privacy} page FROM visits GROUP BY page"
-    return typed("sql", "shop.toml", text, *options)
+    return typed("sql", text, *options)
 
 
 def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: int) -> Said:

@@ -15,7 +15,7 @@ CREATE = ("--unit", "customer", "--type", "int", "--epsilon", "8", "--delta", "1
 
 
 def test_examples() -> None:
-    assert len(examples_of("account", "show")) == 3
+    assert len(examples_of("account", "show")) == 4
     assert len(examples_of("account", "create")) == 2
     assert len(examples_of("account", "limit")) == 2
 
@@ -25,8 +25,9 @@ def test_an_account_is_made_and_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "data" / "shop.account.db"
     done = call("account", "create", path, *CREATE)
     assert done.exit_code == 0, done.output
-    table = tomllib.loads(done.output[done.output.index("[ledger]") :])["ledger"]
-    assert table["path"] == str(path) and table["data_set"] == "shop"
+    section = tomllib.loads(done.output[done.output.index("[data_set.") :])["data_set"]["shop"]
+    table = section["account"]
+    assert table["path"] == str(path) and section["unit"] == {"name": "customer", "type": "int"}
     account = json.loads(call("account", "show", path, "--json").stdout)
     assert account["id"] == table["id"] and account["limit"] == {"epsilon": 8.0, "delta": 1e-6}
     assert account["unit"] == {"name": "customer", "type": "int"} and account["charges"] == 0

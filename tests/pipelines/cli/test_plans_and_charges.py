@@ -51,7 +51,7 @@ def narrowed(folder: Path, epsilon: float) -> Callable[[], object]:
 
 def sql(folder: Path) -> System:
     path, text = data_set(folder), dp(f"page, {COUNTED} AS n")
-    ask = ("sql", path, text)
+    ask = ("sql", "--project", path, text)
     return System((*ask, "--explain"), ask, ask, ask, narrowed(folder, 0.5))
 
 

@@ -113,7 +113,7 @@ def workload_stream(folder: Path, more: bool) -> list[str | Path]:
 def statement(folder: Path, more: bool) -> list[str | Path]:
     rows = visits()
     data_set(folder, pa.concat_tables([rows, rows.slice(0, 1)]) if more else rows)
-    return ["sql", folder / "shop.toml", dp(f"page, {COUNTED} AS n") + " ORDER BY page"]
+    return ["sql", "--project", folder, dp(f"page, {COUNTED} AS n") + " ORDER BY page"]
 
 
 def tuning(folder: Path, more: bool) -> list[str | Path]:

@@ -154,11 +154,11 @@ NOT_FOR_SQL = NOT_FOR_ANSWERS | NOT_FOR_SQL_ALONE
 def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
     from tests.pipelines.sql.asking import COUNTED, data_set, dp
 
-    path = str(data_set(tmp_path))
     lists = "MEDIAN(seconds, contribution_bounds_per_row => (0, 100)) AS m, VAR(n) AS v"
     groups = "page, CAST(n AS NUMERIC) > 3 AS b, DATE_ADD(DATE '2024-01-01', INTERVAL n DAY) AS d"
     text = dp(f"{groups}, {COUNTED} AS c, AVG(n) AS a, {lists}", "FROM visits GROUP BY page, b, d")
-    explained, modules = loaded(["sql", path, text, "--explain"]), loaded(["sql", path, text])
+    words = ["sql", "--project", str(data_set(tmp_path)), text]
+    explained, modules = loaded([*words, "--explain"]), loaded(words)
     assert NOT_FOR_SQL & (explained | modules) == set()
     assert {"duckdb", "dpstream.dp_transforms.one_shot"} <= modules
 

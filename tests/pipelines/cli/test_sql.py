@@ -20,8 +20,8 @@ from tests.pipelines.sql.test_registration import people, shop
 _TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
 
 
-def _run(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["sql", *map(str, words)])
+def _run(project: Path, *words: object) -> Result:
+    return CliRunner().invoke(cli, ["sql", "--project", str(project), *map(str, words)])
 
 
 def test_an_answer_again_and_afresh(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_an_answer_again_and_afresh(tmp_path: Path) -> None:
 class _Prompt:
     """A process with a terminal of its own, as somebody would type at it."""
 
-    def __init__(self, catalog: Path) -> None:
+    def __init__(self, project: Path) -> None:
         self._terminal, inner = pty.openpty()
-        command = [sys.executable, "-m", "dpstream.pipelines.cli.main", "sql", str(catalog)]
+        command = [sys.executable, "-m", "dpstream", "sql", "--project", str(project)]
         self.process = subprocess.Popen(
             command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
             env={**os.environ, "TERM": "dumb"},
@@ -116,9 +116,9 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     assert charges(tmp_path) == []
     both = _run(path, "-f", queries)
     assert "±" in both.stdout and "Together" in both.stdout and len(charges(tmp_path)) == 1
-    budget = _run("budget", path)
+    budget = _run(path, "--budget")
     assert "1 charges" in budget.stdout and "Left" in budget.stdout
-    assert json.loads(_run("budget", path, "--json").stdout)["charges"] == 1
+    assert json.loads(_run(path, "--budget", "--json").stdout)["charges"] == 1
 
 
 def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
@@ -137,15 +137,17 @@ def test_declared_keys_are_checked_by_a_command(tmp_path: Path) -> None:
     path = shop(tmp_path)
     query = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item")
     refused = _run(path, query)
-    assert refused.exit_code == 3 and "dpstream sql check CATALOG" in refused.stderr
-    checked = _run("check", path)
+    assert refused.exit_code == 3 and "dpstream sql --check" in refused.stderr
+    checked = _run(path, "--check")
     assert checked.exit_code == 0 and "rows of the unit of people (person = code)" in checked.stdout
     assert "Unique: people (code)" in checked.stdout
-    assert json.loads(_run("check", path, "--json").stdout)["unique_keys"] == [["people", ["code"]]]
+    assert json.loads(_run(path, "--check", "--json").stdout)["unique_keys"] == [
+        ["people", ["code"]]
+    ]
     first = _run(path, query)
     assert first.exit_code == 0
     people(tmp_path, "900,c5\n")
-    assert _run("check", path).exit_code == _run(path, query, "--fresh").exit_code == 3
+    assert _run(path, "--check").exit_code == _run(path, query, "--fresh").exit_code == 3
     assert _run(path, query).stdout == first.stdout  # an answer is given again as it was
 
 

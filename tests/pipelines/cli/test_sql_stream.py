@@ -59,7 +59,7 @@ def test_again_goes_on_and_another_statement_is_refused(tmp_path: Path) -> None:
         (["--stream", "JOB"], 2), (["--stream", "JOB", _TEXT, "-f", "q.sql"], 2),
         (["--stream", "JOB", _TEXT, "--explain"], 2), (["--stream", "JOB", _TEXT, "--fresh"], 2),
         (["--stream", "JOB", _TEXT, "--as-of", "May"], 2),
-        (["JOB", _TEXT, "--emit"], 2), (["JOB", _TEXT, "--runner", "DirectRunner"], 2),
+        ([_TEXT, "--emit"], 2), ([_TEXT, "--runner", "DirectRunner"], 2),
         (["--stream", "JOB", f"{_TEXT}; {_TEXT}"], 2), (["--stream", "JOB", ""], 2),
         (["--stream", "JOB", _TEXT, "--emit", "/elsewhere.toml"], 2),
         (["--stream", "JOB", _TEXT, "--emit", "JOB"], 2), (["--stream", "none.toml", _TEXT], 2),

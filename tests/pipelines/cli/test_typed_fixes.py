@@ -128,12 +128,15 @@ def test_a_release_that_the_sink_lost(hour: Hour) -> None:
 
 
 def test_a_key_that_was_not_checked(tmp_path: Path) -> None:
-    catalog, form = shop(tmp_path), "COUNT(*, contribution_bounds_per_group => (0, 5)) AS n"
-    asking = ("sql", catalog, dp(f"item, {form}", "FROM orders GROUP BY item"))
+    project, form = (
+        ("--project", str(shop(tmp_path))),
+        "COUNT(*, contribution_bounds_per_group => (0, 5)) AS n",
+    )
+    asking = ("sql", *project, dp(f"item, {form}", "FROM orders GROUP BY item"))
     refused = call(*asking)
     [words] = commands_of(refused.output)
     assert refused.exit_code == 3
-    assert call(*(str(catalog) if word == "CATALOG" else word for word in words)).exit_code == 0
+    assert call(*words, *project).exit_code == 0
     assert call(*asking).exit_code == 0
 
 

@@ -118,48 +118,48 @@ def test_tuning(place: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_sql(tmp_path: Path) -> None:
-    catalog = data_set(tmp_path)
+    project = ("--project", data_set(tmp_path))
     text = (
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({}, max_groups_contributed = 2) "
         f"page, {COUNTED} AS n FROM visits GROUP BY page"
     )
     weak = text.format("epsilon = 12, delta = 1e-9")
-    for explained in ((catalog, weak, "--explain"), (catalog, f"EXPLAIN {weak}")):
+    for explained in ((*project, weak, "--explain"), (*project, f"EXPLAIN {weak}")):
         assert WEAK in call("sql", *explained).stdout
         done = call("sql", *explained, "--json")
         assert len(json.loads(done.stdout)["statements"][0]["warnings"]) == 1
     large = text.format("epsilon = 1, delta = 0.02")
-    assert "large-delta" in refused("sql", catalog, large, code=3)
-    assert "large-delta" in refused("sql", catalog, large, "--explain", code=3)
+    assert "large-delta" in refused("sql", *project, large, code=3)
+    assert "large-delta" in refused("sql", *project, large, "--explain", code=3)
     assert charges(tmp_path) == []
     wanted = text.format("epsilon = 1, delta = 0.02, allow_large_delta = TRUE")
-    [statement] = json.loads(call("sql", catalog, wanted, "--explain", "--json").stdout)[
+    [statement] = json.loads(call("sql", *project, wanted, "--explain", "--json").stdout)[
         "statements"
     ]
     assert len(statement["warnings"]) == 1
     no_choice = text.format("epsilon = 1, delta = 0.02, allow_large_delta = 1")
-    assert "allow-large-delta" in refused("sql", catalog, no_choice)
+    assert "allow-large-delta" in refused("sql", *project, no_choice)
 
 
 def test_sql_answers(tmp_path: Path) -> None:
-    catalog = data_set(tmp_path, epsilon=10)
+    project = ("--project", data_set(tmp_path, epsilon=10))
     text = (
         "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 2, delta = 1e-3, "
         f"max_groups_contributed = 2) page, {COUNTED} AS n FROM visits GROUP BY page"
     )
     accounts.set_limit(tmp_path / "ledger.db", (10.0, 1e-2))
-    done = call("sql", catalog, text)
+    done = call("sql", *project, text)
     assert done.exit_code == 0, done.output
-    assert done.stderr.count(WEAK) == len(of_json("sql", catalog, text)) == 1
+    assert done.stderr.count(WEAK) == len(of_json("sql", *project, text)) == 1
 
 
-def test_the_limit_of_a_catalog(tmp_path: Path) -> None:
-    catalog = data_set(tmp_path, epsilon=10)
-    ask = (catalog, dp(f"page, {COUNTED} AS n"))
-    assert of_json("sql", *ask, "--explain") == of_json("sql", "budget", catalog) == []
+def test_the_limit_of_an_account(tmp_path: Path) -> None:
+    project = ("--project", data_set(tmp_path, epsilon=10))
+    ask = (*project, dp(f"page, {COUNTED} AS n"))
+    assert of_json("sql", *ask, "--explain") == of_json("sql", *project, "--budget") == []
     accounts.set_limit(tmp_path / "ledger.db", (10.0, 0.5))
-    assert len(of_json("sql", *ask, "--explain")) == len(of_json("sql", "budget", catalog)) == 1
-    for args in ((*ask, "--explain"), ("budget", catalog)):
+    assert len(of_json("sql", *ask, "--explain")) == len(of_json("sql", *project, "--budget")) == 1
+    for args in ((*ask, "--explain"), (*project, "--budget")):
         assert call("sql", *args).stdout.count(WEAK) == 1
 
 

@@ -12,8 +12,8 @@ import pytest
 import dpstream
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.frames import answer as module
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import budget, explain
+from dpstream.pipelines.sql.load import load_catalog
 from tests import accounts
 from tests.pipelines.frames.visits import LIBRARIES, account, visits
 from tests.pipelines.sql import asking

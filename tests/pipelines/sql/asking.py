@@ -1,4 +1,4 @@
-"""Data sets with a catalog, a ledger and a noise key, for tests that ask."""
+"""Data sets with an account and a secret, for tests that ask."""
 
 import random
 from pathlib import Path
@@ -12,29 +12,23 @@ import pyarrow.parquet as pq
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.state.ledger.charges import Charge
 from tests import accounts
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
-CATALOG = """
-[ledger]
-path = "ledger.db"
-data_set = "shop"
-limit = {{ epsilon = {epsilon}, delta = 1e-5 }}
-[unit]
-name = "uid"
-type = "int"
-[privacy]
-key_file = "noise.key"
-[[table]]
-name = "visits"
+PROJECT = """
+version = 1
+[data_set.shop]
+unit = {{ name = "uid", type = "int" }}
+account = {{ path = "ledger.db", limit = {{ epsilon = {epsilon}, delta = 1e-5 }} }}
+secret = "file:noise.key"
+[table.visits]
 path = "visits.{kind}"
 unit_column = "uid"
 {columns}
-[[table]]
-name = "pages"
+[table.pages]
 path = "pages.csv"
 public = true
 columns = {{ page = "STRING", title = "STRING" }}
@@ -56,8 +50,8 @@ FRESH = Asking(fresh=True)
 
 
 def asked(folder: Path, text: str, how: Asking = ONCE, **more: Any) -> SqlAnswer:
-    """The answer on a folder's catalog."""
-    return ask(load_catalog(folder / "shop.toml"), text, how, **more)
+    """The answer on a folder's data set."""
+    return ask(load_catalog(folder), text, how, **more)
 
 
 def dp(items: str, rest: str = "FROM visits GROUP BY page", options: str = OPTIONS) -> str:
@@ -77,7 +71,7 @@ def visits(rows: int = 4_000, units: int = 300, seed: int = 7) -> pa.Table:
 def data_set(
     folder: Path, table: pa.Table | None = None, kind: str = "parquet", epsilon: float = 100.0
 ) -> Path:
-    """Files and the catalog, whose path is given."""
+    """Files and the project file, whose path is given."""
     table = visits() if table is None else table
     if kind == "parquet":
         pq.write_table(table, folder / "visits.parquet")
@@ -94,8 +88,8 @@ def data_set(
         (folder / "noise.key").write_text(KEY)
         (folder / "noise.key").chmod(0o600)
     columns = "" if kind == "parquet" else _DECLARED
-    path = folder / "shop.toml"
-    accounts.write(path, CATALOG.format(kind=kind, columns=columns, epsilon=epsilon))
+    path = folder / "dpstream.toml"
+    accounts.write(path, PROJECT.format(kind=kind, columns=columns, epsilon=epsilon))
     return path
 
 

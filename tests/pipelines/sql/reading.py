@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.files import Piece
 from dpstream.pipelines.sql.inputs import files_of
+from dpstream.pipelines.sql.load import catalog_of
+from tests import projects
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -24,11 +25,10 @@ _COLUMNS = {"user": "STRING", "page": "STRING"}
 
 
 def catalog(folder: Path, path: str, columns: dict[str, str] | None = None) -> Catalog:
-    ledger = {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"}
-    table = {"name": "t", "path": path, "unit_column": "user", "columns": columns or _COLUMNS}
-    key = {"insecure_test_key": "00" * 32}
-    unit = {"name": "user", "type": "string"}
-    return catalog_of({"ledger": ledger, "unit": unit, "privacy": key, "table": [table]}, folder)
+    table = {"path": path, "unit_column": "user", "columns": columns or _COLUMNS}
+    unit, secret = ("user", "string"), "00" * 32
+    project = projects.of_tables(folder, unit, {"t": table}, insecure_test_secret=secret)
+    return catalog_of(project)
 
 
 def rows(catalog: Catalog, query: str = "SELECT * FROM t") -> list[tuple[object, ...]]:

@@ -15,8 +15,8 @@ from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import too_large
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.registration import register
 from dpstream.state.ledger.answers import Register
 from tests.pipelines.sql.asking import (
@@ -143,13 +143,13 @@ def test_a_repeated_statement_looks_at_no_file(tmp_path: Path, runner: Runner | 
     assert len(charges(tmp_path)) == 2
 
 
-def test_a_question_is_known_by_where_its_tables_lie_seen_from_the_catalog(tmp_path: Path) -> None:
+def test_a_question_is_known_by_where_its_tables_lie_seen_from_the_project(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     data_set(here)
     first = asked(here, dp(f"page, {COUNTED} AS n"))
     here.rename(there)
-    (there / "shop.toml").rename(there / "other.toml")
+    (there / "dpstream.toml").rename(there / "other.toml")
     again = ask(load_catalog(there / "other.toml"), dp(f"page, {COUNTED} AS n"))
     assert (again.charged, again.receipt) == (False, first.receipt)
     shutil.copyfile(there / "visits.parquet", there / "copy.parquet")
@@ -195,7 +195,7 @@ def test_a_key_that_changes_after_it_was_checked_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop(tmp_path)
-    catalog = load_catalog(tmp_path / "shop.toml")
+    catalog = load_catalog(tmp_path)
     register(catalog)
     text, begin = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item"), Register.begin
 
@@ -248,7 +248,7 @@ def test_a_tiny_budget_ends_alike_with_and_without_rows(tmp_path: Path, epsilon:
 
 def test_a_key_is_needed(tmp_path: Path) -> None:
     path = data_set(tmp_path)
-    path.write_text(path.read_text().replace('key_file = "noise.key"', ""))
+    path.write_text(path.read_text().replace('secret = "file:noise.key"', ""))
     with pytest.raises(UsageError, match=r"secret"):
         asked(tmp_path, dp(f"page, {COUNTED} AS n"))
     assert charges(tmp_path) == []

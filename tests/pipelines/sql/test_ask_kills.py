@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from tests import accounts
 from tests.pipelines.sql.asking import COUNTED, FRESH, charges, data_set, dp
 
@@ -15,7 +15,7 @@ _TEXT = dp(f"page, {COUNTED} AS n")
 _CHILD = """
 import os, signal, sys
 from dpstream.pipelines.sql import ask as asking, receipt
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.state.ledger.answers import Answer, Register
 catalog, text, fault = sys.argv[1:]
 

@@ -6,15 +6,23 @@ from typing import Any
 import pytest
 from sqlglot import exp
 
-from dpstream.pipelines.sql.catalog import Catalog, Table, Via, canonical
-from dpstream.pipelines.sql.catalog_file import catalog_of
+from dpstream.pipelines.project.sections import Via
+from dpstream.pipelines.sql.catalog import Catalog, Table, canonical
+from dpstream.pipelines.sql.load import catalog_of
+from tests import projects
 from tests.pipelines.sql.shop import SHOP, shop
 from tests.structs import changed as changed_field
 from tests.structs import leaves
 
 
-def changed(**ledger: Any) -> Catalog:
-    return catalog_of({**SHOP, "ledger": {**SHOP["ledger"], **ledger}}, Path("/elsewhere"))
+def changed(**account: Any) -> Catalog:
+    data_set = SHOP["data_set"]["shop"]
+    sections = {"shop": {**data_set, "account": {**data_set["account"], **account}}}
+    return elsewhere({**SHOP, "data_set": sections})
+
+
+def elsewhere(sections: dict[str, Any]) -> Catalog:
+    return catalog_of(projects.of_sections(Path("/elsewhere"), sections))
 
 
 def test_a_path_adds_the_unit_s_column() -> None:
@@ -27,10 +35,11 @@ def test_a_path_adds_the_unit_s_column() -> None:
 
 
 def test_a_digest_is_of_tables_and_not_of_their_place() -> None:
-    one, there = shop(), catalog_of(SHOP, Path("/elsewhere"))
+    one, there = shop(), elsewhere(SHOP)
     assert one.digest == there.digest and one.tables != there.tables
-    tables = [{**t, "columns": {**t["columns"], "n": "BOOL"}} for t in SHOP["table"]]
-    assert catalog_of({**SHOP, "table": tables}, Path("/shop")).digest != one.digest
+    more = {"n": "BOOL"}
+    tables = {k: {**t, "columns": t["columns"] | more} for k, t in SHOP["table"].items()}
+    assert elsewhere({**SHOP, "table": tables}).digest != one.digest
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.receipt import python_values
 from dpstream.pipelines.sql.registration import register
 from dpstream.state.ledger.answers import Register
 from dpstream.state.sqlite.database import sqlite3
-from tests import accounts
+from tests import accounts, projects
 from tests.faults.journals import leave_journal
 from tests.pipelines.sql.asking import (
     COUNTED,
@@ -38,18 +38,14 @@ _WIDE = OPTIONS.replace("epsilon = 2", "epsilon = 50")
 
 
 def _catalog(folder: Path, uri: str, remote: str = "Visits") -> Catalog:
-    table = {"name": "visits", "uri": uri, "remote": remote, "unit_column": "uid",
-             "columns": _COLUMNS}  # fmt: skip
-    return accounts.of_catalog(catalog_of(
-        {
-            "ledger": {"path": "ledger.db", "data_set": "d",
-                       "id": "0acc0acc0acc0acc"},
-            "unit": {"name": "uid", "type": "int"},
-            "privacy": {"insecure_test_key": KEY},
-            "table": [table],
-        },
-        folder,
-    ))  # fmt: skip
+    table = {"uri": uri, "remote": remote, "unit_column": "uid", "columns": _COLUMNS}
+    return _made(folder, {"visits": table})
+
+
+def _made(folder: Path, tables: dict[str, dict[str, Any]]) -> Catalog:
+    unit = ("uid", "int")
+    project = projects.of_tables(folder, unit, tables, insecure_test_secret=KEY)
+    return accounts.of_catalog(catalog_of(project))
 
 
 def exact_rows(catalog: Catalog) -> int:
@@ -338,22 +334,12 @@ def test_postgresql_keeps_a_declared_key_unique(
         "CREATE TABLE orders (person bigint, item text)",
         'INSERT INTO "People" SELECT i, i + 1 FROM generate_series(1, 300) i',
         "INSERT INTO orders SELECT 1 + i % 299, 'a' FROM generate_series(1, 900) i")  # fmt: skip
-    catalog = accounts.of_catalog(catalog_of(
-        {
-            "ledger": {"path": "ledger.db", "data_set": "d",
-                       "id": "0acc0acc0acc0acc"},
-            "unit": {"name": "uid", "type": "int"},
-            "privacy": {"insecure_test_key": KEY},
-            "table": [
-                {"name": "people", "uri": server, "remote": "People", "unit_column": "uid",
-                 "columns": {"uid": "INT64", "code": "INT64"}},
-                {"name": "orders", "uri": server,
-                 "columns": {"person": "INT64", "item": "STRING"},
-                 "unit_via": {"table": "people", "on": [["person", "code"]]}},
-            ],
-        },
-        tmp_path,
-    ))  # fmt: skip
+    catalog = _made(tmp_path, {
+        "people": {"uri": server, "remote": "People", "unit_column": "uid",
+                   "columns": {"uid": "INT64", "code": "INT64"}},
+        "orders": {"uri": server, "columns": {"person": "INT64", "item": "STRING"},
+                   "unit_via": {"table": "people", "on": [["person", "code"]]}},
+    })  # fmt: skip
     question = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item", _WIDE)
     for text in ("SELECT 1", 'CREATE UNIQUE INDEX ON "People" (code) WHERE uid > 3',
                  'CREATE UNIQUE INDEX ON "People" (code, uid)'):  # fmt: skip

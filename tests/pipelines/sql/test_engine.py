@@ -10,9 +10,10 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.sql.statement import statement_of
+from tests import projects
 from tests.pipelines.sql.asking import data_set
 
 _FORBIDDEN = [
@@ -80,10 +81,8 @@ def test_empty_tables_have_the_types_of_the_full_ones(catalog: Catalog) -> None:
 
 
 def _types(folder: Path, file: str, columns: dict[str, str]) -> Catalog:
-    ledger = {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"}
-    table = {"name": "t", "path": file, "unit_column": "u", "columns": columns}
-    tables = {"ledger": ledger, "unit": {"name": "u", "type": "string"}, "table": [table]}
-    return catalog_of(tables, folder)
+    table = {"path": file, "unit_column": "u", "columns": columns}
+    return catalog_of(projects.of_tables(folder, ("u", "string"), {"t": table}))
 
 
 def test_columns_have_the_catalog_s_types_and_misfits_are_null(tmp_path: Path) -> None:
@@ -130,13 +129,10 @@ def test_a_value_of_another_type_is_null_and_its_row_stays(kind: str, tmp_path: 
     """A cast that DuckDB moves into its reader of CSV would drop the row."""
     data_set(tmp_path)
     (tmp_path / "t.csv").write_text("page,v\na,zz\nb,2024-02-31\nc,\n")
-    table = {"name": "t", "path": "t.csv", "public": True, "columns": {"page": "STRING", "v": kind}}
-    text = {
-        "ledger": {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"},
-        "unit": {"name": "uid", "type": "int"},
-        "table": [table, {**table, "name": "s", "columns": {"page": "STRING", "v": "STRING"}}],
-    }
-    with Engine(catalog_of(text, tmp_path), ["t", "s"], ordered=True) as engine:
+    table = {"path": "t.csv", "public": True, "columns": {"page": "STRING", "v": kind}}
+    tables = {"t": table, "s": {**table, "columns": {"page": "STRING", "v": "STRING"}}}
+    project = projects.of_tables(tmp_path, ("uid", "int"), tables)
+    with Engine(catalog_of(project), ["t", "s"], ordered=True) as engine:
         assert engine.run("SELECT v FROM t").column("v").to_pylist() == [None, None, None]
         own = engine.run("SELECT TRY_CAST(v AS DATE) AS v FROM s").column("v").to_pylist()
     assert own == [None, None, None]

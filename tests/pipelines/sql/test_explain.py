@@ -9,8 +9,8 @@ from dpstream.accounting.query.calibration import expected
 from dpstream.accounting.query.grids import regridded
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.explain import as_builtins, budget, explain
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from tests import accounts
 from tests.pipelines.sql.asking import COUNTED, OPTIONS, charges, data_set, dp, visits

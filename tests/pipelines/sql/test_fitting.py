@@ -12,11 +12,11 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.pipelines.connectors.files.parquet import MAX_UNPACKED
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import catalog_of, load_catalog
 from dpstream.pipelines.sql.fitting import require_fitting
+from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.sql.registration import register
 from dpstream.state.sqlite.database import sqlite3
-from tests import accounts
+from tests import accounts, projects
 from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
 from tests.pipelines.sql.test_databases import server  # noqa: F401
 
@@ -72,21 +72,14 @@ def test_a_header_without_a_column_is_refused_and_an_old_answer_is_not(tmp_path:
 
 def database(folder: Path, uri: str, key: str = "INT64", **columns: str) -> Catalog:
     """People and what they ordered, by a key."""
-    return catalog_of(
-        {
-            "ledger": {"path": "ledger.db", "data_set": "d",
-                       "id": "0acc0acc0acc0acc"},
-            "unit": {"name": "uid", "type": "int"},
-            "privacy": {"insecure_test_key": KEY},
-            "table": [
-                {"name": "people", "uri": uri, "unit_column": "uid",
-                 "columns": {"uid": "INT64", "code": key, **columns}},
-                {"name": "orders", "uri": uri, "columns": {"person": key},
-                 "unit_via": {"table": "people", "on": [["person", "code"]]}},
-            ],
-        },
-        folder,
-    )  # fmt: skip
+    tables = {
+        "people": {"uri": uri, "unit_column": "uid",
+                   "columns": {"uid": "INT64", "code": key, **columns}},
+        "orders": {"uri": uri, "columns": {"person": key},
+                   "unit_via": {"table": "people", "on": [["person", "code"]]}},
+    }  # fmt: skip
+    unit = ("uid", "int")
+    return catalog_of(projects.of_tables(folder, unit, tables, insecure_test_secret=KEY))
 
 
 def refused(catalog: Catalog) -> DpstreamError:

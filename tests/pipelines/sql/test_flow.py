@@ -11,8 +11,8 @@ import pytest
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.pipelines.sql import flow
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.flow import Own, Owners, Task, ToKey, build, unit_of
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.work import Work

@@ -8,7 +8,6 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.sql.catalog import Catalog, Table
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.inputs import (
     files_of,
     place_of,
@@ -16,6 +15,7 @@ from dpstream.pipelines.sql.inputs import (
     stamps,
     table_parts,
 )
+from dpstream.pipelines.sql.load import load_catalog
 from tests.pipelines.sql.asking import data_set
 
 

@@ -15,10 +15,11 @@ from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.query.grids import grids_of
 from dpstream.pipelines.sql import engine as engines
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import catalog_of
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.rewrite import stage_one
+from tests import projects
 from tests.pipelines.sql.asking import KEY
 from tests.pipelines.sql.nested import Nested, nasty
 
@@ -28,15 +29,9 @@ _TO = "contribution_bounds_per_group => (0, 5)"
 
 def _catalog(folder: Path, seed: int) -> Catalog:
     pq.write_table(nasty(seed), folder / "v.parquet")
-    return catalog_of(
-        {
-            "ledger": {"path": str(folder / "ledger.db"), "data_set": "d", "id": "0" * 16},
-            "unit": {"name": "uid", "type": "string"},
-            "privacy": {"insecure_test_key": KEY},
-            "table": [{"name": "v", "path": "v.parquet", "unit_column": "uid"}],
-        },
-        folder,
-    )
+    tables = {"v": {"path": "v.parquet", "unit_column": "uid"}}
+    unit = ("uid", "string")
+    return catalog_of(projects.of_tables(folder, unit, tables, insecure_test_secret=KEY))
 
 
 def _stage(text: str, catalog: Catalog) -> str:

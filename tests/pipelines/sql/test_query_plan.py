@@ -12,7 +12,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.options import Options
 from dpstream.pipelines.sql.query_plan import Question, canonical, named_tables, question_of
 from tests.pipelines.sql.asking import COUNTED, data_set, dp

@@ -12,19 +12,17 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.sql import registration
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.registration import Registered, register
 from tests import accounts
 from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
 
 _ORDERS = """
-[[table]]
-name = "people"
+[table.people]
 path = "people.csv"
 unit_column = "uid"
 columns = { uid = "INT64", code = "STRING" }
-[[table]]
-name = "orders"
+[table.orders]
 path = "orders.csv"
 columns = { person = "STRING", item = "STRING" }
 unit_via = { table = "people", on = [["person", "code"]] }
@@ -48,13 +46,13 @@ def people(folder: Path, more: str = "") -> None:
 
 
 def catalog(folder: Path) -> Catalog:
-    return load_catalog(folder / "shop.toml")
+    return load_catalog(folder)
 
 
 def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
     shop(tmp_path)
     ask(catalog(tmp_path), dp("COUNT(*) AS n", "FROM visits"))  # has no declared key
-    with pytest.raises(PolicyError, match="dpstream sql check CATALOG"):
+    with pytest.raises(PolicyError, match="dpstream sql --check"):
         ask(catalog(tmp_path), _TEXT)
     assert len(charges(tmp_path)) == 1
     registered = register(catalog(tmp_path))

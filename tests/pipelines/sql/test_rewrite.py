@@ -14,8 +14,8 @@ import pytest
 
 from dpstream.accounting.query.grids import grids_of
 from dpstream.pipelines.sql import rewrite
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.rewrite import Grid, columns, stage_one
 from dpstream.pipelines.sql.statement import Statement, statement_of

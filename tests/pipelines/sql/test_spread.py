@@ -15,8 +15,8 @@ from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog_file import load_catalog
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
 from dpstream.state import run_ids
@@ -26,18 +26,15 @@ from tests.runners.engines import need_flink
 
 DIRECT = Runner("DirectRunner")
 _CHAIN = """
-[[table]]
-name = "people"
+[table.people]
 path = "people.csv"
 unit_column = "uid"
 columns = { uid = "INT64", code = "STRING" }
-[[table]]
-name = "orders"
+[table.orders]
 path = "orders.csv"
 columns = { id = "INT64", person = "STRING", day = "DATE" }
 unit_via = { table = "people", on = [["person", "code"]] }
-[[table]]
-name = "items"
+[table.items]
 path = "items.csv"
 columns = { o = "INT64", page = "STRING", price = "NUMERIC", n = "INT64" }
 unit_via = { table = "orders", on = [["o", "id"]] }
@@ -165,7 +162,7 @@ def test_pieces_are_all_rows_once(tmp_path: Path) -> None:
     ]  # fmt: skip
     rows: list[Any] = []
     for piece in pieces:
-        with Engine(load_catalog(tmp_path / "shop.toml"), ["visits"], piece=piece) as engine:
+        with Engine(load_catalog(tmp_path), ["visits"], piece=piece) as engine:
             rows += engine.run("SELECT * FROM visits").to_pylist()
     assert sorted(map(str, rows)) == sorted(str(row) for row in visits().to_pylist())
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql.ask import ask, drawn
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.receipt import decoded
 from dpstream.state.ledger.answers import Answer
@@ -26,7 +26,7 @@ _CHILD = """
 import os, signal, sys
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking, flow, receipt, spread
-from dpstream.pipelines.sql.catalog_file import load_catalog
+from dpstream.pipelines.sql.load import load_catalog
 from dpstream.state.ledger.answers import Answer, Register
 catalog, text, runner, fault = sys.argv[1:]
 

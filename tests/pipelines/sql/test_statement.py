@@ -8,9 +8,10 @@ from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import MAX_GROUPS
-from dpstream.pipelines.sql.catalog_file import catalog_of
+from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.options import DEFAULT_ROWS, Options
 from dpstream.pipelines.sql.statement import Statement, statement_of
+from tests import projects
 from tests.pipelines.sql.shop import shop
 
 _CATALOG = shop()
@@ -129,14 +130,10 @@ def test_the_unit_after_a_full_join() -> None:
 
 
 _KEYED = {
-    "ledger": {"path": "l.db", "data_set": "d", "id": "0acc0acc0acc0acc"},
-    "unit": {"name": "uid", "type": "int"},
-    "table": [
-        {"name": "parents", "path": "p.csv", "unit_column": "uid",
-         "columns": {"uid": "INT64", "a": "INT64", "b": "INT64"}},
-        {"name": "children", "path": "c.csv", "columns": {"x": "INT64", "y": "INT64"},
-         "unit_via": {"table": "parents", "on": [["x", "b"], ["y", "a"]]}},
-    ],
+    "parents": {"path": "p.csv", "unit_column": "uid",
+                "columns": {"uid": "INT64", "a": "INT64", "b": "INT64"}},
+    "children": {"path": "c.csv", "columns": {"x": "INT64", "y": "INT64"},
+                 "unit_via": {"table": "parents", "on": [["x", "b"], ["y", "a"]]}},
 }  # fmt: skip
 
 
@@ -160,7 +157,7 @@ _KEYED = {
      "JOIN children AS c ON p.b = c.x AND p.a = c.y", False),
 ])  # fmt: skip
 def test_composite_keys(relation: str, usable: bool) -> None:
-    catalog = catalog_of(_KEYED, Path("/keyed"))
+    catalog = catalog_of(projects.of_tables(Path("/keyed"), ("uid", "int"), _KEYED))
     text = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({_BASE}) COUNT(*) AS n FROM {relation}"
     if usable:
         assert statement_of(text, catalog).functions

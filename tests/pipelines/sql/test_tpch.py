@@ -13,11 +13,11 @@ import pytest
 
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.catalog_file import catalog_of
+from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.rewrite import columns, stage_one
 from dpstream.pipelines.sql.statement import Statement, statement_of
-from tests import accounts
+from tests import accounts, projects
 from tests.pipelines.sql.asking import KEY, without_noise
 
 #: Name, who owns the rows, columns by type.
@@ -46,19 +46,13 @@ _TABLES: list[tuple[str, dict[str, Any], str]] = [
 def _table(name: str, owner: dict[str, Any], columns_of: str) -> dict[str, Any]:
     parts = [part.split() for part in columns_of.split(";")]
     columns = {column: kind for kind, *named in parts for column in named}
-    return {"name": name, "path": f"{name}.csv", "columns": columns, **owner}
+    return {"path": f"{name}.csv", "columns": columns, **owner}
 
 
 def _catalog(folder: Path) -> Catalog:
-    return catalog_of(
-        {
-            "ledger": {"path": "l.db", "data_set": "t", "id": "0acc0acc0acc0acc"},
-            "unit": {"name": "c_unit", "type": "int"},
-            "privacy": {"insecure_test_key": KEY},
-            "table": [_table(*table) for table in _TABLES],
-        },
-        folder,
-    )
+    tables = {table[0]: _table(*table) for table in _TABLES}
+    unit = ("c_unit", "int")
+    return catalog_of(projects.of_tables(folder, unit, tables, insecure_test_secret=KEY))
 
 
 _CATALOG = _catalog(Path("/tpch"))

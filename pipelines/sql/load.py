@@ -1,0 +1,220 @@
+"""The catalog of a data set: its tables in the project file, who owns their rows, and the account.
+
+The tables of a data set whose records lie in files or databases can be asked together::
+
+    [data_set.shop]
+    unit = { name = "customer", type = "int" }
+    account = { path = "shop.account.db", id = "7f3a0c5d9e1b2846" }
+    secret = "file:shop.secret"
+
+    [table.customers]
+    path = "customers/*.parquet"
+    unit_column = "customer"
+
+    [table.orders]
+    path = "orders.csv"
+    columns = { order_id = "INT64", customer_id = "INT64", price = "NUMERIC" }
+    unit_via = { table = "customers", on = [["customer_id", "id"]] }
+
+    [table.countries]
+    path = "countries.parquet"
+    public = true
+
+A table is public or private, and must say which.  Tables of topics and of growing folders, and
+those whose records have budgets of their own, are no part of a catalog.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.places import refuse_both
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.pipelines.project.data_sets import account_of, secret_of
+from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.project.sections import DataSetSection, TableSection, UnitSection, Via
+from dpstream.pipelines.project.text import closest
+from dpstream.pipelines.sql.catalog import RELEASED, UNIT_TYPES, Catalog, Table
+from dpstream.pipelines.sql.columns import file_columns, kind_of
+from dpstream.pipelines.sql.inputs import identities
+from dpstream.state.private_log import keep_beside
+
+MAX_TABLES = 256
+#: Two floats can be equal and differ.
+_NO_KEY = {"FLOAT64"}
+
+
+def load_catalog(
+    project: str | Path | None = None,
+    data_set: str | None = None,
+    environment: str | None = None,
+    settings: Sequence[str] = (),
+) -> Catalog:
+    """The catalog of a data set of a project file.
+
+    Args:
+        project: the file or its folder; ``None``: found from the current folder.
+        data_set: its name; ``None``: the only one.
+        environment: as ``--env``; settings: as ``--set``.
+
+    Raises:
+        UsageError: unreadable, not TOML, unknown or missing fields, a table or column that is not.
+        PolicyError: a table is neither private nor public, or its unit is not the account's.
+    """
+    path = None if project is None else Path(project)
+    return catalog_of(load_project(path, environment, settings), data_set)
+
+
+def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
+    """The catalog of a data set of a decoded project file; raises as `load_catalog` does."""
+    name, section = project.data_set(data_set, "--data-set")
+    where = f"data_set.{name}"
+    unit = _unit(where, section)
+    place, secret = account_of(project, name), secret_of(project, name)
+    sections = _sections(project, name)
+    if not 1 <= len(sections) <= MAX_TABLES:
+        raise UsageError(
+            where, f"must have 1 to {MAX_TABLES} tables in files or databases", "add [table.NAME]"
+        )
+    named_tables: dict[str, Table] = {}
+    for written, config in sections.items():
+        table = _table(written, config, unit, project.folder)
+        if table.name in named_tables:
+            raise UsageError(
+                f"table.{written}", "differs from another name in case only", "choose another name"
+            )
+        named_tables[table.name] = table
+    for written, table in zip(sections, named_tables.values(), strict=True):
+        _check_path(f"table.{written}", table, named_tables, unit)
+    _refuse_both(named_tables)
+    named_tables = {name: _with_units(table, named_tables) for name, table in named_tables.items()}
+    identity = UnitIdentity(unit.name, unit.type)
+    keep_beside(place.path, project.path)
+    return Catalog(identity, named_tables, place, secret, project.folder)
+
+
+def _unit(where: str, section: DataSetSection) -> UnitSection:
+    if section.unit is None:
+        raise UsageError(
+            f"{where}.unit", "is required by statements", 'add unit = { name = "user" }'
+        )
+    if not section.unit.name or "\0" in section.unit.name:
+        raise UsageError(f"{where}.unit.name", "must not be empty", "write a name")
+    return section.unit
+
+
+def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
+    """Tables that statements can name: of the data set, and public ones that name none.
+
+    Raises:
+        UsageError: a private table names no data set, and there are several.
+    """
+    sections = dict[str, TableSection]()
+    for name, table in project.sections.table.items():
+        if table.dimension or (table.path is None and table.uri is None and _streamed(table)):
+            continue
+        if table.public and table.data_set is None:
+            sections[name] = table
+            continue
+        owner, _ = project.data_set(table.data_set, f"table.{name}.data_set")
+        if owner == data_set:
+            sections[name] = table
+    return sections
+
+
+def _streamed(table: TableSection) -> bool:
+    return (table.folder or table.topic or table.subscription) is not None
+
+
+def _refuse_both(tables: dict[str, Table]) -> None:
+    """Refuse what is private under one name and public under another.
+
+    Raises:
+        PolicyError: see above.
+    """
+    private = {f"table {table.name}": table for table in tables.values() if table.unit is not None}
+    public = {f"table {table.name}": table for table in tables.values() if table.unit is None}
+    if private and public:
+        refuse_both(
+            {name: identities(table) for name, table in private.items()},
+            {name: identities(table) for name, table in public.items()},
+        )
+
+
+def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) -> Table:
+    where, name = f"table.{written}", written.lower()
+    if not name.isidentifier() or not name.isascii() or name == RELEASED:
+        raise UsageError(
+            where, "has a name that is not usable", "use letters, digits and _, not 'released'"
+        )
+    choices = [config.unit_column is not None, config.unit_via is not None, config.public]
+    if sum(choices) != 1:
+        raise PolicyError(
+            where,
+            "must be either private or public: it says neither, or both",
+            "give one of unit_column, unit_via and public = true",
+        )
+    kind, place = kind_of(where, config.path, config.uri, folder, config.format)
+    if config.remote is not None and config.uri is None:
+        raise UsageError(f"{where}.remote", "is for databases", "omit it")
+    columns = file_columns(where, kind, place, config.columns)
+    owner = config.unit_column.lower() if config.unit_column is not None else None
+    if owner is not None and owner not in columns:
+        raise UsageError(f"{where}.unit_column", "is no column of it", closest(owner, columns))
+    if owner is not None and columns[owner] != UNIT_TYPES[unit.type]:
+        raise PolicyError(
+            f"{where}.unit_column",
+            "has another type than the unit",
+            f"the unit is of type '{unit.type}'; correct that, or name another column",
+        )
+    via = config.unit_via
+    if via is not None:
+        pairs = tuple((a.lower(), b.lower()) for a, b in via.on)
+        via, owner = Via(via.table.lower(), pairs), unit.name.lower()
+    remote = (config.remote or written) if config.uri is not None else None
+    return Table(name, kind, place, columns, owner, via, remote)
+
+
+def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSection) -> None:
+    """The path ends at a table with a unit column, its columns exist and have one type."""
+    if table.via is None:
+        return
+    field = f"{where}.unit_via"
+    if unit.name.lower() in table.columns:
+        raise UsageError(
+            field, "adds a column of the unit's name, which it has already", "use unit_column"
+        )
+    seen, at = {table.name}, table
+    while at.via is not None:
+        if at.via.table not in tables or at.via.table in seen:
+            raise UsageError(field, "leads to no table", "name a private table, in no circle")
+        at = tables[at.via.table]
+        seen.add(at.name)
+    if at.unit is None:
+        raise PolicyError(field, "leads to a public table", "name a private table")
+    parent = tables[table.via.table]
+    if not table.via.on or len({key for _, key in table.via.on}) < len(table.via.on):
+        raise UsageError(f"{field}.on", "has no columns, or one twice", "write [[column, key]]")
+    for column, key in table.via.on:
+        if column not in table.columns or key not in parent.columns:
+            raise UsageError(f"{field}.on", "names a column that is not there", "correct it")
+        if table.columns[column] != parent.columns[key] or table.columns[column] in _NO_KEY:
+            raise UsageError(
+                f"{field}.on", "has columns of two types, or floats", "give both one type"
+            )
+
+
+def _with_units(table: Table, tables: dict[str, Table]) -> Table:
+    """The table with all columns that are its rows' unit."""
+    return msgspec.structs.replace(table, units=tuple(sorted(_units(table, tables))))
+
+
+def _units(table: Table, tables: dict[str, Table]) -> set[str]:
+    if table.unit is None:
+        return set()
+    if table.via is None:
+        return {table.unit}
+    above = _units(tables[table.via.table], tables)
+    return {table.unit} | {column for column, key in table.via.on if key in above}
