@@ -1,12 +1,8 @@
-"""From the margin that a figure shall have to the budget that gives it: published, and exact.
+"""From the margin that a figure shall have to the least budget that gives it.
 
-A margin m is met where P(|Z| > m) <= .05.  The published inversions are not exact:
-
-* geometric: epsilon = ln 20 / (m + 1) has margins of m + 1 (7, 12, 51 for 6, 11, 50), because the
-  factor 2 / (1 + e^epsilon) of the tail was left out;
-* discrete Gaussian: rho = 1.92 / m^2 spends more than needed, because |Z| <= m reaches to m + 1/2.
-
-Margins are whole numbers, so many budgets have the same: ``same_margins`` is the least of them.
+A margin m is met where P(|Z| > m) <= .05.  Margins are whole numbers, so many budgets have the
+same: ``same_margins`` is the least of them.  The budgets that are published with the mechanism are
+not exact (`tests.oracle.published_margins` has them, and a test compares).
 """
 
 import functools
@@ -23,16 +19,6 @@ from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
 MISSED = 0.05
 
 
-def published_epsilon(most: float) -> float:
-    """Parameter of geometric noise on one count of this margin, as published."""
-    return math.log(20) / (math.floor(most) + 1)
-
-
-def published_rho(most: float) -> float:
-    """rho of one count of this margin, as published."""
-    return 1.92 / math.floor(most) ** 2
-
-
 @functools.lru_cache(maxsize=1024)
 def least_budget(law: LawName, most: int) -> float:
     """Least rho or epsilon of one count whose noise is within ``most`` with 95%."""
@@ -43,14 +29,6 @@ def least_budget(law: LawName, most: int) -> float:
     near = (most + 0.5) / -float(special.ndtri(MISSED / 2))
     sigma = brentq(lambda x: tail(Noise(law, x), most) - MISSED, near / 2, 2 * near, xtol=2e-12)
     return 1 / (2 * sigma**2)
-
-
-def level_budget(count: float, groups: int, gamma: float) -> Fraction:
-    """Budget of a level of which step 2 measures each count with ``count``: s / (1 - gamma) of it.
-
-    The published text has 1 / gamma, its tables this.
-    """
-    return Fraction(count) * groups / (1 - Fraction(repr(gamma)))
 
 
 def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -> Fraction:

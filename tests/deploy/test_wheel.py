@@ -154,8 +154,8 @@ JOBS: dict[str, dict[str, object]] = {
 #: A command, and the extra that it needs.  Each is refused before anything is charged.
 NEEDS = (
     ("dpstream demo", "demo"),
-    ("dpstream sql none.toml 'SELECT 1'", "sql"),
-    ("dpstream sql none.toml", "sql"),
+    ("dpstream sql --project none.toml 'SELECT 1'", "sql"),
+    ("dpstream sql --project none.toml", "sql"),
     ("dpstream sql --budget --project none.toml", "sql"),
     ("dpstream sql --check --project none.toml", "sql"),
     ("dpstream sql --stream job.toml 'SELECT 1'", "sql"),

@@ -19,11 +19,7 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon,
 )
 from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_losses
-from dpstream.accounting.tabulation.targets import (
-    level_budget,
-    published_epsilon,
-    published_rho,
-)
+from tests.oracle.published_margins import level_budget, published_epsilon, published_rho
 
 MARGINS = (6, 6, 11, 11, 50, 50, 50)
 TENTH = Fraction(1, 10)

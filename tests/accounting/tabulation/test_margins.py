@@ -18,7 +18,7 @@ from dpstream.accounting.tabulation.margins import (
     tail,
 )
 from dpstream.accounting.tabulation.scales import LawName, Noise
-from dpstream.accounting.tabulation.targets import published_rho
+from tests.oracle.published_margins import published_rho
 
 LAWS: list[LawName] = ["discrete gauss", "rounded gauss", "discrete laplace"]
 
