@@ -151,9 +151,9 @@ STATEMENTS = {
 
 
 def of_sql(folder: Path, runner: Sequence[str]) -> Cases:
-    """Statements on a catalog of a private and a public table."""
-    catalog = asking.data_set(folder)
-    return {case: _rows(case, "sql", catalog, text, *runner) for case, text in STATEMENTS.items()}
+    """Statements on a data set of a private and a public table."""
+    ask = ("sql", "--project", asking.data_set(folder))
+    return {case: _rows(case, *ask, text, *runner) for case, text in STATEMENTS.items()}
 
 
 # --- sessions --------------------------------------------------------------------------------
