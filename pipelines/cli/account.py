@@ -19,10 +19,30 @@ from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.fields import FieldType
+    from dpstream.state.ledger.open import AccountPlace
 
 #: `accounting.plan.fields.FieldType`, which help must not load.
 TYPES = ("string", "int", "bool", "bytes")
 _NAMED = section("named", metavar="[DATA_SET|PATH]")
+
+
+def _place(named: Chosen) -> "AccountPlace | str":
+    """The account that a command is given.
+
+    Raises:
+        UsageError: it names none; or a file is named, and options of the project file.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.operate import account_view
+
+    if account_view.is_data_set(named.name):
+        return account_view.of_data_set(named.load(), named.name)
+    if named.flags:
+        fix = "name the data set of the project file"
+        raise UsageError(
+            "--project, --env, --set", "do not go with the path of a file or account", fix
+        )
+    return account_view.named_by(str(named.name))
 
 
 @click.group()
@@ -70,7 +90,7 @@ def create(
 ) -> None:
     """Make the account of a data set; nothing is charged.
 
-    Prints its id, and the line that names it in the project file.  A table whose records
+    Prints its id, and the section of the project file that names it.  A table whose records
     have budgets of their own gets its account from `dpstream session init`.
     """
     from dpstream.accounting.errors import UsageError
@@ -132,7 +152,7 @@ def show(named: Chosen, as_json: bool) -> None:
     """List the entries of an account, what they spend together and what is left of the limit."""
     from dpstream.pipelines.operate import account_view
 
-    place = account_view.named_by(named.name, named.load)
+    place = _place(named)
     keep_beside(account_view.path_of(place))
     figures = account_view.view(place)
     if as_json:
@@ -167,7 +187,7 @@ def limit(
     check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
     new = limit_of(epsilon, delta)
     print_warnings(limit_weaknesses(new))
-    place = account_view.named_by(named.name, named.load)
+    place = _place(named)
     keep_beside(account_view.path_of(place))
     with contextlib.closing(account_view.opened(place)) as opened:
         old = opened.set_limit(new)
@@ -192,7 +212,7 @@ def recover(named: Chosen, as_json: bool) -> None:
     """
     from dpstream.pipelines.operate import account_view
 
-    place = account_view.named_by(named.name, named.load)
+    place = _place(named)
     keep_beside(account_view.path_of(place))
     done = account_view.recovered(place)
     if as_json:

@@ -11,8 +11,6 @@ from dpstream.pipelines.cli.parts import (
     AS_OF,
     COUNT,
     FRESH,
-    JOB,
-    Chosen,
     examples,
     print_json,
 )
@@ -23,14 +21,14 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "dpstream choose daily --first 2h --epsilon 0.5 --dry-run",
-        "dpstream choose daily --first 2h --epsilon 0.5 --out chosen.toml",
-        "dpstream choose daily --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml",
-        "dpstream choose daily --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
+        "dpstream choose job.toml --first 2h --epsilon 0.5 --dry-run",
+        "dpstream choose job.toml --first 2h --epsilon 0.5 --out chosen.toml",
+        "dpstream choose job.toml --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml",
+        "dpstream choose job.toml --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
         "    --out chosen.toml",
     )
 )
-@JOB
+@click.argument("job", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The new job file, beside the old.")
 @click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
 @click.option("--epsilon", type=float, help="Budget of the tuning, charged in the account.")
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
     help="Only say whether it would be answered now, cost and accuracy; charges nothing.",
 )
 @AS_JSON
-def choose(job: Chosen, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
+def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
     """Choose contributions and missing clamps by a charged private mechanism.
 
     Without --proxy the answer is a release: it costs --epsilon in the data set's account, before
@@ -78,9 +76,8 @@ def choose(job: Chosen, out: Path | None, dry_run: bool, as_json: bool, **figure
 
     if out is None and not dry_run:
         raise UsageError("--out", "is required", "name the new job file")
-    file = Path(job.name or "")
-    target = out or file.with_name(file.stem + ".chosen.toml")
-    question = ask(Request(job=file, out=target, **figures))
+    target = out or job.with_name(job.stem + ".chosen.toml")
+    question = ask(Request(job=job, out=target, **figures))
     public = question.describe()
     if dry_run:
         accepted = acceptance(question)

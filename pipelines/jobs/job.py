@@ -46,17 +46,16 @@ from dpstream.pipelines.project.text import (
     instant_micros,
     parse_toml,
     raise_decode_error,
+    read_at_most,
     refuse_data_dependent,
 )
 from dpstream.state import open as stores
-from dpstream.state.disk_errors import unreadable
 from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace, refuse_limit
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.cells import JobCells
 
-MAX_JOB_BYTES = 1 << 20
 #: Stands for the digest of a public list that is not read yet.
 _UNREAD = "0" * 32
 
@@ -155,6 +154,12 @@ def load_job(
     """
     path = None if path is None else Path(path)
     if path is not None and path.is_file() and _is_job_file(path):
+        if name is not None or environment is not None or settings:
+            raise UsageError(
+                "job file",
+                "has one job, and no environment or setting changes it",
+                f"leave them out, or describe the job in {PROJECT_FILE}",
+            )
         job = job_of(decode_job(read_text(path.absolute())), path.absolute(), workload)
         check_tuning(job)
         return job
@@ -184,14 +189,7 @@ def read_text(path: Path) -> bytes:
     Raises:
         UsageError: unreadable or too long.
     """
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_JOB_BYTES + 1)
-    except OSError as error:
-        raise unreadable("job file", error) from None
-    if len(text) > MAX_JOB_BYTES:
-        raise UsageError("job file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
-    return text
+    return read_at_most(path, "job file", "give a job file")
 
 
 def decode_job(text: bytes) -> JobFile:

@@ -35,7 +35,7 @@ from dpstream.pipelines.project.sections import (
     TimeColumn,
     UnitSection,
 )
-from dpstream.state.disk_errors import unreadable
+from dpstream.pipelines.project.text import read_at_most
 
 MAX_QUERY_BYTES = 1 << 16
 #: Where a field stands, by its first part, if not in the job's own section.
@@ -248,18 +248,12 @@ def written_source_name(project: Project, name: str) -> str:
 def _query(project: Project, name: str, job: JobSection, table: TableSection) -> QueryConfig:
     """The SELECT of a job's query file, and the public tables that it may look up."""
     path = project.folder / (job.query or "")
+    field = f"job.{name}.query"
+    text = read_at_most(path, field, "shorten the statement", MAX_QUERY_BYTES)
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_QUERY_BYTES + 1)
-        if len(text) > MAX_QUERY_BYTES:
-            raise UsageError(
-                f"job.{name}.query", f"exceeds {MAX_QUERY_BYTES} bytes", "shorten the statement"
-            )
         statement = text.decode("utf-8-sig")
-    except OSError as error:
-        raise unreadable(f"job.{name}.query", error) from None
     except UnicodeDecodeError:
-        raise UsageError(f"job.{name}.query", "is not UTF-8", "save it in UTF-8") from None
+        raise UsageError(field, "is not UTF-8", "save it in UTF-8") from None
     look_ups = tuple(
         LookUpConfig(public, other.path, other.key_columns, other.columns)
         for public, other in project.sections.table.items()

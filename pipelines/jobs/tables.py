@@ -17,12 +17,13 @@ from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.pipelines.project.data_sets import account_place
 from dpstream.pipelines.project.file_kinds import FileKind
 from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.pipelines.project.sections import TimeColumn
 from dpstream.pipelines.project.text import duration_micros
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import AccountPlace, check_names, place_below
+from dpstream.state.ledger.open import AccountPlace
 
 SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
 #: Stamps that a source gives its records, by its kind; the first is the default.  Each stands in
@@ -245,12 +246,7 @@ class LedgerConfig(_Table, frozen=True):
         Raises:
             UsageError: a name or the id is none, or the URL is none of an account.
         """
-        for field, text in (("account.path", self.path), ("unit.name", self.unit)):
-            if text is not None and (not text or "\0" in text):
-                raise UsageError(field, "must not be empty", "write a name")
-        check_names(self.data_set, self.id)
-        path, named = place_below(folder, self.path), None if file is None else str(file)
-        return AccountPlace(path, self.data_set, self.id, self.unit, named)
+        return account_place(folder, file, self.path, self.data_set, self.id, self.unit)
 
 
 class SinkConfig(_Table, frozen=True):

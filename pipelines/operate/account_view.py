@@ -6,7 +6,6 @@ All of it is public: an account holds run ids, hashes of plans and figures of gu
 import contextlib
 import math
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +43,32 @@ _POINTS = (
 )
 
 
-def named_by(given: str | None, load: Callable[[], Project]) -> AccountPlace | str:
-    """The account of a data set, or the one that a file names, or an account's own path or URL.
+def is_data_set(given: str | None) -> bool:
+    """Whether an account is named by a data set of the project file (``None``: the only one),
+    not by a file or a URL."""
+    return given is None or (is_name(given) and not Path(given).exists())
+
+
+def of_data_set(project: Project, name: str | None) -> AccountPlace:
+    """The account of a data set; without a name of the only one.
+
+    Raises:
+        UsageError: there is no such data set, or it names no account.
+    """
+    name, _ = project.data_set(name, "DATA_SET")
+    return account_of(project, name)
+
+
+def named_by(given: str) -> AccountPlace | str:
+    """The account that a file names, or an account's own path or URL.
 
     Args:
-        given: a data set of the project file (``None``: the only one), a project file, a job file,
-            a session table, or an account's file or its URL; a file need not be complete otherwise.
-        load: the project file of the command.
+        given: a project file, a job file, a session table, or an account's file or its URL; a file
+            need not be complete otherwise.
 
     Raises:
         UsageError: it cannot be read, or names no account.
     """
-    if given is None or (is_name(given) and not Path(given).exists()):
-        return _of_data_set(load(), given)
     if file_of(given) is None:
         return place_below(Path(), given)
     file = Path(given)
@@ -71,7 +83,7 @@ def named_by(given: str | None, load: Callable[[], Project]) -> AccountPlace | s
     try:
         tables = tomllib.loads(data.decode())
         if "version" in tables:
-            return _of_data_set(load_project(file), None)
+            return of_data_set(load_project(file), None)
         table = tables.get("ledger", {})
         path, data_set, id_ = (table.get(name) for name in ("path", "data_set", "id"))
     except (ValueError, AttributeError):
@@ -85,11 +97,6 @@ def named_by(given: str | None, load: Callable[[], Project]) -> AccountPlace | s
     check_names(data_set, id_)
     account = place_below(file.absolute().parent, path)
     return AccountPlace(account, data_set, id_, file=str(file.absolute()))
-
-
-def _of_data_set(project: Project, name: str | None) -> AccountPlace:
-    name, _ = project.data_set(name, "DATA_SET")
-    return account_of(project, name)
 
 
 def path_of(named: AccountPlace | str) -> str:

@@ -15,8 +15,9 @@ from apache_beam.io.filesystems import FileSystems
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
-from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job, load_job
+from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import dataflow
+from dpstream.pipelines.project.text import MAX_FILE_BYTES
 from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state.ledger.open import file_of
 
@@ -69,13 +70,13 @@ def fetch(path: str, folder: Path) -> Path:
     """
     try:
         with FileSystems.open(path) as file:
-            text = file.read(MAX_JOB_BYTES + 1)
+            text = file.read(MAX_FILE_BYTES + 1)
     except Exception as error:
         # A library's message may quote the path's credentials or contents.
         kind = type(error).__name__
         raise UsageError("--job_file", f"cannot be read ({kind})", "check it") from None
-    if len(text) > MAX_JOB_BYTES:
-        raise UsageError("--job_file", f"exceeds {MAX_JOB_BYTES} bytes", "give a job file")
+    if len(text) > MAX_FILE_BYTES:
+        raise UsageError("--job_file", f"exceeds {MAX_FILE_BYTES} bytes", "give a job file")
     local = folder / "job.toml"
     local.write_bytes(text)
     return local

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.noise.references import KeyPlace
@@ -23,13 +24,28 @@ def account_of(project: Project, name: str) -> AccountPlace:
             "is required: an answer is charged before a row is read",
             "make one with `dpstream account create`, which prints the line",
         )
-    if not account.path or "\0" in account.path:
-        raise UsageError(f"{where}.account.path", "must not be empty", "write a path")
-    with _located(where):
-        check_names(name, account.id)
-        path = place_below(project.folder, account.path)
     unit = None if section.unit is None else section.unit.name
-    return AccountPlace(path, name, account.id, unit, str(project.path))
+    with _located(where):
+        return account_place(project.folder, project.path, account.path, name, account.id, unit)
+
+
+def account_place(
+    folder: Path, file: Path | None, path: str, data_set: str, id_: str, unit: str | None
+) -> AccountPlace:
+    """An account as a file names it; it need not be there.
+
+    Args:
+        folder: from which a path starts; file: that names the account, whole path.
+
+    Raises:
+        UsageError: a name or the id is none, or the URL is none of an account.
+    """
+    for field, text in (("account.path", path), ("unit.name", unit)):
+        if text is not None and (not text or "\0" in text):
+            raise UsageError(field, "must not be empty", "write a name")
+    check_names(data_set, id_)
+    named = None if file is None else str(file)
+    return AccountPlace(place_below(folder, path), data_set, id_, unit, named)
 
 
 def secret_of(project: Project, name: str) -> KeyPlace:

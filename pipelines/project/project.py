@@ -26,9 +26,9 @@ from dpstream.pipelines.project.text import (
     closest,
     parse_toml,
     raise_decode_error,
+    read_at_most,
     refuse_data_dependent,
 )
-from dpstream.state.disk_errors import unreadable
 from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.private_log import keep_beside
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dpstream.pipelines.project.job_section import JobSection
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
-MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 #: Fields that an environment and ``--set`` may change: places, and what changes no released byte.
 PLACES = tuple(
@@ -192,23 +191,8 @@ def load_project(
     """
     path = locate(path)
     keep_beside(path)
-    return decode_project(read_text(path), path, environment, settings, tries)
-
-
-def read_text(path: Path) -> bytes:
-    """The text of a project file.
-
-    Raises:
-        UsageError: unreadable or too long.
-    """
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise unreadable(path.name, error) from None
-    if len(text) > MAX_BYTES:
-        raise UsageError(path.name, f"exceeds {MAX_BYTES} bytes", f"give a {PROJECT_FILE}")
-    return text
+    text = read_at_most(path, path.name, f"give a {PROJECT_FILE}")
+    return decode_project(text, path, environment, settings, tries)
 
 
 def decode_project(

@@ -10,12 +10,14 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.project.shapes import example, fix_of
+from dpstream.state.disk_errors import unreadable
 
 _UNIT_MICROS = {
     "us": 1,
@@ -50,6 +52,10 @@ _DATA_DEPENDENT = {
     "trigger_count": "a trigger after a number of records fires when one user's records come",
     "trigger_after_count": "a trigger after a number of records fires when one user's records come",
 }
+
+
+#: A file that a person writes has at most so many bytes.
+MAX_FILE_BYTES = 1 << 20
 
 
 def duration_micros(field: str, text: str) -> int:
@@ -110,6 +116,25 @@ def instant_micros(field: str, text: str) -> int:
             raise UsageError(field, "has an offset beyond a day", fix)
         offset = (hours * 60 + minutes) * _UNIT_MICROS["m"] * (1 if match[9] == "+" else -1)
     return (since.days * 86_400 + since.seconds) * 1_000_000 + int(micros) - offset
+
+
+def read_at_most(path: Path, field: str, fix: str, most: int = MAX_FILE_BYTES) -> bytes:
+    """The bytes of a file that a person wrote.
+
+    Args:
+        field: what the file is to its user; fix: what to do if it has more than ``most`` bytes.
+
+    Raises:
+        UsageError: unreadable or too long.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(most + 1)
+    except OSError as error:
+        raise unreadable(field, error) from None
+    if len(text) > most:
+        raise UsageError(field, f"exceeds {most} bytes", fix)
+    return text
 
 
 def parse_toml(text: bytes) -> dict[str, Any]:

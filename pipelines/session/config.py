@@ -80,12 +80,11 @@ from dpstream.pipelines.project.text import (
     instant_micros,
     parse_toml,
     raise_decode_error,
+    read_at_most,
 )
-from dpstream.state.disk_errors import unreadable
 from dpstream.state.ledger.open import AccountPlace, check_names, place_below, refuse_limit
 from dpstream.state.private_log import keep_beside
 
-MAX_BYTES = 1 << 20
 Missing = Literal["point", "refuse"]
 IdType = Literal["string", "int"]
 
@@ -230,13 +229,7 @@ def load_config(path: str | Path, without_account: bool = False) -> Config:
         UsageError: unreadable, not TOML, unknown or missing keys, or a table that is none.
     """
     path = Path(path).absolute()
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise unreadable("table file", error) from None
-    if len(text) > MAX_BYTES:
-        raise UsageError("table file", f"exceeds {MAX_BYTES} bytes", "give a table file")
+    text = read_at_most(path, "table file", "give a table file")
     keep_beside(path)
     config = config_of(parse_toml(text), path.parent)
     account = msgspec.structs.replace(config.account, file=str(path))

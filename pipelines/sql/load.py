@@ -100,8 +100,6 @@ def _unit(where: str, section: DataSetSection) -> UnitSection:
         raise UsageError(
             f"{where}.unit", "is required by statements", 'add unit = { name = "user" }'
         )
-    if not section.unit.name or "\0" in section.unit.name:
-        raise UsageError(f"{where}.unit.name", "must not be empty", "write a name")
     return section.unit
 
 

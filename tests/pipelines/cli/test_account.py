@@ -89,3 +89,11 @@ def test_the_limit_of_records_stands_in_their_budgets(tmp_path: Path) -> None:
     accounts.of_records(tmp_path / "r.db", "rides").close()
     pair = ("--epsilon", "1", "--delta", "1e-9")
     assert "account.limit" in refused("account", "limit", tmp_path / "r.db", *pair, code=3)
+
+
+def test_options_of_the_project_file_do_not_go_with_a_path(tmp_path: Path) -> None:
+    """They would change nothing, and whoever typed them believes that they did."""
+    path = tmp_path / "b.db"
+    accounts.create(path, "b")
+    for option in (("--env", "live"), ("--set", "data_set.b.secret=x"), ("--project", "p.toml")):
+        assert "--env" in refused("account", "show", path, *option)

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.jobs.job import MAX_JOB_BYTES, Job
+from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import SinkConfig, SourceConfig
 from dpstream.pipelines.operate.launch import check_remote, fetch, main, parser
+from dpstream.pipelines.project.text import MAX_FILE_BYTES
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_what_lies_on_its_disk(table: str, change: dict, field: str, remote: Job
 def test_a_job_file_is_fetched_or_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"text")
     assert fetch(str(tmp_path / "a"), tmp_path).read_bytes() == b"text"
-    (tmp_path / "big").write_bytes(b" " * (MAX_JOB_BYTES + 1))
+    (tmp_path / "big").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     for name in ("big", "none"):
         with pytest.raises(UsageError) as error:
             fetch(str(tmp_path / name), tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
-from dpstream.pipelines.project.text import parse_toml
+from dpstream.pipelines.project.text import MAX_FILE_BYTES, parse_toml
 from dpstream.pipelines.session import config as module
 from dpstream.pipelines.session.config import config_of, kind_of, load_config
 from tests.pipelines.session.tables import DAY, START, config_at
@@ -151,7 +151,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not TOML"):
         load_config(tmp_path / "a.toml")
-    (tmp_path / "a.toml").write_bytes(b"#" * (module.MAX_BYTES + 1))
+    (tmp_path / "a.toml").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
     with pytest.raises(UsageError, match="exceeds"):
         load_config(tmp_path / "a.toml")
 
