@@ -36,11 +36,9 @@ MAX_BUFFERED_ROWS = 1_000_000
 
 
 def dead_letter_folder(job: Job) -> Path:
-    """Where dead letters go: ``dead_letter/`` beside the folder of the releases, or as named."""
-    if job.sink.dead_letter is not None:
-        return Path(job.sink.dead_letter)
-    sink = Path(job.sink.path)
-    return sink.parent / "dead_letter" / sink.name
+    """Where dead letters go: ``dead_letter/JOB`` beside the project file, or as named; never into
+    the folder of the releases, which is published."""
+    return Path(job.sink.dead_letter or "")
 
 
 #: Tag of the releases that the sink of a restored store withholds.

@@ -340,8 +340,6 @@ def _sink_below(folder: Path, name: str, sink: SinkConfig) -> SinkConfig:
     replace = msgspec.structs.replace
     if sink.path:
         sink = replace(sink, path=str(below(folder, sink.path, "sink.path")))
-        if sink.dead_letter is None:
-            return sink
     dead = sink.dead_letter or f"dead_letter/{name}"
     return replace(sink, dead_letter=str(below(folder, dead, "dead_letter")))
 
