@@ -13,9 +13,8 @@ from typing import NamedTuple
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.plan.fields import Field, FieldType
 from dpstream.pipelines.drafting.ask import Person
-from dpstream.pipelines.drafting.place import free_name
 from dpstream.pipelines.project.data_sets import account_of
-from dpstream.pipelines.project.project import Project, is_name
+from dpstream.pipelines.project.project import Project, free_name, is_name
 from dpstream.state.ledger.events import Created, Limit
 from dpstream.state.ledger.open import (
     book_of,

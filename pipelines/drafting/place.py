@@ -1,7 +1,6 @@
 """Where a first job goes: its sections in the project file, and files that no other job has."""
 
 import re
-from collections.abc import Container
 from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError, UsageError
@@ -46,11 +45,6 @@ def name_of(file: str) -> str:
         if name:
             return name
     return _ANY_NAME
-
-
-def free_name(name: str, taken: Container[str]) -> str:
-    """The name, or it with the first number that no section of a kind has."""
-    return next(n for n in (name, *(f"{name}{i}" for i in range(2, 10_000))) if n not in taken)
 
 
 def check_job(path: Path, project: Project | None, job: str) -> None:

@@ -16,8 +16,8 @@ from dpstream.pipelines.drafting.draft import (
     limit_of,
     source_path,
 )
-from dpstream.pipelines.drafting.place import free_name, make_secret
-from dpstream.pipelines.project.project import Project
+from dpstream.pipelines.drafting.place import make_secret
+from dpstream.pipelines.project.project import Project, free_name
 
 
 class Choice(NamedTuple):

@@ -36,9 +36,9 @@ from dpstream.pipelines.jobs.tables import (
     SinkConfig,
     SourceConfig,
     StateConfig,
-    TuningConfig,
     check_parts,
 )
+from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.project.shapes import with_columns
 from dpstream.pipelines.project.text import (
@@ -69,7 +69,7 @@ class Job(msgspec.Struct, frozen=True):
         source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
             path in them is absolute.
         plan: what is released and promised; checked.
-        tuning: where C and clamps come from, if the job says so.
+        tuning: where C and bounds come from, if the job says so.
         cells: the domain that its key columns are mapped to, where it answers a workload.
     """
 
@@ -84,7 +84,7 @@ class Job(msgspec.Struct, frozen=True):
     sink: SinkConfig
     performance: PerformanceConfig
     plan: Plan
-    tuning: TuningConfig | None = None
+    tuning: ChoiceSection | None = None
     cells: "JobCells | None" = None
 
     @property
@@ -474,7 +474,6 @@ _RENAMED = {
     "performance.threads": "threads",
     "performance.batch_rows": "batch_rows",
     "performance.look_ahead": "look_ahead",
-    "choice.clamps": "choice.bounds",
     "privacy.mode": "mechanism.mode",
     "privacy.strategy": "mechanism.strategy",
     "privacy.optimise": "mechanism.optimise",

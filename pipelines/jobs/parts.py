@@ -24,7 +24,6 @@ from dpstream.pipelines.jobs.tables import (
     SourceConfig,
     StateConfig,
     TimeConfig,
-    TuningConfig,
 )
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_section import JobSection
@@ -92,7 +91,7 @@ def parts_of(project: Project, name: str) -> JobFile:
         if account is None
         else LedgerConfig(account.path, data_set_name, account.id, unit.name),
         performance=_performance(job),
-        choice=None if job.choice is None else TuningConfig(**_fields(job.choice)),
+        choice=job.choice,
     )
 
 

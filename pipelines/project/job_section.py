@@ -79,7 +79,7 @@ class ChoiceSection(Section, frozen=True):
     how: How = "public"
     first: str | None = None
     rule: str | None = None
-    clamps: tuple[str, ...] = msgspec.field(default=(), name="bounds")
+    bounds: tuple[str, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
     mu: float | None = None
