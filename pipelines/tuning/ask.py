@@ -110,6 +110,7 @@ def ask(request: Request) -> Asked:
         PolicyError: a private tuning without a ledger.
     """
     _check_asking(request)
+    check_new_name(request.project, request.new, "--as", existing=True)
     job, names = tuning_file.base_job(request.project, request.job, request.bounds)
     private = request.proxy is None
     if private and job.source.unbounded:
