@@ -24,6 +24,7 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.noise.references import KeyPlace
     from dpstream.pipelines.tabulation.config import Choice
     from dpstream.state.ledger.open import AccountPlace
 
@@ -49,8 +50,15 @@ class Described(NamedTuple):
     parameters: Path
     data: Path
     choice: "Choice"
-    secret: "KeySource | None"
+    secret: "KeyPlace | None"
     account: "AccountPlace | None"
+
+    def key(self) -> "KeySource | None":
+        """Where workers read the secret."""
+        from dpstream.dp_transforms.noise.key_source import KeySource
+
+        given = self.secret
+        return None if given is None else KeySource(given.key, given.insecure_test_key)
 
 
 def described(census: Chosen) -> Described:
@@ -59,7 +67,6 @@ def described(census: Chosen) -> Described:
     Raises:
         UsageError: there is no such section, or a part of it is not usable.
     """
-    from dpstream.dp_transforms.noise.key_source import KeySource
     from dpstream.pipelines.project.data_sets import account_of, secret_of
     from dpstream.pipelines.tabulation.config import Choice
 
@@ -72,7 +79,7 @@ def described(census: Chosen) -> Described:
         data_set, section = project.data_set(written.data_set, field)
         place = secret_of(project, data_set)
         if place.key is not None or place.insecure_test_key is not None:
-            secret = KeySource(place.key, place.insecure_test_key)
+            secret = place
         if section.account is not None:
             account = account_of(project, data_set)
     folder = project.folder
@@ -168,7 +175,7 @@ def plan(
         accepted = acceptance(
             inputs_of(of.parameters, of.data, of.choice),
             table_plan.prepared.plan,
-            of.secret,
+            of.key(),
             of.account,
             Asking(fresh, as_of),
             None if out is None else out.absolute(),
@@ -231,7 +238,8 @@ def execute(
     from dpstream.pipelines.tabulation.inputs import inputs_of
 
     of = described(census)
-    if of.secret is None:
+    key = of.key()
+    if key is None:
         raise UsageError(
             "secret",
             f"is required: all noise of [census.{of.name}] comes from it",
@@ -240,7 +248,7 @@ def execute(
     order = Order(
         inputs_of(of.parameters, of.data, of.choice),
         (out or Path("tables") / of.name).absolute(),
-        of.secret,
+        key,
         of.account,
         runner_of(runner, parallelism, beam_flag),
         Asking(fresh, as_of),

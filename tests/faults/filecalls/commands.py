@@ -163,11 +163,35 @@ def totals(folder: Path) -> None:
     shutil.copytree(folder / "persons" / "t1", folder / "data" / "pop-group-totals.txt")
 
 
-def census(folder: Path) -> None:
-    """A key and the account; `tabulate generate` writes the rest."""
+#: Of persons or households with an account, and of persons without one.
+CENSUS = """\
+version = 1
+[data_set.d]
+unit = {{ name = "{unit}" }}
+account = {{ path = "account/ledger.db", id = "{id}" }}
+secret = "file:noise.key"
+[data_set.free]
+secret = "file:noise.key"
+[census.paid]
+data_set = "d"
+parameters = "parameters"
+data = "data"
+program = "{program}"
+[census.free]
+data_set = "free"
+parameters = "parameters"
+data = "data"
+"""
+
+
+def census(folder: Path, unit: str = "person") -> None:
+    """A secret, the project file and the account; `census generate` writes the rest."""
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
-    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), "person")
+    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), unit)
+    program = {"person": "p", "household": "h"}[unit]
+    text = CENSUS.format(unit=unit, program=program, id=accounts.ID)
+    (folder / "dpstream.toml").write_text(text)
 
 
 def kept(folder: Path) -> None:
@@ -182,9 +206,7 @@ def put_back(folder: Path) -> None:
 
 def homes(folder: Path) -> None:
     """The same, of households."""
-    census(folder)
-    (folder / "account" / "ledger.db").unlink()
-    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), "household")
+    census(folder, "household")
 
 
 def released(*places: str) -> Callable[[Path, Ended], Any]:
@@ -320,12 +342,11 @@ def unanswered(path: Path) -> int:
         return int(db.execute("SELECT COUNT(*) FROM requests WHERE receipt IS NULL").fetchone()[0])
 
 
-CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", "--account-id", accounts.ID)
 CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
 RECOVER = ("account", "recover", "d")
 LIMIT = ("account", "limit", "job.toml", "--epsilon", "99", "--delta", "1e-3")
-GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
-EXECUTE = ("tabulate", "execute", "parameters", "data")
+GENERATE = ("census", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
+EXECUTE, FREELY = (("census", "execute", name, "--out") for name in ("paid", "free"))
 RUN, PURELY = ("run", "job.toml", "--quiet"), "--mechanism=geometric"
 ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
 CHOOSE = ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out", "chosen.toml")
@@ -405,22 +426,18 @@ COMMANDS: Mapping[str, Command] = {
     "session stand": Command(session, STAND, printed("rows"), (MADE,)),
     "session picture": Command(session, ("session", "picture", "small.toml", "--out", "p.html"),
                                picture, (MADE, ASK, ALLOT)),
-    "tabulate generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
-                                 charged=None),
-    "tabulate execute": Command(census, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key"),
-                                released("out"), (GENERATE,)),
-    "tabulate execute --fresh": Command(
-        census, (*EXECUTE, "again", *CHARGED, "--key-file", "noise.key", "--fresh"), nothing,
-        (GENERATE, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key")), repeats=False,
-        done="exists|not empty", anew=True),
-    "tabulate execute, households": Command(
-        homes, (*EXECUTE, "out", "--program", "h", *CHARGED, "--key-file", "noise.key"),
-        released("out"),
-        (GENERATE, (*EXECUTE, "persons", "--key-file", "noise.key"), totals)),
-    "tabulate report": Command(
-        census, ("tabulate", "report", "parameters", "data", "page", "--run", "out"),
-        nothing, (GENERATE, (*EXECUTE, "out", "--key-file", "noise.key")), charged=None,
-        repeats=False, done="exists|not empty"),
+    "census generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
+                               charged=None),
+    "census execute": Command(census, (*EXECUTE, "out"), released("out"), (GENERATE,)),
+    "census execute --fresh": Command(
+        census, (*EXECUTE, "again", "--fresh"), nothing, (GENERATE, (*EXECUTE, "out")),
+        repeats=False, done="exists|not empty", anew=True),
+    "census execute, households": Command(
+        homes, (*EXECUTE, "out"), released("out"), (GENERATE, (*FREELY, "persons"), totals)),
+    "census report": Command(
+        census, ("census", "report", "free", "--out", "page", "--run", "out"),
+        nothing, (GENERATE, (*FREELY, "out")), charged=None, repeats=False,
+        done="exists|not empty"),
     "state init": Command(stream, ("state", "init", "job.toml"), nothing, repeats=False,
                           done="exists|holds a run", then=INFO),
     "state backup": Command(stream, ("state", "backup", "job.toml", "--out", "b"),
@@ -460,10 +477,8 @@ READ_ONLY: Mapping[str, Command] = {
     "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),
     "session transcript": Command(session, ("session", "transcript", "small.toml"), nothing,
                                   (MADE, ASK, ALLOT)),
-    "tabulate validate": Command(census, ("tabulate", "validate", "parameters", "data"), nothing,
-                                 (GENERATE,)),
-    "tabulate plan": Command(census, ("tabulate", "plan", "parameters", "data", *CHARGED),
-                             nothing, (GENERATE,)),
+    "census validate": Command(census, ("census", "validate", "paid"), nothing, (GENERATE,)),
+    "census plan": Command(census, ("census", "plan", "paid"), nothing, (GENERATE,)),
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
     "audit": Command(stream, ("audit", "job.toml", "--trials", "200"), nothing),
 }  # fmt: skip

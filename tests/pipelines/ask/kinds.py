@@ -264,8 +264,8 @@ KINDS = {
         COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,
         ("small.csv", "more.csv", "small.table"), _session_record, large=("--epsilon", "1.25"),
     ),
-    "census persons": _census("tabulate execute", "person", "023|"),
-    "census households": _census("tabulate execute, households", "household", "72|"),
+    "census persons": _census("census execute", "person", "023|"),
+    "census households": _census("census execute, households", "household", "72|"),
 }  # fmt: skip
 #: A run of a stream is not asked once: its store fixes its input.
 STREAM = Kind(

@@ -32,7 +32,7 @@ from tests.pipelines.sql.asking import COUNTED, data_set, dp, visits
 from tests.pipelines.sql.visited import LOOKED_UP
 from tests.pipelines.sql.visited import dp as streamed
 from tests.pipelines.sql.visited import folder as visited
-from tests.pipelines.tabulation.office import Office, office
+from tests.pipelines.tabulation.office import Office, office, project
 from tests.pipelines.workload.survey import survey, write
 
 #: What is released, or drawn anew in every run.
@@ -90,8 +90,8 @@ def tables(folder: Path, more: bool) -> list[str | Path]:
     _done("key", "new", folder / "noise.key")
     if more:
         _append(made.path("person-records.txt"), "200|1|True|01|001|000100|1000" + "|01" * 10)
-    key = ("--key-file", folder / "noise.key")
-    return ["tabulate", "execute", made.parameters, made.data, folder / "out", *key]
+    file = project(folder, made, secret="file:noise.key")
+    return ["census", "execute", "--project", file, "--out", folder / "out"]
 
 
 def workload_once(folder: Path, more: bool) -> list[str | Path]:

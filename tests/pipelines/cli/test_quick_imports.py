@@ -75,7 +75,7 @@ def loaded(arguments: list[str]) -> set[str]:
         ["--help"],
         ["plan", "--help"],
         ["sql", "--help"],
-        ["tabulate", "plan", "--help"],
+        ["census", "plan", "--help"],
         ["workload", "plan", "--help"],
         ["answer", "--help"],
     ],
@@ -190,31 +190,21 @@ def test_a_plan_of_a_session_loads_neither_compiler_nor_arrow(tmp_path: Path) ->
 
 
 def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> None:
-    from tests.pipelines.tabulation.office import office
+    from tests.pipelines.tabulation.office import office, project
 
-    made = office(tmp_path)
-    for command in (
-        ["plan", *map(str, made), "--scale", "331000000"],
-        ["validate", *map(str, made)],
-    ):
-        names = loaded(["tabulate", *command])
+    given = ["--project", str(project(tmp_path, office(tmp_path)))]
+    for command in (["plan", *given, "--scale", "331000000"], ["validate", *given]):
+        names = loaded(["census", *command])
         assert set(TOO_SLOW) & names == set()
         assert {"pyarrow", "dpstream.pipelines.tabulation.files"} <= names
 
 
 def test_tables_are_made_without_a_runner(tmp_path: Path) -> None:
-    from tests.pipelines.tabulation.office import office
+    from tests.pipelines.tabulation.office import office, project
 
-    made, key = office(tmp_path), tmp_path / "noise.key"
-    new_key(key)
-    command = [
-        "tabulate",
-        "execute",
-        *map(str, made),
-        str(tmp_path / "out"),
-        "--key-file",
-        str(key),
-    ]
+    new_key(tmp_path / "noise.key")
+    file = project(tmp_path, office(tmp_path), secret="file:noise.key")
+    command = ["census", "execute", "--project", str(file), "--out", str(tmp_path / "out")]
     names = loaded(command)
     assert NOT_FOR_ANSWERS & names == set() and (tmp_path / "out" / "manifest.json").exists()
 

@@ -15,7 +15,7 @@ from tests.pipelines.cli.mistakes import Hour
 from tests.pipelines.cli.test_plans_and_charges import tabulate
 from tests.pipelines.sql.asking import dp
 from tests.pipelines.sql.test_registration import shop
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import office, project
 
 
 @pytest.fixture
@@ -144,10 +144,10 @@ def test_tables_with_several_faults(tmp_path: Path) -> None:
     made = office(tmp_path)
     config = json.loads((made.parameters / "config.json").read_text())
     (made.parameters / "config.json").write_text(json.dumps(dict.fromkeys(config, "x")))
-    refused = call("tabulate", "plan", *made)
+    given = ("--project", project(tmp_path, made))
+    refused = call("census", "plan", *given)
     [words] = commands_of(refused.output)
-    places = {"PARAMETERS": str(made.parameters), "DATA": str(made.data)}
-    listed = call(*(places.get(word, word) for word in words))
+    listed = call(*words, *given)
     assert refused.exit_code == listed.exit_code == 2
     counted = re.search(r"([0-9]+) faults", refused.output)
     assert counted is not None and len(listed.output.splitlines()) == int(counted[1]) + 1

@@ -20,7 +20,7 @@ from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.cli.mistakes import JOB, visits
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
-from tests.pipelines.tabulation.office import SIZE, office
+from tests.pipelines.tabulation.office import SIZE, office, project
 from tests.pipelines.workload.survey import survey, write
 
 WEAK = "promises little"
@@ -217,21 +217,19 @@ def test_sessions(tmp_path: Path) -> None:
 
 def test_census_tables(tmp_path: Path) -> None:
     made = office(tmp_path, SIZE)
-    plan = ("tabulate", "plan", *made)
+    new_key(tmp_path / "noise.key")
+    given = ("--project", project(tmp_path, made, secret="file:noise.key"))
+    plan = ("census", "plan", *given)
     assert len(of_json(*plan)) == 1 and WEAK in call(*plan).stdout  # production's budgets
     assert "allow-large-delta" in refused(*plan, "--delta", "0.02", code=3)
     assert call(*plan, "--delta", "0.02", "--allow-large-delta").exit_code == 0
-    new_key(tmp_path / "noise.key")
-    out = ("tabulate", "execute", *made, tmp_path / "out", "--key-file", tmp_path / "noise.key")
+    out = ("census", "execute", *given, "--out", tmp_path / "out")
     assert WEAK in call(*out).stderr
     assert len(of_json(*out)) == 1
-    place = accounts.create(tmp_path / "l.db", "persons", (30.0, 0.02), "person")
-    ledger = ("--ledger", place.path, "--data-set", "persons", "--account-id", place.id)
-    weak = call(*plan, *ledger, "--key-file", tmp_path / "noise.key")
-    assert weak.stdout.count(WEAK) == 3
-    accounts.set_limit(place.path, (30.0, 1e-9))
-    weak = call(*plan, *ledger, "--key-file", tmp_path / "noise.key")
-    assert weak.stdout.count(WEAK) == 2
+    project(tmp_path, made, secret="file:noise.key", limit=(30.0, 0.02))
+    assert call(*plan).stdout.count(WEAK) == 3
+    accounts.set_limit(tmp_path / "persons.account.db", (30.0, 1e-9))
+    assert call(*plan).stdout.count(WEAK) == 2
 
 
 def test_workloads(tmp_path: Path) -> None:
