@@ -25,6 +25,7 @@ from dpstream.pipelines.jobs.tables import (
     StateConfig,
     TimeConfig,
 )
+from dpstream.pipelines.project.data_sets import account_id, unit_of
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_section import JobSection
 from dpstream.pipelines.project.project import Project
@@ -89,7 +90,9 @@ def parts_of(project: Project, name: str) -> JobFile:
         ),
         ledger=None
         if account is None
-        else LedgerConfig(account.path, data_set_name, account.id, unit.name),
+        else LedgerConfig(
+            account.path, data_set_name, account_id(project, data_set_name, account), unit.name
+        ),
         performance=_performance(job),
         choice=job.choice,
     )
@@ -108,18 +111,13 @@ def _described(
             "a job protects units, and a public table has none",
             "name a private table",
         )
-    if data_set.unit is None:
-        raise UsageError(
-            f"data_set.{data_set_name}.unit",
-            "is required by a job",
-            'add unit = { name = "user", type = "string" }',
-        )
+    unit = unit_of(project, data_set_name, "a job")
     for field in ("unit_column", "time_column"):
         if getattr(table, field) is None:
             raise UsageError(
                 f"table.{job.table}.{field}", "is required by a job", f'add {field} = "COLUMN"'
             )
-    return table, data_set_name, data_set, data_set.unit
+    return table, data_set_name, data_set, unit
 
 
 def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:

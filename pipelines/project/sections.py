@@ -25,10 +25,11 @@ class UnitSection(Section, frozen=True):
 
 class AccountSection(Section, frozen=True):
     """``account`` of a data set: its file or ``spanner://PROJECT/INSTANCE/DATABASE``, and its id,
-    as `dpstream init` and `dpstream account create` write it."""
+    as `dpstream init`, `dpstream account create` and `dpstream session init` write it; only the
+    last of them makes an account where there is no id yet."""
 
     path: str
-    id: str
+    id: str | None = None
 
 
 class DataSetSection(Section, frozen=True):

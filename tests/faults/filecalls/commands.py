@@ -67,27 +67,19 @@ STATEMENT = (
     "FROM visits GROUP BY page"
 )
 SESSION = f"""
-[ledger]
-path = "account/ledger.db"
-data_set = "d"
-[privacy]
-insecure_test_key = "{KEY}"
-[table]
-name = "small"
-folder = "small.table"
-records = "small.csv"
-id = "name"
-[[dimension]]
-name = "a"
-type = "integer"
-low = 0
-high = 4
-[[dimension]]
-name = "epsilon"
-type = "budget"
-most = 2.0
-step = 0.25
+version = 1
+[data_set.d]
+account = {{ path = "account/ledger.db" }}
+insecure_test_secret = "{KEY}"
 """
+TABLE = """
+[table.small]
+path = "small.csv"
+record_id = "name"
+dimension.a = { type = "integer", low = 0, high = 4 }
+dimension.epsilon = { type = "budget", most = 2.0, step = 0.25 }
+"""
+SESSION += TABLE
 WORKLOAD = {
     "domain": [{"name": "page", "values": [f"p{n}" for n in range(4)]}],
     "queries": [{"factors": {"page": "range"}}],
@@ -121,22 +113,22 @@ def session(folder: Path) -> None:
     """Thirty records with budgets of their own."""
     rows = [f"r{n},{n % 4},{2 if n % 3 else 1.5}" for n in range(30)]
     (folder / "small.csv").write_text("\n".join(["name,a,epsilon", *rows]) + "\n")
-    accounts.write(folder / "small.toml", SESSION)
+    accounts.write(folder / "dpstream.toml", SESSION)
 
 
 def without_account(folder: Path) -> None:
-    """The records and the table's file, which names no account yet; one of persons is there."""
+    """The records and the project file, whose account is not made yet."""
     session(folder)
     (folder / "account" / "ledger.db").unlink()
-    (folder / "small.toml").write_text(SESSION)
-    accounts.create(folder / "shop.db", "shop")
+    (folder / "dpstream.toml").write_text(SESSION)
 
 
 def wider(folder: Path) -> None:
-    """The same table, and a file with one value more, which names no account yet."""
+    """The same table, and one with one value more."""
     session(folder)
-    text = SESSION.replace("high = 4", "high = 5").replace("small.table", "wide.table")
-    (folder / "wide.toml").write_text(text)
+    wide = TABLE.replace("high = 4", "high = 5").replace("table.small", "table.wide")
+    with open(folder / "dpstream.toml", "a") as file:
+        file.write(wide)
 
 
 def records(folder: Path) -> None:
@@ -361,12 +353,12 @@ INIT = (
     *("--contributions", "6", "--units", "60", "--records", "300", "--keys", "4"),
     *("--out", "new.toml"),
 )
-ASK = ("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
-MADE = ("session", "init", "small.toml")
-ALLOT = ("session", "allot", "small.toml", "later", *ASK[4:6], "--epsilon", "0.5")
-STAND = ("session", "stand", "small.toml", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
+ASK = ("session", "ask", "small", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
+MADE = ("session", "init", "small")
+ALLOT = ("session", "allot", "small", "later", *ASK[4:6], "--epsilon", "0.5")
+STAND = ("session", "stand", "small", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
          "--arrival", "a", "--width", "2", "--until", "4", "--tick", "1", "--json")  # fmt: skip
-BUDGET = ("session", "budget", "small.toml", "--json")
+BUDGET = ("session", "budget", "small", "--json")
 INFO = ("state", "info", "job.toml", "--json")
 COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
@@ -399,17 +391,16 @@ COMMANDS: Mapping[str, Command] = {
     "sql, quantiles": Command(catalog, ("sql", QUANTILES, "--json"), printed("rows")),
     "session init": Command(session, MADE, nothing, charged=None, repeats=False,
                             done="holds a table already", then=BUDGET),
-    "session init --new-account": Command(without_account, (*MADE, "--new-account"), nothing,
-                                          charged=None, repeats=False,
-                                          done="holds a table already", then=BUDGET),
-    "session migrate": Command(wider, ("session", "migrate", "small.toml", "wide.toml"),
-                               released("wide.toml"), (MADE, ASK),
-                               then=("session", "budget", "wide.toml", "--json")),
-    "session add": Command(records, ("session", "add", "small.toml", "more.csv"), nothing,
+    "session init, with an account": Command(without_account, MADE, nothing, charged=None,
+                                             repeats=False, done="holds a table already",
+                                             then=BUDGET),
+    "session migrate": Command(wider, ("session", "migrate", "small", "wide"), nothing,
+                               (MADE, ASK), then=("session", "budget", "wide", "--json")),
+    "session add": Command(records, ("session", "add", "small", "more.csv"), nothing,
                            (MADE,), charged=None, then=BUDGET),
-    "session replace": Command(records, ("session", "replace", "small.toml", "other.csv"),
+    "session replace": Command(records, ("session", "replace", "small", "other.csv"),
                                nothing, (MADE,), charged=None, then=BUDGET),
-    "session delete": Command(records, ("session", "delete", "small.toml", "gone.csv"), nothing,
+    "session delete": Command(records, ("session", "delete", "small", "gone.csv"), nothing,
                               (MADE,), charged=None, then=BUDGET),
     "session ask": Command(session, (*ASK, "--json"), printed("rows"), (MADE,)),
     "session ask --fresh": Command(session, (*ASK, "--fresh"), nothing, (MADE, ASK), anew=True),
@@ -418,13 +409,13 @@ COMMANDS: Mapping[str, Command] = {
     "session ask --from": Command(session, (*ASK, "--from", "later", "--json"), printed("rows"),
                                   (MADE, ALLOT)),
     "session allot": Command(session, ALLOT, nothing, (MADE,), then=BUDGET),
-    "session select": Command(session, ("session", "select", "small.toml", "rich",
+    "session select": Command(session, ("session", "select", "small", "rich",
                                         "--with-epsilon", "1"), nothing, (MADE,), charged=None),
-    "session close": Command(session, ("session", "close", "small.toml", "--arrival", "a",
+    "session close": Command(session, ("session", "close", "small", "--arrival", "a",
                                        "--before", "2"), nothing, (MADE,), repeats=False,
                              done="closed", then=BUDGET),
     "session stand": Command(session, STAND, printed("rows"), (MADE,)),
-    "session picture": Command(session, ("session", "picture", "small.toml", "--out", "p.html"),
+    "session picture": Command(session, ("session", "picture", "small", "--out", "p.html"),
                                picture, (MADE, ASK, ALLOT)),
     "census generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
                                charged=None),
@@ -475,7 +466,7 @@ READ_ONLY: Mapping[str, Command] = {
     "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
     "session plan": Command(session, ("session", "plan", *ASK[2:]), nothing, (MADE, ASK)),
     "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),
-    "session transcript": Command(session, ("session", "transcript", "small.toml"), nothing,
+    "session transcript": Command(session, ("session", "transcript", "small"), nothing,
                                   (MADE, ASK, ALLOT)),
     "census validate": Command(census, ("census", "validate", "paid"), nothing, (GENERATE,)),
     "census plan": Command(census, ("census", "plan", "paid"), nothing, (GENERATE,)),

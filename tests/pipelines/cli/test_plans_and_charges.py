@@ -70,7 +70,7 @@ def choose(folder: Path) -> System:
 
 def session(folder: Path) -> System:
     table = loaded(folder)
-    words = (table, "count", "--where", "epsilon >= 0.5", "--epsilon")
+    words = (*table, "count", "--where", "epsilon >= 0.5", "--epsilon")
     ask = ("session", "ask", *words, "0.1")
 
     def narrow() -> None:
@@ -273,9 +273,9 @@ def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
 def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     words = ("count", "--from", "half", "--epsilon")
-    allot = ("session", "allot", table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
+    allot = ("session", "allot", *table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
     assert call(*allot).exit_code == 0
-    plan, ask = ("session", "plan", table, *words), ("session", "ask", table, *words)
+    plan, ask = ("session", "plan", *table, *words), ("session", "ask", *table, *words)
     done = call(*plan, "0.15", "--json")
     plan_json = json.loads(done.stdout)
     assert (plan_json["allotment_left"], plan_json["charged"]) == (0.2, []) and plan_json["errors"]
@@ -284,5 +284,5 @@ def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     assert call(*ask, "0.15").exit_code == 0
     assert acceptance((*plan, "0.15"))[1]["run_id"]
     same_refusal((*ask, "0.1"), (*plan, "0.1"), tmp_path)
-    other = ("session", "plan", table, "count", "--from", "none", "--epsilon", "0.1")
+    other = ("session", "plan", *table, "count", "--from", "none", "--epsilon", "0.1")
     assert call(*other).exit_code == 3

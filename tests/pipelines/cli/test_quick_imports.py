@@ -167,7 +167,7 @@ def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Pa
     from tests.pipelines.cli import sessions
 
     table = sessions.loaded(tmp_path)
-    names = loaded(["session", "ask", table, "--where", "epsilon >= 1", "--epsilon", "1"])
+    names = loaded(["session", "ask", *table, "--where", "epsilon >= 1", "--epsilon", "1"])
     assert (NOT_FOR_ANSWERS | {"matplotlib"}) & names == set()
     assert {"duckdb", "dpstream.pipelines.session.scan"} <= names
 
@@ -183,7 +183,7 @@ def test_a_plan_of_a_session_loads_neither_compiler_nor_arrow(tmp_path: Path) ->
     from tests.pipelines.cli import sessions
 
     table = sessions.loaded(tmp_path)
-    command = ["session", "plan", table, "--where", "epsilon >= 1", "--epsilon", "0.25"]
+    command = ["session", "plan", *table, "--where", "epsilon >= 1", "--epsilon", "0.25"]
     assert NOT_FOR_SESSION_PLANS & (names := loaded(command)) == set()
     assert "dpstream.pipelines.session.plan" in names
     assert is_quick(*command, ratio=1.5)  # 0.3 CPU seconds where NumPy and SciPy take 0.35

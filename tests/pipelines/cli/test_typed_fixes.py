@@ -94,7 +94,7 @@ def test_tables_that_were_charged_before(tmp_path: Path) -> None:
 
 def test_a_subspace_without_a_name(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
-    asking = ("session", "ask", table, "--in", "small", "--epsilon", "0.25", "--drop")
+    asking = ("session", "ask", *table, "--in", "small", "--epsilon", "0.25", "--drop")
     refused = call(*asking)
     assert refused.exit_code == 2
     [words] = commands_of(refused.output)

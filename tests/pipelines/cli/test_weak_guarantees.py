@@ -15,6 +15,7 @@ from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call, refused
@@ -197,22 +198,23 @@ def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., 
 
 def test_sessions(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
-    ask = ("session", "plan", table, "count", "--where", "epsilon >= 1")
-    assert sessions.told("budget", table)["warnings"] == []
+    ask = ("session", "plan", *table, "count", "--where", "epsilon >= 1")
+    assert sessions.told("budget", *table)["warnings"] == []
     assert of_json(*ask, "--epsilon", "1") == []
     weak = call(*ask, "--epsilon", "12", "--json")  # refused, and warned of
     assert weak.exit_code == 3 and len(json.loads(weak.stdout)["warnings"]) == 1
     large = tmp_path / "large"
     large.mkdir()
-    wide = Path(sessions.prepared(large))
-    accounts.write(wide, wide.read_text().replace("most = 2.0", "most = 12.0"))
-    assert len(of_json("session", "init", wide)) == 1
-    done = call("session", "ask", wide, "count", "--where", "a = 0", "--epsilon", "1", "--json")
+    wide, file = sessions.prepared(large), large / PROJECT_FILE
+    assert "most = 2.0" in file.read_text()
+    file.write_text(file.read_text().replace("most = 2.0", "most = 12.0"))
+    assert len(of_json("session", "init", *wide)) == 1
+    done = call("session", "ask", *wide, "count", "--where", "a = 0", "--epsilon", "1", "--json")
     assert done.exit_code == 3 or len(json.loads(done.stdout)["warnings"]) == 1
-    assert WEAK in call("session", "budget", wide).stderr
-    assert len(of_json("session", "budget", wide)) == 1
+    assert WEAK in call("session", "budget", *wide).stderr
+    assert len(of_json("session", "budget", *wide)) == 1
     with pytest.warns(WeakGuaranteeWarning, match=WEAK):
-        dpstream.Session(wide).close()
+        dpstream.Session(large).close()
 
 
 def test_census_tables(tmp_path: Path) -> None:
