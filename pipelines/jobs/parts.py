@@ -269,6 +269,6 @@ def _query_text(project: Project, name: str, path: str) -> str:
     field = f"job.{name}.query"
     text = read_at_most(project.folder / path, field, "shorten the statement", MAX_QUERY_BYTES)
     try:
-        return text.decode("utf-8-sig")
+        return text.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise UsageError(field, "is not UTF-8", "save it in UTF-8") from None

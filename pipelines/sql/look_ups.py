@@ -65,7 +65,7 @@ def look_up_rows(tables: RowTables, name: str) -> pa.Table:
     table, key = tables.tables[name], list(tables.keys[name])
     if any(tables.types[name][column] not in KEYED for column in key):
         raise UsageError(
-            FIELD,
+            f"{FIELD}.{name}.key_columns",
             "has a key of a type whose equal values can differ",
             "use STRING, INT64, BOOL, BYTES, DATE, TIMESTAMP or DATETIME",
         )
@@ -77,7 +77,7 @@ def look_up_rows(tables: RowTables, name: str) -> pa.Table:
     rows = rows.sort_by([(column, "ascending") for column in key]).combine_chunks()
     if rows.group_by(key).aggregate([]).num_rows != rows.num_rows:
         raise PolicyError(
-            FIELD,
+            f"{FIELD}.{name}.key_columns",
             "has rows with one key, so that a row could be counted twice",
             "declare a key that is unique, or remove the rows",
         )

@@ -113,7 +113,7 @@ def write_job(project: Project, translation: StreamJob, new: str) -> None:
     Raises:
         UsageError: the name is taken by something else; RunError: a file cannot be written.
     """
-    check_new_name(project, new, "--emit", existing=True)
+    check_new_name(project, new, "--emit", existing=new != translation.job.name)
     text, filled = read_project_text(project), translation.section
     section = copied_section(text, translation.job.name, new)
     for field in ("budget", "mechanism"):
