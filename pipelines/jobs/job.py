@@ -167,10 +167,19 @@ def load_job(
     return job_in(project, name, workload)
 
 
-def job_in(project: Project, name: str | None = None, workload: bool = False) -> Job:
-    """A checked job of a decoded project file; raises as `load_job` does."""
+def job_in(
+    project: Project,
+    name: str | None = None,
+    workload: bool = False,
+    query: str | None = None,
+) -> Job:
+    """A checked job of a decoded project file; raises as `load_job` does.
+
+    Args:
+        query: its query's text, in the place of that of a file.
+    """
     name, _ = project.job(name)
-    parts, source_name = parts_of(project, name), written_source_name(project, name)
+    parts, source_name = parts_of(project, name, query), written_source_name(project, name)
     try:
         job = job_of(parts, project.path, workload, name, source_name)
         check_tuning(job)
@@ -319,8 +328,8 @@ def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
     """Refuse public keys, or a public table of the query, that the source reads as private."""
     query = source.query
     public = {} if keys is None else {"public_keys": glob.escape(keys)}
-    for number, table in enumerate(() if query is None else query.look_up):
-        public[f"query.look_up[{number}].path"] = str(folder / table.path)
+    for table in () if query is None else query.look_up:
+        public[f"look_up.{table.name}.path"] = str(folder / table.path)
     if public and source.path and "://" not in source.path:
         path = glob.escape(source.path) if source.kind == "folder" else source.path
         files = {field: files_at(pattern) for field, pattern in public.items()}

@@ -85,15 +85,15 @@ class Project(NamedTuple):
 
     def job_as_written(self, name: str | None = None) -> tuple[str, dict[str, Any]]:
         """A job by its name, not decoded: one that lacks what a command adds to it."""
-        return _named(self.sections.job, "job", name)
+        return section_named(self.sections.job, "job", name)
 
     def workload(self, name: str | None = None) -> tuple[str, WorkloadSection]:
         """A workload by its name; without one the only workload."""
-        return _named(self.sections.workload, "workload", name)
+        return section_named(self.sections.workload, "workload", name)
 
     def census(self, name: str | None = None) -> tuple[str, CensusSection]:
         """A census run by its name; without one the only one."""
-        return _named(self.sections.census, "census", name)
+        return section_named(self.sections.census, "census", name)
 
     def table(self, name: str, field: str) -> TableSection:
         """A table by its name.
@@ -114,10 +114,10 @@ class Project(NamedTuple):
         data_sets = self.sections.data_set
         if name is not None and name not in data_sets:
             raise UsageError(field, f"no data set '{name}'", closest(name, data_sets))
-        return _named(data_sets, "data_set", name, field)
+        return section_named(data_sets, "data_set", name, field)
 
 
-def _named(
+def section_named(
     sections: Mapping[str, Any], kind: str, name: str | None, field: str | None = None
 ) -> tuple[str, Any]:
     """A section by its name; without one the only section of its kind."""

@@ -62,24 +62,15 @@ unit_column = "user"
 columns = { user = "STRING" }
 """
 TABLE = """
-[table]
-name = "t"
-folder = "t"
-records = "r.csv"
-[[dimension]]
-name = "age"
-type = "integer"
-low = 0
-high = 9
-[[dimension]]
-name = "epsilon"
-type = "budget"
-most = 1.0
-[ledger]
-path = "ledger.db"
-data_set = "d"
-[privacy]
-key_file = "noise.key"
+version = 1
+[data_set.d]
+account = { path = "ledger.db", id = "0acc0acc0acc0acc" }
+secret = "file:noise.key"
+[table.t]
+path = "r.csv"
+coordinates = "t"
+dimension.age = { type = "integer", low = 0, high = 9 }
+dimension.epsilon = { type = "budget", most = 1.0 }
 """
 
 
@@ -112,16 +103,16 @@ def load(path: Path) -> object:
         (load_catalog, PROJECT, "t.parquet", "table.t.path"),
         (load_catalog, PROJECT, "noise.key", "data_set.d.secret"),
         (load_catalog, PROJECT, "ledger.db", "data_set.d.account.path"),
-        (load_config, TABLE, "r.csv", "table.records"),
-        (load_config, TABLE, 'folder = "t"', "table.folder"),
-        (load_config, TABLE, "noise.key", "secret"),
-        (load_config, TABLE, "ledger.db", "account.path"),
+        (load_config, TABLE, "r.csv", "table.t.path"),
+        (load_config, TABLE, 'coordinates = "t"', "table.t.coordinates"),
+        (load_config, TABLE, "noise.key", "data_set.d.secret"),
+        (load_config, TABLE, "ledger.db", "data_set.d.account.path"),
     ],
 )  # fmt: skip
 def test_a_url_is_refused(
     tmp_path: Path, url: str, read: object, text: str, old: str, field: str
 ) -> None:
-    new = f'folder = "{url}"' if old.startswith("folder") else url
+    new = f'coordinates = "{url}"' if old.startswith("coordinates") else url
     got = refused(read, text, old, f"{new}.parquet" if old == "t.parquet" else new, tmp_path)
     assert got == field
 

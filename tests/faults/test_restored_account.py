@@ -121,11 +121,11 @@ def _session(folder: Path) -> None:
 
 def _session_added() -> None:
     Path("more.csv").write_text("name,a,b,epsilon,rho\nx1,0,2,2.0,0.5\nx2,1,2,2.0,0.5\n")
-    done("session", "add", "small.toml", "more.csv")
+    done("session", "add", "small", "more.csv")
 
 
 def _session_asked() -> tuple[bytes, Figures]:
-    words = ("session", "ask", "small.toml", "count", "sum(b)", "--by", "a=4", "--where")
+    words = ("session", "ask", "small", "count", "sum(b)", "--by", "a=4", "--where")
     text = done(*words, "epsilon >= 1", "--epsilon", "0.01", "--json").stdout
     rows = json.loads(text)["rows"]
     return json.dumps(rows).encode(), {(n,): row["count"] for n, row in enumerate(rows)}

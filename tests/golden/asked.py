@@ -28,7 +28,7 @@ from tests.golden.pinned import digest, of_files, of_rows
 from tests.pipelines.frames import visits as frames
 from tests.pipelines.session import small
 from tests.pipelines.sql import asking
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import office, project
 from tests.pipelines.tuning import asking as tuning
 from tests.pipelines.workload import survey
 
@@ -220,24 +220,21 @@ def _tabulated(folder: Path, program: str, names: Sequence[str], runner: Sequenc
     key.write_text(KEY)
     key.chmod(0o600)
 
-    def execute(case: str, kind: str, *options: Any) -> Path:
-        out = folder / case.replace(" ", "-")
-        _call(
-            case, "tabulate", "execute", made.parameters, made.data, out, "--program", kind,
-            "--key-file", key, *options,
-        )  # fmt: skip
+    def execute(case: str, name: str, limit: tuple[float, float] | None, noise: str) -> Path:
+        out, own = folder / case.replace(" ", "-"), program if limit else "p"
+        file = project(
+            folder, made, name=name, secret=f"file:{key}", limit=limit, program=own, noise=noise
+        )
+        _call(case, "census", "execute", "--project", file, "--out", out, *runner)
         return out
 
     if program == "h":
-        persons = execute("persons for households", "p")
+        persons = execute("persons for households", "persons", None, "census")
         shutil.copytree(persons / "t1", made.data / "pop-group-totals.txt")
-    unit = {"p": "person", "h": "household"}[program]
-    place = accounts.create(folder / "ledger.db", program, (200.0, 1e-9), unit)
-    account = ("--ledger", place.path, "--data-set", program, "--account-id", place.id)
-    noises = {"census noise": [], "rounded noise": ["--noise", "rounded"]}
+    name, limit = {"p": "persons", "h": "households"}[program], (200.0, 1e-9)
+    noises = {"census noise": "census", "rounded noise": "rounded"}
     return {
-        case: of_files(execute(case, program, *account, *options, *runner), names)
-        for case, options in noises.items()
+        case: of_files(execute(case, name, limit, noise), names) for case, noise in noises.items()
     }
 
 

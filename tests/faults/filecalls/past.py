@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.damage import flip
-from tests.faults.filecalls.commands import ANSWER, ASK, RUN, SESSION, STREAM, WORKLOAD
+from tests.faults.filecalls.commands import ANSWER, KEY, RUN, STREAM, WORKLOAD
 from tests.faults.filecalls.disk import NAMES, UNLINK, WRITE, Call, Disk, calls
 from tests.faults.filecalls.server import ACTIONS, Ended, library
 
@@ -37,6 +37,30 @@ sys.argv = ["dpstream", *sys.argv[5:]]
 main()
 """
 _LEDGER = "account/ledger.db"
+ASK = ("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
+#: A session's table had a file of its own then.
+SESSION = f"""
+[ledger]
+path = "account/ledger.db"
+data_set = "d"
+[privacy]
+insecure_test_key = "{KEY}"
+[table]
+name = "small"
+folder = "small.table"
+records = "small.csv"
+id = "name"
+[[dimension]]
+name = "a"
+type = "integer"
+low = 0
+high = 4
+[[dimension]]
+name = "epsilon"
+type = "budget"
+most = 2.0
+step = 0.25
+"""
 #: How many records are added between two askings of one question.
 ADDED = 37
 

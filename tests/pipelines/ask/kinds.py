@@ -168,14 +168,14 @@ def _session(rows: str) -> None:
     elif rows != "same":
         numbers = {7} if rows == "neighbour" else set(range(30)) - {7}
         Path("more.csv").write_text("name\n" + "".join(f"r{n}\n" for n in sorted(numbers)))
-        outcome = typed("session", "delete", "small.toml", "more.csv")
+        outcome = typed("session", "delete", "small", "more.csv")
         assert outcome.code == 0, outcome.stderr
 
 
 def _session_record(name: str) -> None:
     """A record of a name is added to a session's table."""
     Path("more.csv").write_text(f"name,a,epsilon\n{name},1,2\n")
-    outcome = typed("session", "add", "small.toml", "more.csv")
+    outcome = typed("session", "add", "small", "more.csv")
     assert outcome.code == 0, outcome.stderr
 
 
@@ -264,8 +264,8 @@ KINDS = {
         COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,
         ("small.csv", "more.csv", "small.table"), _session_record, large=("--epsilon", "1.25"),
     ),
-    "census persons": _census("tabulate execute", "person", "023|"),
-    "census households": _census("tabulate execute, households", "household", "72|"),
+    "census persons": _census("census execute", "person", "023|"),
+    "census households": _census("census execute, households", "household", "72|"),
 }  # fmt: skip
 #: A run of a stream is not asked once: its store fixes its input.
 STREAM = Kind(

@@ -20,7 +20,7 @@ from tests.pipelines.cli.mistakes import JOB as STREAM
 from tests.pipelines.cli.mistakes import visits
 from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import office, project
 from tests.pipelines.tuning.asking import JOB as TUNED
 from tests.pipelines.tuning.asking import USERS, records
 from tests.pipelines.workload.survey import survey, write
@@ -70,7 +70,7 @@ def choose(folder: Path) -> System:
 
 def session(folder: Path) -> System:
     table = loaded(folder)
-    words = (table, "count", "--where", "epsilon >= 0.5", "--epsilon")
+    words = (*table, "count", "--where", "epsilon >= 0.5", "--epsilon")
     ask = ("session", "ask", *words, "0.1")
 
     def narrow() -> None:
@@ -79,14 +79,11 @@ def session(folder: Path) -> System:
     return System(("session", "plan", *words, "0.1"), ask, ask, ask, narrow)
 
 
-def tabulate(folder: Path) -> System:
-    made = office(folder)
+def census(folder: Path) -> System:
     new_key(folder / "noise.key")
-    place = accounts.create(folder / "ledger.db", "persons", (60.0, 1e-9), "person")
-    ledger = ("--ledger", place.path, "--data-set", "persons", "--account-id", place.id)
-    words = ("--key-file", folder / "noise.key", *ledger)
-    lists = [["tabulate", "plan", *made, *words]]
-    lists += [["tabulate", "execute", *made, folder / out, *words] for out in "aab"]
+    file = project(folder, office(folder), secret="file:noise.key", limit=(60.0, 1e-9))
+    lists = [["census", "plan", "--project", file]]
+    lists += [["census", "execute", "--project", file, "--out", folder / out] for out in "aab"]
     return System(*lists, narrowed(folder, 20.0))
 
 
@@ -110,7 +107,7 @@ SYSTEMS = {
     "sql": sql,
     "choose": choose,
     "session": session,
-    "tabulate": tabulate,
+    "census": census,
 }
 
 
@@ -258,14 +255,12 @@ def test_a_ledger_of_another_unit_refuses_both(name: str, tmp_path: Path) -> Non
     same_refusal(of.fresh, of.plan, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["answer", "pure", "tabulate", "choose"])
+@pytest.mark.parametrize("name", ["answer", "pure", "census", "choose"])
 def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
     of = ALL[name](tmp_path)
     out = next(Path(word) for word in of.ask if Path(word).parent == tmp_path and str(word)[-2:] in
                ("/a", "ml") and not Path(word).exists())  # fmt: skip
-    place = (out,) if name == "tabulate" else ("--out", out)
-    ask = (*of.ask,)
-    plan = (*of.plan[:4], *place, *of.plan[4:]) if name == "tabulate" else (*of.plan, *place)
+    ask, plan = of.ask, (*of.plan, "--out", out)
     if out.suffix:
         out.write_text("another")
     else:
@@ -278,9 +273,9 @@ def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
 def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     words = ("count", "--from", "half", "--epsilon")
-    allot = ("session", "allot", table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
+    allot = ("session", "allot", *table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
     assert call(*allot).exit_code == 0
-    plan, ask = ("session", "plan", table, *words), ("session", "ask", table, *words)
+    plan, ask = ("session", "plan", *table, *words), ("session", "ask", *table, *words)
     done = call(*plan, "0.15", "--json")
     plan_json = json.loads(done.stdout)
     assert (plan_json["allotment_left"], plan_json["charged"]) == (0.2, []) and plan_json["errors"]
@@ -289,5 +284,5 @@ def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     assert call(*ask, "0.15").exit_code == 0
     assert acceptance((*plan, "0.15"))[1]["run_id"]
     same_refusal((*ask, "0.1"), (*plan, "0.1"), tmp_path)
-    other = ("session", "plan", table, "count", "--from", "none", "--epsilon", "0.1")
+    other = ("session", "plan", *table, "count", "--from", "none", "--epsilon", "0.1")
     assert call(*other).exit_code == 3

@@ -15,7 +15,7 @@ from tests.pipelines.cli.mistakes import Hour
 from tests.pipelines.cli.test_plans_and_charges import tabulate
 from tests.pipelines.sql.asking import dp
 from tests.pipelines.sql.test_registration import shop
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import office, project
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_tables_that_were_charged_before(tmp_path: Path) -> None:
 
 def test_a_subspace_without_a_name(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
-    asking = ("session", "ask", table, "--in", "small", "--epsilon", "0.25", "--drop")
+    asking = ("session", "ask", *table, "--in", "small", "--epsilon", "0.25", "--drop")
     refused = call(*asking)
     assert refused.exit_code == 2
     [words] = commands_of(refused.output)
@@ -144,10 +144,10 @@ def test_tables_with_several_faults(tmp_path: Path) -> None:
     made = office(tmp_path)
     config = json.loads((made.parameters / "config.json").read_text())
     (made.parameters / "config.json").write_text(json.dumps(dict.fromkeys(config, "x")))
-    refused = call("tabulate", "plan", *made)
+    given = ("--project", project(tmp_path, made))
+    refused = call("census", "plan", *given)
     [words] = commands_of(refused.output)
-    places = {"PARAMETERS": str(made.parameters), "DATA": str(made.data)}
-    listed = call(*(places.get(word, word) for word in words))
+    listed = call(*words, *given)
     assert refused.exit_code == listed.exit_code == 2
     counted = re.search(r"([0-9]+) faults", refused.output)
     assert counted is not None and len(listed.output.splitlines()) == int(counted[1]) + 1
