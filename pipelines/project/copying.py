@@ -2,10 +2,12 @@
 
 Both `dpstream choose --as NAME` and `sql --stream JOB --emit NAME` write one.  Its section keeps
 the comments, and the rest of the file every byte.  Two jobs cannot share a store or a folder: the
-copy has the store of its own name, and a folder beside the old job's.
+copy has the store of its own name in a file (also where the old one is a database of Spanner, which
+holds one run), the dead letters of its own name, and a folder of releases beside the old job's.
 """
 
 import copy
+import tomllib
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -18,7 +20,7 @@ from tomlkit.items import AoT, Table
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.project.project import Project, is_name
 from dpstream.pipelines.project.text import read_at_most
-from dpstream.pipelines.project.write import write_project
+from dpstream.pipelines.project.write import flush_project, write_project
 
 
 def read_project_text(project: Project) -> bytes:
@@ -54,18 +56,29 @@ def copied_section(text: bytes, job: str, new: str) -> Any:
     try:
         document: Any = tomlkit.parse(text.decode("utf-8"))
         section = copy.deepcopy(document["job"][job])
-    except (TOMLKitError, UnicodeDecodeError, KeyError):
-        raise UsageError("project file", "cannot be extended", "simplify its layout") from None
+    except (TOMLKitError, UnicodeDecodeError, LookupError):
+        raise _unusual(job) from None
     _forget_headers(section)
-    if "://" not in str(section.get("store", "")):
-        section.pop("store", None)
+    section.pop("store", None)
     section.pop("dead_letter", None)
     path = section.get("sink", {}).get("path")
-    if path is not None:
-        old = PurePath(path)
-        own = old.with_name(new if old.name == job else f"{old.name}-{new}")
-        section["sink"]["path"] = own.as_posix()
+    if path:
+        section["sink"]["path"] = _beside(PurePath(path), job, new).as_posix()
     return section
+
+
+def _unusual(job: str) -> UsageError:
+    """Of a layout that tomlkit cannot copy, such as one of tables with others between them."""
+    return UsageError(
+        f"job.{job}", "cannot be copied as it is laid out", f"write all of it below one [job.{job}]"
+    )
+
+
+def _beside(folder: PurePath, job: str, new: str) -> PurePath:
+    """The folder of the new job's releases."""
+    if folder.name in ("", ".."):  # the project's own folder, or one above it
+        return folder / new
+    return folder.with_name(new if folder.name == job else f"{folder.name}-{new}")
 
 
 def _forget_headers(table: Any) -> None:
@@ -90,8 +103,27 @@ def section_text(name: str, section: Any) -> str:
 
 
 def extended(text: bytes, section: str) -> str:
-    """The file's text with a section at its end."""
-    return f"{text.decode('utf-8').rstrip(chr(10))}\n\n{section}"
+    """The file's text, every byte of it, with a section at its end."""
+    before = text.decode("utf-8")
+    gap = "" if before.endswith("\n\n") else "\n" if before.endswith("\n") else "\n\n"
+    return f"{before}{gap}{section}"
+
+
+def check_extended(text: bytes, job: str, new: str, section: Any) -> None:
+    """Refuse a file that, with a section at its end, would not say what it says and the section.
+
+    Raises:
+        UsageError: it would not, for instance because all jobs are in one inline table.
+    """
+    before = tomllib.loads(text.decode("utf-8"))
+    if new in before["job"]:
+        return  # nothing is written
+    try:
+        after = tomllib.loads(extended(text, section_text(new, section)))
+    except tomllib.TOMLDecodeError:
+        after = {}
+    if after != before | {"job": before["job"] | {new: section.unwrap()}}:
+        raise _unusual(job)
 
 
 def with_job(project: Project, name: str, section: Mapping[str, Any]) -> Project:
@@ -120,5 +152,6 @@ def append_section(project: Project, name: str, text: bytes, section: str, optio
             raise UsageError(
                 option, f"[job.{name}] exists and says otherwise", "choose another name"
             )
+        flush_project(project.path)
         return
     write_project(project.path, extended(text, section), text)

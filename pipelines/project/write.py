@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.disk_errors import file_errors
-from dpstream.state.durable import put_once, replacing
+from dpstream.state.durable import put_once, replacing, sync
 
 
 def write_project(path: Path, text: str, before: bytes) -> None:
@@ -28,7 +28,23 @@ def write_project(path: Path, text: str, before: bytes) -> None:
             if not put_once(path, text.encode()):
                 raise changed
             return
-        with replacing(path, stat.S_IMODE(path.stat().st_mode)) as draft:
+        path = path.resolve()  # a link to the file stays one
+        mode = stat.S_IMODE(path.stat().st_mode)
+        with replacing(path, mode) as draft:
+            draft.chmod(mode)  # also what the umask takes away
             draft.write_bytes(text.encode())
             if path.read_bytes() != before:
                 raise changed
+
+
+def flush_project(path: Path) -> None:
+    """Have a project file on disk that a command finds written as it would write it: the one that
+    did so may have died before it was there.
+
+    Raises:
+        RunError: the operating system cannot do it.
+    """
+    with file_errors(path.name, "cannot be written"):
+        path = path.resolve()
+        sync(path)
+        sync(path.parent)

@@ -16,6 +16,7 @@ from dpstream.accounting.plan.fields import Aggregate
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.copying import (
     append_section,
+    check_extended,
     copied_section,
     read_project_text,
     section_text,
@@ -109,6 +110,7 @@ def render(
             part["bounds"] = list(in_column_units(*tuned[aggregate], part.get("grid", 1.0)))
     section.pop("choice", None)
     section["choice"] = _written(choice)
+    check_extended(text, name, new, section)
     _check(project, new, section.unwrap(), contributions, tuned)
     return text, section_text(new, section)
 

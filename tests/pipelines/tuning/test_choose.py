@@ -14,6 +14,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
+from dpstream.state import open as stores
 from dpstream.state.ledger.answers import Register
 from tests import accounts
 from tests.pipelines.tuning.asking import (  # noqa: F401
@@ -342,3 +343,21 @@ def test_a_proposed_bound_per_key_may_be_taken(project: Path) -> None:
             project, text.replace(f"contributions = {proposal['contributions']}\n", wrong)
         )
         assert load(project) == "job.new.contributions"
+
+
+def test_the_new_job_runs_beside_the_old_one(project: Path) -> None:
+    """Neither goes on with the other's store, and neither writes into the other's folder."""
+    runs = 'contributions = 4\nstore = "hourly.store.db"\nkey = ["key"]'
+    write(project, ('key = ["key"]', runs), ("grid = 0.5", "grid = 0.5, bounds = [-100, 200]"),
+          ("epsilon = 3.0", "epsilon = 9.0"))  # fmt: skip
+    done(call("run", "hourly", "--project", project))
+    done(choose(project, "new", "--bounds"))
+    stores.close_all()
+    made = json.loads(done(call("run", "new", "--project", project, "--json")).stdout)
+    assert made["run_id"] and entries(project) == 3
+    for folder in ("releases", "releases-new"):
+        assert list((project.parent / folder).rglob("*.parquet"))
+    assert project.with_name("hourly.store.db").exists()
+    assert project.with_name("new.store.db").exists()
+    again = json.loads(done(call("run", "hourly", "--project", project, "--json")).stdout)
+    assert again["run_id"] != made["run_id"] and entries(project) == 3
