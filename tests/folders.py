@@ -16,12 +16,45 @@ from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.connectors.records.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Drive, letters_of, rows_of
-from tests.pipelines.conftest import TEMPLATE
 
 START = 1_704_067_200_000_000
 SECOND = 1_000_000
 CANARY = "CANARY7741"
+JOB = """
+version = 1
+
+[data_set.shop]
+unit = { name = "user" }
+insecure_test_secret = "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f"
+
+[table.visits]
+folder = "in"
+format = "FORMAT"
+stamp = "STAMP"
+unit_column = "user"
+time_column = "time"
+
+[job.daily]
+table = "visits"
+key = ["key"]
+aggregate.records = { kind = "count" }
+aggregate.total = { kind = "sum", column = "value", bounds = [0, 10] }
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-02T00:00:00Z"
+window = "1d"
+release_every = "6h"
+budget = { epsilon = 6.0, delta = 1e-9, covers = "lifetime" }
+contributions = 4
+batch_rows = BATCH_ROWS
+sink = { kind = "parquet", path = "releases" }
+"""
 MakeFolderJob = Callable[..., Job]
+
+
+def job_text(kind: str, stamp: str = "manifest", batch_rows: int = 1000) -> str:
+    """A job on the folder ``in``, whose files have a format."""
+    text = JOB.replace("BATCH_ROWS", str(batch_rows)).replace("FORMAT", kind)
+    return text.replace("STAMP", stamp)
 
 
 @pytest.fixture
@@ -29,13 +62,9 @@ def make_folder_job(tmp_path: Path) -> MakeFolderJob:
     """``make(format, stamp=..., batch_rows=...)`` writes and loads a job on the folder ``in``."""
 
     def make(kind: str = "jsonl", stamp: str = "manifest", batch_rows: int = 1000) -> Job:
-        text = TEMPLATE.format(
-            kind="folder", pattern="in", sink="parquet", batch_rows=batch_rows, key="0f" * 32
-        )
-        more = f'format = "{kind}"\nstamp = "{stamp}"\n[schema]'
-        (tmp_path / "job.toml").write_text(text.replace("[schema]", more, 1))
+        (tmp_path / "dpstream.toml").write_text(job_text(kind, stamp, batch_rows))
         (tmp_path / "in").mkdir(exist_ok=True)
-        return load_job(tmp_path / "job.toml")
+        return load_job(tmp_path / "dpstream.toml")
 
     return make
 

@@ -12,39 +12,33 @@ DAYS = 4
 DAY = 86_400_000_000
 START = 1_704_067_200_000_000  # 2024-01-01
 JOB = """
-[source]
-kind = "KIND"
+version = 1
+
+[data_set.shop]
+unit = { name = "user", type = "int" }
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+
+[table.visits]
 path = "in/*.KIND"
-[schema]
-unit = { column = "user", type = "int" }
+unit_column = "user"
+time_column = "at"
+
+[job.daily]
+table = "visits"
 key = ["page"]
-event_time = "at"
-[[aggregate]]
-name = "visits"
-kind = "count"
-[[aggregate]]
-name = "spent"
-kind = "sum"
-column = "amount"
-clamp = [0, 10]
-[time]
+aggregate.visits = { kind = "count" }
+aggregate.spent = { kind = "sum", column = "amount", bounds = [0, 10] }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-05T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
+release_every = "6h"
 allowed_lateness = "LATE"
-[privacy]
-epsilon = 20.0
-delta = 1e-2
+budget = { epsilon = 20.0, delta = 1e-2, covers = "lifetime" }
 contributions = 9
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
 insecure_test_run_id = "22222222222222222222222222222222"
-[state]
-store = "sqlite:s.db"
+store = "s.db"
 shards = 3
-[sink]
-kind = "parquet"
-path = "out"
+sink = { kind = "parquet", path = "out" }
 """
 #: (instant that a pass releases through, files that are there by then) of the usual course.
 COURSE = (("2024-01-02", 1), ("2024-01-03", 2), ("2024-01-04", 3), ("end", 4))
@@ -77,7 +71,7 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
 def place(folder: Path, kind: str = "parquet", late: str = "0s") -> Path:
     """A folder with the job, all days in ``all/`` and none in ``in/`` yet."""
     (folder / "in").mkdir(parents=True, exist_ok=True)
-    (folder / "job.toml").write_text(JOB.replace("KIND", kind).replace("LATE", late))
+    (folder / "dpstream.toml").write_text(JOB.replace("KIND", kind).replace("LATE", late))
     for number in range(DAYS):
         # Every other file holds some of the next day, as exports do.
         write(folder, f"day-{number}.{kind}", day(number, 0.0, 1.0 if number % 2 else 1.2))

@@ -48,4 +48,4 @@ if __name__ == "__main__":
     folder, through, point = sys.argv[1:]
     if point:
         die_at(point)
-    run_job(load_job(Path(folder) / "job.toml"), through=through)
+    run_job(load_job(Path(folder) / "dpstream.toml"), through=through)

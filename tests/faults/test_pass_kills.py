@@ -38,7 +38,7 @@ def undisturbed() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as name:
         folder = place(Path(name))
         arrive(folder, DAYS)
-        run_job(load_job(folder / "job.toml"))
+        run_job(load_job(folder / "dpstream.toml"))
         stores.close_all()
         return released(folder)
 
@@ -64,6 +64,6 @@ def test_killed_at_a_commit_point(tmp_path: Path, killed: int, point: str) -> No
             arrive(folder, files + 1)
             if point in ("before commit 1", "after end 1"):
                 (folder / "in" / f"day-{files}.parquet").unlink()  # nothing was begun, or left
-        run_job(load_job(folder / "job.toml"), through=through)
+        run_job(load_job(folder / "dpstream.toml"), through=through)
         stores.close_all()
     assert released(folder) == undisturbed()

@@ -13,33 +13,31 @@ from tests.drive import Bundle, Drive, letters_of, rows_of
 
 _numbers = itertools.count()
 _TEXT = """
-[source]
-kind = "kafka"
+version = 1
+
+[data_set.shop]
+unit = {{ name = "user" }}
+insecure_test_secret = "{secret}"
+
+[table.visits]
 servers = "{servers}"
 topic = "{topic}"
 settle = "{settle}"
+unit_column = "user"
+time_column = "time"
 {more}
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "key" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "records"
-kind = "count"
-[time]
+
+[job.{name}]
+table = "visits"
+key = ["key"]
+aggregate.records = {{ kind = "count" }}
 start = "2024-01-01T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-epsilon = 6.0
-delta = 1e-9
+release_every = "6h"
+budget = {{ epsilon = 6.0, delta = 1e-9, covers = "lifetime" }}
 contributions = 4
-insecure_test_key = "{key}"
-[sink]
-kind = "parquet"
-path = "releases"
-[performance]
 batch_rows = {batch_rows}
+sink = {{ kind = "parquet", path = "releases" }}
 """
 
 
@@ -51,11 +49,12 @@ def kafka_job(
     settle: str = "100ms",
     batch_rows: int = 1000,
 ) -> Job:
-    """A job on a topic; ``more`` are further lines of ``[source]``."""
-    path = folder / f"kafka{next(_numbers)}.toml"
+    """A job on a topic, in a project file of its own; ``more`` are further lines of its table."""
+    name = f"kafka{next(_numbers)}"
+    path = folder / f"{name}.toml"
     path.write_text(
         _TEXT.format(
-            servers=servers, topic=topic, more=more, settle=settle, key="0f" * 32,
+            name=name, servers=servers, topic=topic, more=more, settle=settle, secret="0f" * 32,
             batch_rows=batch_rows,
         )
     )  # fmt: skip

@@ -18,36 +18,33 @@ from tests.written import read_dead_letters
 
 WINDOW = 4
 JOB = """
-[source]
-kind = "kafka"
+version = 1
+
+[data_set.shop]
+unit = {{ name = "user" }}
+insecure_test_secret = "{secret}"
+
+[table.visits]
 servers = "{servers}"
 topic = "{topic}"
 settle = "200ms"
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "key" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "records"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+
+[job.live]
+table = "visits"
+key = ["key"]
+aggregate.records = {{ kind = "count" }}
 start = "{start}"
 window = "4s"
-trigger_every = "1s"
+release_every = "1s"
 allowed_lateness = "2s"
-[keys]
-public = "keys.csv"
-[privacy]
-epsilon = 1000.0
-delta = 0.1
-allow_large_delta = true
+budget = {{ epsilon = 1000.0, delta = 0.1, covers = "lifetime" }}
+mechanism.allow_large_delta = true
 contributions = 1
-insecure_test_key = "{key}"
-[state]
+public_keys = "keys.csv"
 shards = 2
-[sink]
-kind = "parquet"
-path = "releases"
+sink = {{ kind = "parquet", path = "releases" }}
 """
 
 
@@ -120,9 +117,9 @@ def test_every_record_is_counted_over_a_restart(
         monkeypatch.setattr(Kafka, "at", from_the_end)
     topic, start = kafka.topic(2), time.time() // WINDOW * WINDOW
     (tmp_path / "keys.csv").write_text("key\na\nb\n")
-    path = tmp_path / "job.toml"
+    path = tmp_path / "dpstream.toml"
     path.write_text(
-        JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), key="0f" * 32)
+        JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), secret="0f" * 32)
     )
     sender = Sender(kafka, topic)
     first = run_while(load_job(path), lambda: sender.send(6))

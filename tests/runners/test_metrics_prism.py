@@ -13,10 +13,8 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.metrics import Ports, serving
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
 from dpstream.pipelines.stream.run import run_job
-from tests import accounts
 from tests.audit.leaks import hits, make_job
-from tests.folders import CANARY, write
-from tests.pipelines.conftest import TEMPLATE
+from tests.folders import CANARY, job_text, write
 from tests.pipelines.operate.test_metrics import families, scrape
 from tests.runners.prism import binary
 
@@ -62,21 +60,18 @@ def test_every_release_has_a_latency(tmp_path: Path, deliveries: Deliveries) -> 
 
 def live_job(folder: Path, start: int, seconds: int) -> Job:
     """A job on a folder that grows, a trigger time every second from an instant on."""
-    text = TEMPLATE.format(
-        kind="folder", pattern="in", sink="parquet", batch_rows=1000, key="0f" * 32
-    )
+    text = job_text("jsonl")
     for old, new in (
-        ("[schema]", 'format = "jsonl"\n[schema]'),
         ("2024-01-01T00:00:00Z", rfc3339(start)),
         ("2024-01-02T00:00:00Z", rfc3339(start + seconds * SECOND)),
         ('window = "1d"', f'window = "{seconds}s"'),
-        ('trigger_every = "6h"', 'trigger_every = "1s"\nmax_skew = "1h"'),
+        ('release_every = "6h"', 'release_every = "1s"\nmax_skew = "1h"'),
     ):
         assert old in text
         text = text.replace(old, new)
-    accounts.write(folder / "job.toml", text)
+    (folder / "dpstream.toml").write_text(text)
     (folder / "in").mkdir()
-    return load_job(folder / "job.toml")
+    return load_job(folder / "dpstream.toml")
 
 
 def test_a_live_stream(tmp_path: Path) -> None:

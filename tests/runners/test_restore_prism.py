@@ -20,36 +20,33 @@ from tests.folders import write
 from tests.runners.prism import binary, run_while, wait_for
 
 JOB = """
-[source]
-kind = "folder"
-path = "in"
+version = 1
+
+[data_set.shop]
+unit = {{ name = "user" }}
+insecure_test_secret = "{secret}"
+
+[table.visits]
+folder = "in"
 format = "jsonl"
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "key" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "records"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+
+[job.live]
+table = "visits"
+key = ["key"]
+aggregate.records = {{ kind = "count" }}
 start = "{start}"
 window = "2s"
-trigger_every = "1s"
+release_every = "1s"
 allowed_lateness = "2s"
-[keys]
-public = "keys.csv"
-[privacy]
-epsilon = 1000.0
-delta = 0.1
-allow_large_delta = true
+budget = {{ epsilon = 1000.0, delta = 0.1, covers = "lifetime" }}
+mechanism.allow_large_delta = true
 contributions = 1
-insecure_test_key = "{key}"
-[state]
+public_keys = "keys.csv"
 shards = 2
 keep_releases = "1d"
-[sink]
-kind = "parquet"
-path = "releases"
+sink = {{ kind = "parquet", path = "releases" }}
 """
 Files = dict[str, bytes]
 
@@ -96,8 +93,8 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
     binary()
     start = datetime.fromtimestamp(time.time() // 2 * 2, UTC).isoformat().replace("+00:00", "Z")
     (tmp_path / "keys.csv").write_text("key\na\nb\n")
-    path, saved = tmp_path / "job.toml", tmp_path / "backup"
-    path.write_text(JOB.format(start=start, key="0f" * 32))
+    path, saved = tmp_path / "dpstream.toml", tmp_path / "backup"
+    path.write_text(JOB.format(start=start, secret="0f" * 32))
     job, producer = load_job(path), Producer(tmp_path)
 
     def first() -> None:
@@ -108,6 +105,7 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
             "dpstream",
             "state",
             "backup",
+            "--project",
             path,
             "--out",
             saved,

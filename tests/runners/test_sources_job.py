@@ -25,7 +25,7 @@ from tests.runners.prism import binary, wait_for
 from tests.runners.test_kafka_job import JOB, WINDOW, closed, lost, run_while, text_of
 from tests.written import read_dead_letters
 
-KAFKA = 'kind = "kafka"\nservers = "{servers}"\ntopic = "{topic}"'
+KAFKA = 'servers = "{servers}"\ntopic = "{topic}"'
 
 
 class Sender:
@@ -52,10 +52,11 @@ class Sender:
 def write_job(folder: Path, source: str, start: float, more: str = "") -> Job:
     """A job whose windows begin at ``start`` (seconds since the epoch), and its public keys."""
     (folder / "keys.csv").write_text("key\na\nb\n")
+    assert KAFKA in JOB and '"{start}"' in JOB
     text = JOB.replace(KAFKA, source).replace("{{", "{").replace("}}", "}")
-    text = text.replace('"{start}"', f'"{text_of(start)}"{more}').replace("{key}", "0f" * 32)
-    (folder / "job.toml").write_text(text)
-    return load_job(folder / "job.toml")
+    text = text.replace('"{start}"', f'"{text_of(start)}"{more}').replace("{secret}", "0f" * 32)
+    (folder / "dpstream.toml").write_text(text)
+    return load_job(folder / "dpstream.toml")
 
 
 def over_a_restart(folder: Path, source: str, sender: Sender, between: Callable[[], None]) -> bool:
@@ -70,7 +71,7 @@ def over_a_restart(folder: Path, source: str, sender: Sender, between: Callable[
         sender.send(3)
         wait_for(lambda: closed(folder / "releases", sender.last))
 
-    job = load_job(folder / "job.toml")
+    job = load_job(folder / "dpstream.toml")
     second = run_while(job, until_published)
     assert second.resumed and first.run_id == second.run_id and sender.number > 100
     return lost(job, sender.sent) == 0
@@ -105,7 +106,7 @@ def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bo
             close_files(folder)
 
     monkeypatch.setattr(sender, "send", send)
-    source = 'kind = "folder"\npath = "in"\nformat = "jsonl"'
+    source = 'folder = "in"\nformat = "jsonl"'
     assert over_a_restart(tmp_path, source, sender, lambda: None) != sabotaged
 
 
@@ -119,7 +120,7 @@ def test_pubsub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
     with running() as emulator:
         topic, subscription = emulator.subscription(ack_deadline_seconds=10)
         sender = Sender(lambda texts: emulator.publish(topic, texts) and None)
-        source = f'kind = "pubsub"\nsubscription = "{subscription}"'
+        source = f'subscription = "{subscription}"'
         exact = over_a_restart(tmp_path, source, sender, source_pubsub.PULLERS.close)
     assert exact != sabotaged
 
@@ -134,7 +135,7 @@ def test_the_end_waits_for_dead_letters(tmp_path: Path, monkeypatch: pytest.Monk
         return write(folder, held)
 
     monkeypatch.setattr(sinks, "write_dead_letters", slowly)
-    source, start = 'kind = "folder"\npath = "in"\nformat = "jsonl"', time.time() // 1 - 60
+    source, start = 'folder = "in"\nformat = "jsonl"', time.time() // 1 - 60
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(b"{\n{\n")

@@ -39,6 +39,45 @@ from tests.pipelines.workload.survey import survey, write
 RELEASED = {"released", "rows", "answers", "nulls", "bounds", "run_id", "receipt", "answered",
             "contributions", "cut", "sd", "per_key", "busiest"}  # fmt: skip
 Prepared = Callable[[Path, bool], list[str | Path]]
+#: The job of `tests.growing` as `dpstream choose` takes it.
+CHOSEN_JOB = """
+[source]
+kind = "parquet"
+path = "in/*.parquet"
+[schema]
+unit = { column = "user", type = "int" }
+key = ["page"]
+event_time = "at"
+[[aggregate]]
+name = "visits"
+kind = "count"
+[[aggregate]]
+name = "spent"
+kind = "sum"
+column = "amount"
+clamp = [0, 10]
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-05T00:00:00Z"
+window = "1d"
+trigger_every = "6h"
+[privacy]
+epsilon = 20.0
+delta = 1e-2
+contributions = 9
+insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
+insecure_test_run_id = "22222222222222222222222222222222"
+[ledger]
+path = "l.db"
+data_set = "d"
+limit = { epsilon = 900.0, delta = 0.1 }
+[state]
+store = "sqlite:s.db"
+shards = 3
+[sink]
+kind = "parquet"
+path = "out"
+"""
 
 
 def run_job(folder: Path, more: bool) -> list[str | Path]:
@@ -46,7 +85,7 @@ def run_job(folder: Path, more: bool) -> list[str | Path]:
     arrive(folder, 1)
     if more:
         _append(folder / "in" / "day-0.csv", "7777,p1,2024-01-01 00:00:00Z,1\n" + "x,p,now,\n" * 5)
-    return ["run", folder / "job.toml", "--through", "2024-01-02"]
+    return ["run", "--project", folder, "--through", "2024-01-02"]
 
 
 def run_empty_job(folder: Path, more: bool) -> list[str | Path]:
@@ -118,9 +157,7 @@ def statement(folder: Path, more: bool) -> list[str | Path]:
 
 def tuning(folder: Path, more: bool) -> list[str | Path]:
     place(folder)
-    text = (folder / "job.toml").read_text()
-    ledger = '[ledger]\npath = "l.db"\ndata_set = "d"\nlimit = { epsilon = 900.0, delta = 0.1 }\n'
-    accounts.write(folder / "job.toml", text.replace("[state]", ledger + "[state]"))
+    accounts.write(folder / "job.toml", CHOSEN_JOB)
     arrive(folder, 2 if more else 1)
     return ["choose", folder / "job.toml", "--first", "1d", "--epsilon", "20", "--delta", "1e-3",
             "--quantile", "0.9", "--out", folder / "chosen.toml"]  # fmt: skip
@@ -129,17 +166,17 @@ def tuning(folder: Path, more: bool) -> list[str | Path]:
 def recording(folder: Path, more: bool) -> list[str | Path]:
     run_job(folder, more)
     (folder / "target").mkdir()
-    return ["replay", folder / "job.toml", "--to", f"folder:{folder / 'target'}"]
+    return ["replay", "--project", folder, "--to", f"folder:{folder / 'target'}"]
 
 
 def store(folder: Path, more: bool) -> list[str | Path]:
     _done(*run_job(folder, more))
-    return ["state", "info", folder / "job.toml"]
+    return ["state", "info", "--project", folder]
 
 
 def page(folder: Path, more: bool) -> list[str | Path]:
     _done(*run_job(folder, more))
-    return ["report", folder / "job.toml", "--out", folder / "page.html"]
+    return ["report", "--project", folder, "--out", folder / "page.html"]
 
 
 #: Of each command that reads private records: how it is called, and whether it counts them.

@@ -23,10 +23,10 @@ def test_examples() -> None:
 
 
 def test_refused_before_anything_is_read(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    assert "--speed" in refused("run", make_job().path, "--speed", "fast")
-    assert "--runner" in refused("run", make_job().path, "--runner", "NoSuchRunner")
+    assert "--speed" in refused("run", "--project", make_job().path, "--speed", "fast")
+    assert "--runner" in refused("run", "--project", make_job().path, "--runner", "NoSuchRunner")
     assert not (tmp_path / "releases").exists()
-    refused("run", tmp_path / "none.toml")
+    refused("run", "--project", tmp_path / "none.toml")
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_nothing_released_is_said_without_private_reasons(tmp_path: Path) -> Non
         (folder / "s.db").unlink(missing_ok=True)
         shutil.rmtree(folder / "out", ignore_errors=True)
         (folder / "in" / "day-0.csv").write_text("user,page,at,amount\n" + rows)
-        outcome = call("run", folder / "job.toml", "--operator", "--fail-if-empty")
+        outcome = call("run", "--project", folder, "--operator", "--fail-if-empty")
         stores.close_all()
         assert outcome.exit_code == 4 and private in outcome.stderr, outcome.output
         lines = outcome.stderr.splitlines()
@@ -117,7 +117,7 @@ def test_a_pass_in_json_and_in_words(tmp_path: Path) -> None:
     arrive(folder, 1)
     with open(folder / "in" / "day-0.csv", "a") as file:
         file.write("nobody,p1,2024-01-01 00:00:00Z,1\n")
-    outcome = call("run", folder / "job.toml", "--through", "2024-01-02", "--json", "--operator")
+    outcome = call("run", "--project", folder, "--through", "2024-01-02", "--json", "--operator")
     stores.close_all()
     facts = json.loads(outcome.stdout)
     assert facts["through"] == "2024-01-02T00:00:00Z" and facts["summary"]["released"]["rows"] > 10
@@ -125,9 +125,9 @@ def test_a_pass_in_json_and_in_words(tmp_path: Path) -> None:
     assert (records["read"], records["dead"]) == (1_501, 1) and records["cause"] is None
     assert records["dead_share"] == pytest.approx(1 / 1_501)
     arrive(folder, 2)
-    quiet = call("run", folder / "job.toml", "--through", "2024-01-03", "--quiet", "--operator")
+    quiet = call("run", "--project", folder, "--through", "2024-01-03", "--quiet", "--operator")
     stores.close_all()
     assert "released through 2024-01-03T00:00:00Z; files may join" in quiet.output
     assert "position and reason, 0.0333% of the records" in quiet.output
-    engine = refused("run", folder / "job.toml", "--through", "end", "--runner", "PrismRunner")
+    engine = refused("run", "--project", folder, "--through", "end", "--runner", "PrismRunner")
     assert "reads no files that grow" in engine or "--prism_location" in engine

@@ -14,6 +14,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.private_log import DEBUG, NAME
+from tests import accounts
 from tests.growing import arrive, place
 from tests.pipelines.cli import test_private_counts as commands
 from tests.pipelines.cli.called import call
@@ -25,11 +26,14 @@ Prepared = Callable[[Path, bool], list[str | Path]]
 def job(folder: Path, more: bool) -> list[str | Path]:
     place(folder)
     arrive(folder, 1)
-    return ["run", folder / "job.toml"]
+    return ["run", "--project", folder]
 
 
 def ledger(folder: Path, more: bool) -> list[str | Path]:
-    return ["account", "show", commands.tuning(folder, more)[1]]
+    project = place(folder) / "dpstream.toml"
+    account = '[data_set.shop]\naccount = { path = "l.db", limit = { epsilon = 9.0, delta = 0.1 } }'
+    accounts.write(project, project.read_text().replace("[data_set.shop]", account))
+    return ["account", "show", "--project", folder]
 
 
 #: How a command is called, and what fails in it.
@@ -81,7 +85,7 @@ def test_the_canary_is_in_the_log_only(
 def test_a_run_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`dpstream.run_job` raises a coded error; what it hides is in the log."""
     job(tmp_path, False)
-    loaded = load_job(tmp_path / "job.toml")
+    loaded = load_job(tmp_path / "dpstream.toml")
     monkeypatch.setattr(FAULTS[0][1], fail)
     with pytest.raises(RunError, match=NAME) as raised:
         run_job(loaded)
@@ -97,7 +101,7 @@ def test_debug_in_a_real_process(tmp_path: Path) -> None:
         "job.source_path = fail\n"
         "from dpstream.pipelines.cli.main import main; main()"
     )
-    command = [sys.executable, "-c", code, "plan", str(tmp_path / "job.toml")]
+    command = [sys.executable, "-c", code, "plan", "--project", str(tmp_path)]
     for debug in ("", "1"):
         done = subprocess.run(command, capture_output=True, text=True, check=False,
                               env={**os.environ, DEBUG: debug})  # fmt: skip

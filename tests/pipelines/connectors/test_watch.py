@@ -36,15 +36,13 @@ Hook = Callable[[], None]
 def job_of(folder: Path, kind: str = "csv") -> Path:
     """A job on two files of a kind; ``other`` holds what replaces the second."""
     place(folder)
-    text = (folder / "job.toml").read_text()
-    file_format = kind.removesuffix(".gz")
-    text = text.replace('kind = "parquet"\npath = "in', f'kind = "{file_format}"\npath = "in', 1)
-    text = text.replace("in/*.parquet", f"in/*.{kind}")
-    (folder / "job.toml").write_text(text)
+    text = (folder / "dpstream.toml").read_text()
+    assert "in/*.parquet" in text
+    (folder / "dpstream.toml").write_text(text.replace("in/*.parquet", f"in/*.{kind}"))
     days = sorted((folder / "all").iterdir())
     for at, name in enumerate((f"in/{SECRET}-0", f"in/{SECRET}-1", "other")):
         (folder / f"{name}.{kind}").write_bytes(_bytes(days[at], kind))
-    return folder / "job.toml"
+    return folder / "dpstream.toml"
 
 
 def _bytes(day: Path, kind: str) -> bytes:
@@ -93,13 +91,13 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The releases of the same job on input that stays as it is."""
     folder = tmp_path_factory.mktemp("calm")
-    assert call("run", job_of(folder), "--quiet").exit_code == 0
+    assert call("run", "--project", job_of(folder), "--quiet").exit_code == 0
     stores.close_all()
     return released(folder)
 
 
 def information(job: Path) -> dict[str, Any]:
-    info: dict[str, Any] = json.loads(call("state", "info", job, "--json").stdout)
+    info: dict[str, Any] = json.loads(call("state", "info", "--project", job, "--json").stdout)
     return info
 
 
@@ -116,20 +114,20 @@ def test_nothing_of_changed_files_is_released(
 ) -> None:
     job = job_of(tmp_path, kind)
     hook(lambda: replaced(tmp_path, kind) and None, after)
-    text = refused("run", job, "--quiet", code=POLICY)
+    text = refused("run", "--project", job, "--quiet", code=POLICY)
     assert SECRET not in text and released(tmp_path) == {}
     assert information(job)["input_changed"]
     # Every later command refuses, also when the old bytes are back.
     (tmp_path / f"other.{kind}").write_bytes(_bytes(sorted((tmp_path / "all").iterdir())[1], kind))
     replaced(tmp_path, kind)
     for command in (
-        ("run", job), ("state", "init", job), ("state", "releases", job),
-        ("state", "releases", job, "--out", tmp_path / "again"), ("run", job, "--through", "end"),
+        ("run",), ("state", "init"), ("state", "releases"),
+        ("state", "releases", "--out", tmp_path / "again"), ("run", "--through", "end"),
     ):  # fmt: skip
-        assert "--fresh" in refused(*command, code=POLICY)
+        assert "--fresh" in refused(*command, "--project", job, code=POLICY)
     assert released(tmp_path) == {} and not (tmp_path / "again").exists()
     # What the message names is the fix.
-    assert call("run", job, "--fresh", "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--fresh", "--quiet").exit_code == 0
     assert released(tmp_path) and not information(job)["input_changed"]
 
 
@@ -142,7 +140,7 @@ def test_without_the_comparison_they_are(
     )
     job = job_of(tmp_path)
     hook(lambda: replaced(tmp_path) and None)
-    assert call("run", job, "--quiet").exit_code == POLICY
+    assert call("run", "--project", job, "--quiet").exit_code == POLICY
     assert released(tmp_path)
 
 
@@ -151,9 +149,9 @@ def test_a_touched_file_goes_on(
 ) -> None:
     job = job_of(tmp_path)
     hook(lambda: os.utime(tmp_path / f"in/{SECRET}-1.csv"))
-    assert call("run", job, "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--quiet").exit_code == 0
     assert released(tmp_path) == undisturbed
-    assert call("run", job, "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--quiet").exit_code == 0
 
 
 def test_a_file_that_is_gone_decides_nothing(
@@ -161,10 +159,10 @@ def test_a_file_that_is_gone_decides_nothing(
 ) -> None:
     job, path = job_of(tmp_path), tmp_path / f"in/{SECRET}-1.csv"
     hook(lambda: path.rename(tmp_path / "aside") and None, after=True)
-    assert SECRET not in refused("run", job, "--quiet", code=RUN)
+    assert SECRET not in refused("run", "--project", job, "--quiet", code=RUN)
     assert released(tmp_path) == {} and not information(job)["input_changed"]
     (tmp_path / "aside").rename(path)
-    assert call("run", job, "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--quiet").exit_code == 0
     assert released(tmp_path) == undisturbed
 
 
@@ -173,10 +171,10 @@ def test_a_file_that_is_added_is_no_change(
 ) -> None:
     job, new = job_of(tmp_path), tmp_path / "in/late.csv"
     hook(lambda: new.write_bytes((tmp_path / "other.csv").read_bytes()) and None)
-    refused("run", job, "--quiet", code=POLICY)
+    refused("run", "--project", job, "--quiet", code=POLICY)
     assert not information(job)["input_changed"]
     new.rename(tmp_path / "late.csv")
-    assert call("run", job, "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--quiet").exit_code == 0
     assert released(tmp_path) == undisturbed
 
 
@@ -187,50 +185,62 @@ def test_the_verdict_outlives_backup_restore_and_reshard(
     before: list[bytes] = []
 
     def change() -> None:
-        assert call("state", "backup", job, "--out", tmp_path / "early.db").exit_code == 0
+        assert (
+            call("state", "backup", "--project", job, "--out", tmp_path / "early.db").exit_code == 0
+        )
         before.append(replaced(tmp_path))
 
     hook(change, after=True)
-    refused("run", job, "--quiet", code=POLICY)
-    assert call("state", "backup", job, "--out", tmp_path / "late.db").exit_code == 0
-    assert call("state", "reshard", job, "--shards", "2").exit_code == 0
+    refused("run", "--project", job, "--quiet", code=POLICY)
+    assert call("state", "backup", "--project", job, "--out", tmp_path / "late.db").exit_code == 0
+    assert call("state", "reshard", "--project", job, "--shards", "2").exit_code == 0
     assert information(job)["input_changed"]
     # No backup takes its place: it may have been made between the change and the verdict.
     for more in ((), ("--abandon", "--now", "2024-01-04T00:00:00Z")):
-        refused("state", "restore", job, tmp_path / "early.db", "--replace", *more, code=POLICY)
+        refused(
+            "state",
+            "restore",
+            "daily",
+            tmp_path / "early.db",
+            "--replace",
+            "--project",
+            job,
+            *more,
+            code=POLICY,
+        )
     for path in tmp_path.glob("s*.db*"):
         path.unlink()
-    assert call("state", "restore", job, tmp_path / "late.db").exit_code == 0
+    assert call("state", "restore", "daily", tmp_path / "late.db", "--project", job).exit_code == 0
     (tmp_path / f"in/{SECRET}-1.csv").write_bytes(before[0])
-    refused("run", job, "--quiet", code=POLICY)
+    refused("run", "--project", job, "--quiet", code=POLICY)
 
 
 def test_of_passes_the_earlier_ones_stay(tmp_path: Path, hook: Callable[..., None]) -> None:
     place(tmp_path)
-    job = tmp_path / "job.toml"
+    job = tmp_path / "dpstream.toml"
     arrive(tmp_path, 1)
-    assert call("run", job, "--through", "2024-01-02", "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--through", "2024-01-02", "--quiet").exit_code == 0
     first = released(tmp_path)
     arrive(tmp_path, 2)
     old, _ = sorted((tmp_path / "in").iterdir())
     # One that is only compared, in the pass that reads another.
     hook(lambda: old.write_bytes((tmp_path / "all/day-2.parquet").read_bytes()) and None)
-    refused("run", job, "--through", "2024-01-03", "--quiet", code=POLICY)
+    refused("run", "--project", job, "--through", "2024-01-03", "--quiet", code=POLICY)
     assert first and released(tmp_path) == first
     old.write_bytes((tmp_path / "all/day-0.parquet").read_bytes())
-    assert "--fresh" in refused("run", job, "--through", "2024-01-03", code=POLICY)
+    assert "--fresh" in refused("run", "--project", job, "--through", "2024-01-03", code=POLICY)
 
 
 def test_the_report_says_it(tmp_path: Path, hook: Callable[..., None]) -> None:
     place(tmp_path)
-    job = tmp_path / "job.toml"
+    job = tmp_path / "dpstream.toml"
     arrive(tmp_path, 1)
-    assert call("run", job, "--through", "2024-01-02", "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--through", "2024-01-02", "--quiet").exit_code == 0
     arrive(tmp_path, 2)
     changed = tmp_path / "in/day-0.parquet"
     hook(lambda: changed.write_bytes((tmp_path / "all/day-2.parquet").read_bytes()) and None)
-    refused("run", job, "--through", "2024-01-03", "--quiet", code=POLICY)
-    report = call("report", job, "--out", tmp_path / "page.html", "--json")
+    refused("run", "--project", job, "--through", "2024-01-03", "--quiet", code=POLICY)
+    report = call("report", "--project", job, "--out", tmp_path / "page.html", "--json")
     assert json.loads(report.stdout)["input_changed"]
     assert "dpstream run JOB --fresh" in (tmp_path / "page.html").read_text()
 
@@ -279,7 +289,7 @@ def read(*arguments):
     {do}
 source.read_group = read
 from dpstream.pipelines.cli.main import cli
-cli(["run", "job.toml", "--quiet"])
+cli(["run", "--quiet"])
 """
 
 
@@ -288,11 +298,11 @@ def test_killed_then_changed_then_run(tmp_path: Path, undisturbed: dict[str, byt
     killed = [sys.executable, "-c", CHILD.format(do="os.kill(os.getpid(), signal.SIGKILL)")]
     assert subprocess.run(killed, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
     before = replaced(tmp_path)
-    for command in (("run", job), ("state", "releases", job)):
-        refused(*command, code=POLICY)
+    for command in (("run",), ("state", "releases")):
+        refused(*command, "--project", job, code=POLICY)
     assert released(tmp_path) == {}
     (tmp_path / f"in/{SECRET}-1.csv").write_bytes(before)
-    assert call("run", job, "--quiet").exit_code == 0
+    assert call("run", "--project", job, "--quiet").exit_code == 0
     assert released(tmp_path) == undisturbed
 
 
@@ -307,7 +317,7 @@ def test_on_prism_only_what_came_before_is_visible(
     job_of(tmp_path)
     os.environ.setdefault("PRISM_LOCATION", binary())
     command = [
-        sys.executable, "-m", "dpstream.pipelines.cli.main", "run", "job.toml", "--quiet",
+        sys.executable, "-m", "dpstream.pipelines.cli.main", "run", "--quiet",
         "--runner=PrismRunner", "--speed=20000",
     ]  # fmt: skip
     run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -319,5 +329,5 @@ def test_on_prism_only_what_came_before_is_visible(
     assert run.returncode == POLICY and SECRET not in errors
     there = released(tmp_path)
     assert there and there.items() < undisturbed.items()
-    refused("run", tmp_path / "job.toml", code=POLICY)
+    refused("run", "--project", tmp_path, code=POLICY)
     assert released(tmp_path) == there

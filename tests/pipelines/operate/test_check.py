@@ -52,7 +52,7 @@ def csv_job(folder: Path, lines: list[str], name: str = "a.csv") -> Path:
     place(folder, kind="csv")
     text = "\n".join(["user,page,at,amount", *lines]) + "\n"
     (folder / "in" / name).write_bytes(text.encode())
-    return folder / "job.toml"
+    return folder / "dpstream.toml"
 
 
 def hostile_csv(folder: Path) -> Path:
@@ -71,7 +71,7 @@ def hostile_json(folder: Path) -> Path:
     ]  # fmt: skip
     text = "".join(json.dumps(r) + "\n" for r in rows * 20) + "{\n\n" + '{"user": "\ud800"}\n'
     (folder / "in" / "a.jsonl").write_bytes(text.encode("utf-8", "surrogatepass"))
-    return folder / "job.toml"
+    return folder / "dpstream.toml"
 
 
 def hostile_parquet(folder: Path) -> Path:
@@ -85,12 +85,12 @@ def hostile_parquet(folder: Path) -> Path:
         })  # fmt: skip
         pq.write_table(table, folder / "in" / f"{number}.parquet", row_group_size=2)
     (folder / "in" / "x.parquet").write_bytes(b"PAR1 no file PAR1")
-    return folder / "job.toml"
+    return folder / "dpstream.toml"
 
 
 def packed(folder: Path) -> Path:
     path = csv_job(folder, [*GOOD, *HOSTILE] * 30)
-    path.write_text(path.read_text().replace("in/*.csv", "in/*"))
+    path.write_text(path.read_text().replace('"in/*.csv"', '"in/*"\nformat = "csv"'))
     compressed = gzip.compress((folder / "in" / "a.csv").read_bytes())
     (folder / "in" / "b.csv.gz").write_bytes(compressed)
     return path
@@ -99,14 +99,15 @@ def packed(folder: Path) -> Path:
 def public_keys(folder: Path) -> Path:
     path = csv_job(folder, [*GOOD, *HOSTILE] * 5)
     (folder / "keys.csv").write_text("page\np2\n")
-    path.write_text(path.read_text() + '\n[keys]\npublic = "keys.csv"\n')
+    path.write_text(path.read_text() + 'public_keys = "keys.csv"\n')
     return path
 
 
 def record_ids(folder: Path) -> Path:
     path = csv_job(folder, [*GOOD, *HOSTILE])
-    text = path.read_text().replace('event_time = "at"', 'event_time = "at"\nrecord_id = "amount"')
-    path.write_text(text)
+    text = path.read_text()
+    assert 'time_column = "at"' in text
+    path.write_text(text.replace('time_column = "at"', 'time_column = "at"\nrecord_id = "amount"'))
     return path
 
 
@@ -151,7 +152,7 @@ def test_the_positions_are_rows_of_files(tmp_path: Path) -> None:
 def test_a_limit_reads_the_first_rows(tmp_path: Path) -> None:
     path = csv_job(tmp_path, GOOD * 400)
     (tmp_path / "in" / "b.csv").write_text("user,page,at,amount\n" + "x,,,\n" * 400)
-    path.write_text(path.read_text() + "\n[performance]\nbatch_rows = 100\n")
+    path.write_text(path.read_text() + "batch_rows = 100\n")
     checked = check_source(load_job(path), limit=250)
     assert (checked.read, checked.usable, checked.complete) == (300, 300, False)
     assert check_source(load_job(path), limit=10_000).complete
@@ -162,7 +163,7 @@ def test_what_a_run_would_refuse(tmp_path: Path) -> None:
     table = {"user": ["a"], "page": ["a"], "at": ["2024-01-01"], "amount": ["much"]}
     pq.write_table(pa.table(table), tmp_path / "in" / "a.parquet")
     with pytest.raises(UsageError, match="amount"):
-        check_source(load_job(tmp_path / "job.toml"))
+        check_source(load_job(tmp_path / "dpstream.toml"))
 
 
 @pytest.mark.parametrize("stamp", ["manifest", "closed"])
@@ -202,14 +203,14 @@ def test_the_units_of_the_largest_key_of_a_window(tmp_path: Path, slide: str, un
     many = [f"1,q{page},2024-01-01 10:00:00Z,1" for page in range(70)]
     path = csv_job(tmp_path, [*first, *second, *many])
     text = path.read_text().replace('window = "1d"', f'window = "1d"\n{slide}')
-    path.write_text(text.replace("epsilon = 20.0\ndelta = 1e-2", "epsilon = 1.0\ndelta = 1e-6"))
+    path.write_text(text.replace("epsilon = 20.0, delta = 1e-2", "epsilon = 1.0, delta = 1e-6"))
     checked = check_source(load_job(path))
     assert checked.most_units == units and checked.units_needed > units
-    result = call("check", path)
+    result = call("check", "--project", path)
     assert result.exit_code == 0 and f"the most is {units}" in result.stdout
     path.write_text(text.replace("delta = 1e-2", "delta = 1e-3"))
     enough = check_source(load_job(path))
     assert enough.most_units == enough.units_needed <= 30
-    path.write_text(text + '\n[keys]\npublic = "keys.csv"\n')
+    path.write_text(text + 'public_keys = "keys.csv"\n')
     (tmp_path / "keys.csv").write_text("page\np1\n")
     assert check_source(load_job(path)).units_needed is None

@@ -68,12 +68,13 @@ def test_a_runs_own_summary(tmp_path: Path, kind: str) -> None:
     """Against a question to the files; the same from the store, and when nothing is read again."""
     folder = place(tmp_path)
     arrive(folder, 2)
-    text = (folder / "job.toml").read_text()
-    sink = '[sink]\nkind = "parquet"'
+    text = (folder / "dpstream.toml").read_text()
+    sink = 'sink = { kind = "parquet"'
+    assert sink in text
     text = text.replace(sink, sink.replace("parquet", kind))
     # With known keys no window would be empty.
-    (folder / "job.toml").write_text(text + '\n[keys]\nremember = "never"\n')
-    job = load_job(folder / "job.toml")
+    (folder / "dpstream.toml").write_text(text + 'remember_keys = "never"\n')
+    job = load_job(folder / "dpstream.toml")
     first, again = run_job(job).summary, run_job(job).summary
     assert first is not None and again is not None and first.released == again.released
     files = f"'{folder}/out/*/*.{kind}'"
@@ -102,7 +103,7 @@ def test_nothing_private_is_written(tmp_path: Path) -> None:
     """The share of dead letters is said, and stands in no file of the releases."""
     folder = place(tmp_path)
     arrive(folder, 1)
-    job = load_job(folder / "job.toml")
+    job = load_job(folder / "dpstream.toml")
     run_job(job)
     texts = b"".join(p.read_bytes() for p in (folder / "out").rglob("*") if p.is_file())
     assert b"dead" not in texts and b"operator" not in texts

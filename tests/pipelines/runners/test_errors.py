@@ -83,7 +83,7 @@ def test_a_memory_limit_in_a_stage_is_named_whatever_raises_it(
     monkeypatch.setattr(errors, "first_error", first_error)
     arrive(place(tmp_path), 9)
     with mock.patch.object(flow, "seal", side_effect=limit):
-        done = call("run", tmp_path / "job.toml", "--json")
+        done = call("run", "--project", tmp_path, "--json")
     assert done.exit_code == 4
     refusal = json.loads(done.stderr.strip().splitlines()[-1])
     assert refusal["field"] == "memory" and "stage." in refusal["rule"]

@@ -26,7 +26,7 @@ def closed_stores() -> Iterator[None]:
 
 
 def run(folder: Path, through: str | None = None) -> Result:
-    return run_job(load_job(folder / "job.toml"), through=through)
+    return run_job(load_job(folder / "dpstream.toml"), through=through)
 
 
 @pytest.fixture(scope="module", params=["parquet", "csv"])
@@ -79,9 +79,9 @@ def test_passes_of_a_job_that_skips(tmp_path: Path) -> None:
     for name, course in courses.items():
         (tmp_path / name).mkdir()
         folder = place(tmp_path / name)
-        job = folder / "job.toml"
-        skip = "[privacy]\nskip = true\ntests = 2\nweights = { offset = 1, power = 2 }"
-        job.write_text(job.read_text().replace("[privacy]", skip))
+        job = folder / "dpstream.toml"
+        skip = "mechanism = { skip = true, tests = 2, weights = { offset = 1, power = 2 } }\n"
+        job.write_text(job.read_text() + skip)
         for through, files in course:
             arrive(folder, files)
             run(folder, through)
@@ -194,8 +194,8 @@ def test_instants_that_are_refused(joined: Path, through: str | None, says: str)
 
 def test_events_ahead_of_their_stamps_are_not_read_in_passes(tmp_path: Path) -> None:
     folder = place(tmp_path, "parquet")
-    job = folder / "job.toml"
-    job.write_text(job.read_text().replace("[time]", '[time]\nmax_skew = "1h"'))
+    job = folder / "dpstream.toml"
+    job.write_text(job.read_text() + 'max_skew = "1h"\n')
     arrive(folder, 1)
     with pytest.raises(UsageError, match="not ahead of their stamps") as error:
         run(folder, "2024-01-02")
@@ -244,11 +244,11 @@ def test_a_pass_that_was_cut_off_is_done_before_files_join(tmp_path: Path, one_r
         patched.setattr(passes, "end", lambda *_: None)  # as if killed just before
         run(folder, "2024-01-02")
     stores.close_all()
-    noted = passes.noted_of(load_job(folder / "job.toml"))
+    noted = passes.noted_of(load_job(folder / "dpstream.toml"))
     assert noted is not None and noted.pending
     arrive(folder, DAYS)
     run(folder, "end")
-    noted = passes.noted_of(load_job(folder / "job.toml"))
+    noted = passes.noted_of(load_job(folder / "dpstream.toml"))
     assert noted is not None and [len(one.files) for one in noted.passes] == [1, 3]
     assert released(folder) == released(one_run)
 
@@ -256,7 +256,7 @@ def test_a_pass_that_was_cut_off_is_done_before_files_join(tmp_path: Path, one_r
 def test_two_passes_of_one_moment(joined: Path) -> None:
     """Who finds that another pass was begun meanwhile is refused."""
     folder = joined
-    job = load_job(folder / "job.toml")
+    job = load_job(folder / "dpstream.toml")
     (mine,) = passes.due(job, "2024-01-04")
     assert mine is not None and mine.joined == 1
     run(folder, "2024-01-04")
@@ -284,7 +284,7 @@ def test_a_store_that_is_being_made_says_nothing(tmp_path: Path) -> None:
     folder = place(tmp_path)
     arrive(folder, 1)
     (folder / "s.db").write_bytes(b"")
-    job = load_job(folder / "job.toml")
+    job = load_job(folder / "dpstream.toml")
     assert passes.noted_of(job) is None
     (folder / "s.db").write_bytes(b"no store")
     with pytest.raises(PolicyError, match="no store"):
@@ -294,9 +294,10 @@ def test_a_store_that_is_being_made_says_nothing(tmp_path: Path) -> None:
 def test_records_with_ids_read_all_again(tmp_path: Path, read: list[str]) -> None:
     """Their positions are not the files'; a file that may be needed is read."""
     folder = place(tmp_path)
-    job = (folder / "job.toml").read_text()
-    job = job.replace('event_time = "at"', 'event_time = "at"\nrecord_id = "id"')
-    (folder / "job.toml").write_text(job)
+    text = (folder / "dpstream.toml").read_text()
+    assert 'time_column = "at"' in text
+    text = text.replace('time_column = "at"', 'time_column = "at"\nrecord_id = "id"')
+    (folder / "dpstream.toml").write_text(text)
     for number in range(3):
         table = day(number, 0.0, 1.2)
         ids = [f"{number}-{n}" for n in range(table.num_rows)]
@@ -307,7 +308,7 @@ def test_records_with_ids_read_all_again(tmp_path: Path, read: list[str]) -> Non
 
 
 def test_now_is_a_clock_on_the_wall(tmp_path: Path) -> None:
-    line = load_job(place(tmp_path) / "job.toml").plan.timeline
+    line = load_job(place(tmp_path) / "dpstream.toml").plan.timeline
     assert passes.trigger_time_of(line, "now") == line.last_trigger_time
     assert passes.trigger_time_of(line, "2024-01-01T11:59:59Z") == 1
     assert passes.trigger_time_of(line, "end") == 16
@@ -315,7 +316,7 @@ def test_now_is_a_clock_on_the_wall(tmp_path: Path) -> None:
 
 def test_the_note_holds_no_name(joined: Path) -> None:
     folder = joined
-    noted = passes.noted_of(load_job(folder / "job.toml"))
+    noted = passes.noted_of(load_job(folder / "dpstream.toml"))
     assert isinstance(noted, Passes) and all(len(one) == 32 for one in noted.files)
     assert noted.done == 8 and not noted.pending
 
@@ -333,10 +334,10 @@ def test_a_restored_store_goes_through_its_passes_again(
         stores.close_all()
         if number == backed_up:
             assert (
-                call("state", "backup", folder / "job.toml", "--out", folder / "b").exit_code == 0
+                call("state", "backup", "--project", folder, "--out", folder / "b").exit_code == 0
             )
     before = released(folder)
-    restored = call("state", "restore", folder / "job.toml", folder / "b", "--replace")
+    restored = call("state", "restore", "daily", folder / "b", "--replace", "--project", folder)
     assert restored.exit_code == 0, restored.output
     run(folder, COURSE[1][0] if backed_up == 1 else None)
     assert released(folder) == before
@@ -352,13 +353,16 @@ def test_a_restored_store_whose_passes_were_others_is_refused(tmp_path: Path) ->
     arrive(folder, 1)
     run(folder, "2024-01-01T06:00:00Z")
     stores.close_all()
-    assert call("state", "backup", folder / "job.toml", "--out", folder / "b").exit_code == 0
+    assert call("state", "backup", "--project", folder, "--out", folder / "b").exit_code == 0
     run(folder, "2024-01-02")
     write(folder, "later.parquet", day(0, rows=3_000))
     run(folder, "2024-01-02T06:00:00Z")
     stores.close_all()
     before = released(folder)
-    assert call("state", "restore", folder / "job.toml", folder / "b", "--replace").exit_code == 0
+    assert (
+        call("state", "restore", "daily", folder / "b", "--replace", "--project", folder).exit_code
+        == 0
+    )
     with pytest.raises(PolicyError, match="does not lead to what is published"):
         run(folder, "2024-01-02T06:00:00Z")
     assert released(folder) == before
