@@ -79,7 +79,7 @@ def own_accounts(project: Project | None) -> set[str]:
     if project is None:
         return set()
     named = (n for n, section in project.sections.data_set.items() if section.account is not None)
-    return {account_of(project, name).path for name in named}
+    return {account_of(project, name, to_make=True).path for name in named}
 
 
 class Listed(NamedTuple):

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,12 +13,11 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import InlineTable
 
 from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.project.copying import read_project_text
 from dpstream.pipelines.project.project import Project
-from dpstream.pipelines.project.text import read_at_most
+from dpstream.pipelines.project.write import write_project
 from dpstream.pipelines.session.config import Config, config_in, located
 from dpstream.pipelines.session.manifest import MANIFEST, read_manifest, refuse_table
-from dpstream.state.disk_errors import file_errors
-from dpstream.state.durable import replacing
 from dpstream.state.ledger.events import RECORD
 from dpstream.state.ledger.open import (
     AccountPlace,
@@ -53,7 +51,7 @@ def with_account(project: Project, table: str | None) -> tuple[Config, bool]:
         id_ = create_account(place.path, place.data_set, RECORD, "string", None).id
     account = project.sections.data_set[place.data_set].account
     path = f"{place.data_set}.account.db" if account is None else account.path
-    _write(project.path, place.data_set, path, id_)
+    _write(project, place.data_set, path, id_)
     return dataclasses.replace(config, account=msgspec.structs.replace(place, id=id_)), True
 
 
@@ -119,14 +117,15 @@ def _columns(config: Config) -> list[tuple[str | None, float | None]]:
     return list(zip(config.columns, config.fixed, strict=True))
 
 
-def _write(file: Path, data_set: str, path: str, id_: str) -> None:
+def _write(project: Project, data_set: str, path: str, id_: str) -> None:
     """Write the id of a data set's account into the project file, or the whole line if there is
     none; everything else stays as it was written.
 
     Raises:
-        UsageError: the file has a form that takes no line; RunError: it cannot be written.
+        UsageError: the file has a form that takes no line; else as `write_project`.
     """
-    given = read_at_most(file, file.name, "make it shorter").decode("utf-8")
+    before = read_project_text(project)
+    given = before.decode("utf-8")
     quoted = json.dumps(path, ensure_ascii=False)
     line = f'account = {{ path = {quoted}, id = "{id_}" }}'
     expected = tomllib.loads(given)
@@ -138,11 +137,7 @@ def _write(file: Path, data_set: str, path: str, id_: str) -> None:
     if not text or tomllib.loads(text) != expected:
         fix = f"write {line} into [data_set.{data_set}]"
         raise UsageError(f"data_set.{data_set}.account", "cannot be written to", fix)
-    with (
-        file_errors(file.name, "cannot be written"),
-        replacing(file, file.stat().st_mode & 0o666) as draft,
-    ):
-        draft.write_bytes(text.encode())
+    write_project(project.path, text, before)
 
 
 def _with_line(text: str, data_set: str, line: str, id_: str) -> str:

@@ -173,9 +173,9 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
         "what is left of each budget": ["count", "--by", "a", "--epsilon", "0.75", "--drop"],
         "rho": ["count", "average(b)", "--by", "a", "--rho", "0.25", "--drop"],
     }  # fmt: skip
-    table = folder / "TABLE.toml"
+    table = ("small", "--project", folder)
     return {
-        case: _rows(case, "session", "ask", table, *options, *runner)
+        case: _rows(case, "session", "ask", *table, *options, *runner)
         for case, options in cases.items()
     }
 

@@ -201,16 +201,15 @@ def tuning_key(folder: Path) -> None:
 def test_a_session(tmp_path: Path, url: str) -> None:
     """Questions, allotments, re-asks and closed ranges, from two places at once."""
     config = small.config_at(tmp_path)
-    text = (tmp_path / "TABLE.toml").read_text()
-    accounts.write(tmp_path / "TABLE.toml", text.replace("ledger.db", url))
+    text = (tmp_path / "dpstream.toml").read_text()
+    (tmp_path / "dpstream.toml").write_text(text.replace("ledger.db", url))
     with contextlib.closing(accounts.of_records(url, config.account.data_set)) as ledger:
         for event in accounts.events(config.base / "ledger.db"):
             if isinstance(event, TableNamed):
                 ledger.name_table(event.id)
     for head_file in tmp_path.glob("dpstream-*.head"):
         head_file.unlink()  # of the account of the same id that the file named before
-    with Session(tmp_path / "TABLE.toml", "alice") as mine, \
-            Session(tmp_path / "TABLE.toml", "bob") as other:  # fmt: skip
+    with Session(tmp_path, analyst="alice") as mine, Session(tmp_path, analyst="bob") as other:
         first = mine.where("epsilon >= 1").count(0.5)
         assert other.where("epsilon >= 1").count(0.5).receipt == first.receipt
         allotment = other.where("epsilon >= 1").as_pinq(0.5)

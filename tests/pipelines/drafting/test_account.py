@@ -11,6 +11,7 @@ from dpstream.pipelines.drafting.account import (
     chosen_account,
     chosen_data_set,
     new_account,
+    own_accounts,
     taken_account,
 )
 from dpstream.pipelines.drafting.ask import Person
@@ -84,6 +85,13 @@ def test_somebody_is_asked(tmp_path: Path, typed: str, chosen: str | None) -> No
     account = chosen_account(tmp_path, person, None, False, WANTED)
     assert account == (None if chosen is None else str(tmp_path / chosen))
     assert "a.db" in lines[0] and "b.db" in lines[0] and len(lines) == 1 + len(typed.split()) - 1
+
+
+def test_accounts_that_the_project_names_need_not_be_made(tmp_path: Path) -> None:
+    """`dpstream session init` writes the id of an account of records."""
+    more = '[data_set.rides]\naccount = { path = "rides.db" }\n'
+    project = load_project(write_project(tmp_path, more=more))
+    assert own_accounts(project) == {str(tmp_path / "rides.db")}
 
 
 def test_a_new_account_takes_no_others_place(tmp_path: Path) -> None:
