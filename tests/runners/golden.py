@@ -36,63 +36,68 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 #: Name.txt -> digest of all published bytes and the first rows; name -> committed numbers.
 STREAMS, NUMBERS = GOLDEN / "streams", GOLDEN / "calibrations.json"
 START = "2024-01-01T00:00:00Z"
-DAY = {"start": START, "end": "2024-01-02T00:00:00Z", "window": "1d", "trigger_every": "1h"}
-COUNT = {"name": "n", "kind": "count"}
-SUM = {"name": "total", "kind": "sum", "column": "value", "clamp": [-3, 7], "grid": 0.5}
-MEAN = {"name": "level", "kind": "mean", "column": "value", "clamp": [-2, 6], "grid": 0.25}
-PEOPLE = {"name": "people", "kind": "units"}
+DAY = {"start": START, "end": "2024-01-02T00:00:00Z", "window": "1d", "release_every": "1h"}
+COUNT = {"n": {"kind": "count"}}
+SUM = {"total": {"kind": "sum", "column": "value", "bounds": [-3, 7], "grid": 0.5}}
+MEAN = {"level": {"kind": "mean", "column": "value", "bounds": [-2, 6], "grid": 0.25}}
+PEOPLE = {"people": {"kind": "units"}}
 #: Beside MEAN it is made from its sums.
-TWIN = {"name": "levels", "kind": "sum", "column": "value", "clamp": [-2, 6], "grid": 0.25}
+TWIN = {"levels": {"kind": "sum", "column": "value", "bounds": [-2, 6], "grid": 0.25}}
+SLIDING = {"window": "6h", "slide": "2h", "release_every": "30m"}
 
-#: Name -> what differs from the plain job, which has every default: tables of the job file, and
-#: the kind of its files.
+#: Name -> what differs from the plain job, which has every default: fields of the job, of its
+#: mechanism and of its table, what its budget covers, and the kind of its files.
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {},
     # Most keys are silent in most of the steps, and are released in all of them.
-    "silent": {"time": {"trigger_every": "10m"}, "privacy": {"contributions": 3}},
-    "tree": {"privacy": {"strategy": "tree"}, "aggregate": [COUNT, SUM]},
-    "blt": {"privacy": {"strategy": "blt"}, "aggregate": [COUNT, SUM, PEOPLE]},
-    "dense": {"privacy": {"strategy": "dense"}, "aggregate": [COUNT, SUM]},
-    "toeplitz": {"privacy": {"strategy": "toeplitz"}, "aggregate": [MEAN], "kind": "csv"},
-    "rounds": {"privacy": {"mode": "rounds", "final_flush": True}},
-    "sliding": {"time": {"window": "6h", "slide": "2h", "trigger_every": "30m"}},
+    "silent": {"job": {"release_every": "10m", "contributions": 3}},
+    "tree": {"mechanism": {"strategy": "tree"}, "aggregate": COUNT | SUM},
+    "blt": {"mechanism": {"strategy": "blt"}, "aggregate": COUNT | SUM | PEOPLE},
+    "dense": {"mechanism": {"strategy": "dense"}, "aggregate": COUNT | SUM},
+    "toeplitz": {"mechanism": {"strategy": "toeplitz"}, "aggregate": MEAN, "kind": "csv"},
+    "rounds": {"mechanism": {"mode": "rounds", "final_flush": True}},
+    "sliding": {"job": SLIDING},
     "periods": {
-        "time": {"window": "2h", "trigger_every": "20m"},
-        "privacy": {"period": "2h", "contributions": 3},
+        "job": {"window": "2h", "release_every": "20m", "contributions": 3},
+        "covers": "2h",
         "kind": "jsonl",
     },
     "late": {
-        "time": {"window": "4h", "allowed_lateness": "1h", "max_skew": "1m"},
-        "source": {"stamp": "arrived"},
+        "job": {"window": "4h", "allowed_lateness": "1h", "max_skew": "1m"},
+        "table": {"stamp": "arrived"},
     },
-    "fused": {"privacy": {"per_key_bound": 1}, "aggregate": [PEOPLE]},
-    "combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
-    "shared": {"privacy": {"contributions": 8}, "aggregate": [COUNT, MEAN]},
+    "fused": {"job": {"per_key_bound": 1}, "aggregate": PEOPLE},
+    "combined": {"job": {"per_key_bound": 1, "contributions": 8}, "mechanism": {"combine": True}},
+    "shared": {"job": {"contributions": 8}, "aggregate": COUNT | MEAN},
     "repeats": {
-        "time": {"window": "6h", "slide": "2h", "trigger_every": "30m"},
-        "privacy": {"per_key_bound": 2, "contributions": 12},
-        "aggregate": [COUNT, PEOPLE, SUM],
+        "job": {**SLIDING, "per_key_bound": 2, "contributions": 12},
+        "aggregate": COUNT | PEOPLE | SUM,
     },
-    "no_skip": {"privacy": {"contributions": 8, "skip": False}, "aggregate": [COUNT, SUM]},
+    "no_skip": {
+        "job": {"contributions": 8}, "mechanism": {"skip": False}, "aggregate": COUNT | SUM,
+    },
     "weights": {
-        "privacy": {"contributions": 8, "skip": True, "weights": {"offset": 1, "power": 2}},
+        "job": {"contributions": 8},
+        "mechanism": {"skip": True, "weights": {"offset": 1, "power": 2}},
     },
     # Keys that one window selects are published in the later ones.
     "remembered": {
-        "time": {"window": "4h", "trigger_every": "20m", "allowed_lateness": "1h"},
-        "source": {"stamp": "arrived"},
-        "privacy": {"contributions": 8},
-        "aggregate": [COUNT, SUM],
+        "job": {
+            "window": "4h", "release_every": "20m", "allowed_lateness": "1h", "contributions": 8,
+        },
+        "table": {"stamp": "arrived"},
+        "aggregate": COUNT | SUM,
     },
     "remembered_a_while": {
-        "time": {"window": "6h", "slide": "2h", "trigger_every": "30m"},
-        "privacy": {"weights": "uniform"},
-        "aggregate": [COUNT, PEOPLE],
-        "remember": "5h",
+        "job": {**SLIDING, "remember_keys": "5h"},
+        "mechanism": {"weights": "uniform"},
+        "aggregate": COUNT | PEOPLE,
     },
-    "derived": {"aggregate": [TWIN, MEAN, COUNT], "kind": "csv"},
-    "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
-}
+    "derived": {"aggregate": TWIN | MEAN | COUNT, "kind": "csv"},
+    "public": {
+        "job": {"public_keys": "stream/keys/public.csv"}, "aggregate": COUNT | SUM, "sink": "csv",
+    },
+}  # fmt: skip
 
 
 def write_stream(folder: Path, users: int = 2_500) -> None:
@@ -125,41 +130,40 @@ def write_stream(folder: Path, users: int = 2_500) -> None:
 
 
 def golden_job(name: str, stream: Path, folder: Path) -> Job:
-    """Write and load the job file of a golden job.
+    """Write and load the project file of a golden job.
 
     Args:
-        stream: where `write_stream` wrote; folder: for the job file, its state and releases.
+        stream: where `write_stream` wrote; folder: for the file, its state and releases.
     """
     own = JOBS[name]
-    kind = own.get("kind", "parquet")
-    tables: dict[str, Any] = {
-        "source": {"kind": kind, "path": f"stream/*.{kind}", **own.get("source", {})},
-        "schema": {
-            "unit": {"column": "user"},
-            "key": [{"column": "key"}],
-            "event_time": {"column": "time"},
-        },
-        "aggregate": own.get("aggregate", [COUNT]),
-        "time": {**DAY, **own.get("time", {})},
-        "privacy": {
-            "epsilon": 6.0,
-            "delta": 1e-6,
-            "contributions": 6,
-            "insecure_test_key": "0f" * 32,
-            "insecure_test_run_id": "22" * 16,
-            **own.get("privacy", {}),
-        },
-        "state": {"shards": 3},
-        "sink": {"kind": own.get("sink", "jsonl"), "path": "releases"},
+    table = {
+        "path": f"stream/*.{own.get('kind', 'parquet')}",
+        "unit_column": "user",
+        "time_column": "time",
+        **own.get("table", {}),
     }
-    if "keys" in own:
-        tables["keys"] = {"public": "stream/" + own["keys"]["public"]}
-    if "remember" in own:
-        tables["keys"] = {"remember": own["remember"]}
+    job = {
+        "table": "records",
+        "key": ["key"],
+        "aggregate": own.get("aggregate", COUNT),
+        **DAY,
+        "budget": {"epsilon": 6.0, "delta": 1e-6, "covers": own.get("covers", "lifetime")},
+        "contributions": 6,
+        "insecure_test_run_id": "22" * 16,
+        "shards": 3,
+        "sink": {"kind": own.get("sink", "jsonl"), "path": "releases"},
+        "mechanism": own.get("mechanism", {}),
+        **own.get("job", {}),
+    }
+    data_set = {"unit": {"name": "user"}, "insecure_test_secret": "0f" * 32}
+    sections = {
+        "version": 1, "data_set": {"recorded": data_set}, "table": {"records": table},
+        "job": {"golden": job},
+    }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stream").symlink_to(stream)  # the path in the plan is part of what is hashed
-    (folder / "job.toml").write_text(tomlkit.dumps(tables))
-    return load_job(folder / "job.toml")
+    (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
+    return load_job(folder)
 
 
 def published(job: Job) -> dict[str, bytes]:
