@@ -82,7 +82,7 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
         raise UsageError("--as", "is required", "name the new job, such as --as chosen")
     project = job.load()
     name, _ = project.job_as_written(job.name)
-    free = free_name(f"{name}_chosen", project.sections.job)
+    free = free_name(f"{name[:50]}_chosen", project.sections.job)
     question = ask(Request(project=project, job=name, new=new or free, **figures))
     public = question.describe()
     if dry_run:

@@ -1,6 +1,6 @@
 """A job's figures and those that were committed, by a tuning in its ledger or a run in its store.
 
-**[choice] against the ledger.**  A private tuning must be charged and unedited.  What a tuning
+**``choice`` against the ledger.**  A private tuning must be charged and unedited.  What a tuning
 released may be used freely; a figure put in its place by hand may have been chosen by looking at
 the data, and then nobody has paid for it.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.project.job_section import ChoiceSection
     from dpstream.state.ledger.open import AccountPlace
 
-_AGAIN = "run `dpstream choose` on the data set's account, or restore the file it wrote"
+_AGAIN = "run `dpstream choose` on the data set's account, or restore the section it wrote"
 
 
 class Receipt(Header, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ def unit_of(job: Ledgered) -> UnitIdentity:
 
 
 def tuned_of(job: "Job") -> Tuned | None:
-    """What a plan tells about the job's ``[choice]``."""
+    """What a plan tells about the job's ``choice``."""
     tuning = job.tuning
     if tuning is None:
         return None

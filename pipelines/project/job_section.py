@@ -85,6 +85,7 @@ class ChoiceSection(Section, frozen=True):
     mu: float | None = None
     run_id: str | None = None
     question: str | None = None
+    as_of: str | None = None
     receipt: str | None = None
     range: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 

@@ -160,7 +160,8 @@ def ask(request: Request) -> Asked:
     tuning_file.render(request.project, request.job, request.new, 1, widest, ChoiceSection())
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
     tuning = Asked(request, job, question, design(question, private), ranges)
-    same = tuning_file.question_of(request.project, request.new) == tuning.digest
+    asked = (tuning.digest, request.as_of)
+    same = tuning_file.question_of(request.project, request.new) == asked
     check_new_name(request.project, request.new, "--as", existing=same and not request.fresh)
     return tuning
 

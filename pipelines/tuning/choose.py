@@ -210,6 +210,7 @@ def _tell(tuning: Asked, answer: Answer) -> Outcome:
         mu=receipt.mu,
         run_id=receipt.run_id,
         question=receipt.plan_hash,
+        as_of=tuning.request.as_of or None,
         receipt=answer.digest,
         range=tuning.ranges,
     )

@@ -81,10 +81,12 @@ def _range(name: str, aggregate: str, part: dict[str, Any], declared: dict[str, 
     return bounds
 
 
-def question_of(project: Project, name: str) -> str | None:
-    """The digest of the question that a job was chosen by; ``None``: no such job."""
-    question = _table(project.sections.job.get(name, {}).get("choice")).get("question")
-    return None if question is None else str(question)
+def question_of(project: Project, name: str) -> tuple[str, str] | None:
+    """Digest and label (``--as-of``) of the question that a job was chosen by; ``None``: there is
+    no such job, or it was not chosen privately."""
+    choice = _table(project.sections.job.get(name, {}).get("choice"))
+    question = choice.get("question")
+    return None if question is None else (str(question), str(choice.get("as_of", "")))
 
 
 def render(

@@ -26,7 +26,7 @@ from tests.fixed import fixed_run_ids, held_noise
 from tests.pipelines.frames.visits import KEY, account, visits
 from tests.pipelines.sql.asking import COUNTED, asked, data_set, dp
 from tests.pipelines.tabulation.oracle import published
-from tests.pipelines.tuning.asking import ASK, JOB, USERS, records
+from tests.pipelines.tuning.asking import ASK, PROJECT, USERS, records
 from tests.pipelines.workload.survey import write
 
 RUN = "5a" * 16
@@ -90,7 +90,7 @@ def _tuning(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     (folder / "in" / "a.csv").write_text(records(USERS))
     _key(folder / "keys")
-    accounts.write(folder / "job.toml", JOB)
+    accounts.write(folder / "dpstream.toml", PROJECT)
 
 
 def _tuning_added() -> None:
@@ -106,9 +106,9 @@ def _tuning_asked() -> tuple[bytes, Figures]:
         return drawn
 
     with mock.patch.object(choose, "noisy", noisy):
-        done("choose", "job.toml", *ASK, "--out", "new.toml")
+        done("choose", "hourly", *ASK, "--as", "new")
     nodes = np.concatenate(drawn).tolist()
-    return Path("new.toml").read_bytes(), {(n,): node for n, node in enumerate(nodes)}
+    return Path("dpstream.toml").read_bytes(), {(n,): node for n, node in enumerate(nodes)}
 
 
 def _session(folder: Path) -> None:

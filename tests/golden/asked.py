@@ -184,25 +184,27 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
 
 
 def of_tuning(folder: Path, _: Sequence[str]) -> Cases:
-    """The job files that are chosen."""
+    """The jobs that are chosen."""
     (folder / "in").mkdir()
     (folder / "in" / "a.csv").write_text(tuning.records(tuning.USERS))
     (folder / "keys").mkdir()
     key = folder / "keys" / "noise.key"
     key.write_text(KEY)
     key.chmod(0o600)
-    job = folder / "job.toml"
-    accounts.write(job, tuning.JOB.replace("epsilon = 3.0", "epsilon = 50.0"))
+    file = folder / "dpstream.toml"
+    tuning.write(file, ("epsilon = 3.0", "epsilon = 50.0"))
     cases = {
         "the noise of keys": ["--epsilon", "4"],
         "quantile": ["--epsilon", "4", "--quantile", "0.9"],
-        "cover and clamps": ["--epsilon", "8", "--cover", "0.95", "--clamps"],
+        "cover and clamps": ["--epsilon", "8", "--cover", "0.95", "--bounds"],
     }
     out = {}
     for number, (case, options) in enumerate(cases.items()):
-        path = folder / f"chosen{number}.toml"
-        _call(case, "choose", job, "--first", "12h", *options, "--out", path)
-        out[case] = path.read_text()
+        before = file.read_text()
+        words = ("choose", "hourly", "--project", folder, "--as", f"chosen{number}")
+        _call(case, *words, "--first", "12h", *options)
+        assert file.read_text().startswith(before)
+        out[case] = file.read_text().removeprefix(before).lstrip("\n")
     return out
 
 

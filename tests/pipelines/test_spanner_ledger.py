@@ -180,16 +180,15 @@ def test_a_tuning(tmp_path: Path, url: str) -> None:
     (tmp_path / "in").mkdir()
     tuning_key(tmp_path)
     (tmp_path / "in" / "a.csv").write_text(tuning.records(tuning.USERS))
-    job = tmp_path / "job.toml"
-    accounts.write(job, tuning.JOB.replace("ledger.db", url))
-    tuning.done(tuning.choose(job))
+    project = tmp_path / "dpstream.toml"
+    tuning.write(project, ("deliveries.account.db", url))
+    tuning.done(tuning.choose(project))
     assert [c.kind for c in charges(url)] == ["choice"]
-    assert tuning.load(tmp_path / "new.toml") == ""
-    edited = (tmp_path / "new.toml").read_text().replace(url, emulator.url("none-there"))
-    accounts.write(tmp_path / "other.toml", edited)
+    assert tuning.load(project) == ""
+    project.write_text(project.read_text().replace(url, emulator.url("none-there")))
     with pytest.raises(UsageError) as refused:
-        load_job(tmp_path / "other.toml")
-    assert refused.value.field == "account.path"
+        load_job(project, "new")
+    assert refused.value.field == "data_set.deliveries.account.path"
 
 
 def tuning_key(folder: Path) -> None:

@@ -61,6 +61,31 @@ path = "in.csv"
 unit_column = "user"
 columns = { user = "INT64", page = "STRING", time = "STRING" }
 """
+#: The job of `dpstream choose`.
+CHOOSING = f"""
+version = 1
+
+[data_set.d]
+unit = {{ name = "user", type = "int" }}
+account = {{ path = "account/ledger.db", limit = {{ epsilon = 90.0, delta = 0.02 }} }}
+insecure_test_secret = "{KEY}"
+
+[table.visits]
+path = "in.csv"
+unit_column = "user"
+time_column = "time"
+
+[job.daily]
+table = "visits"
+key = ["page"]
+aggregate.n = {{ kind = "count" }}
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-03T00:00:00Z"
+window = "1d"
+release_every = "12h"
+budget = {{ epsilon = 15.0, delta = 1e-3, covers = "lifetime" }}
+sink = {{ kind = "csv", path = "out" }}
+"""
 STATEMENT = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 5, delta = 1e-6, "
     "max_groups_contributed = 4) page, COUNT(*, contribution_bounds_per_group => (0, 4)) AS n "
@@ -107,6 +132,13 @@ def catalog(folder: Path) -> None:
     accounts.write(folder / "dpstream.toml", PROJECT)
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
+
+
+def choosing(folder: Path) -> None:
+    """The same records, and a job without contributions in a project file."""
+    stream(folder)
+    (folder / "account" / "ledger.db").unlink()
+    accounts.write(folder / "dpstream.toml", CHOOSING)
 
 
 def session(folder: Path) -> None:
@@ -341,7 +373,7 @@ GENERATE = ("census", "generate", "parameters", "data", "--persons", "60", "--tr
 EXECUTE, FREELY = (("census", "execute", name, "--out") for name in ("paid", "free"))
 RUN, PURELY = ("run", "job.toml", "--quiet"), "--mechanism=geometric"
 ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
-CHOOSE = ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out", "chosen.toml")
+CHOOSE = ("choose", "daily", "--first", "1d", "--epsilon", "9", "--as", "chosen")
 SQL = ("sql", STATEMENT, "--json")
 QUANTILES = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 5, delta = 1e-6) "
@@ -383,8 +415,8 @@ COMMANDS: Mapping[str, Command] = {
     "workload plan": Command(stream, ("workload", "plan", "asked.json", "--epsilon", "1",
                                       "--delta", "1e-6", "--cache", "cache", "--json"),
                              printed("rmse"), charged=None),
-    "choose": Command(stream, CHOOSE, released("chosen.toml")),
-    "choose --fresh": Command(stream, (*CHOOSE[:-1], "again.toml", "--fresh"), nothing, (CHOOSE,),
+    "choose": Command(choosing, CHOOSE, released("dpstream.toml")),
+    "choose --fresh": Command(choosing, (*CHOOSE[:-1], "again", "--fresh"), nothing, (CHOOSE,),
                               repeats=False, done="exists", anew=True),
     "sql": Command(catalog, SQL, printed("rows")),
     "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
@@ -462,7 +494,7 @@ READ_ONLY: Mapping[str, Command] = {
     "state info": Command(stream, INFO, nothing, (RUN,)),
     "answer --dry-run": Command(stream, ("answer", "asked.json", "job.toml", "--strategy",
                                          "identity", "--dry-run"), nothing),
-    "choose --dry-run": Command(stream, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
+    "choose --dry-run": Command(choosing, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
     "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
     "session plan": Command(session, ("session", "plan", *ASK[2:]), nothing, (MADE, ASK)),
     "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),

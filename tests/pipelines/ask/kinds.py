@@ -50,7 +50,8 @@ class Kind(NamedTuple):
         change: makes the rows those of a name of ``ROWS``.
         private: names of files and folders that hold rows.
         plant: adds private rows that hold a text.
-        lost: output that is removed before the question is asked again.
+        lost: output that is removed before the question is asked again: files, folders, a section
+            at the end of the project file.
         large: options with which the account allows one charge and not two, once its limit is
             ``limit``; no limit: a fifth above what one charge costs.
         in_memory: a function on a table: rows cannot be missing, and what nobody foresaw is raised
@@ -98,9 +99,8 @@ def world(kind: Kind, folder: Path) -> None:
     """The files of a kind's world, in a new folder."""
     folder.mkdir()
     kind.command.world(folder)
-    job = folder / "job.toml"
-    if job.exists():  # so that several questions fit into the limit
-        job.write_text(job.read_text().replace("epsilon = 15.0", "epsilon = 9.0"))
+    for path in folder.glob("*.toml"):  # so that several questions fit into the limit
+        path.write_text(path.read_text().replace("epsilon = 15.0", "epsilon = 9.0"))
     with within(folder):
         for words in kind.command.before:
             if callable(words):
@@ -113,6 +113,10 @@ def world(kind: Kind, folder: Path) -> None:
 def emptied(kind: Kind) -> None:
     """Remove the output, as somebody does who wants it again."""
     for name in kind.lost:
+        if name.startswith("["):
+            file = Path("dpstream.toml")
+            file.write_text(file.read_text().partition(f"\n{name}\n")[0])
+            continue
         for path in [Path(name), *Path(name).rglob("*")][::-1]:
             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -249,7 +253,7 @@ KINDS = {
     "keys in SQL": Kind(COMMANDS["sql"], _keys_in_sql, USERS, VISITS, RARE, selects=True),
     "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS, RARE, selects=True),
     "tuning": Kind(
-        COMMANDS["choose"], _by_command("choose"), USERS, VISITS, RARE, ("chosen.toml",),
+        COMMANDS["choose"], _by_command("choose"), USERS, VISITS, RARE, ("[job.chosen]",),
         limit=(13.0, 0.02), no_runner="it reads the first hours alone, in the process that asks",
     ),
     "workload pure": Kind(

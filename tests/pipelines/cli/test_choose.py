@@ -5,7 +5,7 @@ from pathlib import Path
 from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.pipelines.cli.choose import _told, _words
 from dpstream.pipelines.tuning.choose import Outcome
-from tests.pipelines.cli.called import examples_of, refused
+from tests.pipelines.cli.called import call, examples_of, refused
 from tests.projects import write_project
 
 
@@ -17,6 +17,13 @@ def test_a_name_for_the_answer_is_needed(tmp_path: Path) -> None:
     project = ("--project", write_project(tmp_path))
     assert "--as" in refused("choose", *project)
     assert "--first" in refused("choose", *project, "--dry-run")
+
+
+def test_a_job_of_any_name_can_be_looked_at(tmp_path: Path) -> None:
+    """Without a name for the answer one is taken that a section can have."""
+    write_project(tmp_path, ("[job.daily]", f"[job.{'d' * 64}]"))
+    words = ("--proxy", "none.csv", "--dry-run", "--project", tmp_path)
+    assert call("choose", *words).exit_code == 0
 
 
 def test_words_say_what_it_costs() -> None:

@@ -21,7 +21,7 @@ from tests.pipelines.cli.mistakes import visits
 from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.office import office, project
-from tests.pipelines.tuning.asking import JOB as TUNED
+from tests.pipelines.tuning.asking import PROJECT as TUNED
 from tests.pipelines.tuning.asking import USERS, records
 from tests.pipelines.workload.survey import survey, write
 
@@ -60,10 +60,10 @@ def choose(folder: Path) -> System:
     (folder / "in" / "records.csv").write_text(records(USERS))
     (folder / "keys").mkdir()
     new_key(folder / "keys" / "noise.key")
-    path, limit = folder / "job.toml", "limit = { epsilon = 30.0"
-    accounts.write(path, TUNED.replace("limit = { epsilon = 3.0", limit))
-    ask = ("choose", path, "--first", "12h", "--epsilon", "1")
-    first, second, third = (("--out", folder / f"{name}.toml") for name in "abc")
+    text = TUNED.replace("deliveries.account.db", "ledger.db")
+    accounts.write(folder / "dpstream.toml", text.replace("epsilon = 3.0", "epsilon = 30.0"))
+    ask = ("choose", "hourly", "--project", folder, "--first", "12h", "--epsilon", "1")
+    first, second, third = (("--as", name) for name in "abc")
     narrow = narrowed(folder, 0.5)
     return System((*ask, "--dry-run"), (*ask, *first), (*ask, *second), (*ask, *third), narrow)
 
@@ -258,15 +258,16 @@ def test_a_ledger_of_another_unit_refuses_both(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["answer", "pure", "census", "choose"])
 def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
     of = ALL[name](tmp_path)
-    out = next(Path(word) for word in of.ask if Path(word).parent == tmp_path and str(word)[-2:] in
-               ("/a", "ml") and not Path(word).exists())  # fmt: skip
-    ask, plan = of.ask, (*of.plan, "--out", out)
-    if out.suffix:
-        out.write_text("another")
+    if name == "choose":
+        place: tuple[str | Path, ...] = ("--as", "a")
+        with open(tmp_path / "dpstream.toml", "a") as file:
+            file.write('[job.a]\ntable = "another"\n')
     else:
-        out.mkdir()
-        (out / "file").write_text("another")
-    same_refusal(ask, plan, tmp_path)
+        place = ("--out", tmp_path / "a")
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "file").write_text("another")
+    assert set(place) <= set(of.ask)
+    same_refusal(of.ask, (*of.plan, *place), tmp_path)
     assert charges(tmp_path) == 0
 
 

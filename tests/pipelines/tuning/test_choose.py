@@ -157,6 +157,13 @@ def test_the_same_question_is_answered_again_and_another_is_charged(project: Pat
     for number, flags in enumerate((("--fresh",), ("--as-of", "May")), 3):
         other = json.loads(done(choose(project, f"as{number}", "--json", *flags)).stdout)
         assert not other["resumed"] and entries(project) == number
+    assert "as_of" not in jobs(project)["as3"]["choice"]
+    assert jobs(project)["as4"]["choice"]["as_of"] == "May" and load(project, "as4") == ""
+    done(choose(project, "as4", "--as-of", "May"))
+    for taken, flags in (("a", ("--as-of", "May")), ("as4", ("--as-of", "June")), ("as4", ())):
+        refused = choose(project, taken, "--json", *flags)  # before it is charged
+        assert refused.exit_code == 2 and json.loads(refused.stderr)["field"] == "--as"
+    assert entries(project) == 4
 
 
 def test_a_resumed_draw_repeats_the_noise(project: Path) -> None:
