@@ -1,4 +1,4 @@
-"""A URL is no path, wherever a job, a project file or a session table wants one; and what is
+"""A URL is no path, wherever a job, statements or a session want one; and what is
 private under one name is not public under another, in any of them."""
 
 import itertools
