@@ -4,7 +4,7 @@
     env:NAME                                     64 hex digits in an environment variable
     gcp:projects/P/secrets/S/versions/NUMBER     64 hex digits in Google Secret Manager
 
-A reference is public (it stands in job files and pickles); what it leads to is not: it is read
+A reference is public (it stands in project files and pickles); what it leads to is not: it is read
 into a buffer that is overwritten after its children are derived, and no error quotes it, nor is
 raised while an exception of a library (which might) is handled.  A reference names one key for
 good: a run must go on with the key it was begun with, so moving names are refused.

@@ -181,8 +181,10 @@ def _time_column(table: TableSection) -> TimeColumn:
 
 
 def _store(text: str | None) -> str | None:
-    """A store's URL; a path alone is a SQLite file."""
-    return text if text is None or "://" in text else f"sqlite:{text.removeprefix('sqlite:')}"
+    """A store's URL; a path alone is a SQLite file, but for what was meant to be a URL."""
+    if text is None or "://" in text or text.startswith("spanner:"):
+        return text
+    return f"sqlite:{text.removeprefix('sqlite:')}"
 
 
 def source_kind(where: str, table: TableSection) -> str:

@@ -138,7 +138,7 @@ def read_at_most(path: Path, field: str, fix: str, most: int = MAX_FILE_BYTES) -
 
 
 def parse_toml(text: bytes) -> dict[str, Any]:
-    """The tables of a job file.
+    """The tables of a project file.
 
     Raises:
         UsageError: not TOML in UTF-8; says where.

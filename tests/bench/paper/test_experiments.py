@@ -250,7 +250,7 @@ def test_mistakes_cost_nothing(
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     from tests.bench.paper.one_run import in_child
 
-    with pytest.raises(UsageError, match="none.toml"):
+    with pytest.raises(UsageError, match=r"none\.toml"):
         in_child("tests.bench.paper.one_run", str(tmp_path / "none.toml"))
 
 
