@@ -1,4 +1,4 @@
-"""``dpstream answer``: a workload's answers, from records or from what was released."""
+"""``dpstream workload answer``: a workload's answers, from records or from what was released."""
 
 import io
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dpstream.accounting.errors import PolicyError, UsageError, required
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
@@ -22,7 +22,13 @@ from dpstream.pipelines.cli.parts import (
 )
 from dpstream.pipelines.cli.plan import POPULATION
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
-from dpstream.pipelines.cli.workload import FILE, MECHANISM, STRATEGY, check_geometric
+from dpstream.pipelines.cli.workload import (
+    MECHANISM,
+    STRATEGY,
+    WORKLOAD,
+    check_geometric,
+    located,
+)
 
 if TYPE_CHECKING:
     from dpstream.accounting.strategies.cells.auto import Plan
@@ -41,14 +47,15 @@ _PATH = click.Path(path_type=Path)
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     epilog=examples(
-        "dpstream answer ages.json job.toml --out answers",
-        "dpstream answer ages.json job.toml --out hours --over-time --nonnegative",
-        "dpstream answer ages.json job.toml --over-time --dry-run",
-        "dpstream answer other.json --from answers --out other.csv",
+        "dpstream workload answer ages --out answers",
+        "dpstream workload answer ages.json --job people --out hours --over-time",
+        "dpstream workload answer ages --over-time --dry-run",
+        "dpstream workload answer other.json --from answers --out other.csv",
     ),
 )
-@FILE
-@click.argument("job", type=_PATH, required=False)
+@WORKLOAD
+@click.option("--job", "job_name", metavar="NAME",
+              help="Whose records are asked.  [default: that of the workload, or the only one]")  # fmt: skip
 @click.option("--from", "release", type=_PATH, help="Folder of a release to answer from: free.")
 @click.option("--out", type=_PATH, help="New folder; with --from a .csv, .parquet or .arrow file."
               "  [default with --from: CSV on stdout]")  # fmt: skip
@@ -88,36 +95,39 @@ _PATH = click.Path(path_type=Path)
 @AS_JSON
 @click.pass_context
 def answer(
-    ctx: click.Context, /, file: Path, job: Path | None, release: Path | None, out: Path | None,
+    ctx: click.Context, /, workload: Chosen, job_name: str | None, release: Path | None,
+    out: Path | None,
     over_time: bool, nonnegative: bool, covariance: Path | None, strategy: str, objective: str,
     cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool,
     mechanism: str, optimise: str, tables: bool, fresh: bool, as_of: str, dry_run: bool,
     units: int | None, records: int | None,
 ) -> None:  # fmt: skip
-    """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
+    """Answer a workload from the records of a job, or --from a release, at no charge.
 
-    JOB is a job whose key columns are the workload's attributes; it says what is counted, by
-    which unit, with which budget and from which account.  A record outside the domain is a dead
-    letter.  OUT gets the answers with exact standard errors, and the estimate from which any
-    other workload over the same domain is answered.  Other flags pass through to Beam.
+    The workload is a section [workload.NAME] of the project file, or a file.  The key columns of
+    its job are the workload's attributes; the job says what is counted, by which unit, with which
+    budget and from which account.  A record outside the domain is a dead letter.  OUT gets the
+    answers with exact standard errors, and the estimate from which any other workload over the
+    same domain is answered.  Other flags pass through to Beam.
 
     Where the account or the job's store would refuse it now, --dry-run ends with the exit code of
     that refusal.
     """
     from dpstream.pipelines.workload.files import read_workload
 
-    _check_given(job, release, out, covariance, dry_run)
-    workload, how = read_workload(file), Asking(fresh, as_of)
+    _check_given(job_name, release, out, covariance, dry_run)
+    file, own_job = located(workload)
+    asked, how = read_workload(file), Asking(fresh, as_of)
     if release is not None:
         _check_free(over_time, how, dry_run)
-        _from(workload, release, out, nonnegative, covariance, as_json)
+        _from(asked, release, out, nonnegative, covariance, as_json)
         return
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.choosing import Choice, by_choice
     from dpstream.pipelines.workload.execute import Order
     from dpstream.pipelines.workload.ways import tables_of, way_of
 
-    loaded = load_job(Chosen(str(required(job, "a job or a release is given"))), workload=True)
+    loaded = load_job(workload._replace(name=job_name or own_job), workload=True)
     place, folder = None if out is None else out.absolute(), folder_of(cache)
     privacy, stored = loaded.plan.privacy, over_time or runner != "DirectRunner" or bool(ctx.args)
     left_alone = (strategy, objective) == ("auto", "total") and not tables and not stored
@@ -126,11 +136,11 @@ def answer(
     if mechanism == "geometric":
         check_geometric(strategy, objective)
     else:
-        plan = solved(workload, folder, objective, strategy)[0]
-        measured = tables_of(workload, plan.strategy) if tables else plan.strategy
-        order = Order(workload, loaded, measured, place or Path(), over_time, form, nonnegative,
+        plan = solved(asked, folder, objective, strategy)[0]
+        measured = tables_of(asked, plan.strategy) if tables else plan.strategy
+        order = Order(asked, loaded, measured, place or Path(), over_time, form, nonnegative,
                       runner, ctx.args, fresh)  # fmt: skip
-        gaussian = _Gaussian(order, plan, tables or way_of(workload, measured) == "tables")
+        gaussian = _Gaussian(order, plan, tables or way_of(asked, measured) == "tables")
 
     def ask(choice: Choice) -> None:
         geometric = choice.family == "geometric"
@@ -141,9 +151,9 @@ def answer(
             return
         if stored:
             raise _drawn_once(over_time, privacy.delta)
-        drawn = _drawn(workload, loaded, None if geometric else gaussian, folder)
+        drawn = _drawn(asked, loaded, None if geometric else gaussian, folder)
         once(
-            workload, loaded, drawn, place, form, nonnegative, as_json, how, not geometric,
+            asked, loaded, drawn, place, form, nonnegative, as_json, how, not geometric,
             dry_run, choice.accept,
         )  # fmt: skip
 
@@ -185,18 +195,18 @@ def _drawn(
 
 
 def _check_given(
-    job: Path | None, release: Path | None, out: Path | None, covariance: Path | None, dry: bool
+    job: str | None, release: Path | None, out: Path | None, covariance: Path | None, dry: bool
 ) -> None:
-    """Refuse a call without exactly one source, or without the options that it needs.
+    """Refuse a call with two sources, or without the options that it needs.
 
     Raises:
         UsageError: an option is missing or has no use.
     """
-    if (job is None) == (release is None):
-        raise UsageError("JOB", "or --from RELEASES is required", "give one of the two")
-    if job is not None and out is None and not dry:
+    if job is not None and release is not None:
+        raise UsageError("--job", "excludes --from RELEASE", "give one of the two")
+    if release is None and out is None and not dry:
         raise UsageError("--out", "is required", "name a new folder")
-    if job is not None and covariance is not None:
+    if release is None and covariance is not None:
         raise UsageError("--covariance", "is for --from", "ask it of the release")
 
 
@@ -361,7 +371,7 @@ def tell(receipt: "Receipt", workload: "Workload", out: Path, resumed: bool, as_
     if not written:
         click.echo(
             f"No table was written: {answers:,} answers are too many for one. Ask for parts at no"
-            f" charge: `dpstream answer PART.json --from {out.name}`"
+            f" charge: `dpstream workload answer PART.json --from {out.name}`"
         )
     if receipt.insecure:
         click.echo("INSECURE: a fixed test key or run id was used; do not publish.")

@@ -44,12 +44,12 @@ from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
     *(init, check, plan, run, report, demo, doctor),
-    *(account, answer, audit, choose, folder, key, replay, session, sql, state, census, workload),
+    *(account, audit, choose, folder, key, replay, session, sql, state, census, workload),
 )
 
 #: Commands that read data, and words after which they only look at what is public.
 _READS = frozenset(
-    ("answer", "audit", "check", "choose", "demo", "replay", "run", "session", "sql", "census")
+    ("audit", "check", "choose", "demo", "replay", "run", "session", "sql", "census", "workload")
 )
 _READS_NOTHING = frozenset(("-h", "--help", "plan", "budget", "--dry-run"))
 
@@ -101,6 +101,7 @@ def cli() -> None:
 
 for command in COMMANDS:
     cli.add_command(command)
+workload.add_command(answer)
 
 
 def silence() -> None:

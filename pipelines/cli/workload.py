@@ -9,12 +9,14 @@ from dpstream.pipelines.cli.parts import (
     ALLOW_LARGE_DELTA,
     AS_JSON,
     COUNT,
+    Chosen,
     examples,
     options,
     print_json,
+    section,
 )
 
-FILE = click.argument("file", type=click.Path(path_type=Path))
+WORKLOAD = section("workload", required=True, metavar="WORKLOAD|FILE")
 STRATEGY = options(
     click.option(
         "--strategy",
@@ -35,6 +37,23 @@ STRATEGY = options(
         help="Folder of solved strategies.  [default: below the user's caches]",
     ),
 )
+
+
+def located(workload: Chosen) -> tuple[Path, str | None]:
+    """The file of a workload, and the job that its section names.
+
+    Args:
+        workload: named by its section of the project file, or by its file.
+
+    Raises:
+        UsageError: there is no such section.
+    """
+    name = workload.name or ""
+    if name.endswith((".json", ".npz")):
+        return Path(name), None
+    project = workload.load()
+    _, written = project.workload(name)
+    return project.folder / written.file, written.job
 
 
 #: Default strategy and objective.
@@ -67,7 +86,8 @@ def check_geometric(strategy: str, objective: str) -> None:
 def workload() -> None:
     """Many linear answers (ranges, tables, cumulative curves, any matrix) from one estimate.
 
-    A workload file is JSON: {"domain": [{"name": "age", "edges": [0, 10, 20]}, {"name": "sex",
+    [workload.NAME] of the project file names a file and the job whose records are asked.  A
+    workload file is JSON: {"domain": [{"name": "age", "edges": [0, 10, 20]}, {"name": "sex",
     "values": ["f", "m"]}], "queries": [{"factors": {"age": "range"}}]}; or NPZ with a matrix W.
     """
 
@@ -80,7 +100,7 @@ def workload() -> None:
         "dpstream workload plan ages.json --epsilon 1 --mechanism geometric",
     )
 )
-@FILE
+@WORKLOAD
 @STRATEGY
 @click.option("--epsilon", type=float, help="With --delta: what every unit is promised.")
 @click.option("--delta", type=float, help="The same.")
@@ -104,7 +124,7 @@ def workload() -> None:
 )
 @AS_JSON
 def plan(
-    file: Path,
+    workload: Chosen,
     strategy: str,
     objective: str,
     cache: Path | None,
@@ -120,7 +140,8 @@ def plan(
 ) -> None:
     """Say how large the errors of a workload's answers will be, and that no strategy has less.
 
-    No data is read.  The strategy is kept in the cache, from which `dpstream answer` takes it.
+    No data is read.  The strategy is kept in the cache, from which `dpstream workload answer`
+    takes it.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.workload.cache import folder_of
@@ -134,18 +155,18 @@ def plan(
         mechanism = "geometric"
     elif mechanism == "auto" and (mu is not None or drawn or (strategy, objective) != _LEFT_ALONE):
         mechanism = "gaussian"
-    workload, folder = read_workload(file), folder_of(cache)
+    asked, folder = read_workload(located(workload)[0]), folder_of(cache)
     if mechanism == "geometric":
         check_geometric(strategy, objective)
         if epsilon is None or mu is not None or drawn:
             raise UsageError(
                 "--mechanism", "geometric takes --epsilon", "omit --mu, --picture and --matrix"
             )
-        result = planned_purely(workload, epsilon, contributions, folder)
+        result = planned_purely(asked, epsilon, contributions, folder)
     else:
         check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
         guarantee = guarantee_of(epsilon, delta, mu, contributions)
-        solved_plan = planned(workload, folder, objective, strategy)
+        solved_plan = planned(asked, folder, objective, strategy)
         if drawn:
             from dpstream.pipelines.workload.picture import save
 

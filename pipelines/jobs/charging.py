@@ -78,7 +78,7 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
 def fresh_command(job: Job) -> str:
     """What to type for a new run."""
     if job.cells is not None:
-        return "`dpstream answer` as before with --fresh and a new --out"
+        return "`dpstream workload answer` as before with --fresh and a new --out"
     return f"`dpstream run {job.called} --fresh`"
 
 

@@ -1,4 +1,4 @@
-"""`dpstream answer` of a job's records: the run, and what is read of it.
+"""`dpstream workload answer` of a job's records: the run, and what is read of it.
 
 The run is a run like every other: store and run id, charge, draws, committed releases (the job's
 sink gets them too).  Answers are post-processing of what the store has committed, so whoever is

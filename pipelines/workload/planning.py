@@ -184,7 +184,7 @@ def queries_of(
 
 
 def answered_by(workload: Workload, strategy: CellStrategy) -> dict[str, str | None]:
-    """How `dpstream answer` answers it, or why it does not."""
+    """How `dpstream workload answer` answers it, or why it does not."""
     try:
         return {"answered_by": way_of(workload, strategy), "refused": None}
     except PolicyError as refused:
@@ -259,7 +259,7 @@ def families_line(families: list[dict[str, Any]]) -> str:
 
 def _ways(result: dict[str, Any]) -> str:
     if result["answered_by"] is None:
-        return f"none, `dpstream answer` refuses: {result['refused']}"
+        return f"none, `dpstream workload answer` refuses: {result['refused']}"
     way = {
         "cells": "from noisy cells, all of which are published",
         "tables": "from noisy residual tables, without a histogram of all cells",

@@ -170,7 +170,7 @@ def read_release(folder: Path) -> Released:
         data = (folder / ESTIMATE).read_bytes()
     except OSError:
         raise UsageError(
-            _FIELD, "is no folder that `dpstream answer` wrote", "name its --out"
+            _FIELD, "is no folder that `dpstream workload answer` wrote", "name its --out"
         ) from None
     if not is_written(folder / ESTIMATE, receipt.files.get(ESTIMATE)):
         raise PolicyError(_FIELD, "has an estimate that is not what was released", "restore it")

@@ -1,6 +1,7 @@
 """How a workload is answered: from noisy cells or from residual tables; decided before any charge.
 
-The decision reads no record: `dpstream workload plan` prints it, and `dpstream answer` follows it.
+The decision reads no record: `dpstream workload plan` prints it, and
+`dpstream workload answer` follows it.
 """
 
 from typing import Literal

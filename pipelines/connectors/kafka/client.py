@@ -3,8 +3,8 @@
 ``options`` of a job are settings of librdkafka, secrets by reference.  A literal secret would stand
 in the project file and be shipped to the workers with the pipeline, so settings that hold one
 must name an environment variable: ``env:NAME``.  Settings that make the client load code, run a
-command, or open files other than certificates are refused: whoever may write a job's options must not get more
-than the job.
+command, or open files other than certificates are refused: whoever may write a job's options must
+not get more than the job.
 
 librdkafka connects, retries and backs off by itself; nothing is tried again here but what it leaves
 to its user (`has_no_leader`).  Its log is switched off, and errors name its codes only: what it
