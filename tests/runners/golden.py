@@ -36,63 +36,65 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 #: Name.txt -> digest of all published bytes and the first rows; name -> committed numbers.
 STREAMS, NUMBERS = GOLDEN / "streams", GOLDEN / "calibrations.json"
 START = "2024-01-01T00:00:00Z"
-DAY = {"start": START, "end": "2024-01-02T00:00:00Z", "window": "1d", "trigger_every": "1h"}
-COUNT = {"name": "n", "kind": "count"}
-SUM = {"name": "total", "kind": "sum", "column": "value", "clamp": [-3, 7], "grid": 0.5}
-MEAN = {"name": "level", "kind": "mean", "column": "value", "clamp": [-2, 6], "grid": 0.25}
-PEOPLE = {"name": "people", "kind": "units"}
+COUNT = {"n": {"kind": "count"}}
+SUM = {"total": {"kind": "sum", "column": "value", "bounds": [-3, 7], "grid": 0.5}}
+MEAN = {"level": {"kind": "mean", "column": "value", "bounds": [-2, 6], "grid": 0.25}}
+PEOPLE = {"people": {"kind": "units"}}
 #: Beside MEAN it is made from its sums.
-TWIN = {"name": "levels", "kind": "sum", "column": "value", "clamp": [-2, 6], "grid": 0.25}
+TWIN = {"levels": {"kind": "sum", "column": "value", "bounds": [-2, 6], "grid": 0.25}}
+PLAIN = {
+    "table": "visits",
+    "key": ["key"],
+    "aggregate": COUNT,
+    "start": START,
+    "end": "2024-01-02T00:00:00Z",
+    "window": "1d",
+    "release_every": "1h",
+    "contributions": 6,
+    "shards": 3,
+    "insecure_test_run_id": "22" * 16,
+}
 
-#: Name -> what differs from the plain job, which has every default: tables of the job file, and
-#: the kind of its files.
+#: Name -> what differs from the plain job, which has every default: fields of the job, and what its
+#: files and its sink are, the column that is their stamp, and what the budget covers.
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {},
     # Most keys are silent in most of the steps, and are released in all of them.
-    "silent": {"time": {"trigger_every": "10m"}, "privacy": {"contributions": 3}},
-    "tree": {"privacy": {"strategy": "tree"}, "aggregate": [COUNT, SUM]},
-    "blt": {"privacy": {"strategy": "blt"}, "aggregate": [COUNT, SUM, PEOPLE]},
-    "dense": {"privacy": {"strategy": "dense"}, "aggregate": [COUNT, SUM]},
-    "toeplitz": {"privacy": {"strategy": "toeplitz"}, "aggregate": [MEAN], "kind": "csv"},
-    "rounds": {"privacy": {"mode": "rounds", "final_flush": True}},
-    "sliding": {"time": {"window": "6h", "slide": "2h", "trigger_every": "30m"}},
+    "silent": {"release_every": "10m", "contributions": 3},
+    "tree": {"mechanism": {"strategy": "tree"}, "aggregate": COUNT | SUM},
+    "blt": {"mechanism": {"strategy": "blt"}, "aggregate": COUNT | SUM | PEOPLE},
+    "dense": {"mechanism": {"strategy": "dense"}, "aggregate": COUNT | SUM},
+    "toeplitz": {"mechanism": {"strategy": "toeplitz"}, "aggregate": MEAN, "files": "csv"},
+    "rounds": {"mechanism": {"mode": "rounds", "final_flush": True}},
+    "sliding": {"window": "6h", "slide": "2h", "release_every": "30m"},
     "periods": {
-        "time": {"window": "2h", "trigger_every": "20m"},
-        "privacy": {"period": "2h", "contributions": 3},
-        "kind": "jsonl",
+        "window": "2h", "release_every": "20m", "covers": "window", "contributions": 3,
+        "files": "jsonl",
     },
-    "late": {
-        "time": {"window": "4h", "allowed_lateness": "1h", "max_skew": "1m"},
-        "source": {"stamp": "arrived"},
-    },
-    "fused": {"privacy": {"per_key_bound": 1}, "aggregate": [PEOPLE]},
-    "combined": {"privacy": {"per_key_bound": 1, "combine": True, "contributions": 8}},
-    "shared": {"privacy": {"contributions": 8}, "aggregate": [COUNT, MEAN]},
+    "late": {"window": "4h", "allowed_lateness": "1h", "max_skew": "1m", "stamp": "arrived"},
+    "fused": {"per_key_bound": 1, "aggregate": PEOPLE},
+    "combined": {"per_key_bound": 1, "mechanism": {"combine": True}, "contributions": 8},
+    "shared": {"contributions": 8, "aggregate": COUNT | MEAN},
     "repeats": {
-        "time": {"window": "6h", "slide": "2h", "trigger_every": "30m"},
-        "privacy": {"per_key_bound": 2, "contributions": 12},
-        "aggregate": [COUNT, PEOPLE, SUM],
+        "window": "6h", "slide": "2h", "release_every": "30m", "per_key_bound": 2,
+        "contributions": 12, "aggregate": COUNT | PEOPLE | SUM,
     },
-    "no_skip": {"privacy": {"contributions": 8, "skip": False}, "aggregate": [COUNT, SUM]},
+    "no_skip": {"contributions": 8, "mechanism": {"skip": False}, "aggregate": COUNT | SUM},
     "weights": {
-        "privacy": {"contributions": 8, "skip": True, "weights": {"offset": 1, "power": 2}},
+        "contributions": 8, "mechanism": {"skip": True, "weights": {"offset": 1, "power": 2}},
     },
     # Keys that one window selects are published in the later ones.
     "remembered": {
-        "time": {"window": "4h", "trigger_every": "20m", "allowed_lateness": "1h"},
-        "source": {"stamp": "arrived"},
-        "privacy": {"contributions": 8},
-        "aggregate": [COUNT, SUM],
+        "window": "4h", "release_every": "20m", "allowed_lateness": "1h", "stamp": "arrived",
+        "contributions": 8, "aggregate": COUNT | SUM,
     },
     "remembered_a_while": {
-        "time": {"window": "6h", "slide": "2h", "trigger_every": "30m"},
-        "privacy": {"weights": "uniform"},
-        "aggregate": [COUNT, PEOPLE],
-        "remember": "5h",
+        "window": "6h", "slide": "2h", "release_every": "30m",
+        "mechanism": {"weights": "uniform"}, "aggregate": COUNT | PEOPLE, "remember_keys": "5h",
     },
-    "derived": {"aggregate": [TWIN, MEAN, COUNT], "kind": "csv"},
-    "public": {"keys": {"public": "keys/public.csv"}, "aggregate": [COUNT, SUM], "sink": "csv"},
-}
+    "derived": {"aggregate": TWIN | MEAN | COUNT, "files": "csv"},
+    "public": {"public_keys": "stream/keys/public.csv", "aggregate": COUNT | SUM, "sink": "csv"},
+}  # fmt: skip
 
 
 def write_stream(folder: Path, users: int = 2_500) -> None:
@@ -125,41 +127,35 @@ def write_stream(folder: Path, users: int = 2_500) -> None:
 
 
 def golden_job(name: str, stream: Path, folder: Path) -> Job:
-    """Write and load the job file of a golden job.
+    """Write and load the project file of a golden job.
 
     Args:
-        stream: where `write_stream` wrote; folder: for the job file, its state and releases.
+        stream: where `write_stream` wrote; folder: for the file, the job's state and releases.
     """
-    own = JOBS[name]
-    kind = own.get("kind", "parquet")
-    tables: dict[str, Any] = {
-        "source": {"kind": kind, "path": f"stream/*.{kind}", **own.get("source", {})},
-        "schema": {
-            "unit": {"column": "user"},
-            "key": [{"column": "key"}],
-            "event_time": {"column": "time"},
+    own = dict(JOBS[name])
+    files, covers = own.pop("files", "parquet"), own.pop("covers", "lifetime")
+    stamp = {"stamp": own.pop("stamp")} if "stamp" in own else {}
+    sections: dict[str, Any] = {
+        "version": 1,
+        "data_set": {"visitors": {"unit": {"name": "user"}, "insecure_test_secret": "0f" * 32}},
+        "table": {
+            "visits": {
+                "path": f"stream/*.{files}", "unit_column": "user", "time_column": "time", **stamp
+            }
         },
-        "aggregate": own.get("aggregate", [COUNT]),
-        "time": {**DAY, **own.get("time", {})},
-        "privacy": {
-            "epsilon": 6.0,
-            "delta": 1e-6,
-            "contributions": 6,
-            "insecure_test_key": "0f" * 32,
-            "insecure_test_run_id": "22" * 16,
-            **own.get("privacy", {}),
+        "job": {
+            "golden": {
+                **PLAIN,
+                "budget": {"epsilon": 6.0, "delta": 1e-6, "covers": covers},
+                "sink": {"kind": own.pop("sink", "jsonl"), "path": "releases"},
+                **own,
+            }
         },
-        "state": {"shards": 3},
-        "sink": {"kind": own.get("sink", "jsonl"), "path": "releases"},
-    }
-    if "keys" in own:
-        tables["keys"] = {"public": "stream/" + own["keys"]["public"]}
-    if "remember" in own:
-        tables["keys"] = {"remember": own["remember"]}
+    }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stream").symlink_to(stream)  # the path in the plan is part of what is hashed
-    (folder / "job.toml").write_text(tomlkit.dumps(tables))
-    return load_job(folder / "job.toml")
+    (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
+    return load_job(folder / "dpstream.toml")
 
 
 def published(job: Job) -> dict[str, bytes]:

@@ -19,6 +19,34 @@ from tests.faults.filecalls.server import FUNCTIONS, Ended, Server
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 STREAM = f"""
+version = 1
+
+[data_set.d]
+unit = {{ name = "user", type = "int" }}
+account = {{ path = "account/ledger.db", limit = {{ epsilon = 90.0, delta = 0.02 }} }}
+insecure_test_secret = "{KEY}"
+
+[table.visits]
+path = "in.csv"
+unit_column = "user"
+time_column = "time"
+
+[job.daily]
+table = "visits"
+key = ["page"]
+aggregate.n = {{ kind = "count" }}
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-03T00:00:00Z"
+window = "1d"
+release_every = "12h"
+budget = {{ epsilon = 15.0, delta = 1e-3, covers = "lifetime" }}
+contributions = 6
+store = "state/s.db"
+shards = 1
+sink = {{ kind = "csv", path = "out" }}
+"""
+#: The same job as `dpstream choose` takes it, and as commands of earlier commits do.
+JOB_FILE = f"""
 [source]
 kind = "csv"
 path = "in.csv"
@@ -95,14 +123,25 @@ WORKLOAD = {
 
 
 def stream(folder: Path) -> None:
-    """60 users on 4 pages over two days, a job, and an empty folder for each database."""
+    """A job in a project file, and its records."""
+    visits(folder)
+    accounts.write(folder / "dpstream.toml", STREAM)
+
+
+def job_file(folder: Path) -> None:
+    """The same job in a file of its own."""
+    visits(folder)
+    accounts.write(folder / "job.toml", JOB_FILE)
+
+
+def visits(folder: Path) -> None:
+    """60 users on 4 pages over two days, and an empty folder for the store."""
     rows = ["user,page,time"]
     for user in range(60):
         for n, hour in enumerate((1, 7, 20, 30, 40)):
             day, clock = divmod(hour, 24)
             rows.append(f"{user},p{(user + n) % 4},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
-    accounts.write(folder / "job.toml", STREAM)
     (folder / "asked.json").write_text(json.dumps(WORKLOAD))
     (folder / "tables.json").write_text(json.dumps(WORKLOAD | {"queries": [{"ways": 1}]}))
     (folder / "state").mkdir()
@@ -110,8 +149,7 @@ def stream(folder: Path) -> None:
 
 def catalog(folder: Path) -> None:
     """The same records as a table of a project file."""
-    stream(folder)
-    (folder / "account" / "ledger.db").unlink()
+    visits(folder)
     accounts.write(folder / "dpstream.toml", PROJECT)
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
@@ -323,11 +361,11 @@ def unanswered(path: Path) -> int:
 CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", "--account-id", accounts.ID)
 CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
 RECOVER = ("account", "recover", "d")
-LIMIT = ("account", "limit", "job.toml", "--epsilon", "99", "--delta", "1e-3")
+LIMIT = ("account", "limit", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE = ("tabulate", "execute", "parameters", "data")
-RUN, PURELY = ("run", "job.toml", "--quiet"), "--mechanism=geometric"
-ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
+RUN, PURELY = ("run", "--quiet"), "--mechanism=geometric"
+ANSWER = ("answer", "asked.json", "dpstream.toml", "--cache", "cache", "--quiet", "--out")
 CHOOSE = ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out", "chosen.toml")
 SQL = ("sql", STATEMENT, "--json")
 QUANTILES = (
@@ -346,10 +384,10 @@ ALLOT = ("session", "allot", "small.toml", "later", *ASK[4:6], "--epsilon", "0.5
 STAND = ("session", "stand", "small.toml", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
          "--arrival", "a", "--width", "2", "--until", "4", "--tick", "1", "--json")  # fmt: skip
 BUDGET = ("session", "budget", "small.toml", "--json")
-INFO = ("state", "info", "job.toml", "--json")
+INFO = ("state", "info", "--json")
 COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
-    "init": Command(stream, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
+    "init": Command(job_file, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
                     done="exists", then=("plan", "new.toml", "--json")),
     "key new": Command(empty, ("key", "new", "noise.key"), lines("noise.key"), charged=None,
                        repeats=False, done="exists"),
@@ -370,8 +408,8 @@ COMMANDS: Mapping[str, Command] = {
     "workload plan": Command(stream, ("workload", "plan", "asked.json", "--epsilon", "1",
                                       "--delta", "1e-6", "--cache", "cache", "--json"),
                              printed("rmse"), charged=None),
-    "choose": Command(stream, CHOOSE, released("chosen.toml")),
-    "choose --fresh": Command(stream, (*CHOOSE[:-1], "again.toml", "--fresh"), nothing, (CHOOSE,),
+    "choose": Command(job_file, CHOOSE, released("chosen.toml")),
+    "choose --fresh": Command(job_file, (*CHOOSE[:-1], "again.toml", "--fresh"), nothing, (CHOOSE,),
                               repeats=False, done="exists", anew=True),
     "sql": Command(catalog, SQL, printed("rows")),
     "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
@@ -421,40 +459,40 @@ COMMANDS: Mapping[str, Command] = {
         census, ("tabulate", "report", "parameters", "data", "page", "--run", "out"),
         nothing, (GENERATE, (*EXECUTE, "out", "--key-file", "noise.key")), charged=None,
         repeats=False, done="exists|not empty"),
-    "state init": Command(stream, ("state", "init", "job.toml"), nothing, repeats=False,
+    "state init": Command(stream, ("state", "init"), nothing, repeats=False,
                           done="exists|holds a run", then=INFO),
-    "state backup": Command(stream, ("state", "backup", "job.toml", "--out", "b"),
+    "state backup": Command(stream, ("state", "backup", "--out", "b"),
                             nothing, (RUN,), repeats=False, done="exists"),
-    "state restore": Command(stream, ("state", "restore", "job.toml", "b", "--replace"),
-                             nothing, (RUN, ("state", "backup", "job.toml", "--out", "b")),
+    "state restore": Command(stream, ("state", "restore", "daily", "b", "--replace"),
+                             nothing, (RUN, ("state", "backup", "--out", "b")),
                              repeats=False, done="exists|kept", then=RUN),
-    "state expire": Command(stream, ("state", "expire", "job.toml"), nothing, (RUN,), then=INFO),
-    "state reshard": Command(stream, ("state", "reshard", "job.toml", "--shards", "2"),
+    "state expire": Command(stream, ("state", "expire"), nothing, (RUN,), then=INFO),
+    "state reshard": Command(stream, ("state", "reshard", "--shards", "2"),
                              nothing, (RUN,), repeats=False,
                              done="is the store's number already", then=INFO),
-    "state releases": Command(stream, ("state", "releases", "job.toml", "--out", "rel"),
+    "state releases": Command(stream, ("state", "releases", "--out", "rel"),
                               released("rel"), (RUN,)),
     "account create": Command(empty, CREATE, nothing, charged=None, repeats=False, done="is there"),
     "account recover": Command(catalog, RECOVER, nothing,
                                (SQL, kept, (*SQL, "--fresh"), put_back)),
     "account limit": Command(stream, LIMIT, nothing),
-    "report": Command(stream, ("report", "job.toml", "--out", "r.html"), nothing, (RUN,)),
-    "replay": Command(stream, ("replay", "job.toml", "--to", "folder:grown", "--speed", "max"),
+    "report": Command(stream, ("report", "--out", "r.html"), nothing, (RUN,)),
+    "replay": Command(stream, ("replay", "--to", "folder:grown", "--speed", "max"),
                       nothing, charged=None, repeats=False, done="exists|not empty"),
     "folder close": Command(growing, ("folder", "close", "in", "--new"), lines("in/*.csv"),
                             charged=None),
 }  # fmt: skip
 #: Commands that write nothing: the world, what was done before, and the words.
 READ_ONLY: Mapping[str, Command] = {
-    "check": Command(stream, ("check", "job.toml", "--quiet"), nothing),
-    "plan": Command(stream, ("plan", "job.toml"), nothing),
-    "plan, of an account": Command(stream, ("plan", "job.toml"), nothing, (RUN,)),
-    "key check": Command(stream, ("key", "check", "job.toml"), nothing, (RUN,)),
+    "check": Command(stream, ("check", "--quiet"), nothing),
+    "plan": Command(stream, ("plan",), nothing),
+    "plan, of an account": Command(stream, ("plan",), nothing, (RUN,)),
+    "key check": Command(stream, ("key", "check"), nothing, (RUN,)),
     "account show": Command(stream, ("account", "show", "account/ledger.db"), nothing, (RUN,)),
     "state info": Command(stream, INFO, nothing, (RUN,)),
-    "answer --dry-run": Command(stream, ("answer", "asked.json", "job.toml", "--strategy",
+    "answer --dry-run": Command(stream, ("answer", "asked.json", "dpstream.toml", "--strategy",
                                          "identity", "--dry-run"), nothing),
-    "choose --dry-run": Command(stream, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
+    "choose --dry-run": Command(job_file, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
     "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
     "session plan": Command(session, ("session", "plan", *ASK[2:]), nothing, (MADE, ASK)),
     "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),
@@ -465,7 +503,7 @@ READ_ONLY: Mapping[str, Command] = {
     "tabulate plan": Command(census, ("tabulate", "plan", "parameters", "data", *CHARGED),
                              nothing, (GENERATE,)),
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
-    "audit": Command(stream, ("audit", "job.toml", "--trials", "200"), nothing),
+    "audit": Command(stream, ("audit", "--trials", "200"), nothing),
 }  # fmt: skip
 #: Commands without a question of anybody's data, which write what is made anew each time.
 APART = {

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.damage import flip
-from tests.faults.filecalls.commands import ANSWER, ASK, RUN, SESSION, STREAM, WORKLOAD
+from tests.faults.filecalls.commands import ASK, JOB_FILE, SESSION, WORKLOAD
 from tests.faults.filecalls.disk import NAMES, UNLINK, WRITE, Call, Disk, calls
 from tests.faults.filecalls.server import ACTIONS, Ended, library
 
@@ -37,6 +37,8 @@ sys.argv = ["dpstream", *sys.argv[5:]]
 main()
 """
 _LEDGER = "account/ledger.db"
+RUN = ("run", "job.toml", "--quiet")
+ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
 #: How many records are added between two askings of one question.
 ADDED = 37
 
@@ -100,7 +102,7 @@ def stream(folder: Path) -> None:
     rows = ["user,page,time", *(f"{n % 60},p{n % 4},2024-01-01T07:00:00Z" for n in range(240))]
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
     limit = "limit = { epsilon = 90.0, delta = 0.009 }"
-    (folder / "job.toml").write_text(re.sub(r"(?m)^limit = .*$", limit, STREAM))
+    (folder / "job.toml").write_text(re.sub(r"(?m)^limit = .*$", limit, JOB_FILE))
     (folder / "asked.json").write_text(json.dumps(WORKLOAD))
     (folder / "state").mkdir()
     (folder / "account").mkdir()

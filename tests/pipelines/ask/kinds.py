@@ -98,9 +98,8 @@ def world(kind: Kind, folder: Path) -> None:
     """The files of a kind's world, in a new folder."""
     folder.mkdir()
     kind.command.world(folder)
-    job = folder / "job.toml"
-    if job.exists():  # so that several questions fit into the limit
-        job.write_text(job.read_text().replace("epsilon = 15.0", "epsilon = 9.0"))
+    for path in folder.glob("*.toml"):  # so that several questions fit into the limit
+        path.write_text(path.read_text().replace("epsilon = 15.0", "epsilon = 9.0"))
     with within(folder):
         for words in kind.command.before:
             if callable(words):
