@@ -41,7 +41,7 @@ RUN groupadd --gid 10001 dpstream && useradd --uid 10001 --gid 10001 --create-ho
 RUN dpstream doctor && python -c "import dpstream.state.spanner.store, dpstream.dp_transforms.flow" \
  && rm -rf /tmp/numba /tmp/matplotlib
 # Beam's boot program: the image serves as a worker as it is, and
-# `docker run --entrypoint dpstream IMAGE run job.toml` runs a job on the spot.
+# `docker run --entrypoint dpstream IMAGE run` runs a job on the spot.
 ENTRYPOINT ["/opt/apache/beam/boot"]
 
 # Dataflow mounts folders of root's into its workers and the launcher, and writes logs there

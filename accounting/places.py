@@ -1,4 +1,4 @@
-"""Paths in job files, catalogs and tables: they start from a folder, none is a URL, and none is
+"""Paths in project files: they start from a folder, none is a URL, and none is
 private and public at once."""
 
 import contextlib

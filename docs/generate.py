@@ -22,7 +22,8 @@ import msgspec
 #: What the pages are made from: module and name.
 HOMES = {
     "command": ("dpstream.pipelines.cli.main", "cli"),
-    "job file": ("dpstream.pipelines.jobs.tables", "JobFile"),
+    "project file": ("dpstream.pipelines.project.sections", "ProjectSections"),
+    "job": ("dpstream.pipelines.project.job_section", "JobSection"),
     "release": ("dpstream.dp_transforms.batches", "release_schema"),
     "metrics": ("dpstream.pipelines.operate.metrics", "METRICS"),
     "errors": ("dpstream.accounting.errors", "DpstreamError"),
@@ -114,28 +115,25 @@ def attributes(text: str) -> dict[str, str]:
     return out
 
 
-def job_schema() -> dict[str, Any]:
-    """JSON schema of a job file."""
-    schema: dict[str, Any] = msgspec.json.schema(found("job file"))
-    columns = schema["$defs"]["SchemaConfig"]["properties"]
-    for (
-        name,
-        field,
-    ) in columns.items():  # a column by its name alone, see `pipelines.project.shapes`
-        columns[name] = {"anyOf": [field, {"type": "string"}]}
-    names = {"anyOf": [columns["key"]["anyOf"][0]["items"], {"type": "string"}]}
-    columns["key"]["anyOf"][0]["items"] = names
-    return schema
+def project_schema() -> dict[str, Any]:
+    """JSON schema of the project file."""
+    schemas, definitions = msgspec.json.schema_components(
+        [found("project file"), found("job")], ref_template="#/$defs/{name}"
+    )
+    root = schemas[0]["$ref"].rsplit("/", 1)[1]
+    # A job is decoded where it is asked for.
+    definitions[root]["properties"]["job"]["additionalProperties"] = schemas[1]
+    return schemas[0] | {"$defs": definitions}
 
 
 @functools.cache
 def meanings() -> dict[str, dict[str, str]]:
-    """Words for keys of a job file by table, beside those of the docstrings."""
-    return tomllib.loads((ROOT / "docs/reference/job-file.toml").read_text())
+    """Words for fields of the project file by table, beside those of the docstrings."""
+    return tomllib.loads((ROOT / "docs/reference/project-file.toml").read_text())
 
 
 def struct_table(definition: dict[str, Any], written: str) -> str:
-    """The fields of one table of the job file; ``written`` is its name there."""
+    """The fields of one table of the project file; ``written`` is its name there."""
     words = attributes(definition.get("description", ""))
     words |= meanings().get(written, {})
     required = set(definition.get("required", ()))
@@ -147,27 +145,32 @@ def struct_table(definition: dict[str, Any], written: str) -> str:
             (f"`{name}`", words_of(field), "required" if name in required else given,
              re.sub(r"``", "`", words.get(name, "")))
         )  # fmt: skip
-    return table("key|type|default|meaning", rows)
+    return table("field|type|default|meaning", rows)
 
 
 def written_names(root: dict[str, Any], definitions: dict[str, Any]) -> dict[str, str]:
-    """Struct -> the dotted name of its table in a job file (the first, where it has several)."""
+    """Struct -> the dotted name of its table in the file (the first, where it has several)."""
     names: dict[str, str] = {}
 
     def visit(properties: dict[str, Any], before: str) -> None:
         for key, field in properties.items():
             for ref in re.findall(r"#/\$defs/(\w+)", json.dumps(field)):
                 if ref not in names:
-                    names[ref] = before + key
-                    visit(definitions[ref].get("properties", {}), f"{before}{key}.")
+                    names[ref] = before + key + (".NAME" if _is_named(field) else "")
+                    visit(definitions[ref].get("properties", {}), f"{names[ref]}.")
 
     visit(root["properties"], "")
     return names
 
 
-def job_file() -> str:
-    """Tables and keys of a job file, from the JSON schema of its structs."""
-    schema = job_schema()
+def _is_named(field: dict[str, Any]) -> bool:
+    """Whether the field holds tables by names that the file's writer chooses."""
+    return "$ref" in (field.get("additionalProperties") or {})
+
+
+def project_file() -> str:
+    """Sections and fields of the project file, from the JSON schema of its structs."""
+    schema = project_schema()
     definitions = schema["$defs"]
     root = definitions.pop(schema["$ref"].rsplit("/", 1)[1])
     names = written_names(root, definitions)
@@ -176,8 +179,7 @@ def job_file() -> str:
         if "properties" not in definition:
             continue
         written = names[name]
-        title = f"`{written}`" if "." in written else f"`[{written}]`"
-        title = title.replace("`[aggregate]`", "`[[aggregate]]`")
+        title = f"`[{written}]`" if written.count(".") == 1 else f"`{written}`"
         summary = inspect.cleandoc(definition.get("description", "")).split("Attributes:")[0]
         meaning = meanings()["top"].get(written)
         plain = (
@@ -186,7 +188,7 @@ def job_file() -> str:
         fields = struct_table(definition, written)
         parts.append(f"## {title} {{#{name.lower()}}}\n\n{plain}\n\n{fields}")
     parts.append(
-        "## Schema\n\n[job.schema.json](job.schema.json) is the JSON schema of all this, for "
+        "## Schema\n\n[dpstream.schema.json](dpstream.schema.json) is the JSON schema of all this, for "
         "editors that check TOML.\n"
     )
     return "\n".join(parts)
@@ -203,11 +205,11 @@ def release_schema() -> str:
     rows = []
     for field in found("release")(plan):
         if field.name in keys:
-            words = "A column of the key, as `schema.key` names it."
+            words = "A column of the key, as the job's `key` names it."
         elif field.name.endswith("_sd"):
             words = "Standard deviation of the noise in the column before it. Public."
         else:
-            words = RELEASE_COLUMNS.get(field.name) or "A released value: an `[[aggregate]]`."
+            words = RELEASE_COLUMNS.get(field.name) or "A released value: an `aggregate`."
         rows.append((f"`{field.name}`", f"`{field.type}`", words))
     return table("column|Arrow type|meaning", rows)
 
@@ -286,7 +288,7 @@ def modules() -> str:
 TEXTS: dict[str, Callable[[], str]] = {
     "commands": cli,
     "names": api,
-    "tables": job_file,
+    "sections": project_file,
     "columns": release_schema,
     "metrics": metrics,
     "exit codes": exit_codes,
@@ -301,9 +303,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the JSON schema of a job file to the site."""
+    """Add the JSON schema of the project file to the site."""
     from mkdocs.structure.files import File
 
-    schema = json.dumps(job_schema(), indent=1)
-    files.append(File.generated(config, "reference/job.schema.json", content=schema))
+    schema = json.dumps(project_schema(), indent=1)
+    files.append(File.generated(config, "reference/dpstream.schema.json", content=schema))
     return files

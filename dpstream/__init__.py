@@ -2,7 +2,7 @@
 
     import dpstream
 
-    job = dpstream.load_job("job.toml")
+    job = dpstream.load_job("dpstream.toml", "daily")
     run, _ = dpstream.begin(job)  # charged in the job's ledger
     out = records | dpstream.DPStream(job.plan, run)
 

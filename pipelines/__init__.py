@@ -1,1 +1,1 @@
-"""What a person touches: job files, sources, sinks, generators, the command line."""
+"""What a person touches: the project file, sources, sinks, generators, the command line."""

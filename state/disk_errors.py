@@ -192,7 +192,7 @@ def file_errors(field: str, cannot: str) -> Iterator[None]:
 
 
 def unreadable(field: str, error: OSError) -> UsageError:
-    """The error for a file that the user names and wrote, such as a job file.
+    """The error for a file that the user names and wrote, such as a project file.
 
     Args:
         field: what the file is to the user.

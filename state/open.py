@@ -262,7 +262,7 @@ def initialise(
         raise PolicyError(
             "store",
             "holds the state of a job with another plan",
-            "use a new store (a new run, charged again) or restore the old job file",
+            "use a new store (a new run, charged again) or restore the old job",
         )
     if stored_identity.key_fingerprint != identity.key_fingerprint:
         raise PolicyError(
@@ -313,7 +313,7 @@ def identity_of(url: str, plan: Plan) -> "RunIdentity":
             raise PolicyError(
                 "store",
                 "holds the state of a job with another plan",
-                "use the job file the store was begun with",
+                "use the job the store was begun with",
             )
         return store.identity
     finally:

@@ -58,7 +58,7 @@ def keep_beside(*places: str | Path | None) -> None:
     """``keep_in`` the folder of the first of these that is a local file: stores, accounts, jobs.
 
     Args:
-        places: paths, or URLs as in job files (``sqlite:PATH``); databases elsewhere are passed by.
+        places: paths, or URLs as in projects (``sqlite:PATH``); databases elsewhere are passed by.
     """
     for place in places:
         text = str(place or "").removeprefix("sqlite:")

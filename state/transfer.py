@@ -174,7 +174,7 @@ def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
             raise PolicyError(
                 "backup",
                 "holds the state of a job with another plan",
-                "use the job file it was begun with",
+                "use the job it was begun with",
             )
         store = SqliteStore(copy, key_schema(plan), design_of_run(plan, identity).sums)
         try:
@@ -267,5 +267,5 @@ def _refuse_other(identity: RunIdentity, plan: Plan) -> None:
         raise PolicyError(
             "store",
             "holds the state of a job with another plan",
-            "use the job file the store was begun with",
+            "use the job the store was begun with",
         )

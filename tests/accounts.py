@@ -68,7 +68,7 @@ def charges(path: str | Path) -> list[Charge]:
 
 
 def write(path: Path, text: str, id_: str = ID) -> None:
-    """Write a project file, a job file or a session table; see the module."""
+    """Write a project file or a job file; see the module."""
     with contextlib.suppress(tomllib.TOMLDecodeError):
         tables = tomllib.loads(text)
         if "version" in tables:
@@ -103,21 +103,16 @@ def _with_accounts(folder: Path, tables: dict[str, Any], text: str, id_: str) ->
 def _with_account(folder: Path, tables: dict[str, Any], text: str, id_: str) -> str:
     ledger, limit = tables["ledger"], tables["ledger"].get("limit")
     line = f'id = "{id_}"'
-    unit, type_ = _unit(tables)
-    if limit is not None:
-        text, pair = _LIMIT.sub(line, text), (limit["epsilon"], limit["delta"])
-    elif unit == RECORD:
-        text, pair = re.sub(r"(?m)^(data_set = .*)$", rf"\1\n{line}", text, count=1), None
-    else:
+    if limit is None:
         return text
+    unit, type_ = _unit(tables)
+    text, pair = _LIMIT.sub(line, text), (limit["epsilon"], limit["delta"])
     create(place_below(folder, ledger["path"]), ledger["data_set"], pair, unit, type_, id_)
     return text
 
 
 def _unit(tables: dict[str, Any]) -> tuple[str, str]:
     """Name and type of the privacy unit of a file."""
-    if "dimension" in tables:
-        return RECORD, "string"
     unit = tables["schema"]["unit"]
     column = unit if isinstance(unit, str) else unit["column"]
     type_ = "string" if isinstance(unit, str) else unit.get("type", "string")

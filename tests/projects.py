@@ -71,3 +71,13 @@ def of_sections(folder: Path, sections: Mapping[str, Any]) -> Project:
     """A project of sections in a folder, without a file."""
     text = tomlkit.dumps({"version": 1, **sections})
     return decode_project(text.encode(), folder / PROJECT_FILE)
+
+
+def typed(*words: object) -> list[str]:
+    """The words of a command line; a project file among them is named by ``--project``."""
+    line = list[str]()
+    for word in words:
+        if isinstance(word, Path) and word.name == PROJECT_FILE:
+            line.append("--project")
+        line.append(str(word))
+    return line

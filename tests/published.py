@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import tomlkit
 
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.connectors.records.formats import read_releases
@@ -16,7 +17,7 @@ from dpstream.pipelines.operate.state_view import store_run
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
-from tests.audit.replays import JOB, LEDGER, new_place
+from tests.audit.replays import new_place, text_of
 
 RUN_ID = "22" * 16
 #: Releases of the job: two windows of four triggers.
@@ -30,11 +31,14 @@ class Published:
         self.place = new_place(folder)
 
     def job(self, sink: str, store: str = "state", ledger: bool = False) -> Job:
-        """The job with this ``[sink]`` table."""
-        text = JOB[: JOB.index("[sink]")].replace("STORE", store)
-        text = text.replace("[state]", f'insecure_test_run_id = "{RUN_ID}"\n[state]')
-        path = self.place.folder / "job.toml"
-        accounts.write(path, text + f"[sink]\n{sink}\n" + LEDGER * ledger)
+        """The job with a sink of these fields, each on its line."""
+        text, files = text_of(store, "out", ledger), '{ kind = "parquet", path = "out" }'
+        assert files in text
+        inline = tomlkit.inline_table()
+        inline.update(tomlkit.parse(sink).unwrap())
+        fixed = f'insecure_test_run_id = "{RUN_ID}"\nsink = {inline.as_string()}'
+        path = self.place.folder / "dpstream.toml"
+        accounts.write(path, text.replace(f"sink = {files}", fixed))
         return load_job(path)
 
     def run(self, sink: str, store: str = "state", ledger: bool = False) -> Job:
@@ -85,4 +89,4 @@ def _die_before(sends: str, nth: int) -> None:
 
 if __name__ == "__main__":
     _die_before(sys.argv[2], int(sys.argv[3]))
-    run_job(load_job(Path(sys.argv[1]) / "job.toml"))
+    run_job(load_job(Path(sys.argv[1])))

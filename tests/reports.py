@@ -102,7 +102,7 @@ def three_triggers(job: Job, keys: list[str]) -> None:
 def report(job: Job, tmp_path: Path, *flags: str | Path) -> tuple[Page, str, dict[str, Any]]:
     """(parsed page, its text, its figures) of a report that must succeed."""
     out = tmp_path / "page.html"
-    result = call(job.path, "--out", out, "--json", *flags)
+    result = call("--project", job.path, "--out", out, "--json", *flags)
     assert result.exit_code == 0, result.output
     text = out.read_text(encoding="utf-8")
     return Page(text), text, json.loads(result.stdout)

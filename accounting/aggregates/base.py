@@ -115,16 +115,16 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
         raise UsageError(
             where,
             f"kind '{aggregate.kind}' needs a column and public bounds",
-            "add column = '...' and clamp = [low, high]",
+            "add column = '...' and bounds = [low, high]",
         )
     if not all(math.isfinite(x) for x in (*aggregate.clamp, aggregate.grid)) or aggregate.grid <= 0:
-        raise UsageError(where, "clamp and grid must be finite and grid positive", "correct them")
+        raise UsageError(where, "bounds and grid must be finite and grid positive", "correct them")
     if aggregate.clamp[0] > aggregate.clamp[1]:
         low, high = aggregate.clamp[1], aggregate.clamp[0]
         raise UsageError(
             f"{where}.clamp",
             "is reversed, the lower bound comes first",
-            f"write clamp = [{low:g}, {high:g}]",
+            f"write bounds = [{low:g}, {high:g}]",
         )
     lo, hi = aggregate.grid_bounds()
     if lo > hi or lo == hi == 0:

@@ -31,7 +31,7 @@ from dpstream.accounting.plan.fields import Aggregate, ValueStream
 
 
 class Mean(AggregateKind):
-    """The sum is of (value - middle), so that L is half of the clamp's width; the quotient is
+    """The sum is of (value - middle), so that L is half of the bounds' width; the quotient is
     post-processing (mechanism.md section 4)."""
 
     uses_count = True

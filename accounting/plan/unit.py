@@ -5,7 +5,7 @@ costs of runs on different units add up.
 privacy period, the periods are the same sets of event times: one event-time column, one length
 in microseconds, one phase (start modulo length).  The name stands for the column's ids: by
 default it is the column's name; a ledger's jobs that find the same ids in columns of other names
-declare one (``[ledger] unit``).  ``UnitIdentity.text`` is what an entry of the ledger holds.
+declare one (``unit`` of the data set).  ``UnitIdentity.text`` is what an entry of the ledger holds.
 
 **Several units of one person** (k pairs (person, period), added or removed together).  Let S be
 the stacked, noise-normalised encodings of all streams, x_i what unit i adds to S on a given path
@@ -308,6 +308,6 @@ def _another(how: str) -> PolicyError:
     return PolicyError(
         "data_set",
         f"its runs protect another privacy unit {how}, and such costs do not add up",
-        "use one unit in all jobs on this data set: the same column and type (or one [ledger] "
-        "unit for columns that hold the same ids) and the same event time",
+        "use one unit in all jobs on this data set: the name and type of its section, and the same "
+        "event time",
     )

@@ -39,7 +39,7 @@ class SessionTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The public model of a table; see the module.
 
     Attributes:
-        name: the table's.
+        name: of the data set that the table is of.
         dimensions: of its space, in order: those that queries select by, the aggregated columns,
             and one or two initial budgets.
         cap: most regions that its account may hold; coarser beyond it.

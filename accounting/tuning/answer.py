@@ -199,7 +199,7 @@ class Tuned(msgspec.Struct, frozen=True):
         return [FROM_PROXY.format(clamps=self._clamps())] if self.how == "proxy" else []
 
     def _clamps(self) -> str:
-        return f" and clamps of {', '.join(self.clamps)}" if self.clamps else ""
+        return f" and bounds of {', '.join(self.clamps)}" if self.clamps else ""
 
 
 def rule_in_words(question: Question) -> str:

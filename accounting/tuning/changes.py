@@ -1,7 +1,7 @@
 """What one change of the job would give: fewer triggers, another C, fewer columns, public keys.
 
 Unlike ``starred`` these change what is published, when, or of which records; each is one change of
-the job file that works as it is written, all else as it is.  What the job cannot be run with is
+the job that works as it is written, all else as it is.  What the job cannot be run with is
 left out.  Ratios are those of the public reference population (``reference``).
 """
 
@@ -44,7 +44,7 @@ class Change(msgspec.Struct, frozen=True):
     """One change of a job.
 
     Attributes:
-        settings: dotted fields of the job file and their values; ``None``: left out.
+        settings: dotted fields of the job and their values; ``None``: left out.
         words: the same as a person writes it; effect: what else is different then.
         keys: expected keys over the job's; ``None``: all keys of a list, whatever the data.
         early: the same by a tenth of the window; ``None``: not known, or no keys by then.

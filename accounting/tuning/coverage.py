@@ -130,8 +130,8 @@ def warnings_of(covered: dict[str, Any]) -> list[str]:
         out.append(
             f"the budget covers {windows:,} windows, but a unit with records in all of them "
             f"contributes to at most {counted:,}: most windows will have few units or none, and "
-            "the full budget is charged. Fix: cover less (budget.covers, or `dpstream init "
-            "--covers window`), or raise contributions"
+            'the full budget is charged. Fix: cover less, such as budget.covers = "window", or '
+            "raise contributions"
         )
     always = covered["epsilon_always"]
     if always is not None and covered["covers"] != "lifetime":

@@ -84,7 +84,7 @@ def _changes(plan: Plan) -> list[Change]:
 
 
 def _by_size_or_order(weights: dict[str, Any]) -> dict[str, Any]:
-    """Weights as a job file has them: by order or by size, never both."""
+    """Weights as a job has them: by order or by size, never both."""
     names = ("offset", "power") if weights["size_share"] is None else ("size_share",)
     return {name: weights[name] for name in names}
 
@@ -92,7 +92,7 @@ def _by_size_or_order(weights: dict[str, Any]) -> dict[str, Any]:
 def _told(row: Change) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(row)
     weights = fields["settings"].get("mechanism.weights")
-    if isinstance(weights, dict):  # by order or by size: a job file names what is set
+    if isinstance(weights, dict):  # by order or by size: a job names what is set
         fields["settings"]["mechanism.weights"] = _by_size_or_order(weights)
     return fields | {"gain": row.gain, "helps": row.helps}
 
@@ -145,12 +145,12 @@ def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:
 
 
 def _whole(aggregate: Aggregate) -> tuple[float, str]:
-    """What an error is a part of, for one record: the count, the bound, the clamp's width."""
+    """What an error is a part of, for one record: the count, the bound, the bounds' width."""
     if aggregate.clamp is None:
         return 1.0, ""
     low, high = aggregate.clamp
     if kind_of(aggregate).divides:
-        return high - low or 1.0, "of the clamp's width"
+        return high - low or 1.0, "of the bounds' width"
     return max(abs(low), abs(high)), "of records at the bound"
 
 

@@ -178,7 +178,9 @@ def histogram(
     sigma = sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
     if sigma > limits.MAX_SIGMA:
         raise UsageError(
-            "--epsilon", "is too small for any answer", "use a larger epsilon or fewer --clamps"
+            "--epsilon",
+            "is too small for any answer",
+            "use a larger epsilon or choose fewer bounds",
         )
     # Rounding adds at most 1/12 to a node's variance; a union bound over the cells.
     rounding = 0.0 if math.isinf(mu) else 1 / 12

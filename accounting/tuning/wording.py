@@ -16,7 +16,7 @@ def per_key_in_words(bound: int | None) -> str:
 
 
 def duration_text(micros: int) -> str:
-    """A length of time as a job file says it."""
+    """A length of time as a job writes it."""
     names = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
     for name, seconds in names:
         number, rest = divmod(micros, seconds * MICROS_PER_SECOND)
@@ -26,13 +26,13 @@ def duration_text(micros: int) -> str:
 
 
 def written(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a plan as a job file has them: equal weights have a name there."""
+    """Settings of a plan as a job has them: equal weights have a name there."""
     equal = {"mechanism.weights": "uniform"}
     return {k: equal.get(k) if v is None else v for k, v in settings.items()}
 
 
 def in_words(settings: dict[str, Any]) -> str:
-    """Settings as they stand in a job file."""
+    """Settings as they stand in a job."""
     return ", ".join(_word(field, value) for field, value in settings.items())
 
 

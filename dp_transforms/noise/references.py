@@ -4,7 +4,7 @@
     env:NAME                                     64 hex digits in an environment variable
     gcp:projects/P/secrets/S/versions/NUMBER     64 hex digits in Google Secret Manager
 
-A reference is public (it stands in job files and pickles); what it leads to is not: it is read
+A reference is public (it stands in project files and pickles); what it leads to is not: it is read
 into a buffer that is overwritten after its children are derived, and no error quotes it, nor is
 raised while an exception of a library (which might) is handled.  A reference names one key for
 good: a run must go on with the key it was begun with, so moving names are refused.
@@ -31,15 +31,14 @@ _SECRET = re.compile(r"projects/[a-z0-9.:-]{1,100}/secrets/[A-Za-z0-9_-]{1,255}/
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 
 
-class KeyPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[privacy]`` of a catalog or a table file: where the noise key is, as in a job file."""
+class KeyPlace(msgspec.Struct, frozen=True):
+    """Where the secret of a data set is: a reference, or for tests 64 hex digits."""
 
-    key_file: str | None = None
     key: str | None = None
     insecure_test_key: str | None = None
 
     def below(self, folder: Path) -> "KeyPlace":
-        """The same with a file's absolute path, in whichever spelling it came.
+        """The same with a file's absolute path.
 
         Args:
             folder: from which a path starts.
@@ -47,14 +46,11 @@ class KeyPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             UsageError: the key is given twice, or the path is no path.
         """
-        if sum(part is not None for part in (self.key_file, self.key, self.insecure_test_key)) > 1:
-            raise UsageError(FIELD, "is given twice", "keep one of key_file, key")
-        path = self.key_file
-        if self.key is not None and self.key.startswith("file:"):
-            path = self.key.removeprefix("file:")
-        if path is None:
+        if self.key is not None and self.insecure_test_key is not None:
+            raise UsageError(FIELD, "is given twice", "keep one of secret, insecure_test_secret")
+        if self.key is None or not self.key.startswith("file:"):
             return self
-        return KeyPlace(key=f"file:{below(folder, path, 'secret')}")
+        return KeyPlace(f"file:{below(folder, self.key.removeprefix('file:'), FIELD)}")
 
 
 def parse_reference(text: str) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from dpstream.pipelines.jobs.noise_key import key_source, new_key
 from dpstream.pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
+from dpstream.state.ledger.open import PROJECT_FILE
 
 _SHARDS = 4
 #: Windows of an audit's runs, and the most of them.
@@ -130,7 +131,7 @@ class Runner:
         pattern = str(Path(glob.escape(str(folder))) / "rows.parquet")
         return replace(
             self._job,
-            path=folder / "job.toml",
+            path=folder / PROJECT_FILE,
             source=SourceConfig("parquet", pattern, self._job.source.stamp_column),
             privacy=replace(
                 self._job.privacy,
@@ -146,7 +147,9 @@ class Runner:
                 shards=min(_SHARDS, self._job.state.shards),
             ),
             ledger=None,
-            sink=SinkConfig("parquet", str(folder / "releases")),
+            sink=SinkConfig(
+                "parquet", str(folder / "releases"), dead_letter=str(folder / "dead_letter")
+            ),
             plan=self.plan,
             tuning=None,
         )

@@ -96,7 +96,7 @@ def answer(
 ) -> None:  # fmt: skip
     """Answer the workload of FILE from the records of JOB, or --from a release, at no charge.
 
-    JOB is a job file whose key columns are the workload's attributes; it says what is counted, by
+    JOB is a job whose key columns are the workload's attributes; it says what is counted, by
     which unit, with which budget and from which account.  A record outside the domain is a dead
     letter.  OUT gets the answers with exact standard errors, and the estimate from which any
     other workload over the same domain is answered.  Other flags pass through to Beam.

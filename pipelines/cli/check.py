@@ -100,5 +100,5 @@ def _appears(checked: "Checked") -> list[str]:
     return [
         f"Appears     nothing is likely: no key has {chance}; the most is {most:,}{among}",
         "    Fix: take longer windows, fewer key columns, a larger epsilon, or name the keys in "
-        "[keys] public.",
+        "public_keys.",
     ]

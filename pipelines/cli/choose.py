@@ -1,6 +1,5 @@
-"""``dpstream choose``: C and clamps from the stream's first hours, or from other data."""
+"""``dpstream choose``: C and bounds from the stream's first hours, or from other data."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +10,8 @@ from dpstream.pipelines.cli.parts import (
     AS_OF,
     COUNT,
     FRESH,
+    JOB,
+    Chosen,
     examples,
     print_json,
 )
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "dpstream choose job.toml --first 2h --epsilon 0.5 --dry-run",
-        "dpstream choose job.toml --first 2h --epsilon 0.5 --out chosen.toml",
-        "dpstream choose job.toml --first 1d --epsilon 1 --cover 0.95 --clamps --out chosen.toml",
-        "dpstream choose job.toml --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
-        "    --out chosen.toml",
+        "dpstream choose daily --first 2h --epsilon 0.5 --dry-run",
+        "dpstream choose daily --first 2h --epsilon 0.5 --as chosen",
+        "dpstream choose daily --first 1d --epsilon 1 --cover 0.95 --bounds --as chosen",
+        "dpstream choose daily --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
+        "    --as chosen",
     )
 )
-@click.argument("job", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The new job file, beside the old.")
+@JOB
+@click.option("--as", "new", metavar="NAME", help="Of the new job in the project file.")
 @click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
 @click.option("--epsilon", type=float, help="Budget of the tuning, charged in the account.")
 @click.option("--delta", type=float, help="Default: the job's.")
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 @click.option("--cover", type=float, help="Instead: share of all pairs that C must keep.")
 @click.option("--max-contributions", default=1000, show_default=True, help="Largest C.")
 @click.option("--scale", type=float, help="Public factor first hours -> horizon (default: time).")
-@click.option("--clamps", is_flag=True, help="Choose all clamps; else only the missing ones.")
-@click.option("--tail", default=0.05, show_default=True, help="Values beyond each clamp.")
+@click.option("--bounds", is_flag=True, help="Choose all bounds; else only the missing ones.")
+@click.option("--tail", default=0.05, show_default=True, help="Values beyond each bound.")
 @click.option("--values-per-unit", default=1, show_default=True, help="m; noise grows with it.")
 @click.option("--proxy", help="Other data (file or glob): no noise, no charge, labelled.")
 @click.option("--proxy-start", help="First instant of the proxy data (default: the job's).")
@@ -56,8 +57,10 @@ if TYPE_CHECKING:
     help="Only say whether it would be answered now, cost and accuracy; charges nothing.",
 )
 @AS_JSON
-def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
-    """Choose contributions and missing clamps by a charged private mechanism.
+def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
+    """Choose contributions and missing bounds by a charged private mechanism.
+
+    They are written as a new job, [job.NAME], at the end of the project file.
 
     Without --proxy the answer is a release: it costs --epsilon in the data set's account, before
     anything is drawn.  The same question is answered with the same figures at no further charge,
@@ -70,14 +73,17 @@ def choose(job: Path, out: Path | None, dry_run: bool, as_json: bool, **figures:
     from dpstream.accounting.errors import UsageError
     from dpstream.accounting.tuning.weighing import KEY_RECORDS
     from dpstream.pipelines.operate.account_view import account_warnings
+    from dpstream.pipelines.project.project import free_name
     from dpstream.pipelines.tuning.ask import Request, ask
     from dpstream.pipelines.tuning.choose import acceptance
     from dpstream.pipelines.tuning.choose import choose as run
 
-    if out is None and not dry_run:
-        raise UsageError("--out", "is required", "name the new job file")
-    target = out or job.with_name(job.stem + ".chosen.toml")
-    question = ask(Request(job=job, out=target, **figures))
+    if new is None and not dry_run:
+        raise UsageError("--as", "is required", "name the new job, such as --as chosen")
+    project = job.load()
+    name, _ = project.job_as_written(job.name)
+    free = free_name(f"{name[:50]}_chosen", project.sections.job)
+    question = ask(Request(project=project, job=name, new=new or free, **figures))
     public = question.describe()
     if dry_run:
         accepted = acceptance(question)
@@ -122,7 +128,7 @@ def _words(public: dict[str, Any]) -> str:
 
 def _told(outcome: "Outcome", records: int) -> str:
     lines = [f"Chosen      contributions = {outcome.contributions}"]
-    lines += [f"            {name}: clamp = {list(c)}" for name, c in outcome.clamps.items()]
+    lines += [f"            {name}: bounds = {list(b)}" for name, b in outcome.bounds.items()]
     lines += _weighed(outcome, records)
     lines += [f"Note        {note}" for note in outcome.notes]
     if outcome.run_id:
@@ -132,7 +138,7 @@ def _told(outcome: "Outcome", records: int) -> str:
         lines.append("Label       from other data: not charged, shown in every plan")
     if outcome.insecure:
         lines.append("INSECURE: a fixed test key was used; do not publish.")
-    return "\n".join([*lines, f"Job         {Path(outcome.out).name}"]) + "\n"
+    return "\n".join([*lines, f"Job         {outcome.job}: `dpstream plan {outcome.job}`"]) + "\n"
 
 
 def _weighed(outcome: "Outcome", records: int) -> list[str]:

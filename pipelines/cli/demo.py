@@ -14,7 +14,7 @@ from dpstream.pipelines.cli.parts import Bar, examples
     default="demo",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Where data, job file, key and releases go.",
+    help="Where data, project file, secret and releases go.",
 )
 def demo(folder: Path) -> None:
     """Run a year of real flights through a stream and hold it against the truth."""

@@ -1,4 +1,4 @@
-"""``dpstream init``: a first job file for a data file, from its schema alone."""
+"""``dpstream init``: a project file for a data file, from its schema alone, with a first job."""
 
 import os
 import shlex
@@ -11,6 +11,7 @@ from dpstream.pipelines.cli.parts import (
     ACCOUNT,
     AS_JSON,
     COUNT,
+    PROJECT,
     examples,
     options,
     person_of,
@@ -20,7 +21,7 @@ from dpstream.pipelines.cli.parts import (
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
     from dpstream.pipelines.drafting.covering import Population
-    from dpstream.pipelines.drafting.draft import Answers
+    from dpstream.pipelines.drafting.draft import Answers, Target
 
 _PATH = click.Path(path_type=Path)
 _COLUMNS = options(
@@ -29,7 +30,7 @@ _COLUMNS = options(
     click.option("--time", metavar="COLUMN", help="When it happened."),
     click.option("--value", metavar="COLUMN", multiple=True,
                  help="Publish its mean beside the count; repeatable."),
-    click.option("--clamp", type=float, nargs=2, multiple=True, metavar="LOW HIGH",
+    click.option("--bounds", type=float, nargs=2, multiple=True, metavar="LOW HIGH",
                  help="Public bounds of the --value in the same place."),
     click.option("--micros", is_flag=True, help="Whole numbers of --time are microseconds."),
 )  # fmt: skip
@@ -66,6 +67,7 @@ _BUDGET = options(
         "dpstream init visits.parquet",
         "dpstream init visits.csv.gz --unit user --key page --time at --start 2024-01-01",
         "    --end 2025-01-01 --window week --epsilon 1",
+        "dpstream init visits.parquet --job hourly --data-set visits --window hour",
         "dpstream init demo.parquet --unit user --key page --time at --epsilon 1 --public-sample",
     )
 )
@@ -73,66 +75,90 @@ _BUDGET = options(
 @_COLUMNS
 @_AXIS
 @_BUDGET
-@click.option("--out", type=_PATH, default="job.toml", show_default=True, help="The job file.")
+@click.option("--job", metavar="NAME", help="Of the job.  [default: the file's]")
+@click.option("--data-set", metavar="NAME",
+              help="Whose records they are: a data set of the project file, or a new one."
+              "  [default: a new one with the file's name]")  # fmt: skip
+@PROJECT
 @ACCOUNT
-@click.option("--key-file", type=_PATH, help="The noise key.  [default: noise.key beside the job]")
-@click.option("--replace", is_flag=True, help="Write over an existing job file.")
-@click.option("--public-sample", is_flag=True, help="The values of FILE are public: read times and"
-              " amounts to propose --start, --end and --clamp.")  # fmt: skip
+@click.option(
+    "--secret",
+    type=_PATH,
+    metavar="FILE",
+    help="What all noise of a new data set comes from.  [default: DATA_SET.secret]",
+)
+@click.option(
+    "--public-sample",
+    is_flag=True,
+    help="The values of FILE are public: read times and"
+    " amounts to propose --start, --end and --bounds.",
+)
 @AS_JSON
 def init(
-    out: Path, account: str | None, new_account: bool, key_file: Path | None, replace: bool,
-    as_json: bool, public_sample: bool,
+    project: Path | None, job: str | None, data_set: str | None, account: str | None,
+    new_account: bool, secret: Path | None, as_json: bool, public_sample: bool,
     covers: str | None, units: int, records: int, keys: int, **given: Any,
 ) -> None:  # fmt: skip
-    """Write a job file for FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a key.
+    """Describe FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a job on it, in the
+    project file.
 
-    Only the schema is read: types of Parquet, the first line of CSV, nothing of JSON Lines.  What
-    no flag says is asked for on a terminal.  An existing key is used, never written over.
+    The project file dpstream.toml is made, or extended where there is one.  Only the schema is
+    read: types of Parquet, the first line of CSV, nothing of JSON Lines.  What no flag says is
+    asked for on a terminal.  An existing secret is used, never written over.
 
-    The job is charged in an account.  Where accounts are there, in the job's folder or in its
-    parents up to the repository's root, one of them is chosen, or a new one is made.
+    A new data set gets an account, in which its jobs are charged.  Where accounts are there that
+    no data set of the file has, in its folder or in its parents up to the repository's root, one of
+    them is chosen, or a new one is made.
     """
-    from dpstream.pipelines.drafting.account import account_of, chosen_account, named_by
     from dpstream.pipelines.drafting.ask import Given, answers
     from dpstream.pipelines.drafting.columns import is_file
     from dpstream.pipelines.drafting.covering import LIFETIME, Population
-    from dpstream.pipelines.drafting.draft import checked, data_set_of, job_text, limit_of
-    from dpstream.pipelines.drafting.place import check_place, keep_out_of_git, store_names, write
+    from dpstream.pipelines.drafting.draft import checked, project_text
+    from dpstream.pipelines.drafting.place import (
+        check_job,
+        keep_out_of_git,
+        name_of,
+        project_at,
+        store_names,
+    )
+    from dpstream.pipelines.drafting.target import Choice, made, target_of
+    from dpstream.pipelines.project.write import write_project
 
-    out = out.absolute()
-    key_file = out.with_name("noise.key") if key_file is None else key_file.absolute()
-    check_place(out, key_file, replace)
+    path, before, there = project_at(project)
+    name = name_of(given["file"])
+    job = job or name
+    check_job(path, there, job)
     person = person_of(as_json)
-    replies = answers(Given(public_sample=public_sample, **given), person, out, key_file)
-    people, notes = Population(units, records, keys), list[str]()
-    rows = list[str]()
+    replies = answers(Given(public_sample=public_sample, **given), person)
+    choice = Choice(job, name, data_set, account, new_account, secret)
+    target = target_of(path, before, there, replies, choice, person)
+    people, notes, rows = Population(units, records, keys), list[str](), list[str]()
     if replies.windows.several:
-        replies, rows, notes = _covered(replies, out, covers, people, person)
-    data_set = data_set_of(replies, out)
-    checked(job_text(replies, out), out)
-    limit, unit = limit_of(replies.epsilon, replies.delta), replies.unit
-    wanted = (data_set, unit.column, unit.type, limit)
-    chosen = chosen_account(out.parent, person, account, new_account, wanted, named_by(out))
-    place, what = account_of(chosen, out.parent, unit, data_set, limit)
-    made = write(job_text(replies, out, place), out, key_file, replace)
-    keep_out_of_git(out.parent, key_file, f"{place.path}*", *store_names(out), "dead_letter")
-    job, key = (os.path.relpath(path) for path in (out, key_file))
-    following = shlex.join(["dpstream", "plan", job])
+        replies, rows, notes = _covered(replies, target, covers, people, person)
+    checked(project_text(replies, target), target)
+    target, secret_made = made(target, replies)
+    write_project(path, project_text(replies, target), before.encode())
+    own = target.new_data_set
+    private = () if own is None else (own.secret, f"{own.account}*")
+    keep_out_of_git(path.parent, *private, *store_names(job), "dead_letter")
+    words = ("dpstream", "plan", job, *(() if project is None else ("--project", str(project))))
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
     notes += [replies.windows.note] * bool(replies.windows.note)
     if as_json:
         print_json({
-            "job": job, "account": {"path": place.path, "id": place.id, "limit": what},
-            "noise_key": key, "noise_key_made": made, "values_read": public_sample,
+            "project": os.path.relpath(path), "job": job, "table": target.table,
+            "data_set": target.data_set, "account": own and own.as_dict(),
+            "secret": own and own.secret, "secret_made": secret_made, "values_read": public_sample,
             "covers": replies.period or LIFETIME, "choices": rows, "notes": notes,
-            "next": following,
+            "next": shlex.join(words),
         })  # fmt: skip
         return
     read = "values were read, as public" if public_sample else "its schema, and no values"
-    click.echo(f"Job file     {job}")
-    click.echo(f"Account      {place.path}, id {place.id}, limit: {what}")
-    click.echo(f"Noise key    {key} ({_KEY[made]})")
+    sections = ", ".join(f"[{section}]" for section in target.sections)
+    click.echo(f"Project      {os.path.relpath(path)}: {sections}")
+    if own is not None:
+        click.echo(f"Account      {own.account}, id {own.id}, limit: {own.limit_in_words}")
+        click.echo(f"Secret       {own.secret} ({_SECRET[secret_made]})")
     click.echo(f"Read         {read}")
     click.echo(f"Windows      of {replies.windows.length} from {replies.windows.start}"
                f" to {replies.windows.end}")  # fmt: skip
@@ -140,7 +166,7 @@ def init(
         click.echo(f"{'' if i else 'Covers':<13}{row}")
     for note in notes:
         click.echo(f"Note         {note}")
-    click.echo(f"Next         {following}")
+    click.echo(f"Next         {shlex.join(words)}")
 
 
 _FIRST_ONLY = "Of the files of the pattern only the first was looked at."
@@ -153,11 +179,11 @@ _USED_UP = (
     " contributes. --covers window gives each window its own budget; the guarantee then holds for"
     " each window of a unit."
 )
-_KEY = {True: "new, mode 0600: keep it secret and back it up", False: "the one that was there"}
+_SECRET = {True: "new, mode 0600: keep it and back it up", False: "the one that was there"}
 
 
 def _covered(
-    replies: "Answers", out: Path, covers: str | None, people: "Population", person: "Person"
+    replies: "Answers", target: "Target", covers: str | None, people: "Population", person: "Person"
 ) -> tuple["Answers", list[str], list[str]]:
     """Ask what the budget covers: the answers with it, lines that compare choices, and notes."""
     from dpstream.pipelines.drafting.covering import (
@@ -171,13 +197,13 @@ def _covered(
     )
 
     options = choices(replies)
-    rows = table(replies, out, options, people)
+    rows = table(replies, target, options, people)
     rows.append(assumed(people))
     for row in rows:
         person.show(row)
     chosen = person.answer(
         "--covers", covers, "What epsilon and contributions cover (window, lifetime, or like 28d)",
-        WINDOW, checker(replies, out),
+        WINDOW, checker(replies, target),
     )  # fmt: skip
     notes, figures = [], {"windows": replies.windows.number, "bound": replies.contributions}
     if covers is None and person.ask is None:
@@ -185,5 +211,5 @@ def _covered(
     if chosen == LIFETIME:
         notes.append(_USED_UP.format(**figures))
     if chosen not in options:
-        rows = [*table(replies, out, [*options, chosen], people), rows[-1]]
+        rows = [*table(replies, target, [*options, chosen], people), rows[-1]]
     return with_covers(replies, chosen), rows if person.ask is None else [], notes

@@ -10,7 +10,7 @@ _WHERE = {
     "file": "in a file",
     "env": "in an environment variable",
     "gcp": "in Google Secret Manager",
-    "insecure_test_key": "in the job file: INSECURE, do not publish",
+    "insecure_test_key": "in the project file: INSECURE, do not publish",
 }
 _STORE = {"new": "there is none yet: a run would begin with this key", "fits": "was begun with it"}
 

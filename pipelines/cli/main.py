@@ -21,6 +21,7 @@ from dpstream.accounting.extras import missing_extra
 from dpstream.pipelines.cli.account import account
 from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.audit import audit
+from dpstream.pipelines.cli.census import census
 from dpstream.pipelines.cli.check import check
 from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.demo import demo
@@ -36,7 +37,6 @@ from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.cli.session import session
 from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
-from dpstream.pipelines.cli.tabulate import tabulate
 from dpstream.pipelines.cli.workload import workload
 from dpstream.state.connecting import show_connecting
 from dpstream.state.disk_errors import require_memory
@@ -44,12 +44,12 @@ from dpstream.state.private_log import keep_in, unexpected
 
 COMMANDS = (
     *(init, check, plan, run, report, demo, doctor),
-    *(account, answer, audit, choose, folder, key, replay, session, sql, state, tabulate, workload),
+    *(account, answer, audit, choose, folder, key, replay, session, sql, state, census, workload),
 )
 
 #: Commands that read data, and words after which they only look at what is public.
 _READS = frozenset(
-    ("answer", "audit", "check", "choose", "demo", "replay", "run", "session", "sql", "tabulate")
+    ("answer", "audit", "check", "choose", "demo", "replay", "run", "session", "sql", "census")
 )
 _READS_NOTHING = frozenset(("-h", "--help", "plan", "budget", "--dry-run"))
 
@@ -89,9 +89,7 @@ class Coded(click.Group):
 
 @click.group(
     cls=Coded,
-    epilog=examples(
-        "dpstream init visits.parquet", "dpstream plan job.toml", "dpstream run job.toml"
-    ),
+    epilog=examples("dpstream init visits.parquet", "dpstream plan visits", "dpstream run visits"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="dpstream")

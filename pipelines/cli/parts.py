@@ -137,13 +137,21 @@ def section(
             settings: tuple[str, ...],
             **given: Any,
         ) -> Any:
-            given[name] = Chosen(given[name], project, environment, settings)
+            given[name] = Chosen(_without_flag(given[name]), project, environment, settings)
             return function(**given)
 
         argument = click.argument(name, required=required, metavar=metavar)
         return cast(Function, argument(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
 
     return apply
+
+
+def _without_flag(name: str | None) -> str | None:
+    """The name; without one the first flag of Beam stands in its place, and goes back to them."""
+    if name is None or not name.startswith("-"):
+        return name
+    click.get_current_context().args.insert(0, name)
+    return None
 
 
 def data_set(function: Function) -> Function:

@@ -67,7 +67,7 @@ METRICS = options(
     epilog=examples(
         "dpstream run daily",
         "dpstream run daily --through 2024-02-01",
-        "dpstream run daily --fresh          # the job file was changed: a new charge",
+        "dpstream run daily --fresh          # the job was changed: a new charge",
         "dpstream run daily --runner=PrismRunner",
         "dpstream run recorded --runner=PrismRunner --speed=1440",
         "dpstream run daily --runner=FlinkRunner --job_name=flights",

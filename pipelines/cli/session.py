@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.pipelines.cli.parts import (
-    ACCOUNT,
     AS_JSON,
+    Chosen,
     ExtraGroup,
     examples,
-    person_of,
     print_json,
     print_warnings,
+    section,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 from dpstream.pipelines.cli.session_ask import allot, ask, plan, select
-from dpstream.pipelines.cli.session_parts import ANALYST, TABLE, opened
+from dpstream.pipelines.cli.session_parts import ANALYST, NAMED_TABLE, TABLE, opened
 from dpstream.pipelines.cli.session_view import budget, picture, stand, transcript
 
 if TYPE_CHECKING:
+    from dpstream.pipelines.session.config import Config
     from dpstream.pipelines.session.load import Loaded
 
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -32,48 +33,44 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_t
     cls=ExtraGroup,
     extra="sql",
     epilog=examples(
-        "dpstream session init rides.toml",
-        "dpstream session budget rides.toml --where 'hour >= 22'",
-        "dpstream session ask rides.toml count --where 'epsilon >= 0.5' --epsilon 0.1",
+        "dpstream session init rides",
+        "dpstream session budget rides --where 'hour >= 22'",
+        "dpstream session ask rides count --where 'epsilon >= 0.5' --epsilon 0.1",
     ),
 )
 def session() -> None:
     """Explore a table whose records have budgets of their own.
 
-    TABLE is a TOML file: the dimensions of the records, one of which is the initial budget.  A
-    question is answered only if every point that it asks has enough budget left, whether or not a
-    record is there, so that a refusal tells nothing about records.
+    TABLE is a table of the project file with dimensions, one of which is the initial budget; its
+    data set has no unit.  Without TABLE it is the only such table.  A question is answered only if
+    every point that it asks has enough budget left, whether or not a record is there, so that a
+    refusal tells nothing about records.
     """
     # The BLAS of numpy starts threads that spin when it is loaded; no session multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-@session.command(
-    epilog=examples(
-        "dpstream session init rides.toml",
-        "dpstream session init rides.toml --account shop/rides-ledger.db",
-    )
-)
+@session.command(epilog=examples("dpstream session init", "dpstream session init rides --env prod"))
 @TABLE
-@ACCOUNT
 @OPERATOR
 @AS_JSON
-def init(table: Path, account: str | None, new_account: bool, as_json: bool) -> None:
-    """Make the table of the records that TABLE names, in an account.
+def init(table: Chosen, as_json: bool) -> None:
+    """Read the records of TABLE, and make the account of its data set if it has none.
 
-    Where accounts are there, in TABLE's folder or in its parents up to the repository's root, one
-    of them is chosen, or a new one is made at TABLE's account.path.  The account's id is written
-    into TABLE, which names the account from then on.
+    The account is made at data_set.NAME.account.path (default: NAME.account.db); an account of
+    these records that is there already is used.  Its id is written into the project file.
     """
     from dpstream.pipelines.drafting.place import keep_out_of_git
     from dpstream.pipelines.session import load
     from dpstream.pipelines.session.account import with_account
 
-    config, new = with_account(table, person_of(as_json), account, new_account)
-    key = (config.key.key or "").removeprefix("file:")
-    keep_out_of_git(table.absolute().parent, key, f"{config.account.path}*", config.folder)
+    project = table.load()
+    config, new = with_account(project, table.name)
+    secret = (config.secret.key or "").removeprefix("file:")
+    keep_out_of_git(project.folder, secret, f"{config.account.path}*", config.folder)
     if new and not as_json:
-        click.echo(f"{table.name} names the account {config.account.id} from now on.", err=True)
+        data_set, id_ = config.account.data_set, config.account.id
+        click.echo(f"The account {id_} of {data_set} is now in {project.path.name}.", err=True)
     loaded = load.init(config)
     print_warnings(config.table.warnings)
     _loaded(loaded, as_json, config.table.warnings)
@@ -81,25 +78,25 @@ def init(table: Path, account: str | None, new_account: bool, as_json: bool) -> 
 
 @session.command(
     epilog=examples(
-        "dpstream session migrate rides.toml rides-wide.toml",
-        "dpstream session init rides-wide.toml",
+        "dpstream session migrate rides rides_wide",
+        "dpstream session init rides_wide",
     )
 )
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path))
+@section("old", required=True)
+@click.argument("new")
 @AS_JSON
-def migrate(old: Path, new: Path, as_json: bool) -> None:
-    """Go on in the account of table file OLD with the wider dimensions of table file NEW.
+def migrate(old: Chosen, new: str, as_json: bool) -> None:
+    """Use the wider dimensions of table NEW in the account of table OLD, of the same data set.
 
     NEW has every dimension of OLD, perhaps with a wider range, finer steps, more codes or a higher
-    most, and perhaps more dimensions; its folder is another one.  What points have spent is
-    embedded in the wider space, and OLD is refused from then on.  No record is read: `dpstream
-    session init NEW` makes the table then.
+    most, and perhaps more dimensions; its coordinates are in another folder.  What points have
+    spent is embedded in the wider space, and OLD is refused from then on.  No record is read:
+    `dpstream session init NEW` makes the table then.
     """
     from dpstream.pipelines.session import account
 
-    config, embedded = account.migrate(old, new)
-    following = shlex.join(["dpstream", "session", "init", str(new)])
+    config, embedded = account.migrate(old.load(), old.name or "", new)
+    following = shlex.join(["dpstream", "session", "init", new]) + old.flags
     if as_json:
         print_json({"account": config.account.id, "embedded": embedded, "next": following})
         return
@@ -109,43 +106,46 @@ def migrate(old: Path, new: Path, as_json: bool) -> None:
     click.echo(f"Next       {following}")
 
 
-@session.command(epilog=examples("dpstream session add rides.toml rides-2.parquet"))
-@TABLE
+@session.command(epilog=examples("dpstream session add rides rides-2.parquet"))
+@NAMED_TABLE
 @_FILES
 @OPERATOR
 @AS_JSON
-def add(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
+def add(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Add the records of FILES; what points have spent stays."""
     from dpstream.pipelines.session import load
-    from dpstream.pipelines.session.config import load_config
 
-    _loaded(load.add(load_config(table), files), as_json)
+    _loaded(load.add(_config(table), files), as_json)
 
 
-@session.command(epilog=examples("dpstream session replace rides.toml corrected.parquet"))
-@TABLE
+@session.command(epilog=examples("dpstream session replace rides corrected.parquet"))
+@NAMED_TABLE
 @_FILES
 @OPERATOR
 @AS_JSON
-def replace(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
+def replace(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Put the records of FILES in the place of those with the same ids."""
     from dpstream.pipelines.session import load
-    from dpstream.pipelines.session.config import load_config
 
-    _loaded(load.replace(load_config(table), files), as_json)
+    _loaded(load.replace(_config(table), files), as_json)
 
 
-@session.command(epilog=examples("dpstream session delete rides.toml gone.csv"))
-@TABLE
+@session.command(epilog=examples("dpstream session delete rides gone.csv"))
+@NAMED_TABLE
 @_FILES
 @OPERATOR
 @AS_JSON
-def delete(table: Path, files: tuple[Path, ...], as_json: bool) -> None:
+def delete(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Delete the records whose ids FILES list; what their points have spent stays."""
     from dpstream.pipelines.session import load
-    from dpstream.pipelines.session.config import load_config
 
-    _loaded(load.delete(load_config(table), files), as_json)
+    _loaded(load.delete(_config(table), files), as_json)
+
+
+def _config(table: Chosen) -> "Config":
+    from dpstream.pipelines.session.config import config_in
+
+    return config_in(table.load(), table.name)
 
 
 def _loaded(loaded: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> None:
@@ -168,14 +168,14 @@ def _loaded(loaded: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> No
 
 
 @session.command(
-    epilog=examples("dpstream session close rides.toml --arrival day --before 2024-01-05T00:00:00Z")
+    epilog=examples("dpstream session close rides --arrival day --before 2024-01-05T00:00:00Z")
 )
 @TABLE
 @click.option("--arrival", required=True, metavar="NAME", help="The dimension of arrival.")
 @click.option("--before", required=True, metavar="VALUE", help="On the dimension's grid.")
 @ANALYST
 @AS_JSON
-def close(table: Path, arrival: str, before: str, analyst: str, as_json: bool) -> None:
+def close(table: Chosen, arrival: str, before: str, analyst: str, as_json: bool) -> None:
     """Close all arrivals before a value, for ever: no question is answered there any more.
 
     What they spent is one region then, and their records may be deleted.

@@ -11,6 +11,7 @@ from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
     FRESH,
+    Chosen,
     examples,
     options,
     print_json,
@@ -19,8 +20,8 @@ from dpstream.pipelines.cli.parts import (
 from dpstream.pipelines.cli.session_parts import (
     ANALYST,
     BUDGET,
+    NAMED_TABLE,
     RUNNER,
-    TABLE,
     WHERE,
     as_builtins,
     asker,
@@ -62,15 +63,15 @@ FROM = click.option(
 
 @click.command(
     epilog=examples(
-        "dpstream session ask rides.toml count --where 'epsilon >= 0.5' --epsilon 0.1",
-        "dpstream session ask rides.toml 'average(fare)' count --by hour --epsilon 0.5 --drop",
-        "dpstream session ask rides.toml count --by x=16 --by y=16 --rho 0.01 --drop",
-        "dpstream session ask rides.toml 'median(fare)' --from half --epsilon 0.25",
-        "dpstream session ask rides.toml count --where 'hour >= 20' --union   # free",
-        "dpstream session ask rides.toml count --by x=16 --epsilon 0.1 --runner FlinkRunner",
+        "dpstream session ask rides count --where 'epsilon >= 0.5' --epsilon 0.1",
+        "dpstream session ask rides 'average(fare)' count --by hour --epsilon 0.5 --drop",
+        "dpstream session ask rides count --by x=16 --by y=16 --rho 0.01 --drop",
+        "dpstream session ask rides 'median(fare)' --from half --epsilon 0.25",
+        "dpstream session ask rides count --where 'hour >= 20' --union   # free",
+        "dpstream session ask rides count --by x=16 --epsilon 0.1 --runner FlinkRunner",
     )
 )
-@TABLE
+@NAMED_TABLE
 @FIGURES
 @WHERE
 @BY
@@ -87,7 +88,7 @@ FROM = click.option(
 @ANALYST
 @AS_JSON
 def ask(
-    table: Path,
+    table: Chosen,
     figures: tuple[str, ...],
     where: str,
     inside: str | None,
@@ -102,7 +103,7 @@ def ask(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """Answer FIGURES (default: count) of some points of TABLE.toml.
+    """Answer FIGURES (default: count) of some points of TABLE.
 
     A figure is count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, ..).
     What is asked is charged in the account before a record is read, and committed before it is
@@ -206,7 +207,7 @@ def _left(budget: float) -> str:
 
 def _union(
     session: "Session",
-    table: Path,
+    table: Chosen,
     figures: tuple[str, ...],
     where: str,
     inside: str | None,
@@ -224,13 +225,13 @@ def _union(
 
 @click.command(
     epilog=examples(
-        "dpstream session plan rides.toml count --by x=16 --by y=16 --epsilon 0.1",
-        "dpstream session plan rides.toml 'average(fare)' --where 'hour < 6' --rho 0.01 --drop",
-        "dpstream session plan rides.toml count --where 'hour >= 20' --epsilon 0.1 --union",
-        "dpstream session plan rides.toml 'median(fare)' --from half --epsilon 0.25",
+        "dpstream session plan rides count --by x=16 --by y=16 --epsilon 0.1",
+        "dpstream session plan rides 'average(fare)' --where 'hour < 6' --rho 0.01 --drop",
+        "dpstream session plan rides count --where 'hour >= 20' --epsilon 0.1 --union",
+        "dpstream session plan rides 'median(fare)' --from half --epsilon 0.25",
     )
 )
-@TABLE
+@NAMED_TABLE
 @FIGURES
 @WHERE
 @BY
@@ -240,7 +241,7 @@ def _union(
 @ANALYST
 @AS_JSON
 def plan(
-    table: Path,
+    table: Chosen,
     figures: tuple[str, ...],
     where: str,
     inside: str | None,
@@ -276,11 +277,11 @@ def plan(
 
 @click.command(
     epilog=examples(
-        "dpstream session allot rides.toml half --in night --epsilon 0.5",
-        "dpstream session ask rides.toml 'median(fare)' --from half --epsilon 0.25",
+        "dpstream session allot rides half --in night --epsilon 0.5",
+        "dpstream session ask rides 'median(fare)' --from half --epsilon 0.25",
     )
 )
-@TABLE
+@NAMED_TABLE
 @click.argument("name")
 @WHERE
 @BUDGET
@@ -288,7 +289,7 @@ def plan(
 @ANALYST
 @AS_JSON
 def allot(
-    table: Path,
+    table: Chosen,
     name: str,
     where: str,
     inside: str | None,
@@ -310,7 +311,7 @@ def allot(
     with opened(table, analyst) as session:
         points = subspace(session, table, where, inside)
         made = points.as_pinq(amount, kind, cover, name)  # type: ignore[arg-type]
-        names.write(table, name, run_id=made.run_id)
+        names.write(session.desk.config, name, run_id=made.run_id)
         if as_json:
             fields = {"name": name, "run_id": made.run_id, "kind": kind, "charged": made.charged}
             print_json({**fields, "amount": made.amount / 1_000_000})
@@ -324,11 +325,11 @@ def allot(
 
 @click.command(
     epilog=examples(
-        "dpstream session select rides.toml night --where 'hour >= 22 OR hour < 6'",
-        "dpstream session select rides.toml rich --in night --with-epsilon 0.6",
+        "dpstream session select rides night --where 'hour >= 22 OR hour < 6'",
+        "dpstream session select rides rich --in night --with-epsilon 0.6",
     )
 )
-@TABLE
+@NAMED_TABLE
 @click.argument("name")
 @WHERE
 @click.option("--with-epsilon", metavar="AMOUNT", help="Only points that have so much left now.")
@@ -336,7 +337,7 @@ def allot(
 @ANALYST
 @AS_JSON
 def select(
-    table: Path,
+    table: Chosen,
     name: str,
     where: str,
     inside: str | None,
@@ -347,8 +348,8 @@ def select(
 ) -> None:
     """Give some points a NAME, and say the most that any of them has spent.
 
-    Names are kept in a public file beside TABLE.toml.  Points that have enough left stay the same
-    when it is spent.
+    Names are kept in a public file beside the project file.  Points that have enough left stay the
+    same when it is spent.
     """
     from dpstream.pipelines.session import names, words
     from dpstream.pipelines.session.pictures import kinds
@@ -365,7 +366,7 @@ def select(
             boxes = [words.box(session.desk.space, box) for box in points.boxes()]
             text = " OR ".join(f"({box})" for box in boxes)
         spent: dict[Any, float] = {k: points.max_consumed(k) for k in kinds(session.desk.space)}  # type: ignore[arg-type]
-        names.write(table, name, text)
+        names.write(session.desk.config, name, text)
         if as_json:
             print_json({"name": name, "where": text, "max_consumed": spent})
             return

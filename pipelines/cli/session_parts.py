@@ -3,12 +3,11 @@
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.pipelines.cli.parts import options, print_json, print_warnings
+from dpstream.pipelines.cli.parts import Chosen, options, print_json, print_warnings, section
 
 if TYPE_CHECKING:
     from dpstream.accounting.regions.decision import Decision
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
     from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.session.session import Asker, Session, Subspace
 
-_PATH = click.Path(path_type=Path)
-TABLE = click.argument("table", type=_PATH)
+#: The session table of a command; without a name the only one of the project file.
+TABLE = section("table")
+#: The same where further arguments follow, or may.
+NAMED_TABLE = section("table", required=True)
 ANALYST = click.option(
     "--analyst", default="analyst", show_default=True, help="Who asks; whose quota is charged."
 )
@@ -56,20 +57,22 @@ def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def opened(
-    table: Path, analyst: str, runner: "Runner | None" = None, looking: bool = False
+    table: Chosen, analyst: str, runner: "Runner | None" = None, looking: bool = False
 ) -> "Iterator[Session]":
-    """The session of a TABLE.toml; of a refusal it says which boxes lack budget.
+    """The session of a table; of a refusal it says which boxes lack budget.
 
     Args:
         looking: the command asks nothing: no file is made or written.
     """
     from dpstream.accounting.strength import WeakGuaranteeWarning
+    from dpstream.pipelines.session.config import config_in
     from dpstream.pipelines.session.session import Session
     from dpstream.state.ledger.orders import SessionRefusedError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakGuaranteeWarning)  # told below, as commands tell it
-        session_of_table = Session(table, analyst, runner=runner, looking=looking)
+        config = config_in(table.load(), table.name)
+        session_of_table = Session(config, analyst=analyst, runner=runner, looking=looking)
     with session_of_table as session:
         print_warnings(session.desk.table.warnings)
         try:
@@ -111,25 +114,30 @@ def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
     }
 
 
-def subspace(session: "Session", table: Path, where: str, inside: str | None) -> "Subspace":
+def subspace(session: "Session", table: Chosen, where: str, inside: str | None) -> "Subspace":
     """The points that a command names."""
-    from dpstream.pipelines.session import names
-
-    points = session.table if inside is None else session.where(names.predicate(table, inside))
+    points = session.table if inside is None else session.where(_named(session, table, inside))
     return points.where(where) if where else points
 
 
+def _named(session: "Session", table: Chosen, name: str) -> str:
+    """The predicate of a name."""
+    from dpstream.pipelines.session import names
+
+    return names.predicate(session.desk.config, name, table.flags)
+
+
 def asker(
-    session: "Session", table: Path, where: str, inside: str | None, run_id: str | None
+    session: "Session", table: Chosen, where: str, inside: str | None, run_id: str | None
 ) -> "Asker":
     """The points that are asked, or the allotment that is drawn on."""
     if run_id is None:
         return subspace(session, table, where, inside)
     from dpstream.pipelines.session import names
 
-    points = session.allotment(names.allotment(table, run_id))
+    points = session.allotment(names.allotment(session.desk.config, run_id))
     if inside is not None:
-        points = points.where(names.predicate(table, inside))
+        points = points.where(_named(session, table, inside))
     return points.where(where) if where else points
 
 

@@ -1,15 +1,16 @@
 """``dpstream session``: standing queries, and what is left, was asked, and how it looks."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
+from dpstream.pipelines.cli.parts import AS_JSON, Chosen, examples, print_json
 from dpstream.pipelines.cli.session_ask import BY, FIGURES, _tell
 from dpstream.pipelines.cli.session_parts import (
     ANALYST,
     BUDGET,
+    NAMED_TABLE,
     TABLE,
     WHERE,
     budget_of,
@@ -18,17 +19,14 @@ from dpstream.pipelines.cli.session_parts import (
     subspace,
 )
 
-if TYPE_CHECKING:
-    pass
-
 
 @click.command(
     epilog=examples(
-        "dpstream session stand rides.toml count --arrival day --width 2 --until"
+        "dpstream session stand rides count --arrival day --width 2 --until"
         " 2024-01-09T00:00:00Z --tick monday --epsilon 0.1",
     )
 )
-@TABLE
+@NAMED_TABLE
 @FIGURES
 @WHERE
 @BY
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 @ANALYST
 @AS_JSON
 def stand(
-    table: Path,
+    table: Chosen,
     figures: tuple[str, ...],
     where: str,
     inside: str | None,
@@ -78,15 +76,15 @@ def stand(
 
 @click.command(
     epilog=examples(
-        "dpstream session budget rides.toml",
-        "dpstream session budget rides.toml --where 'hour >= 22' --json",
+        "dpstream session budget rides",
+        "dpstream session budget rides --where 'hour >= 22' --json",
     )
 )
 @TABLE
 @WHERE
 @ANALYST
 @AS_JSON
-def budget(table: Path, where: str, inside: str | None, analyst: str, as_json: bool) -> None:
+def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json: bool) -> None:
     """Say what some points have spent, at most and at least, and where most was spent."""
     from dpstream.pipelines.session.overview import overview
 
@@ -130,14 +128,12 @@ def _amount(number: float) -> str:
 
 
 @click.command(
-    epilog=examples(
-        "dpstream session transcript rides.toml", "dpstream session transcript rides.toml --json"
-    )
+    epilog=examples("dpstream session transcript rides", "dpstream session transcript rides --json")
 )
 @TABLE
 @ANALYST
 @AS_JSON
-def transcript(table: Path, analyst: str, as_json: bool) -> None:
+def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
     """List what was asked, paid, allotted, drawn and closed, in order."""
     from dpstream.pipelines.session.transcript import transcript as lines_of
 
@@ -158,10 +154,10 @@ def transcript(table: Path, analyst: str, as_json: bool) -> None:
 
 @click.command(
     epilog=examples(
-        "dpstream session picture rides.toml --out budgets.html",
-        "dpstream session picture rides.toml --out budgets.html --by day,hour --by x,y",
-        "dpstream session picture rides.toml --out map.png --by x,y --epsilon 1",
-        "dpstream session picture rides.toml --out time.png --over-time",
+        "dpstream session picture rides --out budgets.html",
+        "dpstream session picture rides --out budgets.html --by day,hour --by x,y",
+        "dpstream session picture rides --out map.png --by x,y --epsilon 1",
+        "dpstream session picture rides --out time.png --over-time",
     )
 )
 @TABLE
@@ -183,7 +179,7 @@ def transcript(table: Path, analyst: str, as_json: bool) -> None:
 @ANALYST
 @AS_JSON
 def picture(
-    table: Path,
+    table: Chosen,
     out: Path,
     by: tuple[str, ...],
     initial: str | None,

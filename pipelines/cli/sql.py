@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         "dpstream sql                                      # a prompt",
         "dpstream sql --budget",
         "dpstream sql --check                              # unit_via: before anybody asks",
-        'dpstream sql --stream job.toml "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
+        'dpstream sql --stream daily "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
         "    delta = 1e-9, max_rows_contributed = 32) page, COUNT(*) AS views, SUM(seconds,",
         "    contribution_bounds_per_row => (0, 60)) AS seconds FROM visits WHERE seconds > 1",
         '    GROUP BY page" --emit visits.toml',
@@ -68,17 +68,15 @@ if TYPE_CHECKING:
 @click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
 @click.option(
     "--stream",
-    type=click.Path(path_type=Path),
     metavar="JOB",
-    help="A job file that lacks what the statement says: key, aggregates, C, filters and"
-    " look-ups.  The statement is answered at every trigger.",
+    help="A job that lacks what the statement says: key, aggregates, C, filters and look-ups."
+    "  The statement is answered at every trigger.",
 )
 @click.option(
     "--emit",
-    is_flag=False,
-    flag_value="-",
-    metavar="[PATH]",
-    help="Of --stream: write the whole job file (to stdout without PATH) instead of running it.",
+    metavar="NAME",
+    help="Of --stream: write the whole job into the project file, under this name, instead of"
+    " running it.",
 )
 @OPERATOR
 @AS_JSON
@@ -94,7 +92,7 @@ def sql(
     runner: str | None,
     parallelism: int,
     beam_flag: tuple[str, ...],
-    stream: Path | None,
+    stream: str | None,
     emit: str | None,
     as_json: bool,
 ) -> None:
@@ -117,7 +115,7 @@ def sql(
         from dpstream.pipelines.cli.sql_stream import stream as streamed
 
         text = statement if file is None else _read(file)
-        streamed(stream, text or "", emit, where, as_json)
+        streamed(data_set._replace(name=stream), text or "", emit, where, as_json)
         return
     catalog = catalog_of(data_set.load(), data_set.name)
     if budget or check:

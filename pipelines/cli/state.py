@@ -239,7 +239,7 @@ def reshard(job: Chosen, shards: int, as_json: bool) -> None:
     """Spread a store over another number of shards; no release changes by a byte.
 
     No run may go on meanwhile (a file that is open is refused). The old store is kept; change
-    `shards` in the job file afterwards.
+    `shards` in the job afterwards.
     """
     from dpstream.pipelines.operate.state_admin import reshard as run
 
@@ -252,4 +252,4 @@ def reshard(job: Chosen, shards: int, as_json: bool) -> None:
             f"is kept in {old_store}" if old_store else "stays in the database until it is expired"
         )
         click.echo(f"{shards} shards; the old store {where}")
-        click.echo(f"Now set `shards = {shards}` in [state] of the job file.")
+        click.echo(f"Now set `shards = {shards}` in the job.")

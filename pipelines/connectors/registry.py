@@ -42,7 +42,7 @@ def sink_of(job: Job, run: Run | None = None, watch: InputWatch | None = None) -
     """The sink of a job by its kind.
 
     Args:
-        job: whose ``[sink]`` says where.
+        job: whose sink says where.
         run: whose releases it is to write; a sink that cannot be read back needs it for that.
         watch: compares the run's input before every release.
     """

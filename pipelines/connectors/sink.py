@@ -63,7 +63,7 @@ class Sink(ABC):
 
     Attributes:
         kind: as ``sink.kind`` says.
-        field: the field of the job file that names the place.
+        field: the field of the job that names the place.
         another: words for a fresh place of the same kind.
         watch: compares the input before every release, where it is files.
     """

@@ -5,7 +5,7 @@ sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
 ``dpstream.trigger`` (decimal ASCII), and gives them to the job's `pipelines.connectors.sink.Sink`.
 
 Dead letters (positions and reasons; for the operator only) are files with every sink, in
-``dead_letter/`` beside the releases' folder or the job file, so that who publishes the one does
+``dead_letter/`` beside the project file, so that who publishes the one does
 not publish the other.  Nobody but their owner can read them.
 
 The last stage counts releases that are in the sink on the public clock (`CountDelivered`).
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 
+from dpstream.accounting.errors import required
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
@@ -36,11 +37,9 @@ MAX_BUFFERED_ROWS = 1_000_000
 
 
 def dead_letter_folder(job: Job) -> Path:
-    """Where dead letters go: ``dead_letter/`` beside the folder of the releases, or as named."""
-    if job.sink.dead_letter is not None:
-        return Path(job.sink.dead_letter)
-    sink = Path(job.sink.path)
-    return sink.parent / "dead_letter" / sink.name
+    """Where dead letters go: ``dead_letter/JOB`` beside the project file, or as named; never into
+    the folder of the releases, which is published."""
+    return Path(required(job.sink.dead_letter, "a job's sink has a folder of dead letters"))
 
 
 #: Tag of the releases that the sink of a restored store withholds.

@@ -1,1 +1,1 @@
-"""A first job file, drafted from the schema of a data file."""
+"""A first job, drafted from the schema of a data file."""

@@ -1,26 +1,25 @@
-"""The account that a first file names: one of those that are there, or a new one.
+"""The data set of a first job, and the account of a new data set: one that is there, or a new one.
 
 Two accounts of the same people are two budgets, and what is published of both adds up.  So whoever
-begins a job sees the accounts that exist, and chooses.
+begins a job sees the data sets and the accounts that exist, and chooses.
 """
 
 import contextlib
 import os
-import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.plan.fields import Field, FieldType
 from dpstream.pipelines.drafting.ask import Person
-from dpstream.pipelines.drafting.draft import ACCOUNT
+from dpstream.pipelines.project.data_sets import account_of
+from dpstream.pipelines.project.project import Project, free_name, is_name
 from dpstream.state.ledger.events import Created, Limit
 from dpstream.state.ledger.open import (
-    AccountPlace,
     book_of,
     create_account,
     file_of,
-    ledger_exists,
     open_path,
     place_below,
     read_ledger,
@@ -29,6 +28,58 @@ from dpstream.state.ledger.open import (
 #: Data set, unit, its type, and limit (``None``: each record has a budget of its own).
 Wanted = tuple[str, str, FieldType, Limit | None]
 _HEADER = b"SQLite format 3\0"
+
+
+def chosen_data_set(
+    project: Project | None, given: str | None, person: Person, unit: Field, proposal: str
+) -> tuple[str, bool]:
+    """Name of the data set of a first job, and whether the project file has it.
+
+    Args:
+        given: of ``--data-set``; person: who is asked where the file has data sets and no name is
+            given; proposal: a name for a new one.
+
+    Raises:
+        UsageError: the name is not usable, the unit is of another type, or nobody can be asked.
+    """
+    sections = {} if project is None else project.sections.data_set
+    there = {name: section.unit for name, section in sections.items() if section.unit is not None}
+    new = free_name(proposal, sections)
+    if given is None and there:
+        listed = "; ".join(f"{name}, unit {u.name} ({u.type})" for name, u in there.items())
+        if person.ask is None:
+            raise UsageError(
+                "--data-set",
+                f"is required, because the project file has data sets: {listed}",
+                "name one of them for the same people, or a new name for others",
+            )
+        person.show(f"Data sets that are there: {listed}")
+        given = person.answer("--data-set", None, "Data set (its name, or a new one)", new, str)
+    name = new if given is None else given
+    if not is_name(name):
+        raise UsageError("--data-set", "is not a usable name", "use letters, digits, _ and -")
+    if name not in sections:
+        return name, False
+    if name not in there:
+        raise UsageError(
+            "--data-set", "has records with budgets of their own, and no unit", f"name it {new}"
+        )
+    if there[name].type != unit.type:
+        raise UsageError(
+            "--data-set",
+            f"is of the unit {there[name].name} ({there[name].type}), and --unit is of type "
+            f"{unit.type}",
+            "name another data set, or another column",
+        )
+    return name, True
+
+
+def own_accounts(project: Project | None) -> set[str]:
+    """Places of the accounts that the project file names."""
+    if project is None:
+        return set()
+    named = (n for n, section in project.sections.data_set.items() if section.account is not None)
+    return {account_of(project, name, to_make=True).path for name in named}
 
 
 class Listed(NamedTuple):
@@ -88,14 +139,14 @@ def chosen_account(
     account: str | None,
     new_account: bool,
     wanted: Wanted,
-    named: str | None = None,
+    without: Collection[str] = (),
 ) -> str | None:
     """Path or URL of the account to charge; ``None``: a new one.
 
     Args:
         folder: of the file that names it; person: who is asked where there are accounts.
         account, new_account: what the flags say; wanted: data set, unit, type and limit of the
-            account that would be made; named: what is charged without a flag.
+            account that would be made; without: accounts that the file names already.
 
     Raises:
         UsageError: both flags are given; or there are accounts, no flag, and nobody to ask.
@@ -104,9 +155,7 @@ def chosen_account(
         raise UsageError("--account", "and --new-account exclude each other", "give one of them")
     if account is not None or new_account:
         return account
-    if named is not None:
-        return named
-    listed = accounts_near(folder)
+    listed = [each for each in accounts_near(folder) if str(each.path) not in without]
     for each in listed:
         if each.made_for(wanted):
             return str(each.path)
@@ -130,31 +179,8 @@ def chosen_account(
     return person.answer("--account", None, "Account to charge (a number, or new)", None, read)
 
 
-def named_by(out: Path) -> str | None:
-    """Path of the account that a file names, if there is a file and an account."""
-    try:
-        path = tomllib.loads(out.read_text(encoding="utf-8"))["ledger"]["path"]
-        place = place_below(out.parent, path)
-        return place if ledger_exists(place) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def account_of(
-    named: str | None, folder: Path, unit: Field, data_set: str, limit: Limit
-) -> tuple[AccountPlace, str]:
-    """The account that was chosen, made if it is a new one, and words about its limit.
-
-    Raises:
-        DpstreamError: it is of another type of unit, cannot be read, or cannot be made.
-    """
-    if named is not None:
-        return _taken(folder, named, unit), "the limit that it has"
-    return _made(folder, unit, data_set, limit), f"epsilon {limit[0]:g} at delta {limit[1]:g}"
-
-
-def _taken(folder: Path, account: str, unit: Field) -> AccountPlace:
-    """An account that is there, as a file of this folder names it.
+def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created]:
+    """An account that is there, as a file of this folder names it, and what it is of.
 
     Raises:
         UsageError: it is of another type of unit; DpstreamError: it is none, or cannot be read.
@@ -172,8 +198,24 @@ def _taken(folder: Path, account: str, unit: Field) -> AccountPlace:
             f"is of the unit {created.unit} ({created.type}), and --unit is of type {unit.type}",
             "--new-account, or another column",
         )
-    own = None if created.unit == unit.column else created.unit
-    return AccountPlace(seen_from(folder, path), created.data_set, created.id, own)
+    return seen_from(folder, path), created
+
+
+def new_account(folder: Path, data_set: str, unit: Field, limit: Limit) -> tuple[str, Created]:
+    """A new account in a file of the folder whose name is free.
+
+    Raises:
+        DpstreamError: it cannot be made.
+    """
+    name = free_account(folder, data_set)
+    return name, create_account(folder / name, data_set, unit.column, unit.type, limit)
+
+
+def free_account(folder: Path, data_set: str) -> str:
+    """A name for the file of a new account."""
+    stems = (f"{data_set}{number}" for number in ("", *range(2, 10_000)))
+    names = (f"{stem}.account.db" for stem in stems)
+    return next(name for name in names if not (folder / name).exists())
 
 
 def at(account: str) -> tuple[str, Created]:
@@ -190,16 +232,3 @@ def at(account: str) -> tuple[str, Created]:
 def seen_from(folder: Path, path: str) -> str:
     """An account's path as a file of a folder names it; a URL as it is."""
     return path if file_of(path) is None else os.path.relpath(path, folder)
-
-
-def _made(folder: Path, unit: Field, data_set: str, limit: Limit) -> AccountPlace:
-    """A new account in a file of the folder whose name is free.
-
-    Raises:
-        DpstreamError: it cannot be made.
-    """
-    stems = (f"{data_set}{number}-" for number in ("", *range(2, 10_000)))
-    names = (ACCOUNT, *(f"{stem}{ACCOUNT}" for stem in stems))
-    name = next(name for name in names if not (folder / name).exists())
-    made = create_account(folder / name, data_set, unit.column, unit.type, limit)
-    return AccountPlace(name, data_set, made.id)

@@ -1,10 +1,8 @@
 """Flags and questions -> `Answers`: what a flag says is not asked; what is missing is."""
 
 import functools
-import os
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.errors import UsageError
@@ -39,7 +37,7 @@ _FORMS = {
     "--start": "2024-01-01 (the first day)",
     "--end": "2025-01-01 (the day after the last one)",
     "--covers": "window, lifetime, or like 28d",
-    "--clamp": "0 100, the public bounds of the --value",
+    "--bounds": "0 100, the public bounds of the --value",
 }
 
 
@@ -51,7 +49,7 @@ class Given(NamedTuple):
     key: tuple[str, ...]
     time: str | None
     value: tuple[str, ...]
-    clamp: tuple[tuple[float, float], ...]
+    bounds: tuple[tuple[float, float], ...]
     start: str | None
     end: str | None
     window: str | None
@@ -109,13 +107,12 @@ class Person:
                 self._tell(f"{error.rule}: {error.fix}")
 
 
-def answers(given: Given, person: Person, out: Path, key_file: Path) -> Answers:
-    """All that a job file says.
+def answers(given: Given, person: Person) -> Answers:
+    """All that a first job says.
 
     Args:
         given: the flags.
         person: who is asked for the rest.
-        out: the job file (absolute); ``key_file``: the noise key (absolute).
 
     Raises:
         UsageError: something is missing or wrong.
@@ -154,7 +151,6 @@ def answers(given: Given, person: Person, out: Path, key_file: Path) -> Answers:
         epsilon=epsilon,
         delta=given.delta,
         contributions=given.contributions,
-        key_name=os.path.relpath(key_file, out.parent),
     )
 
 
@@ -217,30 +213,30 @@ def _values(given: Given, person: Person, file: DataFile) -> tuple[Value, ...]:
             return [] if text in ("", none) else [value_of(text, file.columns)]
 
         names = person.answer("--value", None, "Value: a column whose mean is wanted", none, one)
-    if len(given.clamp) > len(names):
-        raise UsageError("--clamp", "belongs to a --value", "give a --value for each --clamp")
+    if len(given.bounds) > len(names):
+        raise UsageError("--bounds", "belongs to a --value", "give a --value for each --bounds")
     values = list[Value]()
     for i, name in enumerate(names):
         value_of(name, file.columns)
-        if i < len(given.clamp):
-            values.append(bounded(name, *given.clamp[i]))
+        if i < len(given.bounds):
+            values.append(bounded(name, *given.bounds[i]))
             continue
         proposal = None
         if given.public_sample:
             proposal = " ".join(f"{x:g}" for x in sample.bounds(file, name))
         values.append(
             person.answer(
-                "--clamp",
+                "--bounds",
                 None,
-                "Clamp: public bounds of a value, low and high",
+                "Bounds: public bounds of a value, low and high",
                 proposal,
-                functools.partial(_clamp, name),
+                functools.partial(_bounds, name),
             )
         )
     return tuple(values)
 
 
-def _clamp(name: str, text: str) -> Value:
+def _bounds(name: str, text: str) -> Value:
     try:
         low, high = map(float, text.replace(",", " ").split())
     except ValueError:

@@ -4,7 +4,6 @@ The figures are computed for an assumed population; nothing is read from the dat
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.budget import allocate
@@ -12,7 +11,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, up
 from dpstream.accounting.tuning.coverage import coverage
 from dpstream.accounting.tuning.outlook import exactness
-from dpstream.pipelines.drafting.draft import Answers, checked, job_text
+from dpstream.pipelines.drafting.draft import Answers, Target, checked, project_text
 
 WINDOW, LIFETIME = "window", "lifetime"
 #: Windows of the period that is compared with one window and with all.
@@ -41,13 +40,13 @@ def choices(answers: Answers) -> list[str]:
     return [WINDOW, *(period if answers.windows.number > _PERIOD_WINDOWS else []), LIFETIME]
 
 
-def table(answers: Answers, out: Path, compared: list[str], people: Population) -> list[str]:
+def table(answers: Answers, target: Target, compared: list[str], people: Population) -> list[str]:
     """A line for each choice: keys, error, records that C cuts, and epsilon over the whole run."""
     keys, epsilon = "keys (first, middle window)", "epsilon of all windows"
     head = ("covers", keys, "error of 1,000", "C cuts", epsilon)
     rows = [head]
     for covers in compared:
-        plan = checked(job_text(with_covers(answers, covers), out), out).plan
+        plan = checked(project_text(with_covers(answers, covers), target), target).plan
         budget = allocate(plan)
         figures = coverage(plan, budget, people.units, people.records, people.keys)
         [count, *_] = exactness(plan, budget)
@@ -72,7 +71,7 @@ def _keys(number: float | None) -> str:
     return "all" if number is None else "none" if number < 0.05 else human(number)
 
 
-def checker(answers: Answers, out: Path) -> Callable[[str], str]:
+def checker(answers: Answers, target: Target) -> Callable[[str], str]:
     """A function that checks an answer: a word or a length that the job accepts."""
 
     def read(covers: str) -> str:
@@ -82,7 +81,7 @@ def checker(answers: Answers, out: Path) -> Callable[[str], str]:
                 f"'{covers}' is neither a length nor what a budget can cover",
                 f"write {WINDOW}, {LIFETIME}, or a length such as 28d",
             )
-        checked(job_text(with_covers(answers, covers), out), out)
+        checked(project_text(with_covers(answers, covers), target), target)
         return covers.strip().lower()
 
     return read

@@ -1,9 +1,11 @@
-"""The text of a first job file: whole, commented, and checked before it is written."""
+"""The text of a first job: sections of a project file, whole, commented, and checked before they
+are written."""
 
 import glob
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,14 +15,13 @@ from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.drafting.windows import Windows
-from dpstream.pipelines.jobs.job import Job, decode_job, job_of
-from dpstream.state.ledger.open import AccountPlace
+from dpstream.pipelines.jobs.job import Job, job_in
+from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.pipelines.project.project import decode_project
 
-#: The account's file, beside the job file.
-ACCOUNT = "ledger.db"
 #: Stands for an id while a text is checked.
-_NO_ID = "0" * 16
-#: What `dpstream init` calls the fields of a job.
+NO_ID = "0" * 16
+#: What `dpstream init` calls the fields of a job and its table, without the names of sections.
 FLAGS = {
     "table.unit_column": "--unit",
     "key": "--key",
@@ -45,6 +46,7 @@ _RESERVED = {
     "plan_hash",
     "run_id",
 }
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Value(NamedTuple):
@@ -66,7 +68,6 @@ class Answers(NamedTuple):
         windows: when.
         every: distance of trigger times, ``None``: one trigger, at the end of a window.
         epsilon, delta, contributions: the guarantee, and C.
-        key_name: file of the noise key, as the job names it.
         period: what epsilon and C cover, ``None``: the whole stream.
     """
 
@@ -80,108 +81,177 @@ class Answers(NamedTuple):
     epsilon: float
     delta: float
     contributions: int
-    key_name: str
     period: str | None = None
 
 
+class NewDataSet(NamedTuple):
+    """A data set that the file does not have yet.
+
+    Attributes:
+        unit: what its account calls the privacy unit.
+        account: path or URL, as the file names it; id: of the account, of zeros until it is made.
+        secret: path of the secret, as the file names it.
+        limit: of a new account; ``None``: it was there.
+    """
+
+    unit: str
+    account: str
+    id: str
+    secret: str
+    limit: tuple[float, float] | None
+
+    @property
+    def limit_in_words(self) -> str:
+        """For people."""
+        if self.limit is None:
+            return "the limit that it has"
+        return "epsilon {:g} at delta {:g}".format(*self.limit)
+
+    def as_dict(self) -> dict[str, object]:
+        """The account as JSON; its limit is ``null`` where it was there."""
+        limit = (
+            None if self.limit is None else dict(zip(("epsilon", "delta"), self.limit, strict=True))
+        )
+        return {"path": self.account, "id": self.id, "limit": limit}
+
+
+class Target(NamedTuple):
+    """The sections that are added to a project file.
+
+    Attributes:
+        path: of the file, absolute.
+        before: its text; empty: there is none.
+        job, table, data_set: names of the sections.
+        new_data_set: ``None``: the file has it.
+        new_table: whether the file lacks the table.
+    """
+
+    path: Path
+    before: str
+    job: str
+    table: str
+    data_set: str
+    new_data_set: NewDataSet | None
+    new_table: bool = True
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Names of the sections that are added."""
+        data_set = () if self.new_data_set is None else (f"data_set.{self.data_set}",)
+        table = (f"table.{self.table}",) if self.new_table else ()
+        return (*data_set, *table, f"job.{self.job}")
+
+
 def source_path(given: str, folder: Path) -> str:
-    """The source's path from the job's folder; what one file is called is no pattern."""
+    """The source's path from the project's folder; what one file is called is no pattern."""
     path = os.path.relpath(Path(given).absolute(), folder)
     return glob.escape(path) if is_file(given) else path
 
 
-def checked(text: str, out: Path) -> Job:
-    """The job that a text is, if `dpstream plan` will take it.
+def checked(text: str, target: Target) -> Job:
+    """The drafted job of a project file's text, if `dpstream plan` will take it.
 
     Raises:
         UsageError, PolicyError: it will not; with the flag's name for the field's.
     """
     try:
-        job = job_of(decode_job(text.encode()), out)
+        job = job_in(decode_project(text.encode(), target.path), target.job)
         allocate(job.plan)
     except UsageError as error:
-        flag = FLAGS.get(error.field)
+        field = re.sub(r"^(job|table|data_set)\.[^.]+\.", r"\1.", error.field).removeprefix("job.")
+        flag = FLAGS.get(field)
         if flag == "--window" and "multiple of release_every" in error.rule:
             raise UsageError(
                 "--every", "must divide the window without a rest", "omit it, or give such a length"
             ) from None
-        if flag is None and error.field.startswith("aggregate"):
-            flag = "--clamp" if "clamp" in error.field else "--value"
+        if flag is None and field.startswith("aggregate"):
+            flag = "--bounds" if "bounds" in field else "--value"
         raise UsageError(flag or error.field, error.rule, error.fix) from None
     return job
 
 
-def data_set_of(answers: Answers, out: Path) -> str:
-    """What a new account calls the data set: the file's name."""
-    return Path(answers.file.given).name.partition(".")[0].strip("*?[]") or out.stem
+def project_text(answers: Answers, target: Target) -> str:
+    """The project file's text with the drafted sections at its end."""
+    parts = [target.before.rstrip("\n") or _HEAD]
+    if target.new_data_set is not None:
+        parts.append(_data_set(target.data_set, target.new_data_set, answers))
+    if target.new_table:
+        parts.append(_table(answers, target))
+    parts.append(_job(answers, target))
+    return "\n\n".join(parts) + "\n"
 
 
-def job_text(answers: Answers, out: Path, account: AccountPlace | None = None) -> str:
-    """A job file for ``answers``, to be written to ``out`` (absolute).
+_HEAD = """\
+# Begun by `dpstream init`. `dpstream plan` says what a job promises and what would serve it better,
+# and reads no data. All fields: docs/reference/project-file.md.
+version = 1"""
 
-    Args:
-        account: that it names; ``None``: a text to be checked, of an account that is not made yet.
-    """
-    stem, windows = out.stem, answers.windows
-    account = account or AccountPlace(ACCOUNT, data_set_of(answers, out), _NO_ID)
-    path = source_path(answers.file.given, out.parent)
+
+def _data_set(name: str, new: NewDataSet, answers: Answers) -> str:
+    """Unit, account and secret, which all tables and jobs of a data set share."""
+    account = f"{{ path = {_quoted(new.account)}, id = {_quoted(new.id)} }}"
     return f"""\
-# Begun by `dpstream init`. `dpstream plan` says what it promises and what would serve it better,
-# and reads no data. All keys: docs/reference/job-file.md.
+[data_set.{name}]
+unit = {{ name = {_quoted(new.unit)}, type = "{answers.unit.type}" }}  # what is protected
+account = {account}  # every run is charged, none passes its limit
+secret = {_quoted("file:" + new.secret)}  # all noise comes from it: mode 0600, backed up"""
 
-[source]
-kind = {_quoted(answers.file.kind)}
+
+def _table(answers: Answers, target: Target) -> str:
+    """Where the records are."""
+    path = source_path(answers.file.given, target.path.parent)
+    kind = "" if file_kind(path) else f"format = {_quoted(answers.file.kind)}\n"
+    return f"""\
+[table.{target.table}]
+data_set = "{target.data_set}"
 path = {_quoted(path)}  # a file or a pattern, from this file's folder
-stamp = "event_time"  # files that are all there: nothing can come late
+{kind}unit_column = {_quoted(answers.unit.column)}  # whose record it is
+time_column = {_time(answers)}  # times without a zone are taken as UTC"""
 
-[schema]
-unit = {_column(answers.unit)}  # whose record it is: the unit that is protected
+
+def _job(answers: Answers, target: Target) -> str:
+    """What is published, when, and at which guarantee."""
+    windows, name = answers.windows, target.job
+    guarantee = f"epsilon = {answers.epsilon!r}, delta = {answers.delta!r}"
+    covered = _COVERED[answers.period is None]
+    return f"""\
+[job.{name}]
+table = "{target.table}"
 key = [{", ".join(map(_column, answers.key))}]  # what is grouped by; keys need not be known
-event_time = {_time(answers)}  # times without a zone are taken as UTC
-
 {_aggregates(answers)}
-[time]
 start = {_quoted(windows.start)}  # records before it, or from the end on, do not count
 end = {_quoted(windows.end)}
 window = {_quoted(windows.length)}  # what is counted together
-trigger_every = {_quoted(answers.every or windows.length)}  # {_growing(answers)}
-
-[privacy]
-epsilon = {answers.epsilon!r}  # the guarantee for one unit, over all releases; smaller is safer
-delta = {answers.delta!r}  # far below 1 / number of units
+release_every = {_quoted(answers.every or windows.length)}  # {_growing(answers)}
+# The guarantee for one unit {covered}.
+budget = {{ {guarantee}, covers = {_covers(answers)} }}  # delta far below 1 / number of units
 # C: so many records of a unit count; `dpstream choose` finds a better one at a charge.
 contributions = {answers.contributions}
-{_period(answers)}
-key_file = {_quoted(answers.key_name)}  # the secret that all noise comes from: mode 0600, backed up
-
-[state]
-store = {_quoted(f"sqlite:{stem}.db")}  # what was released; a run goes on from it
-
-[ledger]  # the data set's account: every run is charged, none passes its limit
-path = {_quoted(account.path)}
-data_set = {_quoted(account.data_set)}
-id = {_quoted(account.id)}{_unit(account)}
-
-[sink]
-kind = "parquet"  # or csv, jsonl
-path = {_quoted(release_folder(out))}
-"""
+store = {_quoted(store_name(name))}  # what was released; a run goes on from it
+sink = {{ kind = "parquet", path = {_quoted(release_folder(name))} }}  # or csv, jsonl"""
 
 
-def _period(answers: Answers) -> str:
-    """What the budget covers; of one window there is nothing to choose."""
+_COVERED = {
+    True: 'over all windows; "window" or a length gives each its own',
+    False: 'in each of what it covers; "lifetime" is all windows together',
+}
+
+
+def _covers(answers: Answers) -> str:
+    """What the budget covers, as the file writes it."""
     if answers.period is None:
-        length = _quoted(answers.windows.length)
-        return f"# period = {length}  # a fresh budget per unit and period; here: one for all time"
-    return (
-        f"period = {_quoted(answers.period)}  # epsilon and C are of a unit in each of these; "
-        "without it: of all time"
-    )
+        return _quoted("lifetime")
+    return _quoted("window" if answers.period == answers.windows.length else answers.period)
 
 
-def release_folder(out: Path) -> str:
-    """Where a job's releases go: no two jobs of a folder share it."""
-    return "releases" if out.stem == "job" else f"{out.stem}-releases"
+def store_name(job: str) -> str:
+    """File of a job's store."""
+    return f"{job}.store.db"
+
+
+def release_folder(job: str) -> str:
+    """Where a job's releases go: no two jobs share it."""
+    return f"releases/{job}"
 
 
 #: A trigger interval that divides a window of this length.
@@ -194,11 +264,6 @@ def _growing(answers: Answers) -> str:
     part = _PARTS.get(answers.windows.length)
     more = f"; '{part}' also shows it grow, with more noise" if part else ""
     return f"one release a window, at its end{more}"
-
-
-def _unit(account: AccountPlace) -> str:
-    """The account's own name of the unit, where the column has another."""
-    return "" if account.unit is None else f"\nunit = {_quoted(account.unit)}"
 
 
 def limit_of(epsilon: float, delta: float) -> tuple[float, float]:
@@ -215,7 +280,7 @@ def bounded(column: str, low: float, high: float) -> Value:
     """
     if not -math.inf < low < high < math.inf:
         raise UsageError(
-            "--clamp", "needs two numbers, the lower one first", "write it like --clamp 0 100"
+            "--bounds", "needs two numbers, the lower one first", "write it like --bounds 0 100"
         )
     return Value(column, low, high)
 
@@ -229,7 +294,7 @@ def _time(answers: Answers) -> str:
 
 def _aggregates(answers: Answers) -> str:
     used = _RESERVED | {f.column for f in answers.key}
-    tables = list[str]()
+    lines = list[str]()
 
     def named(*wished: str) -> str:
         name = next(
@@ -238,31 +303,28 @@ def _aggregates(answers: Answers) -> str:
             if not {n, f"{n}_sd"} & used and not n.startswith("_")
         )
         used.update((name, f"{name}_sd"))
-        return name
+        return name if _BARE.fullmatch(name) else _quoted(name)
 
-    tables.append(
-        f"[[aggregate]]\nname = {_quoted(named('records', 'count'))}  # a column of the release\n"
-        'kind = "count"  # of records; "units" counts distinct units\n'
+    lines.append(
+        f'aggregate.{named("records", "count")} = {{ kind = "count" }}'
+        '  # of records; "units" counts distinct units'
     )
     for value in answers.values:
         plain = value.column.lstrip("_") or "value"
         wished = (f"mean_{plain}",) if plain == "count" else (plain, f"mean_{plain}")
-        name = named(*wished)
-        tables.append(
-            f'[[aggregate]]\nname = {_quoted(name)}\nkind = "mean"  # or "sum"\n'
-            f"column = {_quoted(value.column)}\n"
-            f"clamp = [{_number(value.low)}, {_number(value.high)}]"
-            "  # public bounds: a value beyond them counts as the bound\n"
-            f"grid = {_number(grid_of(value.low, value.high))}"
-            "  # values are rounded to multiples of it\n"
-        )
-    return "\n".join(tables)
+        bounds = f"[{_number(value.low)}, {_number(value.high)}]"
+        lines += [
+            "# Values beyond the public bounds count as the bound; all are rounded to the grid.",
+            f'aggregate.{named(*wished)} = {{ kind = "mean", column = {_quoted(value.column)}, '
+            f'bounds = {bounds}, grid = {_number(grid_of(value.low, value.high))} }}  # or "sum"',
+        ]
+    return "\n".join(lines)
 
 
 def grid_of(low: float, high: float) -> float:
-    """A power of ten: a hundredth to a thousandth of the clamp's width."""
+    """A power of ten: a hundredth to a thousandth of the bounds' distance."""
     if not 0 < high - low < math.inf:
-        return 1.0  # refused where the clamp is checked
+        return 1.0  # refused where the bounds are checked
     power: int = math.floor(math.log10(high - low) - 2 + 1e-9)
     return float(f"1e{power}")
 
@@ -274,7 +336,7 @@ def _number(value: float) -> str:
 
 def _column(field: Field) -> str:
     if field.type == "string":
-        return f"{{ column = {_quoted(field.column)} }}"
+        return _quoted(field.column)
     return f"{{ column = {_quoted(field.column)}, type = {_quoted(field.type)} }}"
 
 

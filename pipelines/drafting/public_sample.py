@@ -1,7 +1,7 @@
 """What the values of a file say, where they are public: names in JSON Lines, times and amounts.
 
 Only where `dpstream init --public-sample` says so, and of the first ``SAMPLE_ROWS`` rows.  What is
-found here is written into a job file, so it must not come from private records.
+found here is written into the project file, so it must not come from private records.
 """
 
 import math

@@ -26,7 +26,7 @@ class Windows(NamedTuple):
 
     Attributes:
         start, end: RFC 3339 times.
-        length: of a window, as a job file writes it.
+        length: of a window, as a job writes it.
         note: what the reader should know of it, or empty.
     """
 
@@ -67,7 +67,7 @@ def instant(field: str, text: str) -> datetime:
 
 
 def shown(moment: datetime) -> str:
-    """An instant as a job file writes it."""
+    """An instant as a job writes it."""
     return moment.isoformat().replace("+00:00", "Z")
 
 

@@ -76,7 +76,7 @@ class DPStream(flow.DPStream):
             raise UsageError(
                 "plan",
                 "is neither a loaded job nor a plan",
-                "write DPStream(dpstream.load_job('job.toml'), source='NAME')",
+                "write DPStream(dpstream.load_job(), source='NAME')",
             )
         if run is not None and public_keys is not None:
             raise UsageError("public_keys", "belong to a run's begin", "give them to begin_run")

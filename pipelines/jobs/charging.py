@@ -56,10 +56,10 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
     if identity is not None and identity.plan_hash != job.plan.hash:
         raise PolicyError(
             "store",
-            f"holds run {identity.run_id}, which was begun with another plan: the job file was "
+            f"holds run {identity.run_id}, which was begun with another plan: the job was "
             "changed since",
             f"type {fresh_command(job)}, which begins a new run at a new charge "
-            "and keeps the old store and releases beside the new ones; or restore the old job file",
+            "and keeps the old store and releases beside the new ones; or restore the old job",
         )
     folder = job.sink.folder
     new = identity is None and not fresh and job.state.path is not None

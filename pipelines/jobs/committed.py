@@ -1,6 +1,6 @@
 """A job's figures and those that were committed, by a tuning in its ledger or a run in its store.
 
-**[choice] against the ledger.**  A private tuning must be charged and unedited.  What a tuning
+**``choice`` against the ledger.**  A private tuning must be charged and unedited.  What a tuning
 released may be used freely; a figure put in its place by hand may have been chosen by looking at
 the data, and then nobody has paid for it.
 
@@ -24,10 +24,10 @@ from dpstream.pipelines.project.text import duration_micros
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.jobs.tables import TuningConfig
+    from dpstream.pipelines.project.job_section import ChoiceSection
     from dpstream.state.ledger.open import AccountPlace
 
-_AGAIN = "run `dpstream choose` on the data set's account, or restore the file it wrote"
+_AGAIN = "run `dpstream choose` on the data set's account, or restore the section it wrote"
 
 
 class Receipt(Header, frozen=True, kw_only=True):
@@ -66,13 +66,13 @@ def unit_of(job: Ledgered) -> UnitIdentity:
 
 
 def tuned_of(job: "Job") -> Tuned | None:
-    """What a plan tells about the job's ``[choice]``."""
+    """What a plan tells about the job's ``choice``."""
     tuning = job.tuning
     if tuning is None:
         return None
     return Tuned(
         tuning.how,
-        tuning.clamps,
+        tuning.bounds,
         tuning.first or "",
         tuning.run_id or "",
         tuning.epsilon or 0.0,
@@ -107,12 +107,12 @@ def check_tuning(job: "Job") -> None:
             raise PolicyError(field, "differs from what the private tuning released", _AGAIN)
 
 
-def _names_private_run(tuning: "TuningConfig") -> bool:
+def _names_private_run(tuning: "ChoiceSection") -> bool:
     fields = (tuning.run_id, tuning.receipt, tuning.question, tuning.epsilon, tuning.mu)
     return any(field is not None for field in fields)
 
 
-def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
+def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
     """The committed receipt of the job's tuning; its charge is in the ledger."""
     from dpstream.state.ledger.answers import Register  # not needed by a job without a tuning
     from dpstream.state.ledger.open import open_ledger
@@ -134,7 +134,7 @@ def _receipt(job: "Job", tuning: "TuningConfig") -> Receipt:
     return receipt
 
 
-def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[tuple[str, bool]]:
+def _differences(job: "Job", tuning: "ChoiceSection", receipt: Receipt) -> list[tuple[str, bool]]:
     plan = job.plan
     bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.clamp is not None}
     first = -1 if tuning.first is None else duration_micros("choice.first", tuning.first)
@@ -144,7 +144,7 @@ def _differences(job: "Job", tuning: "TuningConfig", receipt: Receipt) -> list[t
             (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
             for name, low, high in receipt.figures.clamps
         ),
-        ("choice.bounds", set(tuning.clamps) != {name for name, _, _ in receipt.figures.clamps}),
+        ("choice.bounds", set(tuning.bounds) != {name for name, _, _ in receipt.figures.clamps}),
         ("choice.epsilon", tuning.epsilon != receipt.epsilon),
         ("choice.delta", tuning.delta != receipt.delta),
         ("choice.mu", tuning.mu != receipt.mu),

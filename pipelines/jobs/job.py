@@ -36,9 +36,9 @@ from dpstream.pipelines.jobs.tables import (
     SinkConfig,
     SourceConfig,
     StateConfig,
-    TuningConfig,
     check_parts,
 )
+from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.project.shapes import with_columns
 from dpstream.pipelines.project.text import (
@@ -69,7 +69,7 @@ class Job(msgspec.Struct, frozen=True):
         source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
             path in them is absolute.
         plan: what is released and promised; checked.
-        tuning: where C and clamps come from, if the job says so.
+        tuning: where C and bounds come from, if the job says so.
         cells: the domain that its key columns are mapped to, where it answers a workload.
     """
 
@@ -84,7 +84,7 @@ class Job(msgspec.Struct, frozen=True):
     sink: SinkConfig
     performance: PerformanceConfig
     plan: Plan
-    tuning: TuningConfig | None = None
+    tuning: ChoiceSection | None = None
     cells: "JobCells | None" = None
 
     @property
@@ -167,10 +167,19 @@ def load_job(
     return job_in(project, name, workload)
 
 
-def job_in(project: Project, name: str | None = None, workload: bool = False) -> Job:
-    """A checked job of a decoded project file; raises as `load_job` does."""
+def job_in(
+    project: Project,
+    name: str | None = None,
+    workload: bool = False,
+    query: str | None = None,
+) -> Job:
+    """A checked job of a decoded project file; raises as `load_job` does.
+
+    Args:
+        query: its query's text, in the place of that of a file.
+    """
     name, _ = project.job(name)
-    parts, source_name = parts_of(project, name), written_source_name(project, name)
+    parts, source_name = parts_of(project, name, query), written_source_name(project, name)
     try:
         job = job_of(parts, project.path, workload, name, source_name)
         check_tuning(job)
@@ -319,8 +328,8 @@ def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
     """Refuse public keys, or a public table of the query, that the source reads as private."""
     query = source.query
     public = {} if keys is None else {"public_keys": glob.escape(keys)}
-    for number, table in enumerate(() if query is None else query.look_up):
-        public[f"query.look_up[{number}].path"] = str(folder / table.path)
+    for table in () if query is None else query.look_up:
+        public[f"look_up.{table.name}.path"] = str(folder / table.path)
     if public and source.path and "://" not in source.path:
         path = glob.escape(source.path) if source.kind == "folder" else source.path
         files = {field: files_at(pattern) for field, pattern in public.items()}
@@ -340,8 +349,6 @@ def _sink_below(folder: Path, name: str, sink: SinkConfig) -> SinkConfig:
     replace = msgspec.structs.replace
     if sink.path:
         sink = replace(sink, path=str(below(folder, sink.path, "sink.path")))
-        if sink.dead_letter is None:
-            return sink
     dead = sink.dead_letter or f"dead_letter/{name}"
     return replace(sink, dead_letter=str(below(folder, dead, "dead_letter")))
 
@@ -476,7 +483,6 @@ _RENAMED = {
     "performance.threads": "threads",
     "performance.batch_rows": "batch_rows",
     "performance.look_ahead": "look_ahead",
-    "choice.clamps": "choice.bounds",
     "privacy.mode": "mechanism.mode",
     "privacy.strategy": "mechanism.strategy",
     "privacy.optimise": "mechanism.optimise",

@@ -49,8 +49,8 @@ def key_source(job: Job) -> "KeySource":
         raise UsageError(
             "secret",
             "is required to run",
-            "make one with `dpstream key new noise.key` beside the job, and write "
-            'key_file = "noise.key" in [privacy]',
+            "make one with `dpstream key new noise.key` beside the project file, and write "
+            'secret = "file:noise.key" into its data set',
         )
     return KeySource(job.privacy.reference, job.privacy.insecure_test_key)
 

@@ -24,8 +24,8 @@ from dpstream.pipelines.jobs.tables import (
     SourceConfig,
     StateConfig,
     TimeConfig,
-    TuningConfig,
 )
+from dpstream.pipelines.project.data_sets import account_id, unit_of
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_section import JobSection
 from dpstream.pipelines.project.project import Project
@@ -48,19 +48,24 @@ _SECTIONS = {
 }
 
 
-def parts_of(project: Project, name: str) -> JobFile:
+def parts_of(project: Project, name: str, query: str | None = None) -> JobFile:
     """The parts of a job.
+
+    Args:
+        query: the text of its query; ``None``: that of the file which the job names, if any.
 
     Raises:
         UsageError: a section that it needs is absent or lacks a field.
         PolicyError: its table is public.
     """
     _, job = project.job(name)
-    table, data_set_name, data_set, unit = _described(project, name, job)
+    table, data_set_name, data_set, unit = described(project, name, job.table)
+    if query is None and job.query is not None:
+        query = _query_text(project, name, job.query)
     account = data_set.account
     covers = job.budget.covers
     return JobFile(
-        source=_source(project, name, job, table),
+        source=source_of(project, job.table, query),
         schema=_schema(job, table, unit),
         aggregate=_aggregates(job),
         time=TimeConfig(
@@ -90,37 +95,34 @@ def parts_of(project: Project, name: str) -> JobFile:
         ),
         ledger=None
         if account is None
-        else LedgerConfig(account.path, data_set_name, account.id, unit.name),
+        else LedgerConfig(
+            account.path, data_set_name, account_id(project, data_set_name, account), unit.name
+        ),
         performance=_performance(job),
-        choice=None if job.choice is None else TuningConfig(**_fields(job.choice)),
+        choice=job.choice,
     )
 
 
-def _described(
-    project: Project, name: str, job: JobSection
+def described(
+    project: Project, name: str, table_name: str
 ) -> tuple[TableSection, str, DataSetSection, UnitSection]:
     """A job's table, its data set with its name, and the unit; raises as `parts_of` does."""
-    table = project.table(job.table, f"job.{name}.table")
-    owner = f"table.{job.table}.data_set"
+    table = project.table(table_name, f"job.{name}.table")
+    owner = f"table.{table_name}.data_set"
     data_set_name, data_set = project.data_set(table.data_set, owner)
     if table.public:
         raise PolicyError(
-            f"table.{job.table}.public",
+            f"table.{table_name}.public",
             "a job protects units, and a public table has none",
             "name a private table",
         )
-    if data_set.unit is None:
-        raise UsageError(
-            f"data_set.{data_set_name}.unit",
-            "is required by a job",
-            'add unit = { name = "user", type = "string" }',
-        )
+    unit = unit_of(project, data_set_name, "a job")
     for field in ("unit_column", "time_column"):
         if getattr(table, field) is None:
             raise UsageError(
-                f"table.{job.table}.{field}", "is required by a job", f'add {field} = "COLUMN"'
+                f"table.{table_name}.{field}", "is required by a job", f'add {field} = "COLUMN"'
             )
-    return table, data_set_name, data_set, data_set.unit
+    return table, data_set_name, data_set, unit
 
 
 def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:
@@ -139,6 +141,8 @@ def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:
         section, own = _SECTIONS[first]
         place = section.format(table=job.table, data_set=data_set)
         field = f"{place}.{field.removeprefix(own)}"
+    elif first == "look_up":
+        field = f"table.{field.removeprefix('look_up.')}"
     elif first in job.__struct_fields__:
         field = f"job.{name}.{field}"
     raise type(error)(field, error.rule, error.fix) from None
@@ -177,8 +181,10 @@ def _time_column(table: TableSection) -> TimeColumn:
 
 
 def _store(text: str | None) -> str | None:
-    """A store's URL; a path alone is a SQLite file."""
-    return text if text is None or "://" in text else f"sqlite:{text.removeprefix('sqlite:')}"
+    """A store's URL; a path alone is a SQLite file, but for what was meant to be a URL."""
+    if text is None or "://" in text or text.startswith("spanner:"):
+        return text
+    return f"sqlite:{text.removeprefix('sqlite:')}"
 
 
 def source_kind(where: str, table: TableSection) -> str:
@@ -219,9 +225,14 @@ def source_kind(where: str, table: TableSection) -> str:
     return kind
 
 
-def _source(project: Project, name: str, job: JobSection, table: TableSection) -> SourceConfig:
-    """Where records come from."""
-    kind: Any = source_kind(f"table.{job.table}", table)
+def source_of(project: Project, table_name: str, query: str | None = None) -> SourceConfig:
+    """Where the records of a table come from.
+
+    Args:
+        query: that every row goes through first.
+    """
+    table = project.table(table_name, "table")
+    kind: Any = source_kind(f"table.{table_name}", table)
     files = table.path is not None
     return SourceConfig(
         kind=kind,
@@ -233,7 +244,7 @@ def _source(project: Project, name: str, job: JobSection, table: TableSection) -
         subscription=table.subscription,
         options=table.options,
         settle=table.settle,
-        query=None if job.query is None else _query(project, name, job, table),
+        query=None if query is None else query_of(project, table_name, query),
     )
 
 
@@ -245,18 +256,21 @@ def written_source_name(project: Project, name: str) -> str:
     return f"{kind}:{table.topic or table.subscription or table.path or table.folder}"
 
 
-def _query(project: Project, name: str, job: JobSection, table: TableSection) -> QueryConfig:
-    """The SELECT of a job's query file, and the public tables that it may look up."""
-    path = project.folder / (job.query or "")
-    field = f"job.{name}.query"
-    text = read_at_most(path, field, "shorten the statement", MAX_QUERY_BYTES)
-    try:
-        statement = text.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(field, "is not UTF-8", "save it in UTF-8") from None
+def query_of(project: Project, table_name: str, text: str | None = None) -> QueryConfig:
+    """A query of a table: its text, and the public tables that it may look up."""
     look_ups = tuple(
         LookUpConfig(public, other.path, other.key_columns, other.columns)
         for public, other in project.sections.table.items()
         if other.public and other.path is not None and other.key_columns
     )
-    return QueryConfig(job.table, table.columns, statement, look_ups)
+    return QueryConfig(table_name, project.table(table_name, "table").columns, text, look_ups)
+
+
+def _query_text(project: Project, name: str, path: str) -> str:
+    """The SELECT of a job's query file."""
+    field = f"job.{name}.query"
+    text = read_at_most(project.folder / path, field, "shorten the statement", MAX_QUERY_BYTES)
+    try:
+        return text.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise UsageError(field, "is not UTF-8", "save it in UTF-8") from None

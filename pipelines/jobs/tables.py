@@ -14,12 +14,11 @@ from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
-from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference
 from dpstream.pipelines.project.data_sets import account_place
 from dpstream.pipelines.project.file_kinds import FileKind
-from dpstream.pipelines.project.job_section import SinkKind
+from dpstream.pipelines.project.job_section import ChoiceSection, SinkKind
 from dpstream.pipelines.project.sections import TimeColumn
 from dpstream.pipelines.project.text import duration_micros
 from dpstream.state import open as stores
@@ -305,23 +304,6 @@ class PerformanceConfig(_Table, frozen=True):
     threads: int | None = None
 
 
-class TuningConfig(_Table, frozen=True):
-    """``[choice]``: where C and clamps come from; written by ``dpstream choose``, but for
-    ``range``: the declared [low, high] of an aggregate whose clamp is to be chosen."""
-
-    how: How = "public"
-    first: str | None = None
-    rule: str | None = None
-    clamps: tuple[str, ...] = ()
-    epsilon: float | None = None
-    delta: float | None = None
-    mu: float | None = None
-    run_id: str | None = None
-    question: str | None = None
-    receipt: str | None = None
-    range: dict[str, tuple[float, float]] = {}
-
-
 class JobFile(_Table, frozen=True):
     """The tables of a job file, as written."""
 
@@ -335,7 +317,7 @@ class JobFile(_Table, frozen=True):
     state: StateConfig = StateConfig()
     ledger: LedgerConfig | None = None
     performance: PerformanceConfig = PerformanceConfig()
-    choice: TuningConfig | None = None
+    choice: ChoiceSection | None = None
 
 
 def check_parts(file: JobFile) -> None:

@@ -63,8 +63,8 @@ def named_by(given: str) -> AccountPlace | str:
     """The account that a file names, or an account's own path or URL.
 
     Args:
-        given: a project file, a job file, a session table, or an account's file or its URL; a file
-            need not be complete otherwise.
+        given: a project file, a job file, or an account's file or its URL; a file need not be
+            complete otherwise.
 
     Raises:
         UsageError: it cannot be read, or names no account.

@@ -5,7 +5,7 @@ A template's launcher must end once the pipeline is handed over, so nothing wait
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -88,15 +88,20 @@ def in_stores(own: argparse.Namespace, *names: str) -> tuple[list[str], KeySourc
     return [place.rstrip("/") for place in places], KeySource(own.key)
 
 
-def parser(words: str, **required: str) -> argparse.ArgumentParser:
+def parser(
+    words: str, optional: Mapping[str, str] | None = None, **required: str
+) -> argparse.ArgumentParser:
     """Parameters of a template; all others are Beam's.
 
     Args:
-        words: what it does; required: help of each parameter that must be given.
+        words: what it does; required: help of each parameter that must be given; optional: of each
+            that may be.
     """
     arguments = argparse.ArgumentParser(description=words, allow_abbrev=False)
     for name, text in required.items():
         arguments.add_argument(f"--{name}", required=True, help=text)
+    for name, text in (optional or {}).items():
+        arguments.add_argument(f"--{name}", help=text)
     arguments.add_argument(
         "--dry_run",
         nargs="?",

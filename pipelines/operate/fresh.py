@@ -2,7 +2,7 @@
 that a new run begins: another run id, fresh noise, a new charge.
 
 Nothing is deleted or overwritten: store and releases stay in their folders under names with the
-run's id, and a job file that names them can inspect or continue the old run.  All checks that can
+run's id, and a job that names them can inspect or continue the old run.  All checks that can
 refuse the new run come before the first move.  After a kill between the moves, the same command
 completes them; after a kill that follows the moves, use the command without ``--fresh``: with it,
 another run is charged.
@@ -55,7 +55,7 @@ def set_aside(job: Job, accept: Accept | None = None) -> Moved:
         raise UsageError(
             "--fresh",
             f"moves the old store and releases away, and {field} names a service, not a file",
-            "name another store and another place in [sink]: that is a new run as well",
+            "name another store and another place in sink: that is a new run as well",
         )
     check_begin(job, fresh=True, accept=accept)
     key_source(job).ring().destroy()

@@ -17,9 +17,10 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import dataflow
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.project.text import MAX_FILE_BYTES
 from dpstream.pipelines.stream.run import Result, run_job
-from dpstream.state.ledger.open import file_of
+from dpstream.state.ledger.open import PROJECT_FILE, file_of
 
 _FILES = ("parquet", "csv", "jsonl")
 
@@ -27,7 +28,7 @@ _FILES = ("parquet", "csv", "jsonl")
 def check_remote(job: Job) -> None:
     """Refuse what would lie on the launcher's disk, or be lost with a worker's.
 
-    Dead letters are files beside the job file unless a folder is named, so on Dataflow they are
+    Dead letters are files beside the project file unless a folder is named, so on Dataflow they are
     lost with the worker that wrote them; their number is not.
 
     Raises:
@@ -48,7 +49,7 @@ def check_remote(job: Job) -> None:
             key is None or not key.startswith("gcp:"),
             "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
         ),
-        ("table.path", here, "use kind 'pubsub' or 'kafka', or a folder that is a gs:// URL"),
+        ("table.path", here, "use a topic or a subscription, or a folder that is a gs:// URL"),
         ("sink.path", job.sink.kind in _FILES, "use a sink that is a service"),
     ]
     for field, wrong, fix in local:
@@ -62,24 +63,33 @@ def check_remote(job: Job) -> None:
         )
 
 
-def fetch(path: str, folder: Path) -> Path:
-    """A job file from any of Beam's file systems (``gs://...``) as a local one.
+def fetch(path: str, folder: Path, name: str | None = None) -> Path:
+    """The project file, from any of Beam's file systems (``gs://...``), as a local one, with the
+    query of a job.
 
     Raises:
-        UsageError: it cannot be read, or is too long.
+        UsageError: one of them cannot be read, or is too long.
     """
+    local = folder / PROJECT_FILE
+    local.write_bytes(_text(path, "--project_file"))
+    _, job = load_project(local).job(name)
+    if job.query is not None:
+        query = local.parent / job.query
+        query.write_bytes(_text(f"{path.rpartition('/')[0]}/{job.query}", "query"))
+    return local
+
+
+def _text(path: str, field: str) -> bytes:
     try:
         with FileSystems.open(path) as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+            text: bytes = file.read(MAX_FILE_BYTES + 1)
     except Exception as error:
         # A library's message may quote the path's credentials or contents.
         kind = type(error).__name__
-        raise UsageError("--job_file", f"cannot be read ({kind})", "check it") from None
+        raise UsageError(field, f"cannot be read ({kind})", "check it") from None
     if len(text) > MAX_FILE_BYTES:
-        raise UsageError("--job_file", f"exceeds {MAX_FILE_BYTES} bytes", "give a job file")
-    local = folder / "job.toml"
-    local.write_bytes(text)
-    return local
+        raise UsageError(field, f"exceeds {MAX_FILE_BYTES} bytes", "shorten the file")
+    return text
 
 
 def launch(job: Job, runner: str, beam_args: Sequence[str]) -> Result:
@@ -100,13 +110,18 @@ def describe(job: Job, beam_args: Sequence[str]) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     """Parameters of the template; all others are Beam's."""
-    return dataflow.parser(__doc__.splitlines()[0], job_file="the job's TOML, local or gs://")
+    return dataflow.parser(
+        __doc__.splitlines()[0],
+        {"job": "its name; without it the only one", "environment": "whose places are taken"},
+        project_file="the project file, local or gs://",
+    )
 
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the job, or say what would be started."""
     with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
-        job = load_job(fetch(own.job_file, Path(folder)))
+        project = fetch(own.project_file, Path(folder), own.job)
+        job = load_job(project, own.job, environment=own.environment)
         check_remote(job)
         beam_flags = dataflow.flags(beam_args, job.source.unbounded)
         if own.dry_run == "true":

@@ -1,7 +1,7 @@
 """Make census tables on Dataflow and leave it there: what the flex template of tables runs.
 
 Parameters, data and output are folders of a store.  Nobody waits, and no ledger is on a machine
-that is thrown away: who keeps one charges it where it is (``dpstream tabulate plan`` has the
+that is thrown away: who keeps one charges it where it is (``dpstream census plan`` has the
 figures), or makes the tables there.  The rest of the order holds.  The run id is put into the
 output as ``run.json`` before the pipeline is built; whoever is cut off and starts again goes on
 under it, which is the same bytes.  Of two who begin at once one publishes.  The manifest is put

@@ -225,7 +225,7 @@ def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
     return Cause(
         f"{usable:,} records are usable, but no key has enough units in a window to be published",
         f"`dpstream plan {name}` says how many a key needs; take longer windows, fewer"
-        " triggers, a larger epsilon, or name the keys in [keys] public",
+        " triggers, a larger epsilon, or name the keys in public_keys",
     )
 
 
@@ -248,7 +248,7 @@ def causes_of(job: Job) -> dict[str, Cause]:
     texts = {
         "unit": (
             f"table.unit_column: column '{unit}' holds no {plan.unit.type}",
-            f'{its_type}, as in unit = {{ column = "{unit}", type = "string" }}',
+            f'{its_type}, as in unit = {{ name = "{unit}", type = "string" }}',
         ),
         "key": (f"key: a column of {keys} holds no value of its type", its_type),
         "time": (

@@ -1,4 +1,4 @@
-"""What the tables and questions of a data set share: its account and its secret."""
+"""What the tables and questions of a data set share: its unit, its account and its secret."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,11 +7,34 @@ from pathlib import Path
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.noise.references import KeyPlace
 from dpstream.pipelines.project.project import Project
+from dpstream.pipelines.project.sections import AccountSection, TableSection, UnitSection
 from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 
 
-def account_of(project: Project, name: str) -> AccountPlace:
+def unit_of(project: Project, name: str, used_by: str) -> UnitSection:
+    """The unit of a data set.
+
+    Args:
+        used_by: what needs one, in words.
+
+    Raises:
+        UsageError: it has none.
+    """
+    unit = project.sections.data_set[name].unit
+    if unit is None:
+        fix, table = 'add unit = { name = "user", type = "string" }', _session_table(project, name)
+        if table is not None:
+            fix = f"ask with `dpstream session ask {table}`, or name a data set with a unit"
+        raise UsageError(f"data_set.{name}.unit", f"is required by {used_by}", fix)
+    return unit
+
+
+def account_of(project: Project, name: str, to_make: bool = False) -> AccountPlace:
     """The account of a data set, a file by its absolute path; it need not be there.
+
+    Args:
+        to_make: where the data set names no account its path is ``NAME.account.db``, and without
+            an id the id is empty.
 
     Raises:
         UsageError: the data set names none, or its path or id cannot be one.
@@ -19,23 +42,60 @@ def account_of(project: Project, name: str) -> AccountPlace:
     section = project.sections.data_set[name]
     account, where = section.account, f"data_set.{name}"
     if account is None:
-        raise UsageError(
-            f"{where}.account",
-            "is required: an answer is charged before a row is read",
-            "make one with `dpstream account create`, which prints the line",
-        )
+        if not to_make:
+            raise UsageError(
+                f"{where}.account",
+                "is required: an answer is charged before a row is read",
+                _making(project, name),
+            )
+        account = AccountSection(f"{name}.account.db")
+    id_ = account.id if to_make else account_id(project, name, account)
     unit = None if section.unit is None else section.unit.name
     with _located(where):
-        return account_place(project.folder, project.path, account.path, name, account.id, unit)
+        return account_place(project.folder, project.path, account.path, name, id_, unit)
+
+
+def account_id(project: Project, name: str, account: AccountSection) -> str:
+    """The id of a data set's account.
+
+    Raises:
+        UsageError: it has none yet.
+    """
+    if account.id is None:
+        raise UsageError(f"data_set.{name}.account.id", "is required", _making(project, name))
+    return account.id
+
+
+def _making(project: Project, name: str) -> str:
+    """How the account of a data set is made."""
+    if project.sections.data_set[name].unit is not None:
+        return "make one with `dpstream account create`, which prints the line"
+    table = _session_table(project, name) or "TABLE"
+    return f"make it with `dpstream session init {table}`, which writes the line"
+
+
+def is_session_table(table: TableSection) -> bool:
+    """Whether each record of a table has a budget of its own."""
+    return bool(table.dimension)
+
+
+def _session_table(project: Project, data_set: str) -> str | None:
+    """The name of a table of a data set whose records have budgets of their own, if any."""
+    only = next(iter(project.sections.data_set)) if len(project.sections.data_set) == 1 else None
+    for name, table in project.sections.table.items():
+        if is_session_table(table) and (table.data_set or only) == data_set:
+            return name
+    return None
 
 
 def account_place(
-    folder: Path, file: Path | None, path: str, data_set: str, id_: str, unit: str | None
+    folder: Path, file: Path | None, path: str, data_set: str, id_: str | None, unit: str | None
 ) -> AccountPlace:
     """An account as a file names it; it need not be there.
 
     Args:
         folder: from which a path starts; file: that names the account, whole path.
+        id_: ``None``: it is not made yet.
 
     Raises:
         UsageError: a name or the id is none, or the URL is none of an account.
@@ -45,7 +105,7 @@ def account_place(
             raise UsageError(field, "must not be empty", "write a name")
     check_names(data_set, id_)
     named = None if file is None else str(file)
-    return AccountPlace(place_below(folder, path), data_set, id_, unit, named)
+    return AccountPlace(place_below(folder, path), data_set, id_ or "", unit, named)
 
 
 def secret_of(project: Project, name: str) -> KeyPlace:

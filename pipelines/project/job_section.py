@@ -79,12 +79,13 @@ class ChoiceSection(Section, frozen=True):
     how: How = "public"
     first: str | None = None
     rule: str | None = None
-    clamps: tuple[str, ...] = msgspec.field(default=(), name="bounds")
+    bounds: tuple[str, ...] = ()
     epsilon: float | None = None
     delta: float | None = None
     mu: float | None = None
     run_id: str | None = None
     question: str | None = None
+    as_of: str | None = None
     receipt: str | None = None
     range: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 

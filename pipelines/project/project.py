@@ -8,7 +8,7 @@ change what a plan's hash depends on: a plan names its input as the file does, w
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -78,18 +78,22 @@ class Project(NamedTuple):
         Raises:
             UsageError: there is no such job, or it has an unknown field or lacks one.
         """
-        name, table = _named(self.sections.job, "job", name)
+        name, table = self.job_as_written(name)
         from dpstream.pipelines.project.job_section import JobSection  # loads the mathematics
 
         return name, decoded(table, JobSection, f"job.{name}")
 
+    def job_as_written(self, name: str | None = None) -> tuple[str, dict[str, Any]]:
+        """A job by its name, not decoded: one that lacks what a command adds to it."""
+        return section_named(self.sections.job, "job", name)
+
     def workload(self, name: str | None = None) -> tuple[str, WorkloadSection]:
         """A workload by its name; without one the only workload."""
-        return _named(self.sections.workload, "workload", name)
+        return section_named(self.sections.workload, "workload", name)
 
     def census(self, name: str | None = None) -> tuple[str, CensusSection]:
         """A census run by its name; without one the only one."""
-        return _named(self.sections.census, "census", name)
+        return section_named(self.sections.census, "census", name)
 
     def table(self, name: str, field: str) -> TableSection:
         """A table by its name.
@@ -110,10 +114,10 @@ class Project(NamedTuple):
         data_sets = self.sections.data_set
         if name is not None and name not in data_sets:
             raise UsageError(field, f"no data set '{name}'", closest(name, data_sets))
-        return _named(data_sets, "data_set", name, field)
+        return section_named(data_sets, "data_set", name, field)
 
 
-def _named(
+def section_named(
     sections: Mapping[str, Any], kind: str, name: str | None, field: str | None = None
 ) -> tuple[str, Any]:
     """A section by its name; without one the only section of its kind."""
@@ -138,6 +142,11 @@ def _named(
 def is_name(text: str) -> bool:
     """Whether a section can have this name."""
     return _NAME.fullmatch(text) is not None
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """The name, or it with the first number that no section of a kind has."""
+    return next(n for n in (name, *(f"{name}{i}" for i in range(2, 10_000))) if n not in taken)
 
 
 def find(start: Path) -> Path | None:

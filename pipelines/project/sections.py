@@ -25,10 +25,11 @@ class UnitSection(Section, frozen=True):
 
 class AccountSection(Section, frozen=True):
     """``account`` of a data set: its file or ``spanner://PROJECT/INSTANCE/DATABASE``, and its id,
-    as `dpstream init` and `dpstream account create` write it."""
+    as `dpstream init`, `dpstream account create` and `dpstream session init` write it; only the
+    last of them makes an account where there is no id yet."""
 
     path: str
-    id: str
+    id: str | None = None
 
 
 class DataSetSection(Section, frozen=True):
@@ -163,11 +164,23 @@ class WorkloadSection(Section, frozen=True):
 
 
 class CensusSection(Section, frozen=True):
-    """``[census.NAME]``: folders with the Bureau's parameter files and with the input files."""
+    """``[census.NAME]``: census tables of one file of records.
+
+    Attributes:
+        parameters, data: folders with the Bureau's parameter files, and with the input files.
+        data_set: whose records they are; needed where there are several.
+        program: ``p``: persons (t1, t2); ``h``: households (t3, t4).
+        noise: ``census``: discrete Gaussian (zcdp) or geometric (puredp), as published;
+            ``rounded``: rounded Gaussian (zcdp), which costs less.
+        estimates: ``census``, or ``combined``: totals from both steps by least squares.
+    """
 
     parameters: str
     data: str
     data_set: str | None = None
+    program: Literal["p", "h"] = "p"
+    noise: Literal["census", "rounded"] = "census"
+    estimates: Literal["census", "combined"] = "census"
 
 
 class ProjectSections(Section, frozen=True):

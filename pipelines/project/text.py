@@ -138,7 +138,7 @@ def read_at_most(path: Path, field: str, fix: str, most: int = MAX_FILE_BYTES) -
 
 
 def parse_toml(text: bytes) -> dict[str, Any]:
-    """The tables of a job file.
+    """The tables of a project file.
 
     Raises:
         UsageError: not TOML in UTF-8; says where.
@@ -167,7 +167,7 @@ def refuse_data_dependent(tables: dict[str, Any]) -> None:
                 raise PolicyError(
                     f"{table}.{key}",
                     f"is not offered, because {why}",
-                    "remove it; windows and triggers follow the public clock of [time]",
+                    "remove it; windows and triggers follow the public clock of the job",
                 )
 
 
@@ -221,7 +221,7 @@ def _literals(kind: Any) -> Iterator[Any]:
     for option in get_args(kind):
         if get_args(option):
             yield from _literals(option)
-        else:
+        elif option is not type(None):
             yield option
 
 

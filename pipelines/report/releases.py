@@ -73,7 +73,7 @@ def inventory(job: Job) -> Inventory:
             "sink.kind",
             f"is '{job.sink.kind}', and a report reads files",
             "write them with `dpstream state releases JOB --out FOLDER`, and name that folder in "
-            "the job's [sink]",
+            "the job's sink",
         )
     if not folder.is_dir():
         raise UsageError(
@@ -103,7 +103,7 @@ def _foreign() -> UsageError:
     return UsageError(
         "sink.path",
         "holds releases of another plan",
-        "give the job file they were made with: any other would state a wrong guarantee",
+        "give the job they were made with: any other would state a wrong guarantee",
     )
 
 

@@ -63,7 +63,7 @@ class Report(NamedTuple):
 
     @property
     def stamps(self) -> list[str]:
-        """``UNSOUND`` and ``INSECURE``, as the releases or the job file say."""
+        """``UNSOUND`` and ``INSECURE``, as the releases or the job say."""
         borne = {stamp for name in self.found.run_ids for stamp in name.split("-")[:-1]}
         borne |= {"INSECURE"} if self.job.insecure else set()
         borne |= set() if self.figures["guarantee"]["sound"] else {"UNSOUND"}

@@ -1,6 +1,6 @@
 """``dpstream report --serve``: the page of a run while it runs, for this machine's user alone.
 
-What is served is the page that could be published: job file and releases are read again when a
+What is served is the page that could be published: project file and releases are read again when a
 release was written, nothing else is opened and nothing is ever written.  The server listens on
 127.0.0.1.  A site that a browser on this machine visits could ask it too, so a request is answered
 only if it

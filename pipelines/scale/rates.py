@@ -22,32 +22,27 @@ _USERS, _KEYS = 50_000, 100_000
 #: Instant of the first record (2024-01-01, micros), and micros of a day.
 _START, _DAY = 1_704_067_200_000_000, 86_400_000_000
 #: What is measured: a day of 20 triggers.
-_JOB = """
-[source]
-kind = "parquet"
+_PROJECT = """
+version = 1
+[data_set.day]
+unit = {{ name = "user", type = "int" }}
+secret = "file:noise.key"
+[table.day]
 path = "data.parquet"
-[schema]
-unit = {{ column = "user", type = "int" }}
-key = [{{ column = "key", type = "string" }}]
-event_time = {{ column = "time" }}
-[time]
+unit_column = "user"
+time_column = "time"
+[job.day]
+table = "day"
+key = ["key"]
+aggregate.count = {{ kind = "count" }}
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-02T00:00:00Z"
 window = "1d"
-trigger_every = "72m"
-[privacy]
-epsilon = 6.0
-delta = 1e-9
+release_every = "72m"
+budget = {{ epsilon = 6.0, delta = 1e-9, covers = "lifetime" }}
 contributions = 32
-key_file = "noise.key"
-[[aggregate]]
-name = "count"
-kind = "count"
-[state]
-store = "sqlite:state{number}.db"
-[sink]
-kind = "parquet"
-path = "releases{number}"
+store = "state{number}.db"
+sink = {{ kind = "parquet", path = "releases{number}" }}
 """
 
 
@@ -163,7 +158,7 @@ def records_per_core_second(runs: int = 3) -> float:
         new_key(folder / "noise.key")
         for number in range(runs + 1):  # the first one compiles kernels
             path = folder / f"job{number}.toml"
-            path.write_text(_JOB.format(number=number), encoding="utf-8")
+            path.write_text(_PROJECT.format(number=number), encoding="utf-8")
             job = load_job(path)
             run, _ = begin_run(
                 job.plan, key_source(job), job.state.store or "", 4, source=[b"measure"]

@@ -1,150 +1,115 @@
-"""The account of a session table: chosen or made once, named in the table's file, and migrated to
-wider dimensions."""
+"""The account of a session table: made once, named in the project file, and migrated to wider
+dimensions."""
 
 import contextlib
+import dataclasses
 import json
-import re
 import tomllib
-from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import InlineTable
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.drafting.account import Wanted, at, chosen_account, listed_at, seen_from
-from dpstream.pipelines.drafting.ask import Person
-from dpstream.pipelines.session.config import Config, load_config
+from dpstream.pipelines.project.copying import read_project_text
+from dpstream.pipelines.project.project import Project
+from dpstream.pipelines.project.write import write_project
+from dpstream.pipelines.session.config import Config, config_in, located
 from dpstream.pipelines.session.manifest import MANIFEST, read_manifest, refuse_table
-from dpstream.state.disk_errors import file_errors
-from dpstream.state.durable import replacing
-from dpstream.state.ledger.events import RECORD, Created
+from dpstream.state.ledger.events import RECORD
 from dpstream.state.ledger.open import (
     AccountPlace,
+    book_of,
     create_account,
     ledger_exists,
     open_ledger,
+    read_ledger,
 )
 from dpstream.state.ledger.widening import widen
 
 
-def with_account(
-    path: Path, person: Person, account: str | None, new_account: bool
-) -> tuple[Config, bool]:
-    """The table of a file whose account is there, and whether the file names it only now.
+def with_account(project: Project, table: str | None) -> tuple[Config, bool]:
+    """A session table whose account is there, and whether the project file names it only now.
 
-    A process that is stopped between account and file leaves an account without a charge, which
-    the same command takes up.
-
-    Args:
-        person: who is asked where accounts are there; account, new_account: what the flags say.
+    The account of records that is at the path is used, else one is made there.  So the same command
+    continues where a process was stopped between account and file.
 
     Raises:
         PolicyError: the folder holds a table, whose account is another one then.
-        UsageError: the flags do not fit, nobody says which account, or the file cannot take it.
+        UsageError: another account is at the path, or the file cannot take the line.
     """
-    config = load_config(path, without_account=True)
+    config = config_in(project, table, without_account=True)
     place = config.account
     if place.id:
-        _check_flags(config, account, new_account)
         return config, False
     refuse_table(config.folder)
-    wanted: Wanted = (place.data_set, RECORD, "string", None)
-    there = listed_at(place.path) if ledger_exists(place.path) else None
-    own = place.path if there is not None and there.made_for(wanted) else None
-    chosen = chosen_account(path.absolute().parent, person, account, new_account, wanted, own)
-    if chosen is not None:
-        taken, created = at(chosen)
-        _check_records(created)
-    elif there is not None and own is None:
-        raise UsageError(
-            "account.path",
-            f"is an account already, of the data set {there.created.data_set!r}",
-            "--account PATH to charge it, or write another path for the new account",
-        )
+    if ledger_exists(place.path):
+        id_ = _id_of_records(place)
     else:
-        taken = place.path
-        created = there.created if there is not None else create_account(taken, *wanted)
-    _write(path, seen_from(path.absolute().parent, taken), created)
-    return load_config(path), True
+        id_ = create_account(place.path, place.data_set, RECORD, "string", None).id
+    account = project.sections.data_set[place.data_set].account
+    path = f"{place.data_set}.account.db" if account is None else account.path
+    _write(project, place.data_set, path, id_)
+    return dataclasses.replace(config, account=msgspec.structs.replace(place, id=id_)), True
 
 
-def _check_flags(config: Config, account: str | None, new_account: bool) -> None:
-    """Refuse flags that say another thing than a file that names its account already, unless the
-    same command wrote it and was cut off behind that.
-
-    Raises:
-        UsageError: they do.
-    """
-    if account is None and not new_account:
-        return
-    with contextlib.closing(open_ledger(config.account)) as ledger:
-        ledger_account = ledger.book()
-    if (
-        ledger_account.charges
-        if new_account
-        else at(account or "")[1].id != ledger_account.created.id
-    ):
-        raise UsageError(
-            "--new-account" if new_account else "--account",
-            f"does not fit: the table file names the account {ledger_account.created.id} already",
-            "omit the flag, or write a table file without account.id",
-        )
-
-
-def _check_records(created: Created) -> None:
-    """Refuse an account of persons.
+def _id_of_records(place: AccountPlace) -> str:
+    """The id of an account that is at a data set's path.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it is of another data set, or of another unit than a record.
     """
+    created, field = book_of(read_ledger(place.path)).created, _field(place, "path")
+    fix = "write another path, where `dpstream session init` makes the account"
     if created.unit != RECORD or created.limit is not None:
-        raise UsageError(
-            "--account",
-            f"is of the unit {created.unit} ({created.type}) and has a limit: the records of a "
-            "table have budgets of their own",
-            "--new-account, or the account of another table of these records",
-        )
+        rule = f"is an account of the unit {created.unit} ({created.type}), which has a limit"
+        raise UsageError(field, f"{rule}: here each record has a budget of its own", fix)
+    if created.data_set != place.data_set:
+        rule = f"is an account already, of the data set {created.data_set!r}"
+        raise UsageError(field, rule, f"{fix}; or name the section of the data set so")
+    return created.id
 
 
-def migrate(old_path: Path, new_path: Path) -> tuple[Config, int | None]:
-    """Embed what a table's points have spent in the wider space of another table file.
+def _field(place: AccountPlace, name: str) -> str:
+    return f"data_set.{place.data_set}.account.{name}"
 
-    The new file may name no account yet; it names the old one's from then on.  The same call
-    again does what is left of it.
+
+def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int | None]:
+    """Embed what a table's points have spent in the wider space of another table.
+
+    Both are of one data set.  The same call again does what is left of it.
 
     Returns:
-        The table of the new file, and how many charges were embedded; ``None``: they were before.
+        The new table, and how many charges were embedded; ``None``: they were before.
 
     Raises:
-        UsageError: the old space has no place in the new one, or the files do not fit.
-        PolicyError: the account, or the new file's folder, is of another table.
+        UsageError: the old space has no place in the new one, or the data sets differ.
+        PolicyError: the account, or the new table's folder, is of another table.
     """
-    old, new = load_config(old_path), load_config(new_path, without_account=True)
-    own = old.account
-    if new.account.id and _named(new.account) != _named(own):
+    old, new = config_in(project, old_name), config_in(project, new_name)
+    if new.account.data_set != old.account.data_set:
         raise UsageError(
-            "ledger",
-            f"of {new_path.name} names another account",
-            f"copy [ledger] of {old_path.name}, or omit its id",
+            f"table.{new_name}.data_set",
+            f"is another one than that of table {old_name}",
+            f'write data_set = "{old.account.data_set}", whose account has what was spent',
         )
     columns = dict(zip((d.name for d in old.table.dimensions), _columns(old), strict=True))
     for dimension, column in zip(new.table.dimensions, _columns(new), strict=True):
         if columns.get(dimension.name, column) != column:
             raise UsageError(
-                f"dimension {dimension.name}",
+                f"table.{new_name}.dimension.{dimension.name}",
                 "is of another column, or has another value: records would be at other points",
                 "keep its column and value",
             )
     if (new.folder / MANIFEST).exists():
         read_manifest(new.folder, new.table)
-    with contextlib.closing(open_ledger(own)) as ledger:
-        embedded = widen(ledger, old.table, new.table)
-    if not new.account.id:
-        created = Created(own.id, own.data_set, RECORD, "string", None)
-        _write(new_path, seen_from(new_path.absolute().parent, own.path), created)
-    return load_config(new_path), embedded
-
-
-def _named(account: AccountPlace) -> tuple[str, str, str]:
-    """What a file says of its account."""
-    return account.path, account.data_set, account.id
+    with (
+        contextlib.closing(open_ledger(old.account)) as ledger,
+        located(new_name, [*columns, *(d.name for d in new.table.dimensions)]),
+    ):
+        return new, widen(ledger, old.table, new.table)
 
 
 def _columns(config: Config) -> list[tuple[str | None, float | None]]:
@@ -152,39 +117,39 @@ def _columns(config: Config) -> list[tuple[str | None, float | None]]:
     return list(zip(config.columns, config.fixed, strict=True))
 
 
-def _write(path: Path, account: str, created: Created) -> None:
-    """Name an account in a table's file: its path, its data set, and its id behind them.
+def _write(project: Project, data_set: str, path: str, id_: str) -> None:
+    """Write the id of a data set's account into the project file, or the whole line if there is
+    none; everything else stays as it was written.
 
     Raises:
-        UsageError: the file has a form that takes no line; RunError: it cannot be written.
+        UsageError: the file has a form that takes no line; else as `write_project`.
     """
-    text = path.read_text(encoding="utf-8")
-    pairs = {"path": account, "data_set": created.data_set, "id": created.id}
-    lines = {name: f"{name} = {_quoted(value)}" for name, value in pairs.items()}
-    new, before = text, tomllib.loads(text)["ledger"]
-    for name in ("path", "data_set"):
-        if before.get(name) != pairs[name]:
-            new = _in_ledger(new, name, lines[name])
-    new = _in_ledger(new, "data_set", "{old}\n" + lines["id"])
-    if tomllib.loads(new).get("ledger") != {**before, **pairs}:
-        add = ", ".join(lines.values())
-        raise UsageError("ledger", "cannot be written to", f"write {add} into [ledger]")
-    with (
-        file_errors("table file", "cannot be written"),
-        replacing(path, path.stat().st_mode & 0o666) as draft,
-    ):
-        draft.write_text(new, encoding="utf-8")
+    before = read_project_text(project)
+    given = before.decode("utf-8")
+    quoted = json.dumps(path, ensure_ascii=False)
+    line = f'account = {{ path = {quoted}, id = "{id_}" }}'
+    expected = tomllib.loads(given)
+    section = expected["data_set"][data_set]
+    section["account"] = {"path": path} | section.get("account", {}) | {"id": id_}
+    text = ""
+    with contextlib.suppress(TOMLKitError):
+        text = _with_line(given, data_set, line, id_)
+    if not text or tomllib.loads(text) != expected:
+        fix = f"write {line} into [data_set.{data_set}]"
+        raise UsageError(f"data_set.{data_set}.account", "cannot be written to", fix)
+    write_project(project.path, text, before)
 
 
-def _in_ledger(text: str, name: str, line: str) -> str:
-    """The text with another line for a name of ``[ledger]``, in which {old} is the line before."""
-    section = re.search(r"(?m)^\[ledger\][^\n]*\n(?:(?!\[)[^\n]*\n?)*", text)
-    if section is None:
-        return text
-    pattern = rf"(?m)^[ \t]*{name}[ \t]*=[^\n]*"
-    new = re.sub(pattern, lambda old: line.replace("{old}", old[0]), section[0], count=1)
-    return text[: section.start()] + new + text[section.end() :]
-
-
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _with_line(text: str, data_set: str, line: str, id_: str) -> str:
+    document: Any = tomlkit.parse(text)
+    section = document["data_set"][data_set]
+    if "account" not in section:
+        newline = "\r\n" if "\r\n" in text else "\n"
+        section["account"] = tomlkit.parse(line + newline)["account"]
+        return tomlkit.dumps(document)
+    account = section["account"]
+    spaced = isinstance(account, InlineTable) and account.as_string().endswith(" }")
+    account["id"] = id_
+    if spaced:
+        account["id"].trivia.trail = " "
+    return tomlkit.dumps(document)

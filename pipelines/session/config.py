@@ -1,30 +1,25 @@
-"""TABLE.toml: the public model of a table with record budgets, its steward's rules, and where its
-records, its ledger and its key are.
+"""A session table of the project file: the public model of records with budgets of their own, its
+steward's rules, and where its records, its account and its secret are.
 
-    [ledger]
-    path = "ledger.db"
-    data_set = "rides"
-    id = "7f3a0c5d9e1b2846"           # `dpstream session init` makes the account and writes this
+    version = 1
 
-    [privacy]
-    key_file = "noise.key"
+    [data_set.rides]                  # without a unit: each record has a budget of its own
+    secret = "file:rides.secret"
+    account = { path = "rides.account.db", id = "7f3a0c5d9e1b2846" }   # `session init` writes it
 
-    [table]
-    name = "rides"
-    folder = "rides.table"            # private: the records as coordinates
-    records = "rides-*.parquet"       # or .csv, .jsonl
-    id = "ride_id"                    # names a record for replace and delete
+    [table.rides]
+    path = "rides-*.parquet"          # or .csv, .jsonl
+    record_id = "ride_id"             # names a record for replace and delete
+    coordinates = "rides.table"       # private: the records as coordinates
 
-    [[dimension]]
-    name = "pickup"
+    [table.rides.dimension.pickup]
     type = "timestamp"
     low = "2013-01-01T00:00:00Z"
     high = "2014-01-01T00:00:00Z"
     step = "1h"
-    grid = "1d"                       # queries are charged by whole cells of it
+    grid = "1d"                       # questions are charged by whole cells of it
 
-    [[dimension]]
-    name = "longitude"
+    [table.rides.dimension.longitude]
     type = "real"
     low = -74.3
     high = -73.7
@@ -32,252 +27,252 @@ records, its ledger and its key are.
     grid = 0.01
     missing = "point"                 # a place of its own for null and what is out of range
 
-    [[dimension]]
-    name = "vendor"
+    [table.rides.dimension.vendor]
     type = "category"
     values = ["CMT", "VTS"]
 
-    [[dimension]]
-    name = "epsilon"
+    [table.rides.dimension.epsilon]
     type = "budget"
     kind = "epsilon"                  # or rho: a record may have one of each
     most = 4.0
     column = "budget"                 # or value = 1.0: of every record
 
-    [quota]                           # the most that an analyst may charge to one point
+    [table.rides.quota]               # the most that an analyst may charge to one point
     epsilon = 2.0
-    [quota.analyst.alice]
+    [table.rides.quota.analyst.alice]
     epsilon = 3.0
 
-    [unlock]                          # so much more of an initial budget is usable each day
+    [table.rides.unlock]              # so much more of an initial budget is usable each day
     start = "2024-01-01T00:00:00Z"
     share = 0.1
 
-Everything in ``[table]`` but its places and everything in ``[[dimension]]`` is fixed before the
-first record.  Quotas and the unlock schedule may change at any time.
+The model has the data set's name.  Dimensions with their order, and ``regions``, are fixed before
+the first record.  Quotas and the unlock schedule may change at any time.
 """
 
+import contextlib
 import dataclasses
+import glob
 import unicodedata
+from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.places import below
+from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
 from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.references import KeyPlace
+from dpstream.pipelines.project.data_sets import account_of, is_session_table, secret_of
 from dpstream.pipelines.project.file_kinds import file_kind
-from dpstream.pipelines.project.text import (
-    duration_micros,
-    instant_micros,
-    parse_toml,
-    raise_decode_error,
-    read_at_most,
-)
-from dpstream.state.ledger.open import AccountPlace, check_names, place_below, refuse_limit
+from dpstream.pipelines.project.project import Project, load_project, section_named
+from dpstream.pipelines.project.sections import DimensionSection, TableSection
+from dpstream.pipelines.project.text import closest, duration_micros, instant_micros
+from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace
 from dpstream.state.private_log import keep_beside
 
-Missing = Literal["point", "refuse"]
-IdType = Literal["string", "int"]
-
-
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the file: frozen, unknown keys refused."""
-
-
-class LedgerPlace(_Part, frozen=True):
-    """``[ledger]``: the account's file or Spanner address, and the data set that is this table's
-    alone; ``id`` is written by `dpstream session init`."""
-
-    path: str
-    data_set: str
-    id: str | None = None
-
-
-class TablePart(_Part, frozen=True):
-    """``[table]``.
-
-    Attributes:
-        name: in the ledger.
-        folder: of the records as coordinates; private.
-        records: a file or glob of Parquet, CSV or JSON Lines (by its ending, perhaps compressed).
-        id: column that names a record; without one records are only added.
-        id_type: of it.
-        cap: most regions of its account.
-    """
-
-    name: str
-    folder: str
-    records: str
-    id: str | None = None
-    id_type: IdType = "string"
-    cap: int = limits.MAX_REGIONS
-
-
-class DimensionPart(_Part, frozen=True):
-    """``[[dimension]]``: each type has some of these, see `_dimension`."""
-
-    name: str
-    type: Literal["integer", "real", "timestamp", "category", "budget"]
-    column: str | None = None
-    low: float | str | None = None
-    high: float | str | None = None
-    step: float | str | None = None
-    grid: float | str | None = None
-    missing: Missing | None = None
-    values: tuple[str, ...] | None = None
-    kind: Literal["epsilon", "rho"] | None = None
-    most: float | None = None
-    value: float | None = None
-
-
-class AnalystQuota(_Part, frozen=True):
-    """``[quota.analyst.NAME]``."""
-
-    epsilon: float | None = None
-    rho: float | None = None
-
-
-class QuotaPart(_Part, frozen=True):
-    """``[quota]``: of all analysts that are not named."""
-
-    epsilon: float | None = None
-    rho: float | None = None
-    analyst: dict[str, AnalystQuota] = {}
-
-
-class UnlockPart(_Part, frozen=True):
-    """``[unlock]``."""
-
-    start: str
-    share: float
-
-
-class TableFile(_Part, frozen=True):
-    """The whole file."""
-
-    ledger: LedgerPlace
-    table: TablePart
-    dimension: tuple[DimensionPart, ...]
-    privacy: KeyPlace = KeyPlace()
-    quota: QuotaPart | None = None
-    unlock: UnlockPart | None = None
+#: Fields of a table that sessions use.
+_FIELDS = {
+    "data_set",
+    "path",
+    "record_id",
+    "dimension",
+    "coordinates",
+    "regions",
+    "quota",
+    "unlock",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A checked TABLE.toml; paths are absolute.
+    """A checked session table; paths are absolute.
 
     Attributes:
+        name: of its section.
         table: the public model.
         columns: of the records, one for each dimension; ``None``: it has a fixed ``value``.
         fixed: the budget that every record has, for such dimensions, else ``None``.
-        id, id_type: the column that names a record.
-        records: glob of the files; folder: of the table.
-        account: the table's account; its id is empty in a file that `session init` has not yet
-            been given.
-        key: where the noise key is.
+        record_id: the column that names a record, of strings or integers.
+        records: glob of the files; folder: of the records as coordinates.
+        account: of the data set; its id is empty before `session init` has made it.
+        secret: where the secret is.
         rules: the steward's.
-        base: folder of the file.
+        base: folder of the project file.
     """
 
+    name: str
     table: SessionTable
     columns: tuple[str | None, ...]
     fixed: tuple[float | None, ...]
-    id: str | None
-    id_type: IdType
+    record_id: Field | None
     records: str
     folder: Path
     account: AccountPlace
-    key: KeyPlace
+    secret: KeyPlace
     rules: Rules
     base: Path
 
     @property
     def snapshot(self) -> Path:
-        """File of the account's snapshot, which any replay of the ledger can make again."""
+        """File of the account's snapshot, which any replay of the account can make again."""
         return self.folder / "account.npz"
 
     def key_source(self) -> KeySource:
-        """Where the noise key is.
+        """Where the secret is.
 
         Raises:
-            UsageError: the file names none, or none that can be.
+            UsageError: the data set names none, or none that can be.
         """
-        if self.key.key is None and self.key.insecure_test_key is None:
+        if self.secret.key is None and self.secret.insecure_test_key is None:
             raise UsageError(
-                "secret", "is required to ask", "make one with `dpstream key new FILE`"
+                f"data_set.{self.account.data_set}.secret",
+                "is required to ask",
+                'make one with `dpstream key new FILE`, and write secret = "file:FILE"',
             )
-        return KeySource(self.key.key, self.key.insecure_test_key)
+        return KeySource(self.secret.key, self.secret.insecure_test_key)
 
 
-def load_config(path: str | Path, without_account: bool = False) -> Config:
-    """The table of a file; paths in it start from its folder.
+def load_config(
+    project: str | Path | None = None,
+    table: str | None = None,
+    environment: str | None = None,
+    settings: Sequence[str] = (),
+) -> Config:
+    """A session table of a project file.
 
     Args:
-        without_account: the file may name no account's id yet.
+        project: the file or its folder; ``None``: found from the current folder.
+        table: its name; ``None``: the only one.
+        environment: as ``--env``; settings: as ``--set``.
 
     Raises:
-        UsageError: unreadable, not TOML, unknown or missing keys, or a table that is none.
+        UsageError: unreadable, not TOML, unknown or missing fields, or a table that is none.
     """
-    path = Path(path).absolute()
-    text = read_at_most(path, "table file", "give a table file")
-    keep_beside(path)
-    config = config_of(parse_toml(text), path.parent)
-    account = msgspec.structs.replace(config.account, file=str(path))
-    config = dataclasses.replace(config, account=account)
-    if not config.account.id and not without_account:
+    path = None if project is None else Path(project)
+    return config_in(load_project(path, environment, settings), table)
+
+
+def config_in(project: Project, table: str | None = None, without_account: bool = False) -> Config:
+    """A session table of a decoded project file; raises as `load_config` does.
+
+    Args:
+        without_account: its data set may name no account yet, or none with an id.
+    """
+    name, section = session_table(project, table)
+    where = f"table.{name}"
+    data_set, owner = project.data_set(section.data_set, f"{where}.data_set")
+    if owner.unit is not None:
         raise UsageError(
-            "account.id",
-            "is required: the table has no account yet",
-            f"make it with `dpstream session init {path.name}`, which writes the id",
+            f"{where}.data_set",
+            f"is {data_set}, which has a unit; here each record has a budget of its own",
+            "add a data set without a unit, and name it",
         )
-    keep_beside(config.account.path, path)
-    return config
-
-
-def config_of(tables: dict[str, Any], folder: Path) -> Config:
-    """The table of decoded TOML; raises as `load_config` does."""
-    refuse_limit(tables)
-    try:
-        file = msgspec.convert(tables, TableFile)
-    except msgspec.ValidationError as error:
-        raise_decode_error(error, TableFile)
-    named = {
-        "account.path": file.ledger.path,
-        "table.folder": file.table.folder,
-        "table.records": file.table.records,
-    }
-    for field, text in named.items():
-        if not text or "\0" in text:
-            raise UsageError(field, "must not be empty", "write a name")
-    check_names(file.ledger.data_set, file.ledger.id)
-    kind_of(file.table.records, "table.records")
-    dimensions = tuple(_dimension(f"dimension[{n}]", p) for n, p in enumerate(file.dimension))
-    table = SessionTable(name=file.table.name, dimensions=dimensions, cap=file.table.cap)
+    _check_fields(where, section)
+    path, folder = section.path or "", section.coordinates or f"{name}.table"
+    for field, text in (("path", path), ("coordinates", folder)):
+        if "\0" in text:
+            raise UsageError(f"{where}.{field}", "must be a path", "correct it")
+    if section.coordinates == "":
+        raise UsageError(f"{where}.coordinates", "must not be empty", "write a name")
+    records = below(Path(glob.escape(str(project.folder))), path, f"{where}.path")
+    kind_of(path, f"{where}.path")
+    parts = section.dimension
+    with located(name, parts):
+        dimensions = tuple(_dimension(f"{where}.dimension.{n}", n, p) for n, p in parts.items())
+        regions = limits.MAX_REGIONS if section.regions is None else section.regions
+        model = SessionTable(name=data_set, dimensions=dimensions, cap=regions)
+        rules = _rules(where, section)
+    account = account_of(project, data_set, to_make=without_account)
+    keep_beside(account.path, project.path)
     return Config(
-        table=table,
-        columns=tuple(None if p.value is not None else p.column or p.name for p in file.dimension),
-        fixed=tuple(p.value for p in file.dimension),
-        id=file.table.id,
-        id_type=file.table.id_type,
-        records=str(below(folder, file.table.records, "table.records")),
-        folder=below(folder, file.table.folder, "table.folder"),
-        account=AccountPlace(
-            place_below(folder, file.ledger.path), file.ledger.data_set, file.ledger.id or ""
-        ),
-        key=file.privacy.below(folder),
-        rules=_rules(file),
-        base=folder,
+        name=name,
+        table=model,
+        columns=tuple(None if p.value is not None else p.column or n for n, p in parts.items()),
+        fixed=tuple(p.value for p in parts.values()),
+        record_id=_record_id(where, section),
+        records=str(records),
+        folder=below(project.folder, folder, f"{where}.coordinates"),
+        account=account,
+        secret=secret_of(project, data_set),
+        rules=rules,
+        base=project.folder,
     )
+
+
+def session_table(project: Project, name: str | None) -> tuple[str, TableSection]:
+    """A session table by its name; without one the only session table.
+
+    Raises:
+        UsageError: there is no such table, or its records have no budgets.
+    """
+    tables = {n: t for n, t in project.sections.table.items() if is_session_table(t)}
+    if name is not None and name not in project.sections.table:
+        fix = closest(name, tables or project.sections.table)
+        raise UsageError("table", f"no table '{name}' in {PROJECT_FILE}", fix)
+    if not tables or (name is not None and name not in tables):
+        raise UsageError(
+            f"table.{name or 'NAME'}.dimension",
+            "is required: a session asks a table whose records are points of public dimensions",
+            'add dimension.COLUMN = { ... }, one of them of type = "budget"',
+        )
+    return section_named(tables, "table", name)
+
+
+@contextlib.contextmanager
+def located(name: str, dimensions: Collection[str]) -> Iterator[None]:
+    """Errors about a model name its parts as the section of the table has them."""
+    try:
+        yield
+    except DpstreamError as error:
+        field = error.field.removeprefix("dimension ")
+        parts = {"dimensions": "dimension", "dimension": "dimension", "table.cap": "regions"}
+        if field in dimensions:
+            part = f"dimension.{field}"
+        elif field.startswith("unlock."):
+            part = field
+        elif field in parts:
+            part = parts[field]
+        else:
+            raise
+        raise type(error)(f"table.{name}.{part}", error.rule, error.fix) from None
+
+
+def _check_fields(where: str, section: TableSection) -> None:
+    """Refuse fields that sessions do not use, and a table without a path."""
+    for field in msgspec.structs.fields(TableSection):
+        default = field.default if field.default_factory is msgspec.NODEFAULT else {}
+        if field.name not in _FIELDS and getattr(section, field.name) != default:
+            raise UsageError(
+                f"{where}.{field.encode_name}",
+                "is not for a table whose records have budgets of their own",
+                "omit it",
+            )
+    if not section.path:
+        raise UsageError(
+            f"{where}.path",
+            "is required: records come from files of Parquet, CSV or JSON Lines",
+            'add path = "records/*.parquet"',
+        )
+
+
+def _record_id(where: str, section: TableSection) -> Field | None:
+    record_id = section.record_id
+    if record_id is None or isinstance(record_id, str):
+        return None if record_id is None else Field(record_id)
+    if record_id.type not in ("string", "int"):
+        raise UsageError(
+            f"{where}.record_id.type", "is not one of the choices", "choose from 'string', 'int'"
+        )
+    return record_id
 
 
 def kind_of(path: str, field: str) -> str:
@@ -304,17 +299,17 @@ _PARTS: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
-def _dimension(where: str, part: DimensionPart) -> AnyDimension:
+def _dimension(where: str, name: str, part: DimensionSection) -> AnyDimension:
     needed, more = _PARTS[part.type]
-    for name in ("low", "high", "step", "grid", "missing", "values", "kind", "most", "value"):
-        given = getattr(part, name) is not None
-        if given and name not in needed | more:
-            raise UsageError(f"{where}.{name}", f"is not for type {part.type}", "take it away")
-        if not given and name in needed:
-            raise UsageError(f"{where}.{name}", f"is required for type {part.type}", "add it")
+    for field in ("low", "high", "step", "grid", "missing", "values", "kind", "most", "value"):
+        given = getattr(part, field) is not None
+        if given and field not in needed | more:
+            raise UsageError(f"{where}.{field}", f"is not for type {part.type}", "remove it")
+        if not given and field in needed:
+            raise UsageError(f"{where}.{field}", f"is required for type {part.type}", "add it")
     if part.value is not None and part.column is not None:
         raise UsageError(f"{where}.value", "is given, and a column too", "keep one of them")
-    common: dict[str, Any] = {"name": part.name}
+    common: dict[str, Any] = {"name": name}
     if part.missing is not None:
         common["missing"] = part.missing
     if part.type == "timestamp":
@@ -343,7 +338,7 @@ def _dimension(where: str, part: DimensionPart) -> AnyDimension:
     return Real(low=float(low), high=float(high), step=float(step), **common)
 
 
-def _timestamp(where: str, part: DimensionPart, common: dict[str, Any]) -> Timestamp:
+def _timestamp(where: str, part: DimensionSection, common: dict[str, Any]) -> Timestamp:
     low, high = (
         instant_micros(f"{where}.{name}", _text(f"{where}.{name}", getattr(part, name)))
         for name in ("low", "high")
@@ -376,28 +371,27 @@ def _steps(where: str, grid: Fraction, step: Fraction) -> int:
     return _whole(f"{where}.grid", grid / step, "steps")
 
 
-def _rules(file: TableFile) -> Rules:
+def _rules(where: str, section: TableSection) -> Rules:
     quotas, unlock = Quotas(), None
-    if file.quota is not None:
-        named = file.quota.analyst
+    if section.quota is not None:
+        named, field = section.quota.analyst, f"{where}.quota"
         quotas = Quotas(
             epsilon={
-                who: quota_of(q.epsilon, f"quota.analyst.{who}.epsilon")
+                who: quota_of(q.epsilon, f"{field}.analyst.{who}.epsilon")
                 for who, q in named.items()
                 if q.epsilon is not None
             },
             rho={
-                who: quota_of(q.rho, f"quota.analyst.{who}.rho")
+                who: quota_of(q.rho, f"{field}.analyst.{who}.rho")
                 for who, q in named.items()
                 if q.rho is not None
             },
-            default_epsilon=_quota(file.quota.epsilon, "quota.epsilon"),
-            default_rho=_quota(file.quota.rho, "quota.rho"),
+            default_epsilon=_quota(section.quota.epsilon, f"{field}.epsilon"),
+            default_rho=_quota(section.quota.rho, f"{field}.rho"),
         )
-    if file.unlock is not None:
-        unlock = Unlock(
-            start=instant_micros("unlock.start", file.unlock.start), share=file.unlock.share
-        )
+    if section.unlock is not None:
+        start = instant_micros(f"{where}.unlock.start", section.unlock.start)
+        unlock = Unlock(start=start, share=section.unlock.share)
     return Rules(quotas=quotas, unlock=unlock)
 
 

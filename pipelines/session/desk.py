@@ -29,7 +29,7 @@ class Desk:
     """An open table; a context that closes it.
 
     Attributes:
-        config: of TABLE.toml; table, space: its public model.
+        config: of the project file; table, space: its public model.
         analyst: who asks.
         ledger, account, register: of its data set.
         held: whether records are copied into memory, for sessions of many questions.
@@ -80,7 +80,7 @@ class Desk:
     @property
     def insecure(self) -> bool:
         """Whether noise is drawn with a fixed test key."""
-        return self.config.key.insecure_test_key is not None
+        return self.config.secret.insecure_test_key is not None
 
     def manifest(self) -> Manifest:
         """The version of the table that counts now; no record is read.

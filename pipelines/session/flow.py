@@ -174,7 +174,7 @@ def totals_of(task: Task, part: Part) -> Totals:
     names = columns_of(space, boxes, cells, needs)
     columns = [f"x{space.place(name)}" for name in names]
     with (
-        file_errors("table.folder", "cannot be read"),
+        file_errors("table.coordinates", "cannot be read"),
         Folder(task.source).stream(part.name) as file,
     ):
         content = file.read()

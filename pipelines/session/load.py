@@ -99,18 +99,18 @@ class Loaded(NamedTuple):
 
 
 def init(config: Config) -> Loaded:
-    """Make a table of the records that its file names.
+    """Make a table of the records at its path.
 
     Raises:
         PolicyError: the folder holds one, or the account is of another table.
         UsageError: no files, or files without a needed column; RunError: the system failed.
     """
-    files = files_of(config.records)
+    files = files_of(config.records, f"table.{config.name}.path")
     with contextlib.closing(open_ledger(config.account)) as ledger, writing(config.folder):
         refuse_table(config.folder)
         RegionAccount(ledger, config.table)  # refuses an account of another table
-        key = None if config.id is None else secrets.token_bytes(32)
-        id_type = None if key is None else config.id_type
+        key = None if config.record_id is None else secrets.token_bytes(32)
+        id_type = None if config.record_id is None else config.record_id.type
         hexed = None if key is None else key.hex()
         manifest = Manifest(1, new_id(), config.table.digest, 0, id_type, hexed, ())
         return _Change(config, manifest, files, ledger).add()
@@ -184,12 +184,13 @@ class _Change:
         """A change of the table as it is now."""
         manifest = read_manifest(config.folder, config.table)
         check_account(manifest, read_book(config.account))
-        if manifest.id_type != (None if config.id is None else config.id_type):
+        field = f"table.{config.name}.record_id"
+        if manifest.id_type != (None if config.record_id is None else config.record_id.type):
             raise PolicyError(
-                "table.id", "is not what the table was made with", "correct the table file"
+                field, "is not what the table was made with", "correct the project file"
             )
         if named and manifest.id_key is None:
-            raise UsageError("table.id", "is not given: no record has a name", "make a new table")
+            raise UsageError(field, "is not given: no record has a name", "make a new table")
         checked_paths(config.folder, list(manifest.parts))  # a damaged part is not written anew
         return cls(
             config, manifest, [path for pattern in files for path in files_of(str(pattern), "file")]
@@ -322,7 +323,7 @@ class _Change:
         pq.write_table(table, buffer)
         folder = self._folder / "dead_letter"
         path = folder / f"version-{version}-{secrets.token_hex(8)}.parquet"
-        with file_errors("table.folder", "cannot be written"):
+        with file_errors("table.coordinates", "cannot be written"):
             put_once(path, buffer.getvalue(), PRIVATE)
         return path
 

@@ -81,21 +81,23 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
             text, _, sealed = file.read().rpartition(b"\n")
     except FileNotFoundError:
         raise RunError(
-            "table.folder", "holds no table", "make it with `dpstream session init`"
+            "table.coordinates", "holds no table", "make it with `dpstream session init`"
         ) from None
     except OSError as error:
-        raise file_error("table.folder", "cannot be read", error) from None
+        raise file_error("table.coordinates", "cannot be read", error) from None
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, UnicodeError):
         manifest = None
     if manifest is None or digest(text).encode() != sealed:
-        raise RunError("table.folder", "has a damaged manifest", "restore the folder, or make anew")
+        raise RunError(
+            "table.coordinates", "has a damaged manifest", "restore the folder, or make anew"
+        )
     if manifest.form != 1 or manifest.table != table.digest:
         raise PolicyError(
-            "table.folder",
-            "holds another table: its dimensions, its name or its cap differ, which are fixed",
-            "correct the table file; for wider dimensions, make a table in another folder after "
+            "table.coordinates",
+            "holds another table: its dimensions, data set or regions differ, which are fixed",
+            "correct the project file; for wider dimensions, make a table in another folder after "
             "`dpstream session migrate OLD NEW`",
         )
     return manifest
@@ -109,7 +111,7 @@ def commit(folder: Path, manifest: Manifest) -> None:
     """
     text = msgspec.json.encode(manifest)
     with (
-        file_errors("table.folder", "cannot be written"),
+        file_errors("table.coordinates", "cannot be written"),
         replacing(folder / MANIFEST, PRIVATE) as draft,
     ):
         draft.write_bytes(text + b"\n" + digest(text).encode())
@@ -123,9 +125,9 @@ def refuse_table(folder: Path) -> None:
     """
     if (folder / MANIFEST).exists():
         raise PolicyError(
-            "table.folder",
+            "table.coordinates",
             "holds a table already",
-            "use add, replace or delete, with the table file that it was made with",
+            "use add, replace or delete, in the data set that it was made with",
         )
 
 
@@ -139,11 +141,10 @@ def check_account(manifest: Manifest, account: Book) -> None:
         raise migrated()
     if manifest.id not in account.tables:
         raise PolicyError(
-            "table.folder",
+            "table.coordinates",
             f"holds the table {manifest.id}, which is none of the account {account.created.id}: "
             "its records would have their budgets twice",
-            "write account.path, data_set and account.id of the account that the table was "
-            "made with",
+            "name the data set that the table was made in, with its account",
         )
 
 

@@ -1,5 +1,5 @@
-"""Names of the command line, in a public file beside TABLE.toml: predicates of subspaces, and run
-ids of allotments."""
+"""Names of the command line, in a public file beside the project file: predicates of subspaces, and
+run ids of allotments."""
 
 import shlex
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.pipelines.session.config import Config
 from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
@@ -14,9 +15,9 @@ from dpstream.state.locks import held
 MAX_BYTES = 16 << 20
 
 
-def file_of(table: Path) -> Path:
-    """Where the names of a TABLE.toml are."""
-    return table.with_name(f"{table.stem}.names.json")
+def file_of(config: Config) -> Path:
+    """Where the names of a table are."""
+    return config.base / f"{config.name}.names.json"
 
 
 class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,14 +31,14 @@ class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allotments: dict[str, str] = {}
 
 
-def read(table: Path) -> Names:
-    """The names of a TABLE.toml; none without a file.
+def read(config: Config) -> Names:
+    """The names of a table; none without a file.
 
     Raises:
         PolicyError: the file is none of ours; RunError: it cannot be read.
     """
     try:
-        with open(file_of(table), "rb") as file:
+        with open(file_of(config), "rb") as file:
             return msgspec.json.decode(file.read(MAX_BYTES), type=Names)
     except FileNotFoundError:
         return Names()
@@ -47,29 +48,29 @@ def read(table: Path) -> Names:
         raise PolicyError("names", "are in a file of another form", "remove the file") from None
 
 
-def predicate(table: Path, name: str) -> str:
+def predicate(config: Config, name: str, flags: str = "") -> str:
     """The predicate of a name.
+
+    Args:
+        flags: that say which project file, as they are typed.
 
     Raises:
         UsageError: there is none.
     """
-    predicates = read(table).subspaces
+    predicates = read(config).subspaces
     if name not in predicates:
-        typed = shlex.join(["dpstream", "session", "select", str(table), name])
-        raise UsageError(
-            "--in",
-            "has no such name",
-            f"make it with `{typed} --where 'CONDITION'`",
-        )
+        typed = shlex.join(["dpstream", "session", "select", config.name, name])
+        fix = f"make it with `{typed} --where 'CONDITION'{flags}`"
+        raise UsageError("--in", "has no such name", fix)
     return predicates[name]
 
 
-def allotment(table: Path, text: str) -> str:
+def allotment(config: Config, text: str) -> str:
     """The run id of a name; of anything else, itself."""
-    return read(table).allotments.get(text, text)
+    return read(config).allotments.get(text, text)
 
 
-def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None:
+def write(config: Config, name: str, predicate: str = "", run_id: str = "") -> None:
     """Give a predicate or an allotment a name, which may have stood for another.
 
     Who writes at the same time waits: no name is lost.
@@ -77,9 +78,9 @@ def write(table: Path, name: str, predicate: str = "", run_id: str = "") -> None
     Raises:
         RunError: the file cannot be written.
     """
-    file = file_of(table)
+    file = file_of(config)
     with file_errors("names", "cannot be written"), held(file.with_name(f".{file.name}.lock")):
-        names = read(table)
+        names = read(config)
         if run_id:
             names = Names(names.subspaces, names.allotments | {name: run_id})
         else:

@@ -32,7 +32,7 @@ def overview(open_table: Desk, selection: Selection) -> dict[str, Any]:
     if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
     return {
-        "table": open_table.table.name,
+        "table": open_table.config.name,
         "digest": open_table.table.digest,
         "data_set": open_table.config.account.data_set,
         "unit": "one record",

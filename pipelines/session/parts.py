@@ -152,7 +152,7 @@ def writing(folder: Path) -> Iterator[None]:
             sweep(folder)
         if not locked:
             raise RunError(
-                "table.folder", "is on a file system without locks", "use a local file system"
+                "table.coordinates", "is on a file system without locks", "use a local file system"
             )
         yield
 
@@ -168,7 +168,7 @@ def reading(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder / "readers", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
         raise RunError(
-            "table.folder", "holds no table", "make it with `dpstream session init`"
+            "table.coordinates", "holds no table", "make it with `dpstream session init`"
         ) from None
     try:
         with contextlib.suppress(OSError):
@@ -229,7 +229,9 @@ def stamp_of(path: str) -> tuple[int, int, int, int]:
 def damaged() -> RunError:
     """A part is not what was written."""
     return RunError(
-        "table.folder", "has a part that is not as it was written", "restore it, or load it anew"
+        "table.coordinates",
+        "has a part that is not as it was written",
+        "restore it, or load it anew",
     )
 
 
@@ -244,7 +246,7 @@ def _written() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = file_error("table.folder", "cannot be written", error)
+        failure = file_error("table.coordinates", "cannot be written", error)
     else:
         return
     raise failure from None
@@ -262,4 +264,4 @@ def _read() -> Iterator[None]:
 
 
 def _unreadable(error: Exception) -> RunError:
-    return file_error("table.folder", "cannot be read", error)
+    return file_error("table.coordinates", "cannot be read", error)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.errors import InvariantError, UsageError, required
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.regions.dimensions import (
     Budget,
     Category,
@@ -79,7 +79,7 @@ class Records(NamedTuple):
         return Records(self.file, self.rows[mask], self.at[mask], self.usable[mask], ids)
 
 
-def files_of(pattern: str, field: str = "table.records") -> list[str]:
+def files_of(pattern: str, field: str) -> list[str]:
     """The files of a glob, sorted.
 
     Raises:
@@ -104,7 +104,7 @@ def records_of(
         RunError: the operating system cannot read a file.
     """
     named = [name for name in config.columns if name is not None]
-    needed = sorted({*named, *([config.id] if config.id is not None else [])})
+    needed = sorted({*named, *([config.record_id.column] if config.record_id is not None else [])})
     for number, path in enumerate(files):
         for part in parts_of(path, needed):
             if isinstance(part, Refused):
@@ -121,10 +121,9 @@ def ids_of(
     Raises:
         UsageError, RunError: as for `records_of`.
     """
-    if config.id is None:
-        raise InvariantError("config.id is not None")
+    column = required(config.record_id, "records have ids").column
     for number, path in enumerate(files):
-        for part in parts_of(path, [config.id]):
+        for part in parts_of(path, [column]):
             if isinstance(part, Refused):
                 rows, none = part.offsets, np.zeros(len(part.offsets), np.bool_)
                 yield number, rows, np.zeros((len(rows), 2), np.uint64), none
@@ -154,7 +153,7 @@ def parts_of(path: str, needed: Sequence[str]) -> Iterator[Part]:
         raise UsageError(
             error.field,
             "is not, or not just once, in a file of records",
-            "correct table.id, the column of a dimension, or the file",
+            "correct table.record_id, the column of a dimension, or the file",
         ) from None
     except OSError as error:
         raise file_error("records", "cannot be read", error) from None
@@ -195,11 +194,12 @@ def _records(
 
 
 def _ids(config: Config, batch: pa.RecordBatch, prf: Prf) -> tuple[Ids, Bool]:
-    column = batch.column(required(config.id, "config.id is there"))
-    if config.id_type == "string" and pa.types.is_integer(column.type):
+    named = required(config.record_id, "records have ids")
+    column = batch.column(named.column)
+    if named.type == "string" and pa.types.is_integer(column.type):
         column = column.cast(pa.string())
-    ids, given = columns.identity(column, config.id_type)
-    return typed_ids(prf, [(config.id_type, ids)]), given
+    ids, given = columns.identity(column, named.type)
+    return typed_ids(prf, [(named.type, ids)]), given
 
 
 def coordinates(

@@ -1,6 +1,6 @@
 """Sessions in Python: explore a table whose records have budgets of their own.
 
-    with Session("rides.toml", analyst="bob") as session:
+    with Session(table="rides", analyst="bob") as session:
         night = session.where("pickup_hour >= 22", name="night")
         used = night.max_consumed()
         rich = night.with_budget(0.6)
@@ -43,7 +43,10 @@ class Session:
     """An open table, and who asks; a context that closes it.
 
     Args:
-        config: TABLE.toml, or what `load_config` gave of it.
+        project: the project file or its folder; ``None``: found from the current folder; or what
+            `load_config` gave of it, which has all of it.
+        table: its name in the project file; ``None``: the only one.
+        environment: as ``--env``; settings: as ``--set``.
         analyst: whose quota is charged.
         held: copy the records into memory at the first question, for sessions of many.
         runner: whose workers read and draw, with the same bytes; ``None``: this process.
@@ -53,20 +56,25 @@ class Session:
         names: subspaces by name.
 
     Raises:
-        DpstreamError: the file is not usable, or the ledger is not this table's.
+        DpstreamError: the file is not usable, or the account is not this table's.
     """
 
     def __init__(
         self,
-        config: str | Path | Config,
+        project: str | Path | Config | None = None,
+        table: str | None = None,
+        *,
         analyst: str = "analyst",
+        environment: str | None = None,
+        settings: Sequence[str] = (),
         held: bool = False,
         runner: "Runner | None" = None,
         looking: bool = False,
     ) -> None:
-        loaded = config if isinstance(config, Config) else load_config(config)
-        self.desk = Desk(loaded, analyst, held, runner, looking)
-        for weakness in loaded.table.warnings:
+        if not isinstance(project, Config):
+            project = load_config(project, table, environment, settings)
+        self.desk = Desk(project, analyst, held, runner, looking)
+        for weakness in project.table.warnings:
             warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=2)
         self.names: dict[str, Subspace] = {}
 

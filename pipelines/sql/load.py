@@ -32,9 +32,9 @@ import msgspec
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.project.data_sets import account_of, secret_of
+from dpstream.pipelines.project.data_sets import account_of, is_session_table, secret_of, unit_of
 from dpstream.pipelines.project.project import Project, load_project
-from dpstream.pipelines.project.sections import DataSetSection, TableSection, UnitSection, Via
+from dpstream.pipelines.project.sections import TableSection, UnitSection, Via
 from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.sql.catalog import RELEASED, UNIT_TYPES, Catalog, Table
 from dpstream.pipelines.sql.columns import file_columns, kind_of
@@ -69,9 +69,9 @@ def load_catalog(
 
 def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
     """The catalog of a data set of a decoded project file; raises as `load_catalog` does."""
-    name, section = project.data_set(data_set, "--data-set")
+    name, _ = project.data_set(data_set, "--data-set")
     where = f"data_set.{name}"
-    unit = _unit(where, section)
+    unit = unit_of(project, name, "statements")
     place, secret = account_of(project, name), secret_of(project, name)
     sections = _sections(project, name)
     if not 1 <= len(sections) <= MAX_TABLES:
@@ -95,14 +95,6 @@ def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
     return Catalog(identity, named_tables, place, secret, project.folder)
 
 
-def _unit(where: str, section: DataSetSection) -> UnitSection:
-    if section.unit is None:
-        raise UsageError(
-            f"{where}.unit", "is required by statements", 'add unit = { name = "user" }'
-        )
-    return section.unit
-
-
 def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
     """Tables that statements can name: of the data set, and public ones that name none.
 
@@ -111,7 +103,8 @@ def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
     """
     sections = dict[str, TableSection]()
     for name, table in project.sections.table.items():
-        if table.dimension or (table.path is None and table.uri is None and _streamed(table)):
+        streamed = table.path is None and table.uri is None and _streamed(table)
+        if is_session_table(table) or streamed:
             continue
         if table.public and table.data_set is None:
             sections[name] = table

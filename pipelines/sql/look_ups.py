@@ -21,32 +21,32 @@ from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.row_local import KEYED, RowTables
 from dpstream.pipelines.sql.row_types import typed
 
-FIELD = "query.look_up"
+FIELD = "look_up"
 
 
-def look_up_table(number: int, config: LookUpConfig, folder: Path) -> Table:
+def look_up_table(config: LookUpConfig, folder: Path) -> Table:
     """A public table as a job declares it; no row is read.
 
     Args:
-        number: its place in the job; folder: where its path starts.
+        folder: where its path starts.
 
     Raises:
         UsageError: its name, place or columns are not usable.
     """
-    where, name = f"{FIELD}[{number}]", config.name.lower()
+    where, name = f"{FIELD}.{config.name}", config.name.lower()
     if not name.isidentifier() or not name.isascii():
-        raise UsageError(f"{where}.name", "is not a usable name", "use letters, digits and _")
+        raise UsageError(where, "is not a usable name", "use letters, digits and _")
     kind, place = kind_of(where, config.path, None, folder)
     return Table(name, kind, place, file_columns(where, kind, place, config.columns))
 
 
-def key_of(number: int, config: LookUpConfig, table: Table) -> tuple[str, ...]:
+def key_of(config: LookUpConfig, table: Table) -> tuple[str, ...]:
     """The columns of its key.
 
     Raises:
         UsageError: there are none, or one is no column of it.
     """
-    where, key = f"{FIELD}[{number}].key", sorted({name.lower() for name in config.key})
+    where, key = f"{FIELD}.{config.name}.key_columns", sorted({name.lower() for name in config.key})
     if not key:
         raise UsageError(where, "must name the columns that no two rows share", "add them")
     for name in key:
@@ -65,7 +65,7 @@ def look_up_rows(tables: RowTables, name: str) -> pa.Table:
     table, key = tables.tables[name], list(tables.keys[name])
     if any(tables.types[name][column] not in KEYED for column in key):
         raise UsageError(
-            FIELD,
+            f"{FIELD}.{name}.key_columns",
             "has a key of a type whose equal values can differ",
             "use STRING, INT64, BOOL, BYTES, DATE, TIMESTAMP or DATETIME",
         )
@@ -77,7 +77,7 @@ def look_up_rows(tables: RowTables, name: str) -> pa.Table:
     rows = rows.sort_by([(column, "ascending") for column in key]).combine_chunks()
     if rows.group_by(key).aggregate([]).num_rows != rows.num_rows:
         raise PolicyError(
-            FIELD,
+            f"{FIELD}.{name}.key_columns",
             "has rows with one key, so that a row could be counted twice",
             "declare a key that is unique, or remove the rows",
         )

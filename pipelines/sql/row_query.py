@@ -1,7 +1,7 @@
-"""``[source.query]`` of a job: its tables, its checked text, its digest, and what runs on workers.
+"""The query of a job: its tables, its checked text, its digest, and what runs on workers.
 
 The digest is part of the plan, and so of every noise node's name: it is of the text as it stands
-in the job file, the types it was checked with, the columns it reads, the rows of the public tables
+in its file, the types it was checked with, the columns it reads, the rows of the public tables
 it looks up, and of what DuckDB of which version is given to run.  A store goes on with no other: a
 version that rewrites a query in another way asks for a new run.
 """
@@ -15,6 +15,7 @@ import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from sqlglot import exp
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
@@ -72,7 +73,7 @@ class Readable(NamedTuple):
 
 
 def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
-    """The tables of a job's ``[source.query]``; no row is read.
+    """The tables that a job's query can name; no row is read.
 
     Args:
         source: with its own path resolved.
@@ -93,22 +94,20 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     declares = declared is not None and types.get(own, kind) != kind
     if declares or names.get(own, unit.column) != unit.column:
         raise UsageError(
-            f"{FIELD}.columns", "has another unit than the schema", "correct the unit's type"
+            "table.columns", "has another type of the unit than the data set", "correct one of them"
         )
-    types = types | file_columns(f"{FIELD}.columns", "stream", "", {own: kind})
+    types = types | file_columns("table.columns", "stream", "", {own: kind})
     source_name = config.table.lower()
     if not source_name.isidentifier() or not source_name.isascii():
-        raise UsageError(f"{FIELD}.table", "is not a usable name", "use letters, digits and _")
+        raise UsageError("table", "is not a usable name in SQL", "use letters, digits and _")
     rows = Table(source_name, "stream", "", types, own, units=(own,))
     named_tables, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
-    for number, one in enumerate(config.look_up):
-        table = look_up_table(number, one, folder)
+    for one in config.look_up:
+        table = look_up_table(one, folder)
         if table.name in named_tables:
-            raise UsageError(
-                f"{FIELD}.look_up[{number}].name", "is there twice", "choose another name"
-            )
+            raise UsageError(f"look_up.{one.name}", "is there twice", "choose another name")
         named_tables[table.name] = table
-        keys[table.name] = key_of(number, one, table)
+        keys[table.name] = key_of(one, table)
     identity = UnitIdentity(unit.column, unit.type)
     tables = RowTables(identity, named_tables, source=source_name, keys=keys)
     return Readable(tables, names | {own: unit.column}, config.look_up)
@@ -135,16 +134,18 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
     config = source.query
     if config is None or not config.text:
         raise UsageError(
-            f"{FIELD}.text", "is required", "write it by `dpstream sql --stream JOB --emit`"
+            FIELD, "is empty", "write a SELECT into its file, as `dpstream sql --stream` does"
         )
     job_tables = readable(source, plan.unit, folder)
     tables = job_tables.tables
     tree = row_query(config.text, tables)
     names = tuple(item.alias_or_name for item in tree.expressions)
     passing = _passing(plan, set(names))
-    types = {name: tables.rows.columns[name] for name in sorted(job_tables.reads)}
+    used = {column.name for column in tree.find_all(exp.Column)}
+    types = {name: tables.rows.columns[name] for name in sorted(used & set(job_tables.reads))}
     sql = numbered(tree, ARRIVED, {name: DUCKDB[kind] for name, kind in types.items()})
-    look_ups = {name: look_up_rows(tables, name) for name in sorted(tables.keys)}
+    named = {table.name for table in tree.find_all(exp.Table)}
+    look_ups = {name: look_up_rows(tables, name) for name in sorted(named & set(tables.keys))}
     reads = {name: job_tables.reads[name] for name in types}
     parts: list[Any] = [config.text, tables.source, types, reads, sql, duckdb.__version__]
     for name, rows in look_ups.items():
@@ -182,7 +183,7 @@ def _passing(plan: Plan, names: set[str]) -> tuple[str, ...]:
     needed |= {a.column for a in plan.aggregates if a.column is not None}
     if needed - names - set(passing):
         raise UsageError(
-            f"{FIELD}.text",
+            FIELD,
             "does not give every column of the key and the aggregates",
             "select them, each under its name",
         )

@@ -275,7 +275,7 @@ RULES: dict[str, Rule] = {
         "has an option that a stream has no meaning for: max_groups_contributed, "
         "contribution_norm, public groups, mechanism or optimise",
         "write max_rows_contributed, the most rows of a unit that count in all groups together; "
-        "public keys stand in [keys] of the job",
+        "public keys stand in public_keys of the job",
         privacy=True,
     ),
     "stream-contributions": Rule(

@@ -1,41 +1,46 @@
 """A statement as a stream job: what it asks becomes a job's key, aggregates, C and query.
 
-The job file gives windows, triggers, source, sink, store, ledger and key; the statement the rest.
-Nothing runs here: the result is the text of a complete job file, which any runner takes.
+The job gives windows, triggers, table, sink, store; the statement the rest.  Nothing runs here: the
+result is a complete job of the project, which any runner takes.
 
 | statement | job |
 | --- | --- |
-| ``epsilon``, ``delta`` | ``budget.epsilon``, ``delta`` |
+| ``epsilon``, ``delta`` | ``budget.epsilon``, ``budget.delta`` |
 | ``max_rows_contributed`` | ``contributions``, C: rows of a unit that count |
 | ``min_privacy_units_per_group = m`` | ``mechanism.pre_threshold = m - 1`` |
 | GROUP BY | ``key`` |
 | COUNT(*), SUM, COUNT(DISTINCT unit) | aggregates of kind ``count``, ``sum``, ``units`` |
 | AVG | kind ``mean``, the engine's own: a noisy centred sum over the noisy count |
-| FROM, WHERE, expressions, public look-ups | ``[source.query]`` (`row_local`), if there are any |
+| FROM, WHERE, expressions, public look-ups | ``query`` (`row_local`), if there are any |
 
 C rows count of a unit in all groups together.  Bounds are those of one row, in either spelling: a
-stream clamps every row as it comes, and a unit adds at most C of them.  A row whose group or
+stream cuts every row as it comes, and a unit adds at most C of them.  A row whose group or
 argument is NULL is no record: it is a dead letter, where an answer from tables would count it in
-COUNT(*).  What both the job file and the statement say must be the same.
+COUNT(*).  What both the job and the statement say must be the same.
 """
 
-from pathlib import Path
+import copy
 from typing import Any, NamedTuple
 
 import msgspec
 import tomlkit
 from sqlglot import exp
-from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import InlineTable
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.plan.fields import Aggregate, Field, job_field
+from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.strength import refuses
-from dpstream.pipelines.jobs.committed import check_tuning
-from dpstream.pipelines.jobs.job import Job, decode_job, job_of, read_text, source_path
-from dpstream.pipelines.jobs.tables import LookUpConfig, QueryConfig, SourceConfig
-from dpstream.pipelines.project.text import parse_toml, raise_decode_error
+from dpstream.pipelines.jobs.job import Job, job_in, source_path
+from dpstream.pipelines.jobs.parts import described, query_of, source_of
+from dpstream.pipelines.project.copying import (
+    append_section,
+    check_new_name,
+    copied_section,
+    read_project_text,
+    section_text,
+    with_job,
+)
+from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.dialect import DpSql
 from dpstream.pipelines.sql.functions import Function
@@ -50,45 +55,40 @@ from dpstream.pipelines.sql.stream_form import (
     checked_form,
     stream_options,
 )
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.durable import put_once
 
 _NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
 #: log2 of the steps that bounds are cut into; fewer where the noise would leave its range.
 BITS = tuple(range(16, 3, -2))
 
 
-class _Unit(msgspec.Struct):
-    """``[schema]`` as far as a statement needs it."""
-
-    unit: Field
-
-
-class _Named(msgspec.Struct):
-    """What a job file says before a statement completes it: what it can name."""
-
-    source: SourceConfig
-    schema: _Unit
-
-
 class StreamJob(NamedTuple):
-    """A job that a statement asks for: checked, and the text of its file."""
+    """A job that a statement asks for.
+
+    Attributes:
+        job: checked.
+        section: ``[job.NAME]`` with what the statement says.
+        query: the text that every row goes through first; ``None``: it needs none.
+    """
 
     job: Job
-    text: str
+    section: dict[str, Any]
+    query: str | None
 
 
-def stream_job(path: Path, statement: str) -> StreamJob:
+def stream_job(project: Project, name: str | None, statement: str) -> StreamJob:
     """The job of a statement; no row is read.
 
     Args:
-        path: of the job file that lacks what the statement says.
+        name: of the job that lacks what the statement says; ``None``: the only one.
         statement: one differentially private SELECT.
 
     Raises:
-        DpstreamError: the file or the statement is not usable, or not private as a stream.
+        DpstreamError: the job or the statement is not usable, or not private as a stream.
     """
-    path = path.absolute()
-    given = read_text(path)
-    job_tables = _readable(parse_toml(given), path.parent)
+    name, section = project.job_as_written(name)
+    job_tables = _readable(project, name, section)
     checked_form(statement)
     parsed = statement_of(statement, job_tables.tables, stream_options)
     require(parsed.functions, "no-function")
@@ -96,31 +96,64 @@ def stream_job(path: Path, statement: str) -> StreamJob:
     check_functions(parsed, statement)
     fits: UsageError | None = None
     for bits in BITS:
-        text = _filled(given, parsed, job_tables, bits)
-        job = job_of(decode_job(text.encode()), path)
-        check_tuning(job)
+        filled, query = _filled(name, section, parsed, job_tables, bits)
+        job = job_in(with_job(project, name, filled), name, query=query)
         try:
             allocate(job.plan)
         except UsageError as error:  # noise beyond its range: a coarser grid may have it inside
             fits = error
             continue
-        return StreamJob(job, text)
+        return StreamJob(job, filled, query)
     raise required(fits, "fits is there")
 
 
-def _readable(tables: dict[str, Any], folder: Path) -> Readable:
-    """What statements on a job file can name."""
-    try:
-        named = msgspec.convert(tables, _Named)
-    except msgspec.ValidationError as error:
-        raise_decode_error(error, _Named)
-    source = named.source
-    if source.query is not None and source.query.text is not None:
-        raise UsageError(
-            "query", "is what the statement says", "remove it, or run the job as it is"
-        )
-    resolved = msgspec.structs.replace(source, path=source_path(folder, source))
-    return readable(resolved, named.schema.unit, folder)
+def write_job(project: Project, translation: StreamJob, new: str) -> None:
+    """Write the job under a new name into the project file, and its query beside it.
+
+    Raises:
+        UsageError: the name is taken by something else; RunError: a file cannot be written.
+    """
+    check_new_name(project, new, "--emit", existing=new != translation.job.name)
+    text, filled = read_project_text(project), translation.section
+    section = copied_section(text, translation.job.name, new)
+    for field in ("budget", "mechanism"):
+        for leaf, value in filled.get(field, {}).items():
+            section.setdefault(field, tomlkit.inline_table())
+            if section[field].get(leaf) != value:
+                section[field][leaf] = value
+    section["contributions"] = filled["contributions"]
+    section["key"] = [_inline(part) for part in filled["key"]]
+    section["aggregate"] = tomlkit.table()
+    for aggregate, part in filled["aggregate"].items():
+        section["aggregate"][aggregate] = _inline(part)
+    if translation.query is not None:
+        section["query"] = f"{new}.sql"
+        path = project.folder / f"{new}.sql"
+        data = f"{translation.query}\n".encode()
+        with file_errors("--emit", "cannot be written"):
+            if not put_once(path, data) and path.read_bytes() != data:
+                raise UsageError("--emit", f"{path.name} exists and says otherwise", "rename it")
+    append_section(project, new, text, section_text(new, section), "--emit")
+
+
+def _readable(project: Project, name: str, section: dict[str, Any]) -> Readable:
+    """What statements on a job can name."""
+    for field in ("key", "aggregate", "query"):
+        if field in section:
+            raise UsageError(
+                f"job.{name}.{field}", "is what the statement says", "remove it from the job"
+            )
+    table_name = section.get("table")
+    if not isinstance(table_name, str):
+        raise UsageError(f"job.{name}.table", "is required", 'add table = "TABLE"')
+    table, _, _, unit = described(project, name, table_name)
+    source = source_of(project, table_name)
+    folder = project.folder
+    resolved = msgspec.structs.replace(
+        source, path=source_path(folder, source), query=query_of(project, table_name)
+    )
+    unit_field = Field(required(table.unit_column, "a job's table has a unit column"), unit.type)
+    return readable(resolved, unit_field, folder)
 
 
 def _whole(parsed: Statement, items: list[exp.Expr]) -> exp.Select:
@@ -130,49 +163,44 @@ def _whole(parsed: Statement, items: list[exp.Expr]) -> exp.Select:
     return query
 
 
-def _filled(given: bytes, parsed: Statement, job_tables: Readable, bits: int) -> str:
-    """The job file's text with what the statement says; everything else as it was written."""
-    try:
-        document: Any = tomlkit.parse(given.decode("utf-8"))
-    except (TOMLKitError, UnicodeDecodeError):
-        raise UsageError("job file", "cannot be rewritten", "simplify its layout") from None
+def _filled(
+    name: str, section: dict[str, Any], parsed: Statement, job_tables: Readable, bits: int
+) -> tuple[dict[str, Any], str | None]:
+    """The job with what the statement says, and the text of its query."""
+    filled = copy.deepcopy(section)
     columns, query = _columns(parsed, job_tables)
-    document["source"].pop("query", None)
-    if query is not None:
-        inline = isinstance(document["source"], InlineTable)
-        document["source"]["query"] = _plain(query) if inline else _query_table(query)
-    for name, table in (("key", document["schema"]), ("aggregate", document)):
-        if name.rpartition(".")[2] in table:
-            raise UsageError(name, "is what the statement says", "remove it from the job file")
-    document["schema"]["key"] = [
-        {"column": columns[g.name], "type": KEYS[g.type]} for g in parsed.groups
-    ]
-    document["aggregate"] = tomlkit.aot()
-    for function in parsed.functions:
-        document["aggregate"].append(_aggregate(function, columns, bits))
+    filled["key"] = [{"column": columns[g.name], "type": KEYS[g.type]} for g in parsed.groups]
+    filled["aggregate"] = {
+        function.name: _aggregate(function, columns, bits) for function in parsed.functions
+    }
     options = parsed.options
-    privacy = document.setdefault("privacy", tomlkit.table())
-    require(options.rows or "contributions" in privacy, "stream-contributions")
-    _agree(privacy, "epsilon", options.epsilon)
-    _agree(privacy, "delta", options.delta)
+    require(options.rows or "contributions" in filled, "stream-contributions")
+    budget = filled.setdefault("budget", {})
+    budget.setdefault("covers", "lifetime")
+    _agree(budget, f"job.{name}.budget", "epsilon", options.epsilon)
+    _agree(budget, f"job.{name}.budget", "delta", options.delta)
+    rows = options.rows or filled["contributions"]
+    _agree(filled, f"job.{name}", "contributions", rows)
+    mechanism: dict[str, float] = {}
     if refuses(options.delta, False):  # the statement says so, or was refused
-        _agree(privacy, "allow_large_delta", True)
-    _agree(privacy, "contributions", options.rows or privacy["contributions"])
+        mechanism["allow_large_delta"] = True
     if options.min_units > 1:
-        _agree(privacy, "pre_threshold", options.min_units - 1)
-    return tomlkit.dumps(document)
+        mechanism["pre_threshold"] = options.min_units - 1
+    for field, value in mechanism.items():
+        _agree(filled.setdefault("mechanism", {}), f"job.{name}.mechanism", field, value)
+    return filled, query
 
 
-def _agree(privacy: Any, name: str, value: float) -> None:
-    if name in privacy and privacy[name] != value:
+def _agree(table: dict[str, Any], where: str, field: str, value: float) -> None:
+    if field in table and table[field] != value:
         raise UsageError(
-            job_field(name), "differs from what the statement says", "remove it, or correct one"
+            f"{where}.{field}", "differs from what the statement says", "remove or correct it"
         )
-    privacy[name] = value
+    table[field] = value
 
 
-def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], QueryConfig | None]:
-    """The input column of each group and argument, and the query that makes them.
+def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], str | None]:
+    """The input column of each group and argument, and the text of the query that makes them.
 
     A statement that takes columns of the source as they are needs no query: its job is the one
     that would be written by hand.
@@ -198,15 +226,7 @@ def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], Q
         exp.alias_(_number(node) if name in arguments else node.copy(), names[name], quoted=True)
         for name, node in expressions.items()
     ]
-    tree = _whole(parsed, items)
-    rows = job_tables.tables.rows
-    used = {c.name for c in tree.find_all(exp.Column)} & set(rows.columns)
-    used -= {rows.unit}
-    tables = {t.name for t in tree.find_all(exp.Table)}
-    look_ups = tuple(one for one in job_tables.look_ups if one.name.lower() in tables)
-    text = tree.sql(dialect=DpSql, comments=False)
-    types = {job_tables.reads[name]: rows.columns[name] for name in sorted(used)}
-    return names, QueryConfig(job_tables.tables.source, types, text, look_ups)
+    return names, _whole(parsed, items).sql(dialect=DpSql, comments=False)
 
 
 def _own(node: exp.Expr, job_tables: Readable) -> str | None:
@@ -223,50 +243,23 @@ def _number(node: exp.Expr) -> exp.Expr:
     return exp.Cast(this=node.copy(), to=exp.DataType.build("DOUBLE"))
 
 
-def _plain(config: QueryConfig | LookUpConfig) -> dict[str, Any]:
-    """What a table of the job says, without what it leaves out."""
-    fields = {k: v for k, v in msgspec.to_builtins(config).items() if v not in (None, ())}
-    if isinstance(config, QueryConfig) and config.look_up:
-        fields["look_up"] = [_plain(one) for one in config.look_up]
-    return fields
-
-
-def _inline(values: dict[str, str]) -> Any:
+def _inline(values: dict[str, Any]) -> Any:
     table = tomlkit.inline_table()
     table.update(values)
     return table
 
 
-def _query_table(query: QueryConfig) -> Any:
-    table = tomlkit.table()
-    table.add("table", query.table)
-    table.add("columns", _inline(query.columns or {}))
-    table.add("text", query.text)
-    if query.look_up:
-        look_ups = tomlkit.aot()
-        for one in query.look_up:
-            item = tomlkit.table()
-            for name, value in _plain(one).items():
-                item.add(name, _inline(value) if isinstance(value, dict) else value)
-            look_ups.append(item)
-        table.add("look_up", look_ups)
-    return table
-
-
-def _aggregate(function: Function, columns: dict[str, str], bits: int) -> Any:
-    table = tomlkit.table()
-    table.add("name", function.name)
-    table.add("kind", KINDS[function.kind])
+def _aggregate(function: Function, columns: dict[str, str], bits: int) -> dict[str, Any]:
+    """One published column, as the project file has it."""
+    aggregate: dict[str, Any] = {"kind": KINDS[function.kind]}
     if function.low is not None and function.high is not None:
         low, high = function.low, function.high
-        table.add("column", columns[function.name])
-        table.add("clamp", [low, high])
         integer = type_of(function.argument) == exp.DType.BIGINT if function.argument else False
+        aggregate |= {"column": columns[function.name], "bounds": [low, high]}
         grid = grid_of(low, high, bits, integer)
         if grid != 1.0:
-            table.add("grid", grid)
-    msgspec.convert(table.unwrap(), Aggregate)
-    return table
+            aggregate["grid"] = grid
+    return aggregate
 
 
 def grid_of(low: float, high: float, bits: int, integer: bool) -> float:

@@ -1,7 +1,7 @@
 """``config.json``: the parameters of both programs, read with every fault named.
 
 Fields and their values are those of the public production code; where this reader is stricter or
-softer, docs/guides/tabulate.md lists it.  A file may hold further fields, such as those of the
+softer, docs/guides/census.md lists it.  A file may hold further fields, such as those of the
 other program: those of the program that runs must be there and right, the others are not looked
 at.  A field whose name is close to that of an optional one is a fault, because a misspelt option
 would be silently off.
@@ -74,7 +74,7 @@ class Choice(NamedTuple):
         """
         if self.program == "h" and self.estimates == "combined":
             raise UsageError(
-                "--estimates",
+                "estimates",
                 "combined needs a first step, which households do not have",
                 "leave it out: their totals have the census estimate",
             )
@@ -104,7 +104,7 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
         faults.add(
             "privacy_defn",
             "is puredp, for which there is no rounded noise",
-            "write zcdp, or choose --noise census",
+            "write zcdp, or choose the noise census",
         )
     return None if len(faults.found) > before else _parameters(values, choice)
 

@@ -85,7 +85,5 @@ def refuse(fault_stream: Iterable[Fault]) -> None:
         raise UsageError(
             f"{where} {first.column}".strip(),
             f"{first.rule}{more}",
-            f"{first.fix}; `dpstream tabulate validate PARAMETERS DATA` lists all"
-            if more
-            else first.fix,
+            f"{first.fix}; `dpstream census validate` lists all" if more else first.fix,
         )

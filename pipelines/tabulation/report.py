@@ -118,7 +118,7 @@ def _manifest(run: Path, setup: Prepared) -> Manifest:
         raise UsageError(
             "--run",
             "is an output of another plan",
-            "name the parameters, data, --program, --noise and --estimates it was made with",
+            "name the census run that it was made of",
         )
     return manifest
 

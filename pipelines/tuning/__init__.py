@@ -1,1 +1,1 @@
-"""`dpstream choose`: contribution bounds and clamps by a charged mechanism."""
+"""`dpstream choose`: contribution bounds and bounds of values by a charged mechanism."""

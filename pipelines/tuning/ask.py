@@ -6,7 +6,6 @@ of every noise node, before anything is drawn.
 
 import hashlib
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,16 +25,24 @@ from dpstream.accounting.tuning.question import (
 from dpstream.accounting.tuning.weighing import KEY_RECORDS
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import TuningConfig
+from dpstream.pipelines.project.copying import check_new_name
+from dpstream.pipelines.project.job_section import ChoiceSection
+from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.text import duration_micros
 from dpstream.pipelines.tuning import file as tuning_file
 
 
 class Request(NamedTuple):
-    """What the person asks; see `accounting.tuning.question.Question` for the figures."""
+    """What the person asks; see `accounting.tuning.question.Question` for the figures.
 
-    job: Path
-    out: Path
+    Attributes:
+        job: its name in the project file; new: the name of the job that is written.
+        bounds: choose all bounds, not only those that are missing.
+    """
+
+    project: Project
+    job: str
+    new: str
     first: str | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -46,7 +53,7 @@ class Request(NamedTuple):
     scale: float | None = None
     tail: float = 0.05
     values_per_unit: int = 1
-    clamps: bool = False
+    bounds: bool = False
     proxy: str | None = None
     proxy_start: str | None = None
     fresh: bool = False
@@ -103,13 +110,14 @@ def ask(request: Request) -> Asked:
         PolicyError: a private tuning without a ledger.
     """
     _check_asking(request)
-    job, names = tuning_file.base_job(request.job, request.clamps)
+    check_new_name(request.project, request.new, "--as", existing=True)
+    job, names = tuning_file.base_job(request.project, request.job, request.bounds)
     private = request.proxy is None
     if private and job.source.unbounded:
         raise UsageError(
             "table.format",
             f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
-            "choose from recorded files with --proxy, or write C and clamps into the job",
+            "choose from recorded files with --proxy, or write C and bounds into the job",
         )
     if private and (request.first is None or request.epsilon is None):
         missing = "--first" if request.first is None else "--epsilon"
@@ -144,15 +152,17 @@ def ask(request: Request) -> Asked:
     )
     privacy = job.plan.privacy
     if private:
-        switch = "mechanism.allow_large_delta = true in the job file"
+        switch = f"mechanism.allow_large_delta = true in [job.{request.job}]"
         check_delta(question.delta, privacy.allow_large_delta, "--delta", switch)
-    allocate(job.plan)  # the widest clamps with C = 1 can be run: so can whatever is chosen
+    allocate(job.plan)  # the widest bounds with C = 1 can be run: so can whatever is chosen
     widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
-    tuning_file.render(request.job, 1, widest, TuningConfig())  # or refused before it is paid for
+    # What cannot be written is refused before it is paid for.
+    tuning_file.render(request.project, request.job, request.new, 1, widest, ChoiceSection())
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
     tuning = Asked(request, job, question, design(question, private), ranges)
-    answered = not request.fresh and tuning_file.question_of(request.out) == tuning.digest
-    tuning_file.check_out(request.job, request.out, existing=answered)
+    asked = (tuning.digest, request.as_of)
+    same = tuning_file.question_of(request.project, request.new) == asked
+    check_new_name(request.project, request.new, "--as", existing=same and not request.fresh)
     return tuning
 
 
@@ -173,8 +183,8 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
     if first is None or request.scale is None:
         raise UsageError(
             "budget.covers",
-            "is not set and the stream has no end: nothing says over what time C has to last",
-            f"set a period (recommended{_with_it(plan)}), or give --first and --scale",
+            "is lifetime and the stream has no end: nothing says over what time C has to last",
+            f"write a length there (recommended{_with_it(plan)}), or give --first and --scale",
         )
     return first, first
 
@@ -199,6 +209,6 @@ def _refuse_uncharged(job: Job) -> None:
         raise PolicyError(
             "account",
             "is required: tuning on the stream's own records is a release and is charged",
-            "make an account (`dpstream account create`) and add [ledger] with its path, data_set "
-            "and id, or choose from other data with --proxy",
+            "make one with `dpstream account create`, which prints the line, or choose from other "
+            "data with --proxy",
         )

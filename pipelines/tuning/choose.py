@@ -1,7 +1,7 @@
-"""Choose C and clamps for a job, by the one sequence of charge and answer (`pipelines.ask`).
+"""Choose C and bounds for a job, by the one sequence of charge and answer (`pipelines.ask`).
 
 The question is fixed from public parts (`pipelines.tuning.ask`); the answer is committed before the
-new job file is written.  On proxy data nothing is drawn or charged, and the job is labelled so.
+new job is written.  On proxy data nothing is drawn or charged, and the job is labelled so.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
 from dpstream.pipelines.jobs.noise_key import key_source
-from dpstream.pipelines.jobs.tables import TuningConfig
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
+from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import Asked
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
-from dpstream.pipelines.tuning.runnable import clamps_of, read_off_runnable
+from dpstream.pipelines.tuning.runnable import bounds_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
@@ -51,8 +51,8 @@ class Outcome(NamedTuple):
     """What was chosen; all of it is public once it is written.
 
     Attributes:
-        out: the new job file; how: ``private`` or ``proxy``.
-        contributions: C; clamps: [low, high] by aggregate, in the column's units.
+        job: the new job; how: ``private`` or ``proxy``.
+        contributions: C; bounds: [low, high] by aggregate, in the column's units.
         cut: part of all pairs that C cuts, at least; sd: of the first column's noise at a window's
             end, in records at the bound; ``None``: not known.
         per_key: other bounds per key, what C they would take and what they cut.
@@ -60,10 +60,10 @@ class Outcome(NamedTuple):
         insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
     """
 
-    out: str
+    job: str
     how: str
     contributions: int
-    clamps: dict[str, tuple[float, float]]
+    bounds: dict[str, tuple[float, float]]
     cut: float | None
     sd: float | None
     per_key: tuple[PerKey, ...]
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
 
 def choose(tuning: Asked) -> Outcome:
-    """Choose and write the new job file.
+    """Choose and write the new job.
 
     Raises:
         PolicyError: beyond the ledger's limit, or too few units for an answer at this budget.
@@ -189,7 +189,7 @@ def _receipt(tuning: Asked, spend: Charge, figures: Figures) -> bytes:
 
 
 def _tell(tuning: Asked, answer: Answer) -> Outcome:
-    """Write the job file of a committed answer."""
+    """Write the job of a committed answer."""
     receipt = header_of(answer.receipt, Receipt)
     figures = receipt.figures
     if figures.unanswered is not None:
@@ -200,16 +200,17 @@ def _tell(tuning: Asked, answer: Answer) -> Outcome:
             "check the job's columns and types, use a longer --first or a larger --epsilon (a new "
             "charge), or choose by --proxy",
         )
-    table = TuningConfig(
+    table = ChoiceSection(
         how="private",
         first=tuning.request.first,
         rule=rule_in_words(tuning.question),
-        clamps=tuple(name for name, _, _ in figures.clamps),
+        bounds=tuple(name for name, _, _ in figures.clamps),
         epsilon=receipt.epsilon,
         delta=receipt.delta,
         mu=receipt.mu,
         run_id=receipt.run_id,
         question=receipt.plan_hash,
+        as_of=tuning.request.as_of or None,
         receipt=answer.digest,
         range=tuning.ranges,
     )
@@ -236,11 +237,11 @@ def _proxy(tuning: Asked) -> Outcome:
         raise UsageError(
             "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
         )
-    table = TuningConfig(
+    table = ChoiceSection(
         how="proxy",
         first=request.first,
         rule=rule_in_words(tuning.question),
-        clamps=tuple(name for name, _, _ in figures.clamps),
+        bounds=tuple(name for name, _, _ in figures.clamps),
         range=tuning.ranges,
     )
     return _write(tuning, figures, table, None, False)
@@ -249,18 +250,20 @@ def _proxy(tuning: Asked) -> Outcome:
 def _write(
     tuning: Asked,
     figures: Figures,
-    table: TuningConfig,
+    table: ChoiceSection,
     run_id: str | None,
     resumed: bool,
 ) -> Outcome:
-    out, clamps = tuning.request.out, clamps_of(tuning, figures.clamps)
-    text = tuning_file.render(tuning.request.job, figures.contributions, figures.clamps, table)
-    tuning_file.write(out, text)
+    request, bounds = tuning.request, bounds_of(tuning, figures.clamps)
+    text, section = tuning_file.render(
+        request.project, request.job, request.new, figures.contributions, figures.clamps, table
+    )
+    tuning_file.write(request.project, request.new, text, section)
     return Outcome(
-        out=str(out),
+        job=request.new,
         how=table.how,
         contributions=figures.contributions,
-        clamps=clamps,
+        bounds=bounds,
         cut=figures.cut,
         sd=figures.sd,
         per_key=figures.per_key,

@@ -1,69 +1,67 @@
-"""The job file of a tuning: read without C and clamps, written with them, comments kept.
+"""The job of a tuning: read without C and bounds, and written with them as a new job.
 
-Before the tuning the job needs no ``contributions`` and no clamps.  For reading its
-records C stands at 1 and each clamp to choose at the column's declared range: public both.
+Before the tuning the job needs no ``contributions`` and no bounds.  For reading its records C
+stands at 1 and each bounds to choose at the column's declared range: public both.
 """
 
-import contextlib
+import copy
 import math
-import os
-import tomllib
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.pipelines.jobs.job import Job, decode_job, decode_tables, job_of, read_text
-from dpstream.pipelines.jobs.tables import TuningConfig
-from dpstream.pipelines.project.text import parse_toml
-from dpstream.state.disk_errors import file_errors
-from dpstream.state.durable import put_once
+from dpstream.pipelines.jobs.job import Job, job_in
+from dpstream.pipelines.project.copying import (
+    append_section,
+    check_extended,
+    copied_section,
+    read_project_text,
+    section_text,
+    with_job,
+)
+from dpstream.pipelines.project.job_section import ChoiceSection
+from dpstream.pipelines.project.project import Project
 
 
-def base_job(path: Path, clamps: bool) -> tuple[Job, tuple[str, ...]]:
-    """The job with C = 1 and every clamp to choose at its declared range.
+def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[str, ...]]:
+    """The job with C = 1 and all bounds to choose at their declared range.
 
     Args:
-        clamps: choose all clamps, not only those that are missing.
+        all_bounds: choose all bounds, not only those that are missing.
 
     Returns:
-        (job, names of the aggregates whose clamp is to be chosen).
+        (job, names of the aggregates whose bounds are to be chosen).
 
     Raises:
         UsageError: no usable job, or a range is not declared.
     """
-    path = path.absolute()
-    tables = parse_toml(read_text(path))
-    tuning = _table(tables.get("choice"))
-    declared = _table(tuning.get("range"))
-    privacy = tables.get("privacy")
-    if isinstance(privacy, dict):
-        privacy["contributions"] = 1
-        # The family follows from the C that is chosen, and C is chosen by Gaussian noise.
-        if "public" not in _table(tables.get("keys")) and privacy.get("strategy") in (None, "auto"):
-            privacy["strategy"] = "blt"
-            privacy.pop("optimise", None)
-    names = []
-    listed = tables.get("aggregate")
-    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
-    for entry in entries:
-        if entry.get("kind") not in ("sum", "mean"):
+    section = copy.deepcopy(project.sections.job[name])
+    declared = _table(_table(section.get("choice")).get("range"))
+    section["contributions"] = 1
+    mechanism = _table(section.get("mechanism"))
+    # The family follows from the C that is chosen, and C is chosen by Gaussian noise.
+    if "public_keys" not in section and mechanism.get("strategy") in (None, "auto"):
+        mechanism = {**mechanism, "strategy": "blt"}
+        mechanism.pop("optimise", None)
+        section["mechanism"] = mechanism
+    names, aggregates = list[str](), _table(section.get("aggregate"))
+    for aggregate, part in aggregates.items():
+        if not isinstance(part, dict) or part.get("kind") not in ("sum", "mean"):
             continue
-        if "clamp" in entry and not clamps:
+        if "bounds" in part and not all_bounds:
             continue
-        names.append(str(entry.get("name")))
-        entry["clamp"] = _range(entry, declared)
+        names.append(aggregate)
+        part["bounds"] = _range(name, aggregate, part, declared)
     # What an earlier tuning wrote is not what is checked now; ranges are.
-    tables["choice"] = {"range": declared}
-    unknown = sorted(set(declared) - {str(e.get("name")) for e in entries})
-    job = job_of(decode_tables(tables), path)
-    if unknown:
-        raise UsageError("choice.range", "names an aggregate that there is not", "correct it")
+    section["choice"] = {"range": declared}
+    job = job_in(with_job(project, name, section), name)
+    if set(declared) - set(aggregates):
+        raise UsageError(
+            f"job.{name}.choice.range", "names an aggregate that there is not", "correct it"
+        )
     return job, tuple(names)
 
 
@@ -71,63 +69,61 @@ def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _range(entry: dict[str, Any], declared: dict[str, Any]) -> Any:
-    """The declared range of an aggregate: [choice] range, else the clamp it has."""
-    bounds = declared.get(str(entry.get("name")), entry.get("clamp"))
+def _range(name: str, aggregate: str, part: dict[str, Any], declared: dict[str, Any]) -> Any:
+    """The declared range of an aggregate: that of ``choice.range``, else the bounds it has."""
+    bounds = declared.get(aggregate, part.get("bounds"))
     if bounds is None:
         raise UsageError(
-            f"choice.range.{entry.get('name')}",
-            "is required: candidates for a clamp come from a public range, never from the data",
-            f"add [choice] range = {{ {entry.get('name')} = [low, high] }} to the job",
+            f"job.{name}.choice.range.{aggregate}",
+            "is required: candidates for bounds come from a public range, never from the data",
+            f"add choice.range = {{ {aggregate} = [low, high] }} to [job.{name}]",
         )
     return bounds
 
 
-def question_of(out: Path) -> str | None:
-    """The digest of the question that a job file was chosen by; ``None``: it is no such file."""
-    with contextlib.suppress(OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        choice = tomllib.loads(out.read_text(encoding="utf-8")).get("choice")
-        return str(choice.get("question")) if isinstance(choice, dict) else None
-    return None
-
-
-def check_out(path: Path, out: Path, existing: bool = False, field: str = "--out") -> None:
-    """Refuse a place for the new job that would lose something, before anything is charged."""
-    if out.absolute().parent.resolve() != path.absolute().parent.resolve():
-        raise UsageError(
-            field, "must be in the job file's folder, where its paths start", "correct it"
-        )
-    if out.exists() and not (existing and out.resolve() != path.resolve()):
-        raise UsageError(field, "exists", "choose another name")
+def question_of(project: Project, name: str) -> tuple[str, str] | None:
+    """Digest and label (``--as-of``) of the question that a job was chosen by; ``None``: there is
+    no such job, or it was not chosen privately."""
+    choice = _table(project.sections.job.get(name, {}).get("choice"))
+    question = choice.get("question")
+    return None if question is None else (str(question), str(choice.get("as_of", "")))
 
 
 def render(
-    path: Path, contributions: int, clamps: tuple[tuple[str, int, int], ...], tuning: TuningConfig
-) -> str:
-    """The job file's text with the tuned figures; everything else as it was written.
+    project: Project,
+    name: str,
+    new: str,
+    contributions: int,
+    bounds: tuple[tuple[str, int, int], ...],
+    choice: ChoiceSection,
+) -> tuple[bytes, str]:
+    """The project file as it is, and a new section with the tuned figures; see
+    `pipelines.project.copying`.
 
     Raises:
-        UsageError: the file cannot be kept as it is written.
+        UsageError: the file cannot be extended.
     """
-    try:
-        document: Any = tomlkit.parse(read_text(path).decode("utf-8"))
-    except (TOMLKitError, UnicodeDecodeError):
-        raise UsageError("job file", "cannot be rewritten", "simplify its layout") from None
-    document["privacy"]["contributions"] = contributions
-    tuned = {name: (low, high) for name, low, high in clamps}
-    for entry in document["aggregate"]:
-        if entry["name"] in tuned:
-            grid = msgspec.convert(entry.unwrap(), Aggregate).grid
-            entry["clamp"] = list(in_column_units(*tuned[entry["name"]], grid))
-    document.pop("choice", None)
-    document["choice"] = _tuning_table(tuning)
-    text = tomlkit.dumps(document)
-    _check(text, contributions, tuned)
-    return text
+    text = read_project_text(project)
+    section = copied_section(text, name, new)
+    section["contributions"] = contributions
+    tuned = {aggregate: (low, high) for aggregate, low, high in bounds}
+    for aggregate, part in section["aggregate"].items():
+        if aggregate in tuned:
+            part["bounds"] = list(in_column_units(*tuned[aggregate], part.get("grid", 1.0)))
+    section.pop("choice", None)
+    section["choice"] = _written(choice)
+    check_extended(text, name, new, section)
+    _check(project, new, section.unwrap(), contributions, tuned)
+    return text, section_text(new, section)
+
+
+def write(project: Project, new: str, text: bytes, section: str) -> None:
+    """Write the new section once; raises as `pipelines.project.copying.append_section` does."""
+    append_section(project, new, text, section, "--as")
 
 
 def in_column_units(low: int, high: int, grid: float) -> tuple[float, float]:
-    """A clamp in grid units as the column's numbers, which snap back to the same grid units."""
+    """Bounds in grid units as the column's numbers, which snap back to the same grid units."""
     unit = Fraction(str(grid))
     return _outward(low, unit, -1), _outward(high, unit, 1)
 
@@ -143,36 +139,25 @@ def _outward(units: int, grid: Fraction, sign: int) -> int | float:
     return value
 
 
-def _tuning_table(tuning: TuningConfig) -> Any:
-    table = tomlkit.table()
-    for name, value in msgspec.to_builtins(tuning).items():
-        if value is None or value in ((), [], {}):
-            continue
-        if isinstance(value, dict):
-            inline = tomlkit.inline_table()
-            inline.update(value)
-            table.add(name, inline)
-        else:
-            table.add(name, value)
-    return table
+def _written(choice: ChoiceSection) -> dict[str, Any]:
+    """The fields of a choice that say something."""
+    fields = msgspec.to_builtins(choice)
+    return {name: value for name, value in fields.items() if value not in (None, (), [], {})}
 
 
-def _check(text: str, contributions: int, tuned: dict[str, tuple[int, int]]) -> None:
+def _check(
+    project: Project,
+    new: str,
+    section: dict[str, Any],
+    contributions: int,
+    tuned: dict[str, tuple[int, int]],
+) -> None:
     """What is written reads back as what was chosen."""
-    file = decode_job(text.encode())
-    bounds = {a.name: a.grid_bounds() for a in file.aggregate if a.name in tuned}
-    if file.privacy.contributions != contributions or bounds != tuned:
-        raise RunError("--out", "would not say what was chosen", "report this job file's layout")
-
-
-def write(out: Path, text: str, field: str = "--out") -> None:
-    """Write the new job file once; a file that says the same already is left alone.
-
-    Raises:
-        UsageError: another file is there.
-        RunError: it cannot be written.
-    """
-    with file_errors(field, "cannot be written"):
-        os.stat(out.absolute().parent)  # a folder is not made: its name may be misspelt
-        if not put_once(out, text.encode()) and out.read_bytes() != text.encode():
-            raise UsageError(field, "exists and says otherwise", "choose another name")
+    _, written = with_job(project, new, section).job(new)
+    bounds = {
+        name: Aggregate(name, part.kind, part.column, part.bounds, part.grid).grid_bounds()
+        for name, part in written.aggregate.items()
+        if name in tuned
+    }
+    if written.contributions != contributions or bounds != tuned:
+        raise RunError("--as", "would not say what was chosen", "report this job's layout")

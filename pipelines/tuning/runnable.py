@@ -1,4 +1,4 @@
-"""Figures of a tuning with which the job can be run: its noise for each C, clamp and bound per key.
+"""Figures of a tuning with which the job can be run: its noise for each C, bounds, bound per key.
 
 All of it is public, a function of the job's plan and of what was read off noisy counts.
 """
@@ -24,7 +24,7 @@ def read_off_runnable(tuning: Asked, nodes: list[Int64]) -> Figures:
     bound = tuning.job.plan.privacy.per_key_bound
 
     def noise_with(clamps: Clamps) -> NoiseOf:
-        plan = with_clamps(tuning, clamps)
+        plan = with_bounds(tuning, clamps)
         return lambda contributions, per_key: _noise(plan, contributions, per_key)
 
     return _runnable(tuning, read_off(tuning.question, tuning.design, nodes, noise_with, bound))
@@ -56,22 +56,22 @@ def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
 
 def _allowed(tuning: Asked, figures: Figures, contributions: int) -> bool:
     try:
-        allocate(with_privacy(with_clamps(tuning, figures.clamps), contributions=contributions))
+        allocate(with_privacy(with_bounds(tuning, figures.clamps), contributions=contributions))
     except UsageError:
         return False
     return True
 
 
-def with_clamps(tuning: Asked, chosen: Clamps) -> Plan:
-    """The job's plan with these clamps."""
-    clamps, plan = clamps_of(tuning, chosen), tuning.job.plan
+def with_bounds(tuning: Asked, chosen: Clamps) -> Plan:
+    """The job's plan with these bounds."""
+    clamps, plan = bounds_of(tuning, chosen), tuning.job.plan
     aggregates = tuple(
         msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
     )
     return msgspec.structs.replace(plan, aggregates=aggregates)
 
 
-def clamps_of(tuning: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
-    """Tuned clamps in the columns' units, by aggregate."""
+def bounds_of(tuning: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
+    """Tuned bounds in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
     return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}

@@ -1,4 +1,4 @@
-"""The job that answers a workload: a job file's records, C and ledger, with cells as public keys.
+"""The job that answers a workload: a job's records, C and account, with cells as public keys.
 
 What is asked of the cells is post-processing, so that it does not enter the plan; the domain and
 the mix of noise do.  Hence a store, a ledger entry and all noise belong to a domain and a

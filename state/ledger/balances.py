@@ -109,7 +109,7 @@ def migrated() -> PolicyError:
     return PolicyError(
         "data_set",
         "is the account of a table with wider dimensions since `dpstream session migrate`",
-        "name the table file that it was migrated to",
+        "name the table that it was migrated to",
     )
 
 

@@ -85,7 +85,7 @@ class Book:
             raise PolicyError(
                 "account.limit",
                 "is none in the account of a table whose records have budgets of their own",
-                "set the records' budgets, or a quota, in the table file",
+                "set the records' budgets, or a quota, in the project file",
             )
         return self.limit
 

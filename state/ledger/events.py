@@ -98,7 +98,7 @@ class Widened(_Event, frozen=True, tag="widened"):
             raise PolicyError(
                 "data_set",
                 "was charged for other dimensions than those that are migrated",
-                "name the table file that the account was charged with",
+                "name the table that the account was charged with",
             )
         paid = self.embedding.boxes([region.boxes for region in old])
         read = self.embedding.boxes([region.read for region in old])

@@ -40,7 +40,7 @@ PROJECT_FILE = "dpstream.toml"
 
 
 class AccountPlace(msgspec.Struct, frozen=True):
-    """The account that a file (a project, a job, a session table) names.
+    """The account that a file (a project, a job) names.
 
     Attributes:
         path: of its file, or its URL.

@@ -24,7 +24,7 @@ def widened(old: SessionTable, new: SessionTable) -> Widened:
     if old.name != new.name:
         raise UsageError("table.name", "is another one", "keep it: charges are of records by name")
     if old.digest == new.digest:
-        raise UsageError("dimension", "are the same as before", "name the wider table file second")
+        raise UsageError("dimension", "are the same as before", "name the wider table second")
     return Widened(old.digest, new.digest, embedding(old.space, new.space))
 
 

@@ -1,4 +1,4 @@
-"""A URL is no path, wherever a job, a project file or a session table wants one; and what is
+"""A URL is no path, wherever a job, statements or a session want one; and what is
 private under one name is not public under another, in any of them."""
 
 import itertools
@@ -11,44 +11,35 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.places import below
-from dpstream.pipelines.jobs.job import decode_job, job_of
+from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.workload.files import read_workload
 
 URLS = ("s3://b/x", "gs://b/x", "https://user:PASSWORD@h/x", "hdfs://h/x", "file:///x", "az://b/x")
 JOB = """
-[source]
-kind = "parquet"
+version = 1
+[data_set.d]
+unit = { name = "user" }
+account = { path = "ledger.db", id = "0acc0acc0acc0acc" }
+secret = "file:noise.key"
+[table.t]
 path = "in.parquet"
-[schema]
-unit = { column = "user" }
-key = [{ column = "page" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+[job.j]
+table = "t"
+key = ["page"]
+aggregate.n = { kind = "count" }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-02T00:00:00Z"
 window = "1d"
-trigger_every = "12h"
-[privacy]
-epsilon = 1.0
-delta = 1e-6
+release_every = "12h"
+budget = { epsilon = 1.0, delta = 1e-6, covers = "lifetime" }
 contributions = 3
-key_file = "noise.key"
-[keys]
-public = "keys.csv"
-[state]
-store = "sqlite:run.db"
-[sink]
-kind = "parquet"
-path = "out"
-[ledger]
-path = "ledger.db"
-data_set = "d"
-id = "0acc0acc0acc0acc"
+public_keys = "keys.csv"
+store = "run.db"
+sink = { kind = "parquet", path = "out" }
 """
 PROJECT = """
 version = 1
@@ -62,24 +53,15 @@ unit_column = "user"
 columns = { user = "STRING" }
 """
 TABLE = """
-[table]
-name = "t"
-folder = "t"
-records = "r.csv"
-[[dimension]]
-name = "age"
-type = "integer"
-low = 0
-high = 9
-[[dimension]]
-name = "epsilon"
-type = "budget"
-most = 1.0
-[ledger]
-path = "ledger.db"
-data_set = "d"
-[privacy]
-key_file = "noise.key"
+version = 1
+[data_set.d]
+account = { path = "ledger.db", id = "0acc0acc0acc0acc" }
+secret = "file:noise.key"
+[table.t]
+path = "r.csv"
+coordinates = "t"
+dimension.age = { type = "integer", low = 0, high = 9 }
+dimension.epsilon = { type = "budget", most = 1.0 }
 """
 
 
@@ -94,35 +76,36 @@ def refused(read: object, text: str, old: str, url: str, folder: Path) -> str:
     return error.value.field
 
 
-def load(path: Path) -> object:
-    return job_of(decode_job(path.read_bytes()), path)
-
-
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize(
     ("read", "text", "old", "field"),
     [
-        (load, JOB, "in.parquet", "table.path"),
-        (load, JOB, "keys.csv", "public_keys"),
-        (load, JOB, "noise.key", "secret"),
-        (load, JOB, "sqlite:run.db", "store"),
-        (load, JOB, "run.db", "store"),
-        (load, JOB, "out", "sink.path"),
-        (load, JOB, "ledger.db", "account.path"),
+        (load_job, JOB, "in.parquet", "table.t.path"),
+        (load_job, JOB, "keys.csv", "job.j.public_keys"),
+        (load_job, JOB, "noise.key", "data_set.d.secret"),
+        (load_job, JOB, "run.db", "job.j.store"),
+        (load_job, JOB, "out", "job.j.sink.path"),
+        (load_job, JOB, "ledger.db", "data_set.d.account.path"),
         (load_catalog, PROJECT, "t.parquet", "table.t.path"),
         (load_catalog, PROJECT, "noise.key", "data_set.d.secret"),
         (load_catalog, PROJECT, "ledger.db", "data_set.d.account.path"),
-        (load_config, TABLE, "r.csv", "table.records"),
-        (load_config, TABLE, 'folder = "t"', "table.folder"),
-        (load_config, TABLE, "noise.key", "secret"),
-        (load_config, TABLE, "ledger.db", "account.path"),
+        (load_config, TABLE, "r.csv", "table.t.path"),
+        (load_config, TABLE, 'coordinates = "t"', "table.t.coordinates"),
+        (load_config, TABLE, "noise.key", "data_set.d.secret"),
+        (load_config, TABLE, "ledger.db", "data_set.d.account.path"),
     ],
 )  # fmt: skip
 def test_a_url_is_refused(
     tmp_path: Path, url: str, read: object, text: str, old: str, field: str
 ) -> None:
-    new = f'folder = "{url}"' if old.startswith("folder") else url
-    got = refused(read, text, old, f"{new}.parquet" if old == "t.parquet" else new, tmp_path)
+    new = f'coordinates = "{url}"' if old.startswith("coordinates") else url
+    got = refused(
+        read,
+        text,
+        old,
+        f"{new}.parquet" if old.endswith("t.parquet") or old == "in.parquet" else new,
+        tmp_path,
+    )
     assert got == field
 
 
@@ -157,35 +140,31 @@ def by_a_pattern(_: Path) -> str:
 
 NAMES = (linked, hard_linked, under_a_linked_folder, roundabout, by_a_pattern)
 LOOK_UP = """
-[[source.query.look_up]]
-name = "pages"
+[table.pages]
+public = true
 path = "PUBLIC"
-key = ["page"]
-columns = { page = "STRING" }
-[source.query]
-text = "SELECT page FROM records JOIN pages USING (page)"
+key_columns = ["page"]
 columns = { page = "STRING" }
 """
 
 
-def csv_job(source: str = 'path = "private.csv"', **parts: str) -> str:
-    text = JOB.replace('path = "in.parquet"', source).replace('"parquet"', '"csv"', 1)
-    return text.replace("keys.csv", parts["public"])
+def csv_job(public: str, source: str = 'path = "private.csv"') -> str:
+    return JOB.replace('path = "in.parquet"', source).replace("keys.csv", public)
 
 
 def job_of_a_folder(public: str) -> str:
     """The whole folder is private."""
-    source = 'path = "."\nformat = "csv"'
-    return csv_job(source, public=public).replace('kind = "csv"', 'kind = "folder"', 1)
+    return csv_job(public, 'folder = "."\nformat = "csv"')
 
 
 def job_of_a_pattern(public: str) -> str:
-    return csv_job('path = "priv*.csv"', public=public)
+    return csv_job(public, 'path = "priv*.csv"')
 
 
 def job_that_looks_up(public: str) -> str:
-    text = csv_job(public="keys.csv").replace('[keys]\npublic = "keys.csv"\n', "")
-    return text.replace("[schema]", LOOK_UP.replace("PUBLIC", public) + "[schema]", 1)
+    text = csv_job("keys.csv").replace('public_keys = "keys.csv"', 'query = "live.sql"')
+    text = text.replace("time_column", 'columns = { page = "STRING" }\ntime_column')
+    return text + LOOK_UP.replace("PUBLIC", public)
 
 
 def catalog(public: str) -> str:
@@ -195,9 +174,9 @@ def catalog(public: str) -> str:
 
 
 READERS: dict[str, tuple[Callable[[Path], object], Callable[[str], str], str]] = {
-    "keys of a folder": (load, job_of_a_folder, "public_keys"),
-    "keys of a pattern": (load, job_of_a_pattern, "public_keys"),
-    "look-up": (load, job_that_looks_up, "query.look_up[0].path"),
+    "keys of a folder": (load_job, job_of_a_folder, "job.j.public_keys"),
+    "keys of a pattern": (load_job, job_of_a_pattern, "job.j.public_keys"),
+    "look-up": (load_job, job_that_looks_up, "table.pages.path"),
     "catalog": (load_catalog, catalog, "table p"),
 }
 
@@ -216,6 +195,7 @@ def test_one_file_is_not_private_and_public(
     read, text, field = READERS[reader]
     private = tmp_path / "private.csv"
     private.write_text("user,page,time\nSECRET,b,2024-01-01T00:00:00Z\n")
+    (tmp_path / "live.sql").write_text("SELECT page FROM t JOIN pages USING (page)")
     (tmp_path / "x.toml").write_text(text(name(private)))
     with pytest.raises(PolicyError) as error:
         read(tmp_path / "x.toml")
@@ -228,6 +208,7 @@ def test_a_public_file_with_the_same_rows_is_another_file(tmp_path: Path, reader
     read, text, _ = READERS[reader]
     for name in ("private.csv", "public.csv"):
         (tmp_path / name).write_text("user,page,time\n" if reader == "catalog" else "page\na\n")
+    (tmp_path / "live.sql").write_text("SELECT page FROM t JOIN pages USING (page)")
     (tmp_path / "x.toml").write_text(text("public.csv"))
     assert read(tmp_path / "x.toml")
 

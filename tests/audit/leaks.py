@@ -25,60 +25,46 @@ UNIT, KEY, VALUE = "unit-QZJ7741", "key-XWV3306", "7310.5529"
 #: Also the value as Python, numpy and Arrow would write it.
 CANARIES = (UNIT, KEY, VALUE, VALUE.replace(".", ""), "QZJ7741", "XWV3306", "55.73105529")
 
-#: A line of the job file: a fixed key, for tests.
-INSECURE = f'insecure_test_key = "{"11" * 32}"'
+#: A line of the data set: a fixed secret, for tests.
+INSECURE = f'insecure_test_secret = "{"11" * 32}"'
 
-JOB = """
-[source]
-kind = "csv"
+PROJECT = """
+version = 1
+[data_set.tests]
+unit = {{ name = "user" }}
+account = {{ path = "state/ledger.db", limit = {{ epsilon = 100, delta = 0.1 }} }}
+{secret}
+[table.rows]
 path = "in/*.csv"
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "page" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "records"
-kind = "count"
-[[aggregate]]
-name = "level"
-kind = "mean"
-column = "value"
-clamp = [0, 8000]
-grid = 1.0
-[[aggregate]]
-name = "people"
-kind = "units"
-[time]
+unit_column = "user"
+time_column = "time"
+[job.pages]
+table = "rows"
+key = ["page"]
+aggregate.records = {{ kind = "count" }}
+aggregate.level = {{ kind = "mean", column = "value", bounds = [0, 8000], grid = 1.0 }}
+aggregate.people = {{ kind = "units" }}
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-02T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-strategy = "blt"
-epsilon = 60.0
-delta = 1e-2
+release_every = "6h"
+budget = {{ epsilon = 60.0, delta = 1e-2, covers = "lifetime" }}
 contributions = 2
-{key}
-[state]
+mechanism.strategy = "blt"
 shards = 2
-store = "sqlite:state/s.db"
-[sink]
-kind = "parquet"
-path = "releases"
-[ledger]
-path = "state/ledger.db"
-data_set = "tests"
-limit = {{ epsilon = 100, delta = 0.1, allow_large_delta = true }}
-[performance]
+store = "state/s.db"
+{more}
 batch_rows = 40
+sink = {{ kind = "parquet", path = "releases" }}
 """
 
 
-def make_job(folder: Path, key: str = INSECURE) -> Job:
+def make_job(folder: Path, secret: str = INSECURE, more: str = "") -> Job:
     """The job below a folder, with its input: 60 users on the canary key, some on others.
 
     Args:
-        key: the line of the job file that says where the noise key is.
+        secret: the line of the data set that says where its secret is; more: fields
+            of the job.
     """
     (folder / "in").mkdir(parents=True)
     rows = ["user,page,time,value"]
@@ -89,8 +75,8 @@ def make_job(folder: Path, key: str = INSECURE) -> Job:
     rows += [f"{UNIT},{KEY},2024-01-01T13:00:00Z,{VALUE}{KEY}", f"{UNIT},{KEY},{KEY},1"]
     rows += [f",{KEY},2024-01-01T13:00:00Z,{VALUE}", f"{UNIT},{KEY},2031-01-01T00:00:00Z,1"]
     (folder / "in" / "rows.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    accounts.write(folder / "job.toml", JOB.format(key=key))
-    return load_job(folder / "job.toml")
+    accounts.write(folder / "dpstream.toml", PROJECT.format(secret=secret, more=more))
+    return load_job(folder)
 
 
 @dataclasses.dataclass

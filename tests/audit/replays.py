@@ -12,51 +12,47 @@ from dpstream.state.ledger.seal import put_seal
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 
-JOB = """
-[source]
-kind = "csv"
+PROJECT = """
+version = 1
+[data_set.visits]
+unit = { name = "user", type = "int" }
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+ACCOUNT
+[table.visits]
 path = "in.csv"
-[schema]
-unit = { column = "user", type = "int" }
-key = [{ column = "page" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+[job.pages]
+table = "visits"
+key = ["page"]
+aggregate.n = { kind = "count" }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-03T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-epsilon = 20.0
-delta = 1e-2
+release_every = "6h"
+budget = { epsilon = 20.0, delta = 1e-2, covers = "lifetime" }
 contributions = 9
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
-[state]
-store = "sqlite:STORE/s.db"
+store = "STORE/s.db"
 shards = 3
-[sink]
-kind = "parquet"
-path = "SINK"
+sink = { kind = "parquet", path = "SINK" }
 """
-LEDGER = """
-[ledger]
-path = "book/ledger.db"
-data_set = "visits"
-limit = { epsilon = 30.0, delta = 0.05, allow_large_delta = true }
-"""
+ACCOUNT = 'account = { path = "book/ledger.db", limit = { epsilon = 30.0, delta = 0.05 } }'
+
+
+def text_of(store: str = "state", sink: str = "out", account: bool = True) -> str:
+    """The project file with a job's store and sink."""
+    text = PROJECT.replace("STORE", store).replace("SINK", sink)
+    return text.replace("ACCOUNT", ACCOUNT * account)
 
 
 class Place(NamedTuple):
-    """A folder with one input and one ledger, and jobs on them that differ in store and sink."""
+    """A folder with one input and one account, and jobs on them that differ in store and sink."""
 
     folder: Path
 
     def job(self, store: str = "state", sink: str = "out", ledger: bool = True) -> Job:
-        text = JOB.replace("STORE", store).replace("SINK", sink) + LEDGER * ledger
-        path = self.folder / "job.toml"
-        accounts.write(path, text)
+        path = self.folder / "dpstream.toml"
+        accounts.write(path, text_of(store, sink, ledger))
         return load_job(path)
 
     def run(self, store: str = "state", sink: str = "out", ledger: bool = True) -> dict[str, bytes]:

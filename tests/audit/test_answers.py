@@ -40,39 +40,30 @@ HOUR, WINDOWS, TRIGGERS, CELLS = 3_600_000_000, 60, 2, 4
 #: Cells of an answer that is given once, on two axes.
 SIDES, MANY = 40, 2000
 START, EPSILON, DELTA, C = 1_704_067_200_000_000, 6.0, 1e-9, 2
-JOB = """
-[source]
-kind = "parquet"
+PROJECT = """
+version = 1
+[data_set.people]
+unit = { name = "user", type = "int" }
+account = { path = "ledger.db", limit = { epsilon = 900.0, delta = 1e-6 } }
+insecure_test_secret = "KEY"
+[table.records]
 path = "records.parquet"
-stamp = "event_time"
-[schema]
-unit = { column = "user", type = "int" }
+unit_column = "user"
+time_column = "at"
+[job.cells]
+table = "records"
 key = [{ column = "cell", type = "int" }, { column = "side", type = "int" }]
-event_time = { column = "at" }
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+aggregate.n = { kind = "count" }
 start = "2024-01-01T00:00:00Z"
 end = "END"
 window = "1h"
-trigger_every = "30m"
-[privacy]
-epsilon = 6.0
-delta = 1e-9
+release_every = "30m"
+budget = { epsilon = 6.0, delta = 1e-9, covers = "lifetime" }
 contributions = 2
-strategy = "blt"
-insecure_test_key = "KEY"
+mechanism.strategy = "blt"
 insecure_test_run_id = "RUN"
-[state]
 shards = 1
-[ledger]
-path = "ledger.db"
-data_set = "people"
-limit = { epsilon = 900.0, delta = 1e-6 }
-[sink]
-kind = "parquet"
-path = "releases"
+sink = { kind = "parquet", path = "releases" }
 """
 
 
@@ -91,8 +82,8 @@ def write(folder: Path, cells: int, factor: Any) -> Float64:
     }
     pq.write_table(pa.table(table), folder / "records.parquet")
     end = np.datetime64(START + hours * HOUR, "us").astype("datetime64[s]")
-    text = JOB.replace("END", f"{end}Z").replace("KEY", "5e" * 32).replace("RUN", "a7" * 16)
-    accounts.write(folder / "job.toml", text)
+    text = PROJECT.replace("END", f"{end}Z").replace("KEY", "5e" * 32).replace("RUN", "a7" * 16)
+    accounts.write(folder / "dpstream.toml", text)
     domain = [{"name": "cell", "size": cells // sides}, {"name": "side", "size": sides}]
     workload = {"domain": domain, "queries": [{"factors": factor}]}
     (folder / "asked.json").write_text(json.dumps(workload))

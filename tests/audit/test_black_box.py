@@ -27,37 +27,36 @@ from tests.statistical.trials import smaller_noise
 FIXED = Fixed("11" * 32, "2a" * 16)
 CI, FEW = 10_000, 1_000
 
-JOB = """
-[source]
-kind = "csv"
+PROJECT = """
+version = 1
+[data_set.nobody]
+unit = {{ name = "user" }}
+[table.nothing]
 path = "no data is read.csv"
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "page" }}]
-event_time = {{ column = "time" }}
+unit_column = "user"
+time_column = "time"
+[job.pages]
+table = "nothing"
+key = ["page"]
 {aggregates}
-[time]
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-{last:02d}T00:00:00Z"
 window = "1d"
-trigger_every = "{every}m"
-[privacy]
-epsilon = {epsilon}
-delta = {delta}
+release_every = "{every}m"
+budget = {{ epsilon = {epsilon}, delta = {delta}, covers = "lifetime" }}
 contributions = {contributions}
-{privacy}
-{keys}
-[sink]
-kind = "parquet"
-path = "releases"
+{more}
+sink = {{ kind = "parquet", path = "releases" }}
 """
 KINDS = {
-    "count": '[[aggregate]]\nname = "n"\nkind = "count"',
-    "sum": '[[aggregate]]\nname = "total"\nkind = "sum"\ncolumn = "v"\nclamp = [-3, 9]\ngrid = 0.5',
-    "sign": '[[aggregate]]\nname = "signs"\nkind = "sum"\ncolumn = "v"\nclamp = [-1, 1]\ngrid = 1',
-    "mean": '[[aggregate]]\nname = "level"\nkind = "mean"\ncolumn = "v"\nclamp = [-2, 9]\ngrid = 1',
-    "units": '[[aggregate]]\nname = "people"\nkind = "units"',
+    "count": 'aggregate.n = { kind = "count" }',
+    "sum": 'aggregate.total = { kind = "sum", column = "v", bounds = [-3, 9], grid = 0.5 }',
+    "sign": 'aggregate.signs = { kind = "sum", column = "v", bounds = [-1, 1], grid = 1 }',
+    "mean": 'aggregate.level = { kind = "mean", column = "v", bounds = [-2, 9], grid = 1 }',
+    "units": 'aggregate.people = { kind = "units" }',
 }
+#: Fields of the job itself; all others that a test gives are of its mechanism.
+OWN = ("per_key_bound",)
 
 
 def make_job(
@@ -76,18 +75,18 @@ def make_job(
     (folder / "public.csv").write_text("page\na\n")
     if public:  # Gaussian noise but where a test says otherwise
         privacy = {"strategy": '"blt"', **privacy}
-    written = JOB.format(
+    own = [f"{k if k in OWN else f'mechanism.{k}'} = {v}" for k, v in privacy.items()]
+    written = PROJECT.format(
         aggregates="\n".join(KINDS[k] for k in kinds or ("count",)),
         last=1 + windows,
         every=24 * 60 // triggers,
         epsilon=epsilon,
         delta=delta,
         contributions=contributions,
-        privacy="\n".join(f"{k} = {v}" for k, v in privacy.items()),
-        keys='[keys]\npublic = "public.csv"' if public else "",
+        more="\n".join([*own, *(['public_keys = "public.csv"'] if public else [])]),
     )
-    (folder / "job.toml").write_text(written)
-    return load_job(folder / "job.toml")
+    (folder / "dpstream.toml").write_text(written)
+    return load_job(folder)
 
 
 def run(job: Job, trials: int, **settings: Any) -> AuditResult:

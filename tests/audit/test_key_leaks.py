@@ -51,7 +51,7 @@ def clean_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     stores.close_all()
 
 
-@pytest.fixture(params=["key_file", "file", "env", "gcp"])
+@pytest.fixture(params=["file", "env", "gcp"])
 def job(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Job]:
@@ -63,10 +63,9 @@ def job(
     path.chmod(0o600)
     monkeypatch.setenv("DPSTREAM_TEST_KEY", SECRET.hex())
     line = {
-        "key_file": f'key_file = "{KEY_FILE}"',
-        "file": f'key = "file:{KEY_FILE}"',
-        "env": 'key = "env:DPSTREAM_TEST_KEY"',
-        "gcp": f'key = "{REFERENCE}"',
+        "file": f'secret = "file:{KEY_FILE}"',
+        "env": 'secret = "env:DPSTREAM_TEST_KEY"',
+        "gcp": f'secret = "{REFERENCE}"',
     }[request.param]
     with secret_server(monkeypatch) as server:
         server.secrets[NAME] = SECRET.hex().encode()

@@ -29,18 +29,18 @@ from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.leaks import Logs, hits, leaked_files, make_job
 from tests.audit.test_leaks import ERRORS, Forced
 
-JOB = "{job}/job.toml"
-REPORT = ("report", JOB, "--out", "{out}/page.html")
+JOB = ("--project", "{job}")
+REPORT = ("report", *JOB, "--out", "{out}/page.html")
 TRUTH = (*REPORT, "--truth", "{job}/in/*.csv")
-INFO = ("state", "info", JOB)
-EXPORT = ("state", "releases", JOB, "--out", "{out}/again")
-CHOOSE = ("choose", JOB, "--first", "12h", "--epsilon", "1", "--out", "{job}/chosen.toml")
-AUDIT = ("audit", JOB, "--trials", "200")
+INFO = ("state", "info", *JOB)
+EXPORT = ("state", "releases", *JOB, "--out", "{out}/again")
+CHOOSE = ("choose", *JOB, "--first", "12h", "--epsilon", "1", "--as", "chosen")
+AUDIT = ("audit", *JOB, "--trials", "200")
 
 #: A command, and the function that fails in it.
 PLACES: list[tuple[tuple[str, ...], Any, str]] = [
-    (("plan", JOB), guarantee, "text"),
-    (("plan", JOB), guarantee, "describe"),
+    (("plan", *JOB), guarantee, "text"),
+    (("plan", *JOB), guarantee, "describe"),
     (REPORT, report, "inventory"),
     (REPORT, report, "collect"),
     (REPORT, report_releases, "read_parts"),
@@ -61,12 +61,12 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (AUDIT, audit_run, "begin_run"),
     (AUDIT, audit_values, "read_trials"),
     ((*AUDIT, "--beam"), audit_run, "run_job"),
-    (("run", JOB), files_source, "fingerprint_parts"),
-    (("run", JOB), beginning, "begin_run"),
-    (("run", JOB), Ledger, "charge_within"),
-    (("run", JOB), beginning, "check_sink"),
-    (("run", JOB), beginning, "write_manifest"),
-    (("account", "show", JOB), account_view, "read_ledger"),
+    (("run", *JOB), files_source, "fingerprint_parts"),
+    (("run", *JOB), beginning, "begin_run"),
+    (("run", *JOB), Ledger, "charge_within"),
+    (("run", *JOB), beginning, "check_sink"),
+    (("run", *JOB), beginning, "write_manifest"),
+    (("account", "show", *JOB), account_view, "read_ledger"),
     (("key", "new", "{out}/noise.key"), noise_key, "new_key"),
     (("doctor",), doctor, "examine"),
 ]
@@ -110,7 +110,7 @@ def test_failed_commands_show_nothing(tmp_path: Path, number: int) -> None:
 
 def test_commands_that_succeed_show_no_more_than_releases(tmp_path: Path) -> None:
     run_job(make_job(tmp_path / "job"))
-    for arguments in (("plan", JOB), INFO, EXPORT, AUDIT):
+    for arguments in (("plan", *JOB), INFO, EXPORT, AUDIT):
         with Logs() as logs:
             result = command(tmp_path, arguments, "--json")
         assert result.exit_code == 0, result.output

@@ -39,7 +39,7 @@ def clean_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def job_to(folder: Path, sink: str) -> Job:
     """The job with canaries, publishing elsewhere."""
     path = make_job(folder).path
-    files = 'kind = "parquet"\npath = "releases"'
+    files = '{ kind = "parquet", path = "releases" }'
     text = path.read_text(encoding="utf-8")
     assert files in text
     path.write_text(text.replace(files, sink), encoding="utf-8")

@@ -80,7 +80,7 @@ def write_shape(shape: Shape, folder: Path, mode: str) -> Path:
         window = slide * shape.overlaps
     text = job.read_text(encoding="utf-8")
     text = re.sub(r'window = "1d"', f'window = "{window}us"\nslide = "{slide}us"', text)
-    text = re.sub(r'trigger_every = ".*"', f'trigger_every = "{every}us"', text)
+    text = re.sub(r'release_every = ".*"', f'release_every = "{every}us"', text)
     job.write_text(text, encoding="utf-8")
     return job
 

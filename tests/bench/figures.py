@@ -122,9 +122,8 @@ def parts(say: Say) -> Figures:
 def commands(folder: Path, say: Say) -> Figures:
     """What a command costs before it does anything, beside the import of what it stands on."""
     say("imports and commands")
-    job = folder / "job.toml"
-    job.write_text(EXAMPLE.read_text())
-    accounts.create(folder / "ledger.db", "flights", (1e3, 1e-2), "tailnum", id_="0" * 16)
+    (folder / "dpstream.toml").write_text(EXAMPLE.read_text())
+    accounts.create(folder / "flights.account.db", "flights", (1e3, 1e-2), "tailnum", id_="0" * 16)
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]
     command_lines = {
@@ -134,7 +133,7 @@ def commands(folder: Path, say: Say) -> Figures:
             "import dpstream.dp_transforms, dpstream.pipelines.stream.run",
         ],
         "--help: cpu": [*dpstream, "--help"],
-        "plan: cpu": [*dpstream, "plan", str(job)],
+        "plan: cpu": [*dpstream, "plan"],
     }
 
     def seconds(command: list[str]) -> float:

@@ -46,7 +46,7 @@ ONE_SHOT: dict[str, Any] = {
 
 
 def settings() -> Iterator[dict[str, Any]]:
-    """Settings of ``[privacy]`` of every point; what is not said is the product's default."""
+    """Settings of the mechanism of every point; what is not said is the product's default."""
     yield {}
     yield {"fused": True}
     for share in (0.5, 0.65, 0.8):

@@ -25,10 +25,10 @@ from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
 from tests.bench.paper.one_run import measure
 
-COUNT_AND_SUM = (
-    {"name": "count", "kind": "count"},
-    {"name": "total", "kind": "sum", "column": "value", "clamp": [0, 100], "grid": 1},
-)
+COUNT_AND_SUM = {
+    "count": {"kind": "count"},
+    "total": {"kind": "sum", "column": "value", "bounds": [0, 100], "grid": 1},
+}
 
 
 def write_records(path: Path, records: int, users: int, keys: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 
 #: Values of each dimension, from 0.
@@ -22,24 +23,19 @@ DENSE = (384, 640)
 _CHUNK = 2_000_000
 
 _TABLE = """
-[ledger]
-path = "ledger.db"
-data_set = "rides"
-[privacy]
-insecure_test_key = "KEY"
-[table]
-name = "rides"
-folder = "rides.table"
-records = "rides-*.parquet"
+version = 1
+[data_set.rides]
+account = { path = "ledger.db" }
+insecure_test_secret = "KEY"
+[table.rides]
+path = "rides-*.parquet"
 """
-_DIMENSION = """[[dimension]]
-name = "{}"
+_DIMENSION = """[table.rides.dimension.{}]
 type = "integer"
 low = 0
 high = {}
 """
-_BUDGET = """[[dimension]]
-name = "initial"
+_BUDGET = """[table.rides.dimension.initial]
 type = "budget"
 most = 8.0
 step = 0.1
@@ -47,7 +43,7 @@ step = 0.1
 
 
 def write(folder: Path, rows: int, individual: bool) -> Path:
-    """The records and TABLE.toml; budgets of 4 for everybody, or from 1 to 8 each."""
+    """The records and the project file; budgets of 4 for everybody, or from 1 to 8 each."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(2013)
     for part, begin in enumerate(range(0, rows, _CHUNK)):
@@ -55,7 +51,7 @@ def write(folder: Path, rows: int, individual: bool) -> Path:
         pq.write_table(table, folder / f"rides-{part:03}.parquet")
     text = _TABLE.replace("KEY", "5e" * 31 + "a1")
     text += "".join(_DIMENSION.format(name, size) for name, size in SIZES.items())
-    path = folder / "TABLE.toml"
+    path = folder / PROJECT_FILE
     accounts.write(
         path, text + _BUDGET + ('column = "budget"\n' if individual else "value = 4.0\n")
     )

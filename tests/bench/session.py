@@ -47,6 +47,7 @@ from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.ledger.orders import Order
 from tests import accounts
 from tests.bench import rides
@@ -142,16 +143,16 @@ def _spans(at: list[int], edges: list[int], name: str, widened: bool) -> list[tu
 class Ways:
     """The three ways to ask, on one table; a context that closes them."""
 
-    def __init__(self, toml: Path, held: bool) -> None:
+    def __init__(self, project: Path, held: bool) -> None:
         self._stack = contextlib.ExitStack()
-        config = load_config(toml)
+        config = load_config(project)
         self.session = self._stack.enter_context(Session(config, held=held))
         self._scan = self._stack.enter_context(Scan(config.folder, config.table, held=held))
         self._ring = self._stack.enter_context(config.key_source().ring())
         self._space = config.table.space
         self._places = {d.name: i for i, d in enumerate(self._space.dimensions)}
         self._global = accounts.opened(
-            toml.parent / "global.db", "rides", limit=(1e6, 1e-9), unit="record", id_="0" * 16
+            project.parent / "global.db", "rides", limit=(1e6, 1e-9), unit="record", id_="0" * 16
         )
         self._stack.callback(self._global.close)
         self._base = self.session.where(f"initial >= {NEEDED}")
@@ -204,12 +205,12 @@ class Ways:
         return float(answer.value or 0.0)
 
 
-def measured(toml: Path, queries: int, runs: int, held: bool) -> dict[str, Any]:
+def measured(project: Path, queries: int, runs: int, held: bool) -> dict[str, Any]:
     """Seconds (runs, queries, ways), and the regions at the beginning of each query."""
     seconds, regions = list[list[list[float]]](), list[int]()
     for run in range(runs):
-        _forget(toml)
-        with Ways(toml, held) as ways:
+        _forget(project)
+        with Ways(project, held) as ways:
             took, tracked = list[list[float]](), list[int]()
             asking, reply = session_of(queries, widened=False), None
             ways.unitrax(Query(COUNT, {}))  # everything is open
@@ -231,10 +232,10 @@ def measured(toml: Path, queries: int, runs: int, held: bool) -> dict[str, Any]:
     return {"seconds": np.array(seconds), "regions": regions}
 
 
-def balanced(toml: Path, queries: int, counts: Callable[[Query], float]) -> list[int]:
+def balanced(project: Path, queries: int, counts: Callable[[Query], float]) -> list[int]:
     """Regions at the beginning of each query of the analyst who asks whole ranges."""
-    _forget(toml)
-    with Ways(toml, False) as ways:
+    _forget(project)
+    with Ways(project, False) as ways:
         tracked, asking, reply = list[int](), session_of(queries, widened=True), None
         open_table = ways.session.desk
         with contextlib.suppress(StopIteration):
@@ -258,12 +259,12 @@ def _charged(open_table: Desk, order: Order) -> None:
     open_table.account.refresh()
 
 
-def batches(toml: Path, queries: int, held: bool) -> dict[str, Any]:
+def batches(project: Path, queries: int, held: bool) -> dict[str, Any]:
     """The session as batches: a charge and a scan for each histogram and grid."""
     squares = SQUARES if queries == FULL else max(2, int(SQUARES * (queries / FULL) ** 0.5))
     bars = BARS if queries == FULL else 2
-    _forget(toml)
-    with Session(toml, held=held) as session:
+    _forget(project)
+    with Session(project, held=held) as session:
         base = session.where(f"initial >= {NEEDED}")
         base.count(BUDGET)  # everything is open
         begin, query_count = time.perf_counter(), 0
@@ -279,11 +280,11 @@ def batches(toml: Path, queries: int, held: bool) -> dict[str, Any]:
     return {"seconds": took, "queries": query_count, "most": most}
 
 
-def _forget(toml: Path) -> None:
+def _forget(project: Path) -> None:
     for name in ("ledger.db", "global.db"):
-        if (toml.parent / name).exists():
-            accounts.emptied(toml.parent / name)
-    load_config(toml).snapshot.unlink(missing_ok=True)
+        if (project.parent / name).exists():
+            accounts.emptied(project.parent / name)
+    load_config(project).snapshot.unlink(missing_ok=True)
 
 
 def ratios(seconds: Float64) -> dict[str, Any]:
@@ -349,16 +350,16 @@ def main() -> int:
 
 def run(folder: Path, given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """All of it on a table in a folder, made unless it is there."""
-    toml = folder / "TABLE.toml"
+    project = folder / PROJECT_FILE
     loaded = 0.0
-    if not toml.exists():
+    if not project.exists():
         rides.write(folder, given.rows, given.individual)
         begin = time.process_time()
-        init(load_config(toml))
+        init(load_config(project))
         loaded = time.process_time() - begin
-    took = measured(toml, given.queries, given.runs, given.held)
+    took = measured(project, given.queries, given.runs, given.held)
     exact = dict[str, float]()
-    with Ways(toml, True) as ways:
+    with Ways(project, True) as ways:
 
         def counts(query: Query) -> float:
             if query.figure is not COUNT:
@@ -367,8 +368,8 @@ def run(folder: Path, given: argparse.Namespace) -> tuple[dict[str, Any], dict[s
                 exact[query.predicate] = ways.direct(query)
             return exact[query.predicate]
 
-        took["balanced"] = balanced(toml, given.queries, counts)
-    batch_figures = batches(toml, given.queries, given.held)
+        took["balanced"] = balanced(project, given.queries, counts)
+    batch_figures = batches(project, given.queries, given.held)
     alone = float(np.median(took["seconds"], axis=0)[:, 2].sum())
     result = {
         "bench": "session", "rows": given.rows, "queries": took["seconds"].shape[1],

@@ -21,6 +21,7 @@ from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.load import init
 from dpstream.pipelines.session.session import Session
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests.bench import rides
 from tests.bench.common import child_seconds, emit, machine
 
@@ -28,9 +29,9 @@ LIMIT = 0.4
 ROWS = 2_000
 
 
-def answer(toml: Path, answers: int) -> None:
+def answer(project: Path, answers: int) -> None:
     """Ask so many different questions, each of one square of the map."""
-    with Session(toml) as session:
+    with Session(project) as session:
         for number in range(answers):
             row, column = divmod(number, 64)
             where = (
@@ -47,10 +48,10 @@ def seconds(*words: str | Path) -> float:
     return child_seconds() - before
 
 
-def plan(toml: Path) -> float:
+def plan(project: Path) -> float:
     """Of one `dpstream session plan`."""
-    where = ("--where", "initial >= 0.5 AND hour < 100")
-    return seconds("session", "plan", toml, "count", *where, "--epsilon", "0.1", "--json")
+    question = ("count", "--where", "initial >= 0.5 AND hour < 100", "--epsilon", "0.1", "--json")
+    return seconds("session", "plan", "rides", "--project", project, *question)
 
 
 def main() -> int:
@@ -64,11 +65,11 @@ def main() -> int:
         empty, full = Path(folder, "empty"), Path(folder, "full")
         empty.mkdir()
         rides.write(empty, ROWS, False)
-        init(load_config(empty / "TABLE.toml"))
+        init(load_config(empty / PROJECT_FILE))
         shutil.copytree(empty, full)
-        answer(full / "TABLE.toml", arguments.answers)
+        answer(full / PROJECT_FILE, arguments.answers)
         rows = [
-            (plan(full / "TABLE.toml"), plan(empty / "TABLE.toml"), seconds("--help"))
+            (plan(full / PROJECT_FILE), plan(empty / PROJECT_FILE), seconds("--help"))
             for _ in range(arguments.runs + 1)
         ][1:]
     took, before, help_ = (statistics.median(column) for column in zip(*rows, strict=True))

@@ -54,37 +54,44 @@ NAMES = {
 
 
 def job_of(folder: Path, data: Path, shards: int, triggers: int, sink: str = "parquet") -> Job:
-    """A job file over the stream, in a folder of its own."""
+    """A project file over the stream, in a folder of its own."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "data").symlink_to(data)
     day = 86_400
-    tables: dict[str, Any] = {
-        "source": {"kind": "parquet", "path": "data/*.parquet"},
-        "schema": {
-            "unit": {"column": "user", "type": "int"},
-            "key": [{"column": "key"}],
-            "event_time": {"column": "time"},
-        },
-        "aggregate": [{"name": "n", "kind": "count"}],
-        "time": {
-            "start": "2024-01-01T00:00:00Z",
-            "end": "2024-01-02T00:00:00Z",
-            "window": "1d",
-            "trigger_every": f"{day // triggers}s",
-        },
-        "privacy": {
-            "epsilon": 6.0,
-            "delta": 1e-9,
-            "contributions": 32,
-            "insecure_test_key": "0f" * 32,
-            "insecure_test_run_id": "22" * 16,
-        },
-        "state": {"shards": shards},
+    job = {
+        "table": "records",
+        "key": ["key"],
+        "aggregate": {"n": {"kind": "count"}},
+        "start": "2024-01-01T00:00:00Z",
+        "end": "2024-01-02T00:00:00Z",
+        "window": "1d",
+        "release_every": f"{day // triggers}s",
+        "budget": {"epsilon": 6.0, "delta": 1e-9, "covers": "lifetime"},
+        "contributions": 32,
+        "insecure_test_run_id": "22" * 16,
+        "shards": shards,
         "sink": {"kind": sink, "path": "releases"},
     }
-    (folder / "job.toml").write_text(tomlkit.dumps(tables))
-    return load_job(folder / "job.toml")
+    sections = {
+        "version": 1,
+        "data_set": {
+            "users": {
+                "unit": {"name": "user", "type": "int"},
+                "insecure_test_secret": "0f" * 32,
+            }
+        },
+        "table": {
+            "records": {
+                "path": "data/*.parquet",
+                "unit_column": "user",
+                "time_column": "time",
+            }
+        },
+        "job": {"counts": job},
+    }
+    (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
+    return load_job(folder)
 
 
 class Measured(NamedTuple):

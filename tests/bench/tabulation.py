@@ -21,6 +21,7 @@ from typing import Any
 
 from dpstream.pipelines.tabulation.generate import PRODUCTION, generate
 from tests.bench.common import emit, machine
+from tests.pipelines.tabulation.office import Office, project
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 #: CPU seconds, seconds of an idle machine and MiB that are not to be exceeded, by persons.
@@ -74,8 +75,9 @@ def cold(folder: Path, out: Path) -> dict[str, float]:
     if not key.exists():
         key.write_text(KEY + "\n")
         key.chmod(0o600)
-    words = [sys.executable, "-m", "dpstream", "tabulate", "execute", str(folder / "parameters"),
-             str(folder / "data"), str(out), "--key-file", str(key)]  # fmt: skip
+    file = project(folder, Office(folder / "parameters", folder / "data"), secret=f"file:{key}")
+    words = [sys.executable, "-m", "dpstream", "census", "execute", "--project", str(file),
+             "--out", str(out)]  # fmt: skip
     wall = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as command:
         _, status, used = os.wait4(command.pid, 0)  # of this process alone

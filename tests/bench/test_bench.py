@@ -164,7 +164,7 @@ def test_growing_memory_is_seen() -> None:
 
 def test_a_recorded_week(tmp_path: Path) -> None:
     week.write(tmp_path, 2, 500, 50, 20)
-    job = load_job(tmp_path / "job.toml")
+    job = load_job(tmp_path)
     table = pq.read_table(sorted((tmp_path / "in").iterdir()))
     assert table.num_rows == 1000 and job.plan.timeline.windows == 2
     assert job.plan.timeline.period == week.DAY * 1_000_000

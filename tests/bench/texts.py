@@ -54,13 +54,13 @@ def write_day(users: int, folder: Path) -> int:
 
 
 def write_job(folder: Path, data: Path, sides: tuple[str, str], triggers: int) -> Path:
-    """The job file of one run, in a folder that holds nothing else."""
+    """The project file of one run, in a folder that holds nothing else."""
     job_of(folder, data, 4, triggers)
-    path, (source, sink) = folder / "job.toml", sides
-    tables: Any = tomlkit.parse(path.read_text())
-    tables["source"] |= {"kind": source, "path": f"data/*.{source}"}
-    tables["sink"]["kind"] = sink
-    path.write_text(tomlkit.dumps(tables))
+    path, (source, sink) = folder / "dpstream.toml", sides
+    sections: Any = tomlkit.parse(path.read_text())
+    sections["table"]["records"]["path"] = f"data/*.{source}"
+    sections["job"]["counts"]["sink"]["kind"] = sink
+    path.write_text(tomlkit.dumps(sections))
     return path
 
 

@@ -34,34 +34,28 @@ ROOT = Path(__file__).parents[2]
 DAY, TRIGGER = 86_400, 900
 ALLOWED_MIB = 40.0
 MIB = 1 << 20
-JOB = """
-[source]
-kind = "parquet"
+PROJECT = """
+version = 1
+[data_set.visits]
+unit = {{ name = "user", type = "int" }}
+insecure_test_secret = "{key}"
+[table.visits]
 path = "in/*.parquet"
-[schema]
-unit = {{ column = "user", type = "int" }}
-key = [{{ column = "page" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+[job.pages]
+table = "visits"
+key = ["page"]
+aggregate.n = {{ kind = "count" }}
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-{end:02d}T00:00:00Z"
 window = "1d"
-trigger_every = "15m"
-[privacy]
-epsilon = 6.0
-delta = 1e-9
+release_every = "15m"
+budget = {{ epsilon = 6.0, delta = 1e-9, covers = "window" }}
 contributions = 8
-period = "1d"
-insecure_test_key = "{key}"
-[state]
-store = "sqlite:state.db"
+store = "state.db"
 shards = 4
-[sink]
-kind = "parquet"
-path = "out"
+sink = {{ kind = "parquet", path = "out" }}
 """
 
 
@@ -92,7 +86,7 @@ def write(folder: Path, days: int, rows: int, users: int, keys: int) -> None:
             "time": pa.array(at).cast(pa.timestamp("us", "UTC")),
         }
         pq.write_table(pa.table(columns), folder / f"in/{day}.parquet", row_group_size=20_000)
-    (folder / "job.toml").write_text(JOB.format(end=days + 1, key="0f" * 32))
+    (folder / "dpstream.toml").write_text(PROJECT.format(end=days + 1, key="0f" * 32))
 
 
 def resident(pid: int) -> float:
@@ -127,7 +121,6 @@ def watch(folder: Path, speed: str) -> list[Point]:
         "-m",
         "dpstream",
         "run",
-        "job.toml",
     ]
     flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet", f"--speed={speed}"]
     begin, points = time.monotonic(), list[Point]()

@@ -29,7 +29,10 @@ from tests.written import read_dead_letters
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "beam_yaml"
-FIXED = f'insecure_test_key = "{"0f" * 32}"\ninsecure_test_run_id = "{"0e" * 16}"'
+FIXED = (
+    ('secret = "file:shop.secret"', f'insecure_test_secret = "{"0f" * 32}"'),
+    ("contributions = 4", f'contributions = 4\ninsecure_test_run_id = "{"0e" * 16}"'),
+)
 CANARY = "CANARY7741"
 
 
@@ -48,10 +51,14 @@ def orders(path: Path, repeat: bool = False) -> int:
 def example(folder: Path, repeat: bool = False) -> Path:
     """A copy of the example with a fixed key and its input."""
     shutil.copytree(EXAMPLE, folder)
-    job = folder / "job.toml"
-    job.write_text(job.read_text().replace('key_file = "noise.key"', FIXED))
+    project = folder / "dpstream.toml"
+    text = project.read_text()
+    for old, new in FIXED:
+        assert old in text
+        text = text.replace(old, new, 1)
+    project.write_text(text)
     orders(folder / "orders.csv", repeat)
-    return job
+    return project
 
 
 def run_yaml(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -87,7 +94,7 @@ def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     rows = published(folder)
     assert {row["product"] for row in rows} >= {"apples", "bread"}
     assert len(rows) == read_releases(folder / "releases").num_rows
-    assert read_dead_letters(folder / "dead_letter" / "releases").num_rows == 20
+    assert read_dead_letters(folder / "dead_letter" / "orders").num_rows == 20
 
 
 def published(folder: Path) -> list[dict[str, Any]]:
@@ -147,7 +154,7 @@ def apply(job: Path, rows: list[beam.Row], source: str | None = "rows") -> None:
     """Run the transform on created rows."""
     try:
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-            _ = pipeline | beam.Create(rows) | DPStreamRows(str(job), source)
+            _ = pipeline | beam.Create(rows) | DPStreamRows(source=source, project=str(job))
     finally:
         stores.close_all()
 

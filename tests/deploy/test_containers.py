@@ -156,8 +156,8 @@ def test_task_managers_have_what_was_staged() -> None:
 
 def test_no_secret_is_in_an_environment() -> None:
     """`docker inspect` shows environments: the key is a file there, of its reader's own."""
-    job = tomllib.loads((DEPLOY / "compose" / "job.toml").read_text())
-    kind, path = parse_reference(job["privacy"]["key"])
+    job = tomllib.loads((DEPLOY / "compose" / "dpstream.toml").read_text())
+    kind, path = parse_reference(job["data_set"]["visits"]["secret"])
     assert (kind, path) == ("file", "/run/secrets/noise_key")
     for service in SERVICES.values():
         assert not [name for name in service.get("environment", {}) if "KEY" in name]
@@ -187,7 +187,7 @@ def test_nothing_is_open_to_other_machines() -> None:
 
 
 def test_the_job_of_the_stack() -> None:
-    job = load_job(DEPLOY / "compose" / "job.toml")
+    job = load_job(DEPLOY / "compose" / "dpstream.toml")
     assert job.source.servers == "kafka:9092" and job.plan.stamp == "_append_time"
     assert (
         job.source.topic and f"--topic {job.source.topic} " in SERVICES["kafka-topics"]["command"]
@@ -204,7 +204,7 @@ def test_the_job_of_the_stack() -> None:
         assert any(m[0] == "releases" and job.sink.path.startswith(m[1] + "/") for m in mounts)
     assert SERVICES["workers"]["network_mode"] == "service:taskmanager"
     # The store is made before the job, and looks at the key and the topic while it is.
-    assert SERVICES["store"]["command"] == "state init job.toml"
+    assert SERVICES["store"]["command"] == "state init"
     assert "store" in needs(SERVICES["job"])
     assert {"spanner-instance", "kafka-topics", "noise-key"} <= set(needs(SERVICES["store"]))
 

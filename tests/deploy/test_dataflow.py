@@ -28,49 +28,39 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "dataflow"
 METADATA: dict[str, Any] = json.loads((FOLDER / "metadata.json").read_text())
 IMAGE = "europe-docker.pkg.dev/p/r/dpstream:1"
 REMOTE = """
-[source]
-kind = "pubsub"
+version = 1
+[data_set.shop]
+unit = { name = "user" }
+secret = "gcp:projects/p/secrets/noise/versions/1"
+[table.visits]
 subscription = "projects/p/subscriptions/s"
-[schema]
-unit = { column = "user" }
-key = [{ column = "page" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "visits"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+[job.visits]
+table = "visits"
+key = ["page"]
+aggregate.visits = { kind = "count" }
 start = "2026-01-01T00:00:00Z"
 window = "1h"
-trigger_every = "1m"
+release_every = "1m"
 max_skew = "1m"
-[privacy]
-epsilon = 2.0
-delta = 1e-6
+budget = { epsilon = 2.0, delta = 1e-6, covers = "window" }
 contributions = 8
-period = "1h"
-key = "gcp:projects/p/secrets/noise/versions/1"
-[state]
 store = "spanner://p/i/d"
 shards = 64
-[sink]
-kind = "pubsub"
-topic = "projects/p/topics/t"
+sink = { kind = "pubsub", topic = "projects/p/topics/t" }
 """
-LEDGER = """
-[ledger]
-path = "ledger.db"
-data_set = "visits"
-limit = { epsilon = 9, delta = 0.1, allow_large_delta = true }
-"""
+UNIT = 'unit = { name = "user" }'
+LOCAL = 'account = { path = "shop.account.db", limit = { epsilon = 9, delta = 0.1 } }'
 
 
-def remote(folder: Path, *edits: tuple[str, str], more: str = "") -> Job:
+def remote(folder: Path, *edits: tuple[str, str]) -> Job:
     """A job that lies nowhere on this machine, after some edits."""
-    text = REMOTE + more
+    text = REMOTE
     for old, new in edits:
         assert old in text
         text = text.replace(old, new, 1)
-    path = folder / "job.toml"
+    path = folder / "dpstream.toml"
     accounts.write(path, text)
     return load_job(path)
 
@@ -101,7 +91,8 @@ def test_every_parameter_is_the_launchers_or_beams() -> None:
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("job_file", ["gs://b/jobs/visits.toml"], ["/jobs/visits.toml", "gs://b/visits.json"]),
+        ("project_file", ["gs://b/a/dpstream.toml"], ["/a/dpstream.toml", "gs://b/visits.json"]),
+        ("job", ["daily"], ["a b", ""]),
         ("sdk_container_image", [IMAGE, IMAGE + "@sha256:" + "0" * 64], ["dp stream", ""]),
     ],
 )
@@ -141,44 +132,37 @@ def test_flags_that_are_refused(tmp_path: Path, flag: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edits", "more", "field"),
+    ("edit", "field"),
     [
-        ([('store = "spanner://p/i/d"', 'store = "sqlite:s.db"')], "", "store"),
-        ([("gcp:projects/p/secrets/noise/versions/1", "file:noise.key")], "", "secret"),
-        ([("gcp:projects/p/secrets/noise/versions/1", "env:KEY")], "", "secret"),
-        ([('kind = "pubsub"\nsubscription = "projects/p/subscriptions/s"',
-           'kind = "folder"\npath = "in"\nformat = "parquet"')], "", "table.path"),
-        ([], LEDGER, "account.path"),
+        (('store = "spanner://p/i/d"', 'store = "s.db"'), "store"),
+        (("gcp:projects/p/secrets/noise/versions/1", "file:noise.key"), "secret"),
+        (("gcp:projects/p/secrets/noise/versions/1", "env:KEY"), "secret"),
+        (('subscription = "projects/p/subscriptions/s"',
+          'folder = "in"\nformat = "parquet"'), "table.path"),
+        ((UNIT, f"{UNIT}\n{LOCAL}"), "account.path"),
     ],
-    ids=["sqlite", "key file", "environment", "local folder", "ledger"],
+    ids=["sqlite", "secret file", "environment", "local folder", "account"],
 )  # fmt: skip
 def test_what_the_launchers_disk_would_lose(
-    tmp_path: Path, edits: list[tuple[str, str]], more: str, field: str
+    tmp_path: Path, edit: tuple[str, str], field: str
 ) -> None:
     check_remote(remote(tmp_path))
     with pytest.raises(UsageError, match="thrown away") as error:
-        check_remote(remote(tmp_path, *edits, more=more))
+        check_remote(remote(tmp_path, edit))
     assert error.value.field == field
 
 
-NAMED = """
-[ledger]
-path = "spanner://p/i/ledger"
-data_set = "visits"
-id = "0acc0acc0acc0acc"
-"""
-
-
-def test_a_ledger_that_outlives_the_launcher(tmp_path: Path) -> None:
-    job = remote(tmp_path, more=NAMED)
+def test_an_account_that_outlives_the_launcher(tmp_path: Path) -> None:
+    account = 'account = { path = "spanner://p/i/ledger", id = "0acc0acc0acc0acc" }'
+    job = remote(tmp_path, (UNIT, f"{UNIT}\n{account}"))
     check_remote(job)
     assert job.ledger is not None and job.ledger.path == "spanner://p/i/ledger"
 
 
 def test_local_releases_are_refused(tmp_path: Path) -> None:
     files = (
-        'kind = "pubsub"\ntopic = "projects/p/topics/t"',
-        'kind = "parquet"\npath = "releases"',
+        'kind = "pubsub", topic = "projects/p/topics/t"',
+        'kind = "parquet", path = "releases"',
     )
     with pytest.raises(UsageError, match=r"sink\.path"):
         check_remote(remote(tmp_path, files))
@@ -187,11 +171,11 @@ def test_local_releases_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", ["refused", "/mnt/refused"])
 def test_a_folder_for_dead_letters_is_refused(tmp_path: Path, named: str) -> None:
     """It would be on each worker's disk; who names none is told that they are not kept."""
-    topic = 'topic = "projects/p/topics/t"'
-    job = remote(tmp_path, (topic, f'{topic}\ndead_letter = "{named}"'))
+    shards = "shards = 64"
+    job = remote(tmp_path, (shards, f'{shards}\ndead_letter = "{named}"'))
     with pytest.raises(UsageError, match=r"dead_letter: is a folder on each worker"):
         check_remote(job)
-    check_remote(remote(tmp_path, (topic, f'{topic}\ndead_letter = "dead_letter/job"')))
+    check_remote(remote(tmp_path, (shards, f'{shards}\ndead_letter = "dead_letter/visits"')))
 
 
 def test_the_dry_run_prints_options_and_starts_nothing(
@@ -199,7 +183,7 @@ def test_the_dry_run_prints_options_and_starts_nothing(
 ) -> None:
     remote(tmp_path)
     monkeypatch.setattr(launch, "launch", mock.Mock(side_effect=AssertionError))
-    args = [f"--job_file={tmp_path / 'job.toml'}", "--dry_run=true", "--project=p"]
+    args = [f"--project_file={tmp_path / 'dpstream.toml'}", "--dry_run=true", "--project=p"]
     assert main(args) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["store"] == "spanner://p/i/d" and report["shards"] == 64
@@ -212,12 +196,12 @@ def test_the_launchers_module_is_that_program(tmp_path: Path) -> None:
     namespace = runpy.run_path(str(FOLDER / "launcher.py"), run_name="imported")
     assert namespace["main"] is main
     completed = subprocess.run(
-        [sys.executable, str(FOLDER / "launcher.py"), f"--job_file={tmp_path / 'none.toml'}"],
+        [sys.executable, str(FOLDER / "launcher.py"), f"--project_file={tmp_path / 'none.toml'}"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (
         completed.returncode == 2
-        and "--job_file" in completed.stdout
+        and "--project_file" in completed.stdout
         and "Traceback" not in completed.stderr
     )
 
@@ -236,10 +220,15 @@ def test_a_launch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert launch.launch(job, "DirectRunner", []).run_id == result.run_id
 
 
-def test_a_job_file_from_any_file_system(tmp_path: Path) -> None:
-    accounts.write(tmp_path / "a.toml", REMOTE)
-    local = fetch(str(tmp_path / "a.toml"), tmp_path)
-    assert local.read_text() == REMOTE
-    accounts.write(tmp_path / "b.toml", "#" * (2 << 20))
+def test_a_project_file_from_any_file_system(tmp_path: Path) -> None:
+    """With the query of the job that is launched, which lies beside it."""
+    local = tmp_path / "local"
+    local.mkdir()
+    text = REMOTE.replace("shards = 64", 'query = "live.sql"')
+    (tmp_path / "a.toml").write_text(text)
+    (tmp_path / "live.sql").write_text("SELECT page FROM visits")
+    assert fetch(str(tmp_path / "a.toml"), local).read_text() == text
+    assert (local / "live.sql").read_text() == "SELECT page FROM visits"
+    (tmp_path / "b.toml").write_text("#" * (2 << 20))
     with pytest.raises(UsageError, match="exceeds"):
-        fetch(str(tmp_path / "b.toml"), tmp_path)
+        fetch(str(tmp_path / "b.toml"), local)

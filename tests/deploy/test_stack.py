@@ -29,18 +29,18 @@ TOPIC = "visits"
 #: The job's calendar at the speed of a test.
 FASTER = {
     'start = "2026-01-01T00:00:00Z"': 'start = "{start}"', 'window = "1h"': 'window = "6s"',
-    'trigger_every = "1m"': 'trigger_every = "2s"', 'period = "1h"': 'period = "6s"',
+    'release_every = "1m"': 'release_every = "2s"', 'covers = "1h"': 'covers = "6s"',
 }  # fmt: skip
 
 
 def job_of(stack: Stack) -> Path:
-    """The stack's job file, with this machine's places and a faster calendar."""
-    text = (DEPLOY / "compose" / "job.toml").read_text()
+    """The stack's project file, with this machine's places and a faster calendar."""
+    text = (DEPLOY / "compose" / "dpstream.toml").read_text()
     start = datetime.fromtimestamp(time.time() // 6 * 6, UTC)
     for old, new in FASTER.items():
         assert old in text
         text = text.replace(old, new.format(start=start.strftime("%Y-%m-%dT%H:%M:%SZ")))
-    path = stack.folder / "bind" / "compose" / "job.toml"
+    path = stack.folder / "bind" / "compose" / "dpstream.toml"
     path.parent.mkdir(parents=True)
     path.write_text(stack.local(text, SERVICES["job"]))
     return path
@@ -173,8 +173,8 @@ def test_the_store_is_there_before_the_job(stack: Stack) -> None:
     before = {"store"}
     while more := {name for service in before for name in needs(SERVICES[service])} - before:
         before |= more
-    job = str(stack.folder / "bind" / "compose" / "job.toml")
-    info = ["state", "info", job, "--json"]
+    project = str(stack.folder / "bind" / "compose" / "dpstream.toml")
+    info = ["state", "info", "--project", project, "--json"]
     for name in in_order():
         if name == "store":
             refused = CliRunner().invoke(cli, info)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -128,28 +129,19 @@ from dpstream.pipelines.cli.main import cli
 done = {line: CliRunner().invoke(cli, shlex.split(line)[1:]) for line in sys.argv[1:]}
 print(json.dumps({line: [result.exit_code, result.stderr] for line, result in done.items()}))
 """
-KAFKA = {"kind": "kafka", "servers": "localhost:1", "topic": "t"}
+KAFKA = {"servers": "localhost:1", "topic": "t"}
 SPANNER = "spanner://p/i/d"
-QUERY = {"kind": "parquet", "path": "visits.parquet", "stamp": "event_time",
-         "query": {"text": "SELECT user, page, time, seconds FROM visits"}}  # fmt: skip
-#: Changes of the README's job file, by the name of the file that has them.
-JOBS: dict[str, dict[str, object]] = {
-    "from-kafka": {"source": {**KAFKA, "settle": "2s"}},
-    "from-pubsub": {"source": {"kind": "pubsub", "subscription": "projects/p/subscriptions/s"}},
-    "from-query": {"source": QUERY},
-    "to-kafka": {"sink": KAFKA},
-    "to-pubsub": {"sink": {"kind": "pubsub", "topic": "projects/p/topics/t"}},
-    "to-bigquery": {"sink": {"kind": "bigquery", "table": "p.d.t"}},
-    "in-spanner": {"state": {"store": SPANNER}},
-    "with-gcp": {
-        "privacy": {
-            "epsilon": 4.0,
-            "delta": 1e-6,
-            "contributions": 8,
-            "key": "gcp:projects/p/secrets/s/versions/1",
-        }
-    },
-    "charged-in-spanner": {"ledger": {"path": SPANNER, "data_set": "d", "id": "0acc0acc0acc0acc"}},
+#: Changes of the README's project: fields by their dotted names, and their values as TOML.
+PROJECTS = {
+    "from-kafka": {"table.visits.topic": "t", "table.visits.servers": "localhost:1"},
+    "from-pubsub": {"table.visits.subscription": "projects/p/subscriptions/s"},
+    "from-query": {"job.daily.query": "pages.sql"},
+    "to-kafka": {"job.daily.sink": {"kind": "kafka", **KAFKA}},
+    "to-pubsub": {"job.daily.sink": {"kind": "pubsub", "topic": "projects/p/topics/t"}},
+    "to-bigquery": {"job.daily.sink": {"kind": "bigquery", "table": "p.d.t"}},
+    "in-spanner": {"job.daily.store": SPANNER},
+    "with-gcp": {"data_set.visits.secret": "gcp:projects/p/secrets/s/versions/1"},
+    "charged-in-spanner": {"data_set.visits.account": {"path": SPANNER, "id": "0acc0acc0acc0acc"}},
 }
 #: A command, and the extra that it needs.  Each is refused before anything is charged.
 NEEDS = (
@@ -158,27 +150,27 @@ NEEDS = (
     ("dpstream sql --project none.toml", "sql"),
     ("dpstream sql --budget --project none.toml", "sql"),
     ("dpstream sql --check --project none.toml", "sql"),
-    ("dpstream sql --stream job.toml 'SELECT 1'", "sql"),
-    ("dpstream plan from-query.toml", "sql"),
-    ("dpstream run from-query.toml", "sql"),
-    ("dpstream run from-kafka.toml", "kafka"),
-    ("dpstream state init from-kafka.toml", "kafka"),
-    ("dpstream check from-query.toml", "sql"),
-    ("dpstream run to-kafka.toml", "kafka"),
-    ("dpstream report from-query.toml --out r.html", "sql"),
-    ("dpstream replay job.toml --to kafka:localhost:1/t", "kafka"),
-    ("dpstream run from-pubsub.toml", "pubsub"),
-    ("dpstream run to-pubsub.toml", "pubsub"),
-    ("dpstream replay job.toml --to pubsub:projects/p/topics/t", "pubsub"),
-    ("dpstream run to-bigquery.toml", "bigquery"),
-    ("dpstream run in-spanner.toml", "spanner"),
-    ("dpstream state info in-spanner.toml", "spanner"),
-    ("dpstream run charged-in-spanner.toml", "spanner"),
+    ("dpstream sql --stream daily 'SELECT 1'", "sql"),
+    ("dpstream plan --project from-query.toml", "sql"),
+    ("dpstream run --project from-query.toml", "sql"),
+    ("dpstream run --project from-kafka.toml", "kafka"),
+    ("dpstream state init --project from-kafka.toml", "kafka"),
+    ("dpstream check --project from-query.toml", "sql"),
+    ("dpstream run --project to-kafka.toml", "kafka"),
+    ("dpstream report --project from-query.toml --out r.html", "sql"),
+    ("dpstream replay daily --to kafka:localhost:1/t", "kafka"),
+    ("dpstream run --project from-pubsub.toml", "pubsub"),
+    ("dpstream run --project to-pubsub.toml", "pubsub"),
+    ("dpstream replay daily --to pubsub:projects/p/topics/t", "pubsub"),
+    ("dpstream run --project to-bigquery.toml", "bigquery"),
+    ("dpstream run --project in-spanner.toml", "spanner"),
+    ("dpstream state info --project in-spanner.toml", "spanner"),
+    ("dpstream run --project charged-in-spanner.toml", "spanner"),
     (f"dpstream account show {SPANNER}", "spanner"),
     (f"dpstream account create {SPANNER} --unit u --epsilon 1 --delta 1e-6", "spanner"),
-    ("dpstream key check with-gcp.toml", "gcp-secrets"),
-    ("dpstream run with-gcp.toml", "gcp-secrets"),
-    ("dpstream run job.toml --runner=DataflowRunner --gcp-project=p --region=r "
+    ("dpstream key check --project with-gcp.toml", "gcp-secrets"),
+    ("dpstream run --project with-gcp.toml", "gcp-secrets"),
+    ("dpstream run daily --runner=DataflowRunner --gcp-project=p --region=r "
      "--temp_location=gs://b/f --sdk_container_image=i", "dataflow"),
     ("python -c 'import dpstream; dpstream.connect'", "sql"),
     ("python -c 'import dpstream; dpstream.Session'", "sql"),
@@ -231,7 +223,7 @@ class Plain:
             done = self.run(*words)
             assert done.returncode == 0, (words, done.stderr)
         assert (
-            list(self.folder.glob("**/trigger-*.parquet")) and (self.folder / "first.html").exists()
+            list(self.folder.glob("**/trigger-*.parquet")) and (self.folder / "daily.html").exists()
         )
 
 
@@ -269,6 +261,18 @@ def test_other_versions_of_python(wheel: Path, tmp_path: Path, version: str) -> 
     plain.follow_readme()
 
 
+def changed(text: str, changes: Mapping[str, object]) -> str:
+    """A project file's text with other values; a table that gets another place loses its own."""
+    sections = tomllib.loads(text)
+    for field, value in changes.items():
+        kind, name, last = field.split(".")
+        if kind == "table":
+            sections[kind][name].pop("path", None)
+            sections["job"]["daily"]["max_skew"] = "1s"
+        sections[kind][name][last] = value
+    return tomlkit.dumps(sections)
+
+
 def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
     """Without extras: all help, doctor, the README's commands, and what is missing by name."""
     plain = Plain(wheel, tmp_path, sys.executable)
@@ -281,27 +285,18 @@ def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
         assert entry["missing"] == list(EXTRAS[extra].modules), extra
         assert any(f"[{extra}]" in line for line in report["verdict"])
     plain.follow_readme()
-    job = next(b.text for b in blocks(README.read_text()) if b.mark == "file: job.toml")
-    (plain.folder / "job.toml").write_text(job)
     (plain.folder / "answer.py").write_text(ANSWER)
-    assert plain.run("dpstream", "key", "new", "noise.key").returncode == 0
-    own = next(  # the id that README's init has drawn
-        tomllib.loads(path.read_text())["ledger"]["id"]
-        for path in sorted(plain.folder.glob("*.toml"))
-        if path.name != "job.toml" and "[ledger]" in path.read_text()
-    )
-    for name, tables in JOBS.items():
-        changed = {**tomllib.loads(job), **tables}
-        if "ledger" not in tables:
-            changed["ledger"]["id"] = own
-        if name.startswith("from-k") or name.startswith("from-p"):
-            changed["time"]["max_skew"] = "1s"
-        (plain.folder / f"{name}.toml").write_text(tomlkit.dumps(changed))
+    (plain.folder / "pages.sql").write_text("SELECT page, seconds FROM visits")
+    text = (plain.folder / "dpstream.toml").read_text()
+    for name, changes in PROJECTS.items():
+        (plain.folder / f"{name}.toml").write_text(
+            changed(text, {"job.daily.store": f"{name}.store.db"} | changes)
+        )
     subcommands = {name for name in codes if name.startswith("session ")}
     assert subcommands == {f"session {name}" for name in SESSION}
     needs = {**dict(NEEDS), **{f"dpstream {name} none.toml": "sql" for name in subcommands}}
     assert set(needs.values()) == set(EXTRAS) - {"yaml"}, "Beam YAML is Beam's own command"
-    before = (plain.folder / "ledger.db").read_bytes()
+    before = (plain.folder / "visits.account.db").read_bytes()
     called = json.loads(plain.run("python", "-c", CALLS, *(n for n in needs if n[0] == "d")).stdout)
     for command, (code, error) in called.items():
         assert code == 2 and "Traceback" not in error, (command, code, error)
@@ -309,4 +304,4 @@ def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
     for command in set(needs) - set(called):
         assert_names(needs[command], plain.run(*shlex.split(command)).stderr.splitlines()[-1])
     assert plain.run("dpstream", "sql", "none.toml").returncode == 2, "as a process, too"
-    assert (plain.folder / "ledger.db").read_bytes() == before, "nothing was charged"
+    assert (plain.folder / "visits.account.db").read_bytes() == before, "nothing was charged"

@@ -1,4 +1,4 @@
-"""Every command and job file that the documentation shows: run, loaded and planned, or parsed."""
+"""Every command and project file that the documentation shows: run, planned or parsed."""
 
 import importlib.util
 import re
@@ -9,16 +9,12 @@ from typing import Any
 
 import click
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tomlkit
 from click.testing import CliRunner
 
 import dpstream
 from dpstream.accounting.budget import allocate
-from dpstream.pipelines.session.config import config_of
-from dpstream.pipelines.sql.load import load_catalog
 from dpstream.state import open as stores
 from tests.docs.pages import PAGES, README, ROOT, blocks, generator, inline, lines, named
 
@@ -71,14 +67,21 @@ def run_page(path: Path, ran: list[list[str]]) -> None:
     output, named_ids = "", re.findall(_ID, path.read_text())
     IDS[:] = [*dict.fromkeys(named_ids), f"{len(ran):016x}"]  # the last is of one that is not named
     for mark, language, text in blocks(path.read_text()):
+        what, _, name = mark.partition(": ")
         if mark == "run":
             output = run(path, language, text, ran)
         elif mark == "said":
             assert set(text.splitlines()) <= set(output.splitlines()), output
-        elif mark.startswith("file: "):
-            file = Path(mark[6:])
+        elif what == "file":
+            file = Path(name)
             assert not file.exists() or file.read_text() == text, f"{named(path)}: another {file}"
             file.write_text(text)
+        elif what == "add":  # sections that a guide adds to the project file
+            before = Path(name).read_text()
+            if text not in before:
+                Path(name).write_text(f"{before}\n{text}")
+        elif what == "shows":  # what a command wrote, with other comments
+            assert tomllib.loads(text) == tomllib.loads(Path(name).read_text()), named(path)
 
 
 def test_what_is_marked_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,7 @@ def test_what_is_marked_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run_page(FIRST_JOB, ran)
     again, releases = (
         {f.name: f.read_bytes() for f in sorted((tmp_path / d).rglob("trigger-*"))}
-        for d in ("again", "releases")
+        for d in ("again", "releases/daily")
     )
     assert len(releases) == 4 and again == releases and (tmp_path / "report.html").exists()
     for path in (README, *AFTER_README):
@@ -96,68 +99,46 @@ def test_what_is_marked_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(AFTER_README) >= 3 and len(ran) >= 8
 
 
-def whole_job(text: str) -> str:
-    """The README's job with the tables of a fragment in the place of its own."""
-    base = next(b.text for b in blocks(README.read_text()) if b.mark == "file: job.toml")
-    tables, given = tomllib.loads(base), tomllib.loads(text)
-    if {"source", "schema", "privacy", "sink"} <= set(given):
-        return text
-    if given.get("source", {}).get("kind") in ("folder", "kafka", "pubsub"):
-        tables["time"]["max_skew"] = "1s"
-    return tomlkit.dumps(tables | given)
+#: What says where a table's records come from; of several the fragment's counts.
+PLACES = {"path", "folder", "topic", "subscription"}
 
 
-TOML = [(named(p), b.text) for p in PAGES for b in blocks(p.read_text()) if b.language == "toml"]
-#: Job files that a statement completes; they are run with it.
-ASKED = [
-    t for _, t in TOML if "text" not in tomllib.loads(t).get("source", {}).get("query", "text")
-]
-JOBS = [
-    (page, text) for page, text in TOML
-    if not {"table", "data_set"} & set(tomllib.loads(text)) and text not in ASKED
-]  # fmt: skip
-TABLES = [text for _, text in TOML if "dimension" in tomllib.loads(text)]
-PROJECTS = [text for _, text in TOML if "data_set" in tomllib.loads(text)]
+def whole_project(text: str) -> str:
+    """README's project file with the fields of a fragment in the place of its own."""
+    base = next(b.text for b in blocks(README.read_text()) if b.mark == "shows: dpstream.toml")
+    sections, given = tomllib.loads(base), tomllib.loads(text)
+    for kind, name in ((kind, name) for kind, names in given.items() for name in names):
+        own = sections[kind].setdefault(name, {})
+        if kind == "table" and PLACES & set(given[kind][name]):
+            for field in PLACES:
+                own.pop(field, None)
+            if "path" not in given[kind][name]:
+                sections["job"]["daily"]["max_skew"] = "1s"
+        own |= given[kind][name]
+    return tomlkit.dumps(sections)
 
 
-@pytest.mark.parametrize("text", TABLES)
-def test_tables_with_record_budgets(text: str, tmp_path: Path) -> None:
-    assert config_of(tomllib.loads(text), tmp_path).table.digest
+TOML = [(named(p), b) for p in PAGES for b in blocks(p.read_text()) if b.language == "toml"]
+#: Fragments of the project file that a page shows; what is added or shown whole is run.
+FRAGMENTS = [(page, block.text) for page, block in TOML if not block.mark]
 
 
-@pytest.mark.parametrize("text", PROJECTS)
-def test_project_files(text: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"user": ["a"], "page": ["b"], "seconds": [1.0]}),
-                   tmp_path / "visits.parquet")  # fmt: skip
-    (tmp_path / "dpstream.toml").write_text(text)
-    catalog = load_catalog(tmp_path)
-    assert {table.unit is None for table in catalog.tables.values()} == {True, False}
-
-
-@pytest.mark.parametrize(("page", "text"), JOBS, ids=[f"{n}-{i}" for i, (n, _) in enumerate(JOBS)])
-def test_job_files(page: str, text: str, tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(whole_job(text))
-    plan = dpstream.load_job(job).plan
-    values = allocate(plan).values
+@pytest.mark.parametrize(
+    ("page", "text"), FRAGMENTS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(FRAGMENTS)]
+)
+def test_fragments(page: str, text: str, tmp_path: Path) -> None:
+    project = tmp_path / "dpstream.toml"
+    project.write_text(whole_project(text))
+    values = allocate(dpstream.load_job(project, "daily").plan).values
     assert values and all((noise.sd > 0).all() for noise in values)
 
 
-def test_job_files_that_a_statement_completes_are_run() -> None:
-    marked = [b for p in PAGES for b in blocks(p.read_text()) if b.mark.startswith("file: ")]
-    files = {b.text: b.mark.removeprefix("file: ") for b in marked}
-    commands = [words for p in PAGES for b in blocks(p.read_text()) if b.mark == "run"
-                and b.language == "sh" for words in lines(b.text)]  # fmt: skip
-    assert ASKED and all(
-        any(["sql", "--stream", files[text]] == words[1:4] for words in commands) for text in ASKED
-    )
-
-
 def test_a_fragment_that_is_wrong_is_refused(tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(whole_job('[sink]\nkind = "bigquery"\ntabel = "p.d.t"\n'))
+    project = tmp_path / "dpstream.toml"
+    wrong = '[job.daily]\nsink = { kind = "bigquery", tabel = "p.d.t" }\n'
+    project.write_text(whole_project(wrong))
     with pytest.raises(dpstream.UsageError):
-        dpstream.load_job(job)
+        dpstream.load_job(project)
 
 
 def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
@@ -215,7 +196,7 @@ def test_commands_that_are_shown(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["dpstream plam job.toml", "dpstream plan a b c", "dpstream key new", "make tests",
+    "line", ["dpstream plam daily", "dpstream plan a b c", "dpstream key new", "make tests",
              "python deploy/none.py", "python -m tests.bench.none"],
 )  # fmt: skip
 def test_a_command_that_is_wrong_is_seen(line: str) -> None:

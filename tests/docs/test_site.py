@@ -64,7 +64,7 @@ def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: P
         urls = loaded(text)
         assert not urls, (path.name, urls)
     reference = tmp_path / "reference"
-    for page, word in {"cli": "--metrics-port", "api": "load_job", "job-file": "contributions",
+    for page, word in {"cli": "--metrics-port", "api": "load_job", "project-file": "contributions",
                        "metrics": "dpstream_steps_committed_total", "errors": "budget.delta",
                        "release-schema": "window_start"}.items():  # fmt: skip
         assert word in (reference / f"{page}.html").read_text(), page
@@ -99,7 +99,7 @@ def test_links_lead_somewhere_in_the_repository_too(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         file, _, anchor = target.partition("#")
         destination = (path.parent / file) if file else path
-        if target.endswith("job.schema.json"):
+        if target.endswith("dpstream.schema.json"):
             continue
         assert destination.exists(), target
         assert not anchor or anchor in anchors(destination.read_text()), target
@@ -177,10 +177,10 @@ def test_citations_are_read() -> None:
     }  # fmt: skip
 
 
-def test_every_key_of_a_job_file_has_a_meaning() -> None:
+def test_every_field_of_the_project_file_has_a_meaning() -> None:
     """And no meaning is of a key that is gone."""
     made = generator()
-    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", made.job_file(), re.M)
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", made.project_file(), re.M)
     assert len(rows) > 60 and not [key for key, words in rows if not words.strip()]
     keys = {key for key, _ in rows}
     assert not [key for table in made.meanings().values() for key in table if key not in keys]

@@ -47,7 +47,7 @@ def job_at(folder: Path, stream: Path, store: str | None = None) -> Job:
     """The job of the kills: sliding windows over JSON lines with bad ones among them."""
     path = golden_job("sliding", stream, folder).path
     sections = tomlkit.loads(path.read_text()).unwrap()
-    sections["table"]["visits"]["path"] = "stream/*.jsonl"
+    sections["table"]["records"]["path"] = "stream/*.jsonl"
     if store is not None:
         sections["job"]["golden"]["store"] = store
     path.write_text(tomlkit.dumps(sections))

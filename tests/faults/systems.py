@@ -14,9 +14,9 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.noise_key import new_key
 from tests import accounts
 from tests.faults import damage
-from tests.pipelines.session.small import RECORDS, TABLE
+from tests.pipelines.session.small import PROJECT, RECORDS
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import office, project
 from tests.pipelines.workload.survey import survey, write
 
 Words = tuple[str, ...]
@@ -54,7 +54,7 @@ def _survey(folder: Path) -> None:
 def _session(folder: Path) -> None:
     folder.mkdir()
     (folder / "small.csv").write_text(RECORDS)
-    accounts.write(folder / "small.toml", TABLE.format(key="22" * 32, more=""))
+    accounts.write(folder / "dpstream.toml", PROJECT.format(key="22" * 32, more=""))
 
 
 def _sql(folder: Path) -> None:
@@ -65,14 +65,15 @@ def _sql(folder: Path) -> None:
 def _census(folder: Path) -> None:
     folder.mkdir()
     new_key(folder / "noise.key")
-    office(folder)
-    accounts.create(folder / "ledger.db", "persons", (30.0, 1e-9), "person")
+    made = office(folder)
+    project(folder, made, secret="file:noise.key", limit=(30.0, 1e-9)).rename(
+        folder / "dpstream.toml"
+    )
     with open(folder / "data" / "person-records.txt", "a") as file:
         file.write("200|1|True|01|001|000100|1000" + "|01" * 10 + "\n")
 
 
-_ASK = ("session", "ask", "small.toml", "--where", "epsilon >= 1", "--epsilon", "0.5")
-_ACCOUNT = ("--data-set", "persons", "--account-id", accounts.ID)
+_ASK = ("session", "ask", "small", "--where", "epsilon >= 1", "--epsilon", "0.5")
 SYSTEMS = {
     "stream": System(
         "book/ledger.db",
@@ -114,19 +115,16 @@ SYSTEMS = {
         _session,
         _ASK,
         (
-            ("session", "plan", *_ASK[2:]), ("session", "budget", "small.toml"),
+            ("session", "plan", *_ASK[2:]), ("session", "budget", "small"),
             ("account", "show", "ledger.db"),
         ),
-        before=(("session", "init", "small.toml"),),
+        before=(("session", "init", "small"),),
     ),
     "census": System(
-        "ledger.db",
+        "persons.account.db",
         _census,
-        (
-            "tabulate", "execute", "parameters", "data", "out", "--key-file", "noise.key",
-            "--ledger", "ledger.db", *_ACCOUNT,
-        ),
-        (("account", "show", "ledger.db"),),
+        ("census", "execute", "--out", "out"),
+        (("account", "show", "persons.account.db"),),
         out="out",
         letters="dead_letter/out",
     ),

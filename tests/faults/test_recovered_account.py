@@ -174,22 +174,22 @@ def test_a_session_that_was_killed_after_sixty_charges(here: Path) -> None:
         shutil.copytree(ACCOUNT, here / "backup")
 
         def ask_much() -> None:
-            session = Session("small.toml", "ann")
+            session = Session(table="small", analyst="ann")
             for number in range(60):
                 session.where("epsilon >= 1.5").count(0.02, as_of=str(number))
 
         in_a_child(ask_much)
-        before = typed("session", "budget", "small.toml", "--json").stdout
+        before = typed("session", "budget", "small", "--json").stdout
         restored(here / "backup")
-        outcome = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+        outcome = typed("session", "ask", "small", "count", "--where", "epsilon >= 1.5",
                      "--epsilon", "1")  # fmt: skip
         assert typed(*fix_of(outcome)).code == 0
-        after = typed("session", "budget", "small.toml", "--json").stdout
+        after = typed("session", "budget", "small", "--json").stdout
         assert after == before and len(accounts.charges(str(FILE))) == 60
-        outcome = typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+        outcome = typed("session", "ask", "small", "count", "--where", "epsilon >= 1.5",
                      "--epsilon", "1")  # fmt: skip
         assert outcome.code == REFUSED  # 0.3 is left
-        assert typed("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5",
+        assert typed("session", "ask", "small", "count", "--where", "epsilon >= 1.5",
                      "--epsilon", "0.25").code == 0  # fmt: skip
 
 

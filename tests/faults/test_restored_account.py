@@ -26,7 +26,7 @@ from tests.fixed import fixed_run_ids, held_noise
 from tests.pipelines.frames.visits import KEY, account, visits
 from tests.pipelines.sql.asking import COUNTED, asked, data_set, dp
 from tests.pipelines.tabulation.oracle import published
-from tests.pipelines.tuning.asking import ASK, JOB, USERS, records
+from tests.pipelines.tuning.asking import ASK, PROJECT, USERS, records
 from tests.pipelines.workload.survey import write
 
 RUN = "5a" * 16
@@ -90,7 +90,7 @@ def _tuning(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     (folder / "in" / "a.csv").write_text(records(USERS))
     _key(folder / "keys")
-    accounts.write(folder / "job.toml", JOB)
+    accounts.write(folder / "dpstream.toml", PROJECT)
 
 
 def _tuning_added() -> None:
@@ -106,9 +106,9 @@ def _tuning_asked() -> tuple[bytes, Figures]:
         return drawn
 
     with mock.patch.object(choose, "noisy", noisy):
-        done("choose", "job.toml", *ASK, "--out", "new.toml")
+        done("choose", "hourly", *ASK, "--as", "new")
     nodes = np.concatenate(drawn).tolist()
-    return Path("new.toml").read_bytes(), {(n,): node for n, node in enumerate(nodes)}
+    return Path("dpstream.toml").read_bytes(), {(n,): node for n, node in enumerate(nodes)}
 
 
 def _session(folder: Path) -> None:
@@ -121,11 +121,11 @@ def _session(folder: Path) -> None:
 
 def _session_added() -> None:
     Path("more.csv").write_text("name,a,b,epsilon,rho\nx1,0,2,2.0,0.5\nx2,1,2,2.0,0.5\n")
-    done("session", "add", "small.toml", "more.csv")
+    done("session", "add", "small", "more.csv")
 
 
 def _session_asked() -> tuple[bytes, Figures]:
-    words = ("session", "ask", "small.toml", "count", "sum(b)", "--by", "a=4", "--where")
+    words = ("session", "ask", "small", "count", "sum(b)", "--by", "a=4", "--where")
     text = done(*words, "epsilon >= 1", "--epsilon", "0.01", "--json").stdout
     rows = json.loads(text)["rows"]
     return json.dumps(rows).encode(), {(n,): row["count"] for n, row in enumerate(rows)}

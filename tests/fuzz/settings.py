@@ -27,7 +27,7 @@ _TOML = [b"=", b"[", b"]", b"[[", b"]]", b"{", b"}", b'"', b"'''", b'"""', b"#",
          b"true", b"null", b'"\\u0000"', b'"\\u001b"', b"inf", b"nan", b'"1d"', b'"0s"', b'"-1h"',
          b"2024-02-30",
          b"1e999", b"[table.x]\n", b"[data_set.d]\n", b"x = 1\n", b'"\xf0\x9f\x98\x80"', b"\xff",
-         b"path = 7\n", b"[[dimension]]\n", b'".."', b'"/"', b'"s3://x"', b"9" * 30]  # fmt: skip
+         b"path = 7\n", b"[table.t.quota]\n", b'".."', b'"/"', b'"s3://x"', b"9" * 30]  # fmt: skip
 TOKENS = {
     "job": _TOML,
     "catalog": _TOML,
@@ -116,7 +116,7 @@ def _workload(path: Path) -> str:
 READERS: dict[str, Callable[[bytes], Any]] = {
     "job": _file("job.toml", load_job),
     "catalog": _file("dpstream.toml", load_catalog),
-    "table": _file("rides.toml", load_config),
+    "table": _file("dpstream.toml", load_config),
     "workload": _file("asked.json", _workload),
     "sql": _statement,
 }

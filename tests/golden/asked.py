@@ -28,7 +28,7 @@ from tests.golden.pinned import digest, of_files, of_rows
 from tests.pipelines.frames import visits as frames
 from tests.pipelines.session import small
 from tests.pipelines.sql import asking
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import office, project
 from tests.pipelines.tuning import asking as tuning
 from tests.pipelines.workload import survey
 
@@ -173,9 +173,9 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
         "what is left of each budget": ["count", "--by", "a", "--epsilon", "0.75", "--drop"],
         "rho": ["count", "average(b)", "--by", "a", "--rho", "0.25", "--drop"],
     }  # fmt: skip
-    table = folder / "TABLE.toml"
+    table = ("small", "--project", folder)
     return {
-        case: _rows(case, "session", "ask", table, *options, *runner)
+        case: _rows(case, "session", "ask", *table, *options, *runner)
         for case, options in cases.items()
     }
 
@@ -184,25 +184,27 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
 
 
 def of_tuning(folder: Path, _: Sequence[str]) -> Cases:
-    """The job files that are chosen."""
+    """The jobs that are chosen."""
     (folder / "in").mkdir()
     (folder / "in" / "a.csv").write_text(tuning.records(tuning.USERS))
     (folder / "keys").mkdir()
     key = folder / "keys" / "noise.key"
     key.write_text(KEY)
     key.chmod(0o600)
-    job = folder / "job.toml"
-    accounts.write(job, tuning.JOB.replace("epsilon = 3.0", "epsilon = 50.0"))
+    file = folder / "dpstream.toml"
+    tuning.write(file, ("epsilon = 3.0", "epsilon = 50.0"))
     cases = {
         "the noise of keys": ["--epsilon", "4"],
         "quantile": ["--epsilon", "4", "--quantile", "0.9"],
-        "cover and clamps": ["--epsilon", "8", "--cover", "0.95", "--clamps"],
+        "cover and clamps": ["--epsilon", "8", "--cover", "0.95", "--bounds"],
     }
     out = {}
     for number, (case, options) in enumerate(cases.items()):
-        path = folder / f"chosen{number}.toml"
-        _call(case, "choose", job, "--first", "12h", *options, "--out", path)
-        out[case] = path.read_text()
+        before = file.read_text()
+        words = ("choose", "hourly", "--project", folder, "--as", f"chosen{number}")
+        _call(case, *words, "--first", "12h", *options)
+        assert file.read_text().startswith(before)
+        out[case] = file.read_text().removeprefix(before).lstrip("\n")
     return out
 
 
@@ -220,24 +222,21 @@ def _tabulated(folder: Path, program: str, names: Sequence[str], runner: Sequenc
     key.write_text(KEY)
     key.chmod(0o600)
 
-    def execute(case: str, kind: str, *options: Any) -> Path:
-        out = folder / case.replace(" ", "-")
-        _call(
-            case, "tabulate", "execute", made.parameters, made.data, out, "--program", kind,
-            "--key-file", key, *options,
-        )  # fmt: skip
+    def execute(case: str, name: str, limit: tuple[float, float] | None, noise: str) -> Path:
+        out, own = folder / case.replace(" ", "-"), program if limit else "p"
+        file = project(
+            folder, made, name=name, secret=f"file:{key}", limit=limit, program=own, noise=noise
+        )
+        _call(case, "census", "execute", "--project", file, "--out", out, *runner)
         return out
 
     if program == "h":
-        persons = execute("persons for households", "p")
+        persons = execute("persons for households", "persons", None, "census")
         shutil.copytree(persons / "t1", made.data / "pop-group-totals.txt")
-    unit = {"p": "person", "h": "household"}[program]
-    place = accounts.create(folder / "ledger.db", program, (200.0, 1e-9), unit)
-    account = ("--ledger", place.path, "--data-set", program, "--account-id", place.id)
-    noises = {"census noise": [], "rounded noise": ["--noise", "rounded"]}
+    name, limit = {"p": "persons", "h": "households"}[program], (200.0, 1e-9)
+    noises = {"census noise": "census", "rounded noise": "rounded"}
     return {
-        case: of_files(execute(case, program, *account, *options, *runner), names)
-        for case, options in noises.items()
+        case: of_files(execute(case, name, limit, noise), names) for case, noise in noises.items()
     }
 
 

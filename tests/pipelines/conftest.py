@@ -12,57 +12,48 @@ from tests.kafka_broker import Broker
 if TYPE_CHECKING:
     from tests.pipelines.kafka_jobs import Driver
 
-TEMPLATE = """
-[source]
-kind = "{kind}"
+TEMPLATE = """\
+version = 1
+
+[data_set.shop]
+unit = {{ name = "user" }}
+insecure_test_secret = "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f"
+
+[table.visits]
 path = "{pattern}"
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "key" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "records"
-kind = "count"
-[[aggregate]]
-name = "total"
-kind = "sum"
-column = "value"
-clamp = [0, 10]
-[time]
+format = "{kind}"
+unit_column = "user"
+time_column = "time"
+
+[job.daily]
+table = "visits"
+key = ["key"]
+aggregate.records = {{ kind = "count" }}
+aggregate.total = {{ kind = "sum", column = "value", bounds = [0, 10] }}
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-02T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-epsilon = 6.0
-delta = 1e-9
+release_every = "6h"
+budget = {{ epsilon = 6.0, delta = 1e-9, covers = "lifetime" }}
 contributions = 4
-insecure_test_key = "{key}"
-[sink]
-kind = "{sink}"
-path = "releases"
-[performance]
 batch_rows = {batch_rows}
+sink = {{ kind = "{sink}", path = "releases" }}
 """
 
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Callable[..., Job]:
-    """``make_job(kind, sink=..., batch_rows=...)`` writes and loads a job file."""
+    """``make_job(kind, sink=..., batch_rows=...)`` writes a project file and loads its job."""
 
     def make(
         kind: str = "csv", pattern: str = "", sink: str = "parquet", batch_rows: int = 1000
     ) -> Job:
         text = TEMPLATE.format(
-            kind=kind,
-            pattern=pattern or f"in/*.{kind}",
-            sink=sink,
-            batch_rows=batch_rows,
-            key="0f" * 32,
+            kind=kind, pattern=pattern or f"in/*.{kind}", sink=sink, batch_rows=batch_rows
         )
-        (tmp_path / "job.toml").write_text(text)
+        (tmp_path / "dpstream.toml").write_text(text)
         (tmp_path / "in").mkdir(exist_ok=True)
-        return load_job(tmp_path / "job.toml")
+        return load_job(tmp_path / "dpstream.toml")
 
     return make
 

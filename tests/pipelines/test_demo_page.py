@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from dpstream.accounting.budget import allocate
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
-from dpstream.pipelines.jobs.job import decode_job, job_of
+from dpstream.pipelines.jobs.job import job_in
+from dpstream.pipelines.project.project import decode_project
 from tests.reports import Page
 
 KEYS = (("EWR", "UA"), ("JFK", "B6"))
@@ -37,7 +38,7 @@ def demo_page() -> str:
     text = (
         resources.files("dpstream.pipelines").joinpath("examples/flights.toml").read_text("utf-8")
     )
-    plan = job_of(decode_job(text.encode()), Path("/nowhere/flights.toml")).plan
+    plan = job_in(decode_project(text.encode(), Path("/nowhere/dpstream.toml"))).plan
     summary = "Released: 80 rows.\nMedian distance: 21."
     return page(plan, allocate(plan), finals(), finals(), KEYS, summary)
 

@@ -22,10 +22,11 @@ from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.schema import create_tables
 from tests import accounts, emulator
 from tests.faults.processes import files
-from tests.pipelines.operate.test_state_view import JOB
+from tests.pipelines.operate.test_state_view import PROJECT, with_account
+from tests.projects import typed
 from tests.refusing import CANARY, refusing
 
-RUN_ID = 'insecure_test_run_id = "22222222222222222222222222222222"\n[state]'
+RUN_ID = 'insecure_test_run_id = "22222222222222222222222222222222"\nshards = 3'
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,13 +51,13 @@ def write_job(folder: Path, store: str) -> Path:
             day, clock = divmod(hour, 24)
             rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
-    text = JOB.replace("[state]", RUN_ID).replace("sqlite:state/s.db", store)
-    accounts.write(folder / "job.toml", text)
-    return folder / "job.toml"
+    text = PROJECT.replace("shards = 3", RUN_ID).replace("state/s.db", store)
+    accounts.write(folder / "dpstream.toml", text)
+    return folder / "dpstream.toml"
 
 
 def call(*args: str | Path, code: int = 0) -> dict[str, object]:
-    result = CliRunner().invoke(cli, [*map(str, args), "--json"])
+    result = CliRunner().invoke(cli, [*typed(*args), "--json"])
     assert result.exit_code == code, result.output
     text = result.stdout if code == 0 else result.stderr
     return json.loads(text.strip().splitlines()[-1])  # type: ignore[no-any-return]
@@ -81,12 +82,7 @@ def test_a_job_runs_on_spanner_by_its_url(tmp_path: Path, url: str) -> None:
 def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
     """Token and ledger's end live in the database: charged once, an older one is refused."""
     there = write_job(tmp_path / "job", url)
-    accounts.write(
-        there,
-        there.read_text()
-        + '[ledger]\npath = "book/ledger.db"\ndata_set = "visits"\n'
-        + "limit = { epsilon = 30.0, delta = 0.05 }\n",
-    )
+    accounts.write(there, with_account((30.0, 0.05), "book/ledger.db", there.read_text()))
     create_tables(connect(url))
     for resumed in (False, True):
         assert call("run", there)["resumed"] is resumed
@@ -104,11 +100,7 @@ def test_a_database_without_tables_is_refused(tmp_path: Path, url: str) -> None:
     create_tables(connect(url))
 
 
-LEDGER = """[ledger]
-path = "ledger.db"
-data_set = "pages"
-limit = { epsilon = 20.0, delta = 1e-2 }
-[sink]"""
+LIMIT = (20.0, 1e-2)
 
 
 def test_a_database_that_refuses_costs_nothing(
@@ -116,7 +108,7 @@ def test_a_database_that_refuses_costs_nothing(
 ) -> None:
     """No charge, no folder of releases; and the error shows nothing of the database's text."""
     there = write_job(tmp_path / "job", "spanner://p/i/d")
-    accounts.write(there, there.read_text().replace("[sink]", LEDGER))
+    accounts.write(there, with_account(LIMIT, text=there.read_text()))
     for code, words in (
         (grpc.StatusCode.PERMISSION_DENIED, "may not use"),
         (grpc.StatusCode.UNAUTHENTICATED, "credentials"),
@@ -127,7 +119,7 @@ def test_a_database_that_refuses_costs_nothing(
         spanner_client._connect.cache_clear()
         assert words in str(error["rule"]) and CANARY not in json.dumps(error)
         assert not (tmp_path / "job" / "out").exists()
-        ledger = accounts.opened(tmp_path / "job" / "ledger.db", "pages")
+        ledger = accounts.opened(tmp_path / "job" / "ledger.db", "d")
         assert ledger.entries() == []
         ledger.close()
 
@@ -135,7 +127,7 @@ def test_a_database_that_refuses_costs_nothing(
 @pytest.mark.parametrize("store", ["spanner:", "spanner://p/i", "spanner://P/i/d", "spanner:p/i/d"])
 def test_urls_that_name_no_database(tmp_path: Path, store: str) -> None:
     error = call("plan", write_job(tmp_path / "job", store), code=2)
-    assert error["field"] == "store" and "P/i/d" not in json.dumps(error)
+    assert error["field"] == "job.pages.store" and "P/i/d" not in json.dumps(error)
 
 
 def test_the_plan_says_how_many_shards_avoid_parts(tmp_path: Path) -> None:
@@ -163,8 +155,8 @@ def test_the_life_of_a_store_by_commands(tmp_path: Path, url: str) -> None:
     assert call("state", "reshard", job, "--shards", "5")["kept"] is None
     accounts.write(job, job.read_text().replace("shards = 3", "shards = 5"))
     assert call("run", job)["resumed"] is True and files(out) == expected
-    assert call("state", "restore", job, tmp_path / "b", code=2)["field"] == "store"
-    call("state", "restore", job, tmp_path / "b", "--replace")
+    assert call("state", "restore", "pages", job, tmp_path / "b", code=2)["field"] == "store"
+    call("state", "restore", "pages", job, tmp_path / "b", "--replace")
     accounts.write(job, job.read_text().replace("shards = 5", "shards = 3"))
     assert call("run", job)["resumed"] is True and files(out) == expected
     call("state", "expire", job, "--releases-before", "2024-01-02T00:00:00Z")
@@ -180,7 +172,7 @@ def test_the_life_of_a_store_by_commands(tmp_path: Path, url: str) -> None:
 def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> None:
     """Shards change under it; the next run catches up with what it has published."""
     path = write_job(tmp_path / "job", url)
-    text = path.read_text().replace("[sink]", LEDGER)
+    text = with_account(LIMIT, text=path.read_text())
     accounts.write(path, text)
     call("state", "init", path)
     shards = load_job(path).state.shards
@@ -189,7 +181,7 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
     def begin(job: Job) -> object:
         begun = real(job)
         subprocess.run(
-            [sys.executable, "-m", "dpstream", "state", "reshard", str(path),
+            [sys.executable, "-m", "dpstream", "state", "reshard", "--project", str(path),
              "--shards", "5"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             check=True, capture_output=True, timeout=120,

@@ -37,6 +37,7 @@ from tests import accounts, emulator
 from tests.faults.filecalls.commands import COMMANDS, STATEMENT
 from tests.faults.processes import files
 from tests.pipelines.ask.kinds import Said, typed
+from tests.pipelines.operate.test_state_view import with_account
 from tests.pipelines.session import small
 from tests.pipelines.sql import test_registration
 from tests.pipelines.sql.asking import COUNTED, FRESH, dp
@@ -45,7 +46,7 @@ from tests.pipelines.tabulation.office import office
 from tests.pipelines.test_spanner_job import call, write_job
 from tests.pipelines.tuning import asking as tuning
 
-LIMIT = "limit = { epsilon = 21.0, delta = 0.011, allow_large_delta = true }\n"
+LIMIT = (21.0, 0.011)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,13 +67,16 @@ def charges(url: str) -> list[Charge]:
     return accounts.charges(url)
 
 
-def charged_job(folder: Path, ledger: str, made: bool = True) -> Path:
+def charged_job(folder: Path, account: str, made: bool = True) -> Path:
     """A job, and its account unless it is not to be made."""
-    job = write_job(folder, "sqlite:state/s.db")
-    line = LIMIT if made else f'id = "{accounts.ID}"\n'
-    accounts.write(
-        job, job.read_text() + f'[ledger]\npath = "{ledger}"\ndata_set = "visits"\n{line}'
-    )
+    job = write_job(folder, "state/s.db")
+    text = with_account(LIMIT, account, job.read_text())
+    if made:
+        accounts.write(job, text)
+    else:
+        given = f"limit = {{ epsilon = {LIMIT[0]!r}, delta = {LIMIT[1]!r} }}"
+        assert given in text
+        job.write_text(text.replace(given, f'id = "{accounts.ID}"'))
     return job
 
 
@@ -87,16 +91,18 @@ def test_a_stream(tmp_path: Path, url: str) -> None:
         assert len(charges(url)) == 1
     expected = files(tmp_path / "a" / "out")
     assert len(expected) >= 8 and files(tmp_path / "b" / "out") == expected
-    assert "older or forked" in str(call("run", tmp_path / "copy" / "job.toml", code=3)["rule"])
+    assert "older or forked" in str(
+        call("run", tmp_path / "copy" / "dpstream.toml", code=3)["rule"]
+    )
     for account in (call("account", "show", there), call("account", "show", url)):
-        assert account["data_set"] == "visits" and account["charges"] == 1
-    text = (tmp_path / "b" / "job.toml").read_text()
+        assert account["data_set"] == "d" and account["charges"] == 1
+    text = (tmp_path / "b" / "dpstream.toml").read_text()
     accounts.write(
-        tmp_path / "copy" / "job.toml",
+        tmp_path / "copy" / "dpstream.toml",
         text.replace("s.db", "new.db").replace("2222222222", "3333333333"),
     )
     shutil.rmtree(tmp_path / "copy" / "out", ignore_errors=True)
-    error = call("run", tmp_path / "copy" / "job.toml", code=3)
+    error = call("run", tmp_path / "copy" / "dpstream.toml", code=3)
     assert error["field"] == "account.limit" and len(charges(url)) == 1
 
 
@@ -105,11 +111,13 @@ def test_an_account_that_is_not_made(tmp_path: Path) -> None:
     url = emulator.fresh_url()
     job = charged_job(tmp_path / "job", url, made=False)
     error = call("run", job, code=2)
-    assert error["field"] == "account.path" and "dpstream account create" in str(error["fix"])
+    assert str(error["field"]).endswith("account.path") and "dpstream account create" in str(
+        error["fix"]
+    )
     assert not (tmp_path / "job" / "out").exists()
-    given = ("--data-set", "visits", "--unit", "user", "--type", "int")
+    given = ("--data-set", "d", "--unit", "user", "--type", "int")
     made = call("account", "create", url, *given, "--epsilon", "30", "--delta", "1e-2")
-    assert call("run", job, code=3)["field"] == "account.id"
+    assert str(call("run", job, code=3)["field"]).endswith("account.id")
     accounts.write(job, job.read_text().replace(accounts.ID, str(made["id"])))
     call("run", job)
     assert len(charges(url)) == 1
@@ -135,9 +143,9 @@ def test_urls_that_name_no_ledger(tmp_path: Path, path: str) -> None:
 
 def test_a_store_and_its_ledger_are_two_databases(tmp_path: Path) -> None:
     job = charged_job(tmp_path / "job", "spanner://p/i/d", made=False)
-    accounts.write(job, job.read_text().replace("sqlite:state/s.db", "spanner://p/i/d"))
+    accounts.write(job, job.read_text().replace("state/s.db", "spanner://p/i/d"))
     error = call("run", job, code=2)
-    assert error["field"] == "account.path" and "of its own" in str(error["fix"])
+    assert str(error["field"]).endswith("account.path") and "of its own" in str(error["fix"])
 
 
 def test_a_question(tmp_path: Path, url: str) -> None:
@@ -180,16 +188,15 @@ def test_a_tuning(tmp_path: Path, url: str) -> None:
     (tmp_path / "in").mkdir()
     tuning_key(tmp_path)
     (tmp_path / "in" / "a.csv").write_text(tuning.records(tuning.USERS))
-    job = tmp_path / "job.toml"
-    accounts.write(job, tuning.JOB.replace("ledger.db", url))
-    tuning.done(tuning.choose(job))
+    project = tmp_path / "dpstream.toml"
+    tuning.write(project, ("deliveries.account.db", url))
+    tuning.done(tuning.choose(project))
     assert [c.kind for c in charges(url)] == ["choice"]
-    assert tuning.load(tmp_path / "new.toml") == ""
-    edited = (tmp_path / "new.toml").read_text().replace(url, emulator.url("none-there"))
-    accounts.write(tmp_path / "other.toml", edited)
+    assert tuning.load(project) == ""
+    project.write_text(project.read_text().replace(url, emulator.url("none-there")))
     with pytest.raises(UsageError) as refused:
-        load_job(tmp_path / "other.toml")
-    assert refused.value.field == "account.path"
+        load_job(project, "new")
+    assert refused.value.field == "data_set.deliveries.account.path"
 
 
 def tuning_key(folder: Path) -> None:
@@ -201,16 +208,15 @@ def tuning_key(folder: Path) -> None:
 def test_a_session(tmp_path: Path, url: str) -> None:
     """Questions, allotments, re-asks and closed ranges, from two places at once."""
     config = small.config_at(tmp_path)
-    text = (tmp_path / "TABLE.toml").read_text()
-    accounts.write(tmp_path / "TABLE.toml", text.replace("ledger.db", url))
+    text = (tmp_path / "dpstream.toml").read_text()
+    (tmp_path / "dpstream.toml").write_text(text.replace("ledger.db", url))
     with contextlib.closing(accounts.of_records(url, config.account.data_set)) as ledger:
         for event in accounts.events(config.base / "ledger.db"):
             if isinstance(event, TableNamed):
                 ledger.name_table(event.id)
     for head_file in tmp_path.glob("dpstream-*.head"):
         head_file.unlink()  # of the account of the same id that the file named before
-    with Session(tmp_path / "TABLE.toml", "alice") as mine, \
-            Session(tmp_path / "TABLE.toml", "bob") as other:  # fmt: skip
+    with Session(tmp_path, analyst="alice") as mine, Session(tmp_path, analyst="bob") as other:
         first = mine.where("epsilon >= 1").count(0.5)
         assert other.where("epsilon >= 1").count(0.5).receipt == first.receipt
         allotment = other.where("epsilon >= 1").as_pinq(0.5)

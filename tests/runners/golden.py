@@ -36,64 +36,67 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 #: Name.txt -> digest of all published bytes and the first rows; name -> committed numbers.
 STREAMS, NUMBERS = GOLDEN / "streams", GOLDEN / "calibrations.json"
 START = "2024-01-01T00:00:00Z"
+DAY = {"start": START, "end": "2024-01-02T00:00:00Z", "window": "1d", "release_every": "1h"}
 COUNT = {"n": {"kind": "count"}}
 SUM = {"total": {"kind": "sum", "column": "value", "bounds": [-3, 7], "grid": 0.5}}
 MEAN = {"level": {"kind": "mean", "column": "value", "bounds": [-2, 6], "grid": 0.25}}
 PEOPLE = {"people": {"kind": "units"}}
 #: Beside MEAN it is made from its sums.
 TWIN = {"levels": {"kind": "sum", "column": "value", "bounds": [-2, 6], "grid": 0.25}}
-PLAIN = {
-    "table": "visits",
-    "key": ["key"],
-    "aggregate": COUNT,
-    "start": START,
-    "end": "2024-01-02T00:00:00Z",
-    "window": "1d",
-    "release_every": "1h",
-    "contributions": 6,
-    "shards": 3,
-    "insecure_test_run_id": "22" * 16,
-}
+SLIDING = {"window": "6h", "slide": "2h", "release_every": "30m"}
 
-#: Name -> what differs from the plain job, which has every default: fields of the job, and what its
-#: files and its sink are, the column that is their stamp, and what the budget covers.
+#: Name -> what differs from the plain job, which has every default: fields of the job, of its
+#: mechanism and of its table, what its budget covers, and the kind of its files.
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {},
     # Most keys are silent in most of the steps, and are released in all of them.
-    "silent": {"release_every": "10m", "contributions": 3},
+    "silent": {"job": {"release_every": "10m", "contributions": 3}},
     "tree": {"mechanism": {"strategy": "tree"}, "aggregate": COUNT | SUM},
     "blt": {"mechanism": {"strategy": "blt"}, "aggregate": COUNT | SUM | PEOPLE},
     "dense": {"mechanism": {"strategy": "dense"}, "aggregate": COUNT | SUM},
-    "toeplitz": {"mechanism": {"strategy": "toeplitz"}, "aggregate": MEAN, "files": "csv"},
+    "toeplitz": {"mechanism": {"strategy": "toeplitz"}, "aggregate": MEAN, "kind": "csv"},
     "rounds": {"mechanism": {"mode": "rounds", "final_flush": True}},
-    "sliding": {"window": "6h", "slide": "2h", "release_every": "30m"},
+    "sliding": {"job": SLIDING},
     "periods": {
-        "window": "2h", "release_every": "20m", "covers": "window", "contributions": 3,
-        "files": "jsonl",
+        "job": {"window": "2h", "release_every": "20m", "contributions": 3},
+        "covers": "2h",
+        "kind": "jsonl",
     },
-    "late": {"window": "4h", "allowed_lateness": "1h", "max_skew": "1m", "stamp": "arrived"},
-    "fused": {"per_key_bound": 1, "aggregate": PEOPLE},
-    "combined": {"per_key_bound": 1, "mechanism": {"combine": True}, "contributions": 8},
-    "shared": {"contributions": 8, "aggregate": COUNT | MEAN},
+    "late": {
+        "job": {"window": "4h", "allowed_lateness": "1h", "max_skew": "1m"},
+        "table": {"stamp": "arrived"},
+    },
+    "fused": {"job": {"per_key_bound": 1}, "aggregate": PEOPLE},
+    "combined": {"job": {"per_key_bound": 1, "contributions": 8}, "mechanism": {"combine": True}},
+    "shared": {"job": {"contributions": 8}, "aggregate": COUNT | MEAN},
     "repeats": {
-        "window": "6h", "slide": "2h", "release_every": "30m", "per_key_bound": 2,
-        "contributions": 12, "aggregate": COUNT | PEOPLE | SUM,
+        "job": {**SLIDING, "per_key_bound": 2, "contributions": 12},
+        "aggregate": COUNT | PEOPLE | SUM,
     },
-    "no_skip": {"contributions": 8, "mechanism": {"skip": False}, "aggregate": COUNT | SUM},
+    "no_skip": {
+        "job": {"contributions": 8}, "mechanism": {"skip": False}, "aggregate": COUNT | SUM,
+    },
     "weights": {
-        "contributions": 8, "mechanism": {"skip": True, "weights": {"offset": 1, "power": 2}},
+        "job": {"contributions": 8},
+        "mechanism": {"skip": True, "weights": {"offset": 1, "power": 2}},
     },
     # Keys that one window selects are published in the later ones.
     "remembered": {
-        "window": "4h", "release_every": "20m", "allowed_lateness": "1h", "stamp": "arrived",
-        "contributions": 8, "aggregate": COUNT | SUM,
+        "job": {
+            "window": "4h", "release_every": "20m", "allowed_lateness": "1h", "contributions": 8,
+        },
+        "table": {"stamp": "arrived"},
+        "aggregate": COUNT | SUM,
     },
     "remembered_a_while": {
-        "window": "6h", "slide": "2h", "release_every": "30m",
-        "mechanism": {"weights": "uniform"}, "aggregate": COUNT | PEOPLE, "remember_keys": "5h",
+        "job": {**SLIDING, "remember_keys": "5h"},
+        "mechanism": {"weights": "uniform"},
+        "aggregate": COUNT | PEOPLE,
     },
-    "derived": {"aggregate": TWIN | MEAN | COUNT, "files": "csv"},
-    "public": {"public_keys": "stream/keys/public.csv", "aggregate": COUNT | SUM, "sink": "csv"},
+    "derived": {"aggregate": TWIN | MEAN | COUNT, "kind": "csv"},
+    "public": {
+        "job": {"public_keys": "stream/keys/public.csv"}, "aggregate": COUNT | SUM, "sink": "csv",
+    },
 }  # fmt: skip
 
 
@@ -130,32 +133,37 @@ def golden_job(name: str, stream: Path, folder: Path) -> Job:
     """Write and load the project file of a golden job.
 
     Args:
-        stream: where `write_stream` wrote; folder: for the file, the job's state and releases.
+        stream: where `write_stream` wrote; folder: for the file, its state and releases.
     """
-    own = dict(JOBS[name])
-    files, covers = own.pop("files", "parquet"), own.pop("covers", "lifetime")
-    stamp = {"stamp": own.pop("stamp")} if "stamp" in own else {}
-    sections: dict[str, Any] = {
-        "version": 1,
-        "data_set": {"visitors": {"unit": {"name": "user"}, "insecure_test_secret": "0f" * 32}},
-        "table": {
-            "visits": {
-                "path": f"stream/*.{files}", "unit_column": "user", "time_column": "time", **stamp
-            }
-        },
-        "job": {
-            "golden": {
-                **PLAIN,
-                "budget": {"epsilon": 6.0, "delta": 1e-6, "covers": covers},
-                "sink": {"kind": own.pop("sink", "jsonl"), "path": "releases"},
-                **own,
-            }
-        },
+    own = JOBS[name]
+    table = {
+        "path": f"stream/*.{own.get('kind', 'parquet')}",
+        "unit_column": "user",
+        "time_column": "time",
+        **own.get("table", {}),
+    }
+    job = {
+        "table": "records",
+        "key": ["key"],
+        "aggregate": own.get("aggregate", COUNT),
+        **DAY,
+        "budget": {"epsilon": 6.0, "delta": 1e-6, "covers": own.get("covers", "lifetime")},
+        "contributions": 6,
+        "insecure_test_run_id": "22" * 16,
+        "shards": 3,
+        "sink": {"kind": own.get("sink", "jsonl"), "path": "releases"},
+        "mechanism": own.get("mechanism", {}),
+        **own.get("job", {}),
+    }
+    data_set = {"unit": {"name": "user"}, "insecure_test_secret": "0f" * 32}
+    sections = {
+        "version": 1, "data_set": {"recorded": data_set}, "table": {"records": table},
+        "job": {"golden": job},
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stream").symlink_to(stream)  # the path in the plan is part of what is hashed
     (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
-    return load_job(folder / "dpstream.toml")
+    return load_job(folder)
 
 
 def published(job: Job) -> dict[str, bytes]:

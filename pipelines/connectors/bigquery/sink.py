@@ -8,7 +8,7 @@ with offsets, and pending ones, are exactly once only for who knows the stream's
 service chooses: a worker that dies takes it along.)  The service takes such rows as Protocol
 Buffers only, not as Arrow.
 
-Tables (``python -m dpstream.pipelines.connectors.bigquery.sink JOB.toml`` prints their definition):
+Tables (``python -m dpstream.pipelines.connectors.bigquery.sink JOB`` prints their definition):
 the releases, key ``release_id``; and ``TABLE_seals`` (name, run_id, value), key ``name``, for seals
 and manifests, named and worded as in `pipelines.connectors.messages`.  A seal is appended after all
 its rows are acknowledged.

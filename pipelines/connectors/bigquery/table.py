@@ -36,9 +36,7 @@ _REQUEST_BYTES = 4 << 20
 #: One connection, and how many requests (of 4 MB) it carries.
 CALL_SECONDS, CALL_REQUESTS = 60.0, 8
 _STORAGE = "google.cloud.bigquery_storage_v1"
-_MAKE = (
-    "make it: python -m dpstream.pipelines.connectors.bigquery.sink JOB.toml prints its definition"
-)
+_MAKE = "make it: python -m dpstream.pipelines.connectors.bigquery.sink JOB prints its definition"
 
 
 class ColumnType(NamedTuple):

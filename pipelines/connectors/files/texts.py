@@ -79,7 +79,7 @@ def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
                 f"column '{column}'",
                 f"is not, or not just once, in the header of a CSV file of {len(header)} columns "
                 f"(found: {', '.join(present) or 'none of those the job names'})",
-                "correct [schema], [[aggregate]] or the file's first line",
+                "correct the job, its table or the file's first line",
             )
     return [header.index(column) for column in columns]
 

@@ -27,7 +27,7 @@ class _Role(NamedTuple):
     """What a job uses a column for.
 
     Attributes:
-        field: of the job file, for the error.
+        field: of the job, for the error.
         column: its name.
         fits: whether a type can be used.
         need: what it needs, in words.
@@ -162,7 +162,7 @@ def _time(where: str, column: str, micros: bool, job: Job) -> _Role:
             name = _quoted(column)
             seconds = _rewrite(job, f"* REPLACE (to_timestamp({name}) AS {name})")
             also = (
-                f'if it counts microseconds, write event_time = {{ column = "{column}", type ='
+                f'if it counts microseconds, write time_column = {{ column = "{column}", type ='
                 ' "micros" }; '
                 if _types.is_integer(kind)
                 else ""

@@ -1,9 +1,9 @@
 """Kafka's client library as sources and sinks use it: options, making clients, answers, errors.
 
 ``options`` of a job are settings of librdkafka, secrets by reference.  A literal secret would stand
-in the job file and be shipped to the workers with the pipeline, so settings that hold one must name
-an environment variable: ``env:NAME``.  Settings that make the client load code, run a command, or
-open files other than certificates are refused: whoever may write a job's options must not get more
+in the project file and be shipped to the workers with the pipeline, so settings that hold one
+must name an environment variable: ``env:NAME``.  Settings that make the client load code, run a
+command, or open files other than certificates are refused: whoever may write a job's options must not get more
 than the job.
 
 librdkafka connects, retries and backs off by itself; nothing is tried again here but what it leaves

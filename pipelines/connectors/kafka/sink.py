@@ -62,7 +62,7 @@ class KafkaSink(ReadableSink):
     """A topic.
 
     Args:
-        servers, topic, options: as in the job file.
+        servers, topic, options: as in the job.
         line: the public time axis, by which a row's text names its window.
     """
 

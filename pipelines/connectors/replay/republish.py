@@ -190,7 +190,7 @@ class IntoKafka(Target):
 
     Args:
         servers, topic: where.
-        options: further settings of the client, as in a job file; secrets as ``env:NAME``.
+        options: further settings of the client, as in a job; secrets as ``env:NAME``.
     """
 
     def __init__(self, servers: str, topic: str, options: Mapping[str, str] | None = None) -> None:

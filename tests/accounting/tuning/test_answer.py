@@ -91,7 +91,7 @@ def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
     for other in (msgspec.structs.replace(budget, sound=False), spent):
         choice = tuned.describe(plan, other)
         assert choice["total"]["epsilon"] is None and "together" not in choice["words"]
-    assert "clamps of total" in choice["words"] and describe(plan, budget)["choice"] is None
+    assert "bounds of total" in choice["words"] and describe(plan, budget)["choice"] is None
 
 
 def test_proxy_is_a_warning_in_the_plan() -> None:
@@ -102,7 +102,7 @@ def test_proxy_is_a_warning_in_the_plan() -> None:
     plan = make_plan()
     two = Tuned("proxy", ("total", "level"))
     (words,) = two.warnings()
-    assert "and clamps of total, level chosen from other data" in words
+    assert "and bounds of total, level chosen from other data" in words
     assert two.describe(plan, allocate(plan)) == {"how": "proxy", "words": words}
     tuned = Tuned("proxy")
     warnings = describe(plan, allocate(plan), tuned)["warnings"]

@@ -60,7 +60,7 @@ def test_how_exact(plan: Plan) -> None:
     for size, of in zip((100, 1_000), total["sizes"], strict=True):
         assert of["sd"] == columns["total"] and of["relative"] == of["sd"] / (7 * size)
     assert (count["of"], mean["of"], total["of"]) == (
-        "", "of the clamp's width", "of records at the bound",
+        "", "of the bounds' width", "of records at the bound",
     )  # fmt: skip
 
 

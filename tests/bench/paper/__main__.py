@@ -25,7 +25,7 @@ MODES = click.option(
     multiple=True,
     default=("sticky", "combined", "tree", "rounds", "paper"),
     show_default=True,
-    help=f"Settings of [privacy]: {', '.join(NAMED)}, NAME,key=value or key=value.",
+    help=f"Settings of the mechanism: {', '.join(NAMED)}, NAME,key=value or key=value.",
 )
 WITH_BASELINES = click.option(
     "--baselines",

@@ -1,8 +1,8 @@
-"""Job files of experiments: the generated day, one key column, COUNT(*) by default."""
+"""Project files of experiments: the generated day, one key column, COUNT(*) by default."""
 
 import glob
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,42 +39,47 @@ class Setting(NamedTuple):
 
 
 def write_job(
-    frame: Frame, setting: Setting, aggregates: Sequence[dict[str, Any]] | None = None
+    frame: Frame, setting: Setting, aggregates: Mapping[str, dict[str, Any]] | None = None
 ) -> Path:
-    """Write a job file and a fresh noise key into a fresh folder below ``frame.folder``.
+    """Write a project file and a fresh secret into a fresh folder below ``frame.folder``.
 
     Without ``aggregates`` one column ``count``: of records, or of users (``Mode.kind``).
     """
-    aggregates = aggregates or ({"name": "count", "kind": setting.mode.kind},)
     name = f"{setting.mode.slug}-T{setting.triggers}-C{setting.contributions}-"
     frame.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=name, dir=frame.folder))
     new_key(folder / "noise.key")
-    tables = {
-        "source": {"kind": "parquet", "path": _pattern(frame.data)},
-        "schema": {
-            "unit": {"column": "user", "type": frame.user_type},
-            "key": [{"column": "key", "type": "string"}],
-            "event_time": {"column": "time"},
-        },
-        "time": {
-            "start": "2024-01-01T00:00:00Z",
-            "end": "2024-01-02T00:00:00Z",
-            "window": "1d",
-            "trigger_every": f"{DAY_MICROS // setting.triggers}us",
-        },
-        "privacy": {
-            "epsilon": frame.epsilon,
-            "delta": frame.delta,
-            "contributions": setting.contributions,
-            "key_file": "noise.key",
-            **setting.mode.privacy,
-        },
-        "state": {"store": "sqlite:state.db", "shards": frame.shards},
+    job = {
+        "table": "day",
+        "key": ["key"],
+        "aggregate": dict(aggregates or {"count": {"kind": setting.mode.kind}}),
+        "start": "2024-01-01T00:00:00Z",
+        "end": "2024-01-02T00:00:00Z",
+        "window": "1d",
+        "release_every": f"{DAY_MICROS // setting.triggers}us",
+        "budget": {"epsilon": frame.epsilon, "delta": frame.delta, "covers": "lifetime"},
+        "contributions": setting.contributions,
+        **setting.mode.job,
+        "mechanism": setting.mode.mechanism,
+        "store": "state.db",
+        "shards": frame.shards,
         "sink": {"kind": "parquet", "path": "releases"},
     }
-    path = folder / "job.toml"
-    path.write_text(tomlkit.dumps({"aggregate": list(aggregates), **tables}), encoding="utf-8")
+    sections = {
+        "version": 1,
+        "data_set": {
+            "day": {
+                "unit": {"name": "user", "type": frame.user_type},
+                "secret": "file:noise.key",
+            }
+        },
+        "table": {
+            "day": {"path": _pattern(frame.data), "unit_column": "user", "time_column": "time"}
+        },
+        "job": {"day": job},
+    }
+    path = folder / "dpstream.toml"
+    path.write_text(tomlkit.dumps(sections), encoding="utf-8")
     return path
 
 

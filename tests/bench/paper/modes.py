@@ -1,14 +1,15 @@
-"""What ``--modes`` names: settings of a job's ``[privacy]`` table.
+"""What ``--modes`` names: settings of a job's mechanism.
 
     sticky                             a named setting: the product's defaults, in which published
                                        keys take no selection weight (section 9)
     tree toeplitz blt dense            every record counts equally, one noise strategy each
     weights per_key combined fused     ways to more keys and less error (mechanism.md section 8)
     combined,skip=false                as runs were before published keys were skipped
-    sticky,strategy=toeplitz           with one more key of [privacy]
-    per_key_bound=1,weights={power=1}  keys of [privacy] alone; values as in TOML, texts unquoted
+    sticky,strategy=toeplitz           with one more field of mechanism
+    per_key_bound=1,weights={power=1}  fields alone; values as in TOML, texts unquoted
 
-Keys and values are not judged here: they pass into the job, which refuses what it does not know.
+``per_key_bound`` is a field of the job itself.  Fields and values are not judged here: they pass
+into the job, which refuses what it does not know.
 """
 
 import itertools
@@ -40,14 +41,26 @@ NAMED: dict[str, dict[str, Any]] = {
     PUBLISHED: {"mode": "rounds", "strategy": "tree"},
 }
 #: Set by options of their own, alike for all modes and baselines.
-_ELSEWHERE = {"epsilon", "delta", "contributions", "period", "key", "key_file"}
+_ELSEWHERE = {"epsilon", "delta", "contributions", "covers", "secret"}
+#: Fields of the job itself.
+_OWN = {"per_key_bound"}
 
 
 class Mode(NamedTuple):
-    """A mode: its name as written, and the keys of ``[privacy]`` it sets."""
+    """A mode: its name as written, and the fields that it sets."""
 
     name: str
-    privacy: dict[str, Any]
+    fields: dict[str, Any]
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """Fields of the job."""
+        return {name: value for name, value in self.fields.items() if name in _OWN}
+
+    @property
+    def mechanism(self) -> dict[str, Any]:
+        """Fields of its mechanism."""
+        return {name: value for name, value in self.fields.items() if name not in _OWN}
 
     @property
     def kind(self) -> str:
@@ -71,22 +84,22 @@ def parse_mode(text: str) -> Mode:
     Raises:
         UsageError: neither a known name nor key=value.
     """
-    privacy: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for index, part in enumerate(_parts(text)):
         key, equals, value = part.partition("=")
         if not equals and index == 0 and part in NAMED:
-            privacy |= NAMED[part]
+            fields |= NAMED[part]
         elif not equals or not re.fullmatch(r"[a-z_]+", key):
             raise UsageError(
                 "--modes",
                 "is not NAME, NAME,key=value or key=value,...",
-                f"names are {', '.join(NAMED)}; keys are those of [privacy]",
+                f"names are {', '.join(NAMED)}; fields are those of mechanism",
             )
         elif key in _ELSEWHERE:
             raise UsageError("--modes", f"cannot set {key}", "it is the same for all modes")
         else:
-            privacy[key] = _value(value)
-    return Mode(text, privacy)
+            fields[key] = _value(value)
+    return Mode(text, fields)
 
 
 def _parts(text: str) -> list[str]:

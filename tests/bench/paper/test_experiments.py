@@ -143,7 +143,7 @@ def test_first_rows_are_those_of_a_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "privacy"),
+    ("text", "fields"),
     [
         ("sticky", {"mode": "sticky"}),
         ("rounds+flush", {"mode": "rounds", "strategy": "tree", "final_flush": True}),
@@ -158,14 +158,14 @@ def test_first_rows_are_those_of_a_loop() -> None:
         ),
     ],
 )
-def test_modes(text: str, privacy: dict[str, Any]) -> None:
+def test_modes(text: str, fields: dict[str, Any]) -> None:
     mode = parse_mode(text)
-    assert mode.privacy == privacy and mode.name == text
+    assert mode.fields == fields and mode.name == text
     assert mode.slug == Path(mode.slug).name
-    assert parse_toml(tomlkit.dumps({"privacy": mode.privacy}).encode())["privacy"] == privacy
+    assert parse_toml(tomlkit.dumps({"all": mode.fields}).encode())["all"] == fields
 
 
-@pytest.mark.parametrize("text", ["stiky", "", "sticky,rounds", "epsilon=9", "a b=1", "key_file=x"])
+@pytest.mark.parametrize("text", ["stiky", "", "sticky,rounds", "epsilon=9", "a b=1", "secret=x"])
 def test_modes_that_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_mode(text)
@@ -208,7 +208,7 @@ def test_table1_command(tmp_path: Path) -> None:
     assert "--modes sticky rounds,selection_share=0.5 " in saved["command"]
     assert rows["sticky"]["keys"] > 50 and rows["sticky"]["l1"] < rows["sticky"]["records"] / 2
     assert {p.name for p in out.parent.iterdir()} == {"t.json", "t.png", "t.svg"}
-    jobs = sorted((tmp_path / "runs").glob("*/job.toml"))
+    jobs = sorted((tmp_path / "runs").glob("*/dpstream.toml"))
     assert ["selection_share = 0.5" in job.read_text() for job in jobs] == [True, False]
     keys = {(job.parent / "noise.key").read_text() for job in jobs}
     assert len(keys) == 2, "every run has a key of its own"
@@ -226,7 +226,7 @@ def test_figure10_command(tmp_path: Path) -> None:
 MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("--modes", "stiky"), "--modes"),
     (("--modes", "sticky,strategy=tre"), "mechanism.strategy"),
-    (("--modes", "sticky,per_key=1"), "privacy.per_key"),
+    (("--modes", "sticky,per_key=1"), "mechanism.per_key"),
     (("--triggers", "7"), "--triggers"),
     (("--out", "result.txt"), "--out"),
     (("--users", "100000000"), "users"),
@@ -250,7 +250,7 @@ def test_mistakes_cost_nothing(
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     from tests.bench.paper.one_run import in_child
 
-    with pytest.raises(UsageError, match="job file"):
+    with pytest.raises(UsageError, match=r"none\.toml"):
         in_child("tests.bench.paper.one_run", str(tmp_path / "none.toml"))
 
 

@@ -9,22 +9,22 @@ from tests.bench.paper.modes import NAMED, parse_mode
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_a_name_is_its_settings(name: str) -> None:
     mode = parse_mode(name)
-    assert mode.privacy == NAMED[name]
+    assert mode.fields == NAMED[name]
     assert (mode.kind == "units") is (name == "fused") and mode.published is (name == "paper")
 
 
 def test_more_keys_and_keys_alone() -> None:
     mode = parse_mode("sticky,strategy=toeplitz,weights={power=1, offset=2.5},final_flush=true")
-    assert mode.privacy == {
+    assert mode.fields == {
         "mode": "sticky", "strategy": "toeplitz", "final_flush": True,
         "weights": {"power": 1, "offset": 2.5},
     }  # fmt: skip
-    assert parse_mode("per_key_bound=1").privacy == {"per_key_bound": 1}
+    assert parse_mode("per_key_bound=1").fields == {"per_key_bound": 1}
     assert "strategy" not in NAMED["sticky"]
-    assert parse_mode("combined,skip=false").privacy == NAMED["combined"] | {"skip": False}
+    assert parse_mode("combined,skip=false").fields == NAMED["combined"] | {"skip": False}
 
 
-@pytest.mark.parametrize("text", ["best", "", "sticky,tree", "sticky,A=1", "epsilon=3", "key=x"])
+@pytest.mark.parametrize("text", ["best", "", "sticky,tree", "sticky,A=1", "epsilon=3", "secret=x"])
 def test_what_is_no_mode(text: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_mode(text)

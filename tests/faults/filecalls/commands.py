@@ -45,39 +45,6 @@ store = "state/s.db"
 shards = 1
 sink = {{ kind = "csv", path = "out" }}
 """
-#: The same job as `dpstream choose` takes it, and as commands of earlier commits do.
-JOB_FILE = f"""
-[source]
-kind = "csv"
-path = "in.csv"
-[schema]
-unit = {{ column = "user", type = "int" }}
-key = [{{ column = "page" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
-start = "2024-01-01T00:00:00Z"
-end = "2024-01-03T00:00:00Z"
-window = "1d"
-trigger_every = "12h"
-[privacy]
-epsilon = 15.0
-delta = 1e-3
-contributions = 6
-insecure_test_key = "{KEY}"
-[state]
-store = "sqlite:state/s.db"
-shards = 1
-[sink]
-kind = "csv"
-path = "out"
-[ledger]
-path = "account/ledger.db"
-data_set = "d"
-limit = {{ epsilon = 90.0, delta = 0.02, allow_large_delta = true }}
-"""
 PROJECT = """
 version = 1
 [data_set.d]
@@ -95,27 +62,19 @@ STATEMENT = (
     "FROM visits GROUP BY page"
 )
 SESSION = f"""
-[ledger]
-path = "account/ledger.db"
-data_set = "d"
-[privacy]
-insecure_test_key = "{KEY}"
-[table]
-name = "small"
-folder = "small.table"
-records = "small.csv"
-id = "name"
-[[dimension]]
-name = "a"
-type = "integer"
-low = 0
-high = 4
-[[dimension]]
-name = "epsilon"
-type = "budget"
-most = 2.0
-step = 0.25
+version = 1
+[data_set.d]
+account = {{ path = "account/ledger.db" }}
+insecure_test_secret = "{KEY}"
 """
+TABLE = """
+[table.small]
+path = "small.csv"
+record_id = "name"
+dimension.a = { type = "integer", low = 0, high = 4 }
+dimension.epsilon = { type = "budget", most = 2.0, step = 0.25 }
+"""
+SESSION += TABLE
 WORKLOAD = {
     "domain": [{"name": "page", "values": [f"p{n}" for n in range(4)]}],
     "queries": [{"factors": {"page": "range"}}],
@@ -126,12 +85,6 @@ def stream(folder: Path) -> None:
     """A job in a project file, and its records."""
     visits(folder)
     accounts.write(folder / "dpstream.toml", STREAM)
-
-
-def job_file(folder: Path) -> None:
-    """The same job in a file of its own."""
-    visits(folder)
-    accounts.write(folder / "job.toml", JOB_FILE)
 
 
 def visits(folder: Path) -> None:
@@ -155,26 +108,34 @@ def catalog(folder: Path) -> None:
     (folder / "noise.key").chmod(0o600)
 
 
+def choosing(folder: Path) -> None:
+    """The same records, and a job without contributions in a project file."""
+    visits(folder)
+    bound = "contributions = 6\n"
+    assert bound in STREAM
+    accounts.write(folder / "dpstream.toml", STREAM.replace(bound, ""))
+
+
 def session(folder: Path) -> None:
     """Thirty records with budgets of their own."""
     rows = [f"r{n},{n % 4},{2 if n % 3 else 1.5}" for n in range(30)]
     (folder / "small.csv").write_text("\n".join(["name,a,epsilon", *rows]) + "\n")
-    accounts.write(folder / "small.toml", SESSION)
+    accounts.write(folder / "dpstream.toml", SESSION)
 
 
 def without_account(folder: Path) -> None:
-    """The records and the table's file, which names no account yet; one of persons is there."""
+    """The records and the project file, whose account is not made yet."""
     session(folder)
     (folder / "account" / "ledger.db").unlink()
-    (folder / "small.toml").write_text(SESSION)
-    accounts.create(folder / "shop.db", "shop")
+    (folder / "dpstream.toml").write_text(SESSION)
 
 
 def wider(folder: Path) -> None:
-    """The same table, and a file with one value more, which names no account yet."""
+    """The same table, and one with one value more."""
     session(folder)
-    text = SESSION.replace("high = 4", "high = 5").replace("small.table", "wide.table")
-    (folder / "wide.toml").write_text(text)
+    wide = TABLE.replace("high = 4", "high = 5").replace("table.small", "table.wide")
+    with open(folder / "dpstream.toml", "a") as file:
+        file.write(wide)
 
 
 def records(folder: Path) -> None:
@@ -201,11 +162,35 @@ def totals(folder: Path) -> None:
     shutil.copytree(folder / "persons" / "t1", folder / "data" / "pop-group-totals.txt")
 
 
-def census(folder: Path) -> None:
-    """A key and the account; `tabulate generate` writes the rest."""
+#: Of persons or households with an account, and of persons without one.
+CENSUS = """\
+version = 1
+[data_set.d]
+unit = {{ name = "{unit}" }}
+account = {{ path = "account/ledger.db", id = "{id}" }}
+secret = "file:noise.key"
+[data_set.free]
+secret = "file:noise.key"
+[census.paid]
+data_set = "d"
+parameters = "parameters"
+data = "data"
+program = "{program}"
+[census.free]
+data_set = "free"
+parameters = "parameters"
+data = "data"
+"""
+
+
+def census(folder: Path, unit: str = "person") -> None:
+    """A secret, the project file and the account; `census generate` writes the rest."""
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
-    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), "person")
+    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), unit)
+    program = {"person": "p", "household": "h"}[unit]
+    text = CENSUS.format(unit=unit, program=program, id=accounts.ID)
+    (folder / "dpstream.toml").write_text(text)
 
 
 def kept(folder: Path) -> None:
@@ -220,9 +205,7 @@ def put_back(folder: Path) -> None:
 
 def homes(folder: Path) -> None:
     """The same, of households."""
-    census(folder)
-    (folder / "account" / "ledger.db").unlink()
-    accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), "household")
+    census(folder, "household")
 
 
 def released(*places: str) -> Callable[[Path, Ended], Any]:
@@ -358,15 +341,14 @@ def unanswered(path: Path) -> int:
         return int(db.execute("SELECT COUNT(*) FROM requests WHERE receipt IS NULL").fetchone()[0])
 
 
-CHARGED = ("--ledger", "account/ledger.db", "--data-set", "d", "--account-id", accounts.ID)
 CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
 RECOVER = ("account", "recover", "d")
 LIMIT = ("account", "limit", "--epsilon", "99", "--delta", "1e-3")
-GENERATE = ("tabulate", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
-EXECUTE = ("tabulate", "execute", "parameters", "data")
+GENERATE = ("census", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
+EXECUTE, FREELY = (("census", "execute", name, "--out") for name in ("paid", "free"))
 RUN, PURELY = ("run", "--quiet"), "--mechanism=geometric"
 ANSWER = ("answer", "asked.json", "dpstream.toml", "--cache", "cache", "--quiet", "--out")
-CHOOSE = ("choose", "job.toml", "--first", "1d", "--epsilon", "9", "--out", "chosen.toml")
+CHOOSE = ("choose", "daily", "--first", "1d", "--epsilon", "9", "--as", "chosen")
 SQL = ("sql", STATEMENT, "--json")
 QUANTILES = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 5, delta = 1e-6) "
@@ -378,16 +360,16 @@ INIT = (
     *("--contributions", "6", "--units", "60", "--records", "300", "--keys", "4"),
     *("--out", "new.toml"),
 )
-ASK = ("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
-MADE = ("session", "init", "small.toml")
-ALLOT = ("session", "allot", "small.toml", "later", *ASK[4:6], "--epsilon", "0.5")
-STAND = ("session", "stand", "small.toml", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
+ASK = ("session", "ask", "small", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
+MADE = ("session", "init", "small")
+ALLOT = ("session", "allot", "small", "later", *ASK[4:6], "--epsilon", "0.5")
+STAND = ("session", "stand", "small", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
          "--arrival", "a", "--width", "2", "--until", "4", "--tick", "1", "--json")  # fmt: skip
-BUDGET = ("session", "budget", "small.toml", "--json")
+BUDGET = ("session", "budget", "small", "--json")
 INFO = ("state", "info", "--json")
 COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
-    "init": Command(job_file, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
+    "init": Command(stream, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
                     done="exists", then=("plan", "new.toml", "--json")),
     "key new": Command(empty, ("key", "new", "noise.key"), lines("noise.key"), charged=None,
                        repeats=False, done="exists"),
@@ -408,25 +390,24 @@ COMMANDS: Mapping[str, Command] = {
     "workload plan": Command(stream, ("workload", "plan", "asked.json", "--epsilon", "1",
                                       "--delta", "1e-6", "--cache", "cache", "--json"),
                              printed("rmse"), charged=None),
-    "choose": Command(job_file, CHOOSE, released("chosen.toml")),
-    "choose --fresh": Command(job_file, (*CHOOSE[:-1], "again.toml", "--fresh"), nothing, (CHOOSE,),
+    "choose": Command(choosing, CHOOSE, released("dpstream.toml")),
+    "choose --fresh": Command(choosing, (*CHOOSE[:-1], "again", "--fresh"), nothing, (CHOOSE,),
                               repeats=False, done="exists", anew=True),
     "sql": Command(catalog, SQL, printed("rows")),
     "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
     "sql, quantiles": Command(catalog, ("sql", QUANTILES, "--json"), printed("rows")),
     "session init": Command(session, MADE, nothing, charged=None, repeats=False,
                             done="holds a table already", then=BUDGET),
-    "session init --new-account": Command(without_account, (*MADE, "--new-account"), nothing,
-                                          charged=None, repeats=False,
-                                          done="holds a table already", then=BUDGET),
-    "session migrate": Command(wider, ("session", "migrate", "small.toml", "wide.toml"),
-                               released("wide.toml"), (MADE, ASK),
-                               then=("session", "budget", "wide.toml", "--json")),
-    "session add": Command(records, ("session", "add", "small.toml", "more.csv"), nothing,
+    "session init, with an account": Command(without_account, MADE, nothing, charged=None,
+                                             repeats=False, done="holds a table already",
+                                             then=BUDGET),
+    "session migrate": Command(wider, ("session", "migrate", "small", "wide"), nothing,
+                               (MADE, ASK), then=("session", "budget", "wide", "--json")),
+    "session add": Command(records, ("session", "add", "small", "more.csv"), nothing,
                            (MADE,), charged=None, then=BUDGET),
-    "session replace": Command(records, ("session", "replace", "small.toml", "other.csv"),
+    "session replace": Command(records, ("session", "replace", "small", "other.csv"),
                                nothing, (MADE,), charged=None, then=BUDGET),
-    "session delete": Command(records, ("session", "delete", "small.toml", "gone.csv"), nothing,
+    "session delete": Command(records, ("session", "delete", "small", "gone.csv"), nothing,
                               (MADE,), charged=None, then=BUDGET),
     "session ask": Command(session, (*ASK, "--json"), printed("rows"), (MADE,)),
     "session ask --fresh": Command(session, (*ASK, "--fresh"), nothing, (MADE, ASK), anew=True),
@@ -435,30 +416,26 @@ COMMANDS: Mapping[str, Command] = {
     "session ask --from": Command(session, (*ASK, "--from", "later", "--json"), printed("rows"),
                                   (MADE, ALLOT)),
     "session allot": Command(session, ALLOT, nothing, (MADE,), then=BUDGET),
-    "session select": Command(session, ("session", "select", "small.toml", "rich",
+    "session select": Command(session, ("session", "select", "small", "rich",
                                         "--with-epsilon", "1"), nothing, (MADE,), charged=None),
-    "session close": Command(session, ("session", "close", "small.toml", "--arrival", "a",
+    "session close": Command(session, ("session", "close", "small", "--arrival", "a",
                                        "--before", "2"), nothing, (MADE,), repeats=False,
                              done="closed", then=BUDGET),
     "session stand": Command(session, STAND, printed("rows"), (MADE,)),
-    "session picture": Command(session, ("session", "picture", "small.toml", "--out", "p.html"),
+    "session picture": Command(session, ("session", "picture", "small", "--out", "p.html"),
                                picture, (MADE, ASK, ALLOT)),
-    "tabulate generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
-                                 charged=None),
-    "tabulate execute": Command(census, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key"),
-                                released("out"), (GENERATE,)),
-    "tabulate execute --fresh": Command(
-        census, (*EXECUTE, "again", *CHARGED, "--key-file", "noise.key", "--fresh"), nothing,
-        (GENERATE, (*EXECUTE, "out", *CHARGED, "--key-file", "noise.key")), repeats=False,
-        done="exists|not empty", anew=True),
-    "tabulate execute, households": Command(
-        homes, (*EXECUTE, "out", "--program", "h", *CHARGED, "--key-file", "noise.key"),
-        released("out"),
-        (GENERATE, (*EXECUTE, "persons", "--key-file", "noise.key"), totals)),
-    "tabulate report": Command(
-        census, ("tabulate", "report", "parameters", "data", "page", "--run", "out"),
-        nothing, (GENERATE, (*EXECUTE, "out", "--key-file", "noise.key")), charged=None,
-        repeats=False, done="exists|not empty"),
+    "census generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
+                               charged=None),
+    "census execute": Command(census, (*EXECUTE, "out"), released("out"), (GENERATE,)),
+    "census execute --fresh": Command(
+        census, (*EXECUTE, "again", "--fresh"), nothing, (GENERATE, (*EXECUTE, "out")),
+        repeats=False, done="exists|not empty", anew=True),
+    "census execute, households": Command(
+        homes, (*EXECUTE, "out"), released("out"), (GENERATE, (*FREELY, "persons"), totals)),
+    "census report": Command(
+        census, ("census", "report", "free", "--out", "page", "--run", "out"),
+        nothing, (GENERATE, (*FREELY, "out")), charged=None, repeats=False,
+        done="exists|not empty"),
     "state init": Command(stream, ("state", "init"), nothing, repeats=False,
                           done="exists|holds a run", then=INFO),
     "state backup": Command(stream, ("state", "backup", "--out", "b"),
@@ -492,16 +469,14 @@ READ_ONLY: Mapping[str, Command] = {
     "state info": Command(stream, INFO, nothing, (RUN,)),
     "answer --dry-run": Command(stream, ("answer", "asked.json", "dpstream.toml", "--strategy",
                                          "identity", "--dry-run"), nothing),
-    "choose --dry-run": Command(job_file, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
+    "choose --dry-run": Command(choosing, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
     "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
     "session plan": Command(session, ("session", "plan", *ASK[2:]), nothing, (MADE, ASK)),
     "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),
-    "session transcript": Command(session, ("session", "transcript", "small.toml"), nothing,
+    "session transcript": Command(session, ("session", "transcript", "small"), nothing,
                                   (MADE, ASK, ALLOT)),
-    "tabulate validate": Command(census, ("tabulate", "validate", "parameters", "data"), nothing,
-                                 (GENERATE,)),
-    "tabulate plan": Command(census, ("tabulate", "plan", "parameters", "data", *CHARGED),
-                             nothing, (GENERATE,)),
+    "census validate": Command(census, ("census", "validate", "paid"), nothing, (GENERATE,)),
+    "census plan": Command(census, ("census", "plan", "paid"), nothing, (GENERATE,)),
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
     "audit": Command(stream, ("audit", "--trials", "200"), nothing),
 }  # fmt: skip

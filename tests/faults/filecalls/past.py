@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.damage import flip
-from tests.faults.filecalls.commands import ASK, JOB_FILE, SESSION, WORKLOAD
+from tests.faults.filecalls.commands import KEY, WORKLOAD
 from tests.faults.filecalls.disk import NAMES, UNLINK, WRITE, Call, Disk, calls
 from tests.faults.filecalls.server import ACTIONS, Ended, library
 
@@ -39,6 +39,62 @@ main()
 _LEDGER = "account/ledger.db"
 RUN = ("run", "job.toml", "--quiet")
 ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
+ASK = ("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
+#: A job and a session's table had files of their own then.
+JOB_FILE = f"""
+[source]
+kind = "csv"
+path = "in.csv"
+[schema]
+unit = {{ column = "user", type = "int" }}
+key = [{{ column = "page" }}]
+event_time = {{ column = "time" }}
+[[aggregate]]
+name = "n"
+kind = "count"
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-03T00:00:00Z"
+window = "1d"
+trigger_every = "12h"
+[privacy]
+epsilon = 15.0
+delta = 1e-3
+contributions = 6
+insecure_test_key = "{KEY}"
+[state]
+store = "sqlite:state/s.db"
+shards = 1
+[sink]
+kind = "csv"
+path = "out"
+[ledger]
+path = "account/ledger.db"
+data_set = "d"
+limit = {{ epsilon = 90.0, delta = 0.02, allow_large_delta = true }}
+"""
+SESSION = f"""
+[ledger]
+path = "account/ledger.db"
+data_set = "d"
+[privacy]
+insecure_test_key = "{KEY}"
+[table]
+name = "small"
+folder = "small.table"
+records = "small.csv"
+id = "name"
+[[dimension]]
+name = "a"
+type = "integer"
+low = 0
+high = 4
+[[dimension]]
+name = "epsilon"
+type = "budget"
+most = 2.0
+step = 0.25
+"""
 #: How many records are added between two askings of one question.
 ADDED = 37
 

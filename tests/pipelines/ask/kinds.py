@@ -50,7 +50,8 @@ class Kind(NamedTuple):
         change: makes the rows those of a name of ``ROWS``.
         private: names of files and folders that hold rows.
         plant: adds private rows that hold a text.
-        lost: output that is removed before the question is asked again.
+        lost: output that is removed before the question is asked again: files, folders, a section
+            at the end of the project file.
         large: options with which the account allows one charge and not two, once its limit is
             ``limit``; no limit: a fifth above what one charge costs.
         in_memory: a function on a table: rows cannot be missing, and what nobody foresaw is raised
@@ -112,6 +113,10 @@ def world(kind: Kind, folder: Path) -> None:
 def emptied(kind: Kind) -> None:
     """Remove the output, as somebody does who wants it again."""
     for name in kind.lost:
+        if name.startswith("["):
+            file = Path("dpstream.toml")
+            file.write_text(file.read_text().partition(f"\n{name}\n")[0])
+            continue
         for path in [Path(name), *Path(name).rglob("*")][::-1]:
             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -167,14 +172,14 @@ def _session(rows: str) -> None:
     elif rows != "same":
         numbers = {7} if rows == "neighbour" else set(range(30)) - {7}
         Path("more.csv").write_text("name\n" + "".join(f"r{n}\n" for n in sorted(numbers)))
-        outcome = typed("session", "delete", "small.toml", "more.csv")
+        outcome = typed("session", "delete", "small", "more.csv")
         assert outcome.code == 0, outcome.stderr
 
 
 def _session_record(name: str) -> None:
     """A record of a name is added to a session's table."""
     Path("more.csv").write_text(f"name,a,epsilon\n{name},1,2\n")
-    outcome = typed("session", "add", "small.toml", "more.csv")
+    outcome = typed("session", "add", "small", "more.csv")
     assert outcome.code == 0, outcome.stderr
 
 
@@ -248,7 +253,7 @@ KINDS = {
     "keys in SQL": Kind(COMMANDS["sql"], _keys_in_sql, USERS, VISITS, RARE, selects=True),
     "sql": Kind(COMMANDS["sql"], _by_command("sql"), USERS, VISITS, RARE, selects=True),
     "tuning": Kind(
-        COMMANDS["choose"], _by_command("choose"), USERS, VISITS, RARE, ("chosen.toml",),
+        COMMANDS["choose"], _by_command("choose"), USERS, VISITS, RARE, ("[job.chosen]",),
         limit=(13.0, 0.02), no_runner="it reads the first hours alone, in the process that asks",
     ),
     "workload pure": Kind(
@@ -263,8 +268,8 @@ KINDS = {
         COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,
         ("small.csv", "more.csv", "small.table"), _session_record, large=("--epsilon", "1.25"),
     ),
-    "census persons": _census("tabulate execute", "person", "023|"),
-    "census households": _census("tabulate execute, households", "household", "72|"),
+    "census persons": _census("census execute", "person", "023|"),
+    "census households": _census("census execute, households", "household", "72|"),
 }  # fmt: skip
 #: A run of a stream is not asked once: its store fixes its input.
 STREAM = Kind(

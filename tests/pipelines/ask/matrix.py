@@ -83,7 +83,7 @@ CHECKS = (
         row: f"{FAULTS}test_file_calls.py::test_every_call[{case}]"
         for row, case in {
             "stream": "run", "frame": "frame", "tuning": "choose", "session": "session ask",
-            "workload": "answer --mechanism=geometric", "census": "tabulate execute, households",
+            "workload": "answer --mechanism=geometric", "census": "census execute, households",
             "keys only": "keys",
         }.items()
     }),

@@ -55,18 +55,20 @@ def changed(job: Job, *edits: tuple[str, str]) -> Job:
 
 def test_text_and_exit_code(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
-    result = call("audit", job.path, "--trials", "600", "--picture", tmp_path / "audit.png")
+    result = call(
+        "audit", "--project", job.path, "--trials", "600", "--picture", tmp_path / "audit.png"
+    )
     assert result.exit_code == 0, result.output
     for word in ("Claim", "Visible", "Proven", "values", "selection", "alone", "consistent"):
         assert word in result.stdout
     assert (tmp_path / "audit.png").read_bytes()[:4] == b"\x89PNG"
     with smaller_noise(4.0):
-        result = call("audit", job.path, "--trials", "600")
+        result = call("audit", "--project", job.path, "--trials", "600")
     assert result.exit_code == 5 and "REFUTED by values" in result.stdout
 
 
 def test_json(make_job: MakeJob) -> None:
-    result = call("audit", make_job().path, "--trials", "600", "--json", "--seed", "3")
+    result = call("audit", "--project", make_job().path, "--trials", "600", "--json", "--seed", "3")
     report = json.loads(result.stdout)
     assert report["verdict"] == "consistent" and report["claim"]["epsilon"] == 6.0
     assert 0 < report["lower_bound"]["epsilon"] <= report["visible"]["epsilon"] * 1.3
@@ -80,13 +82,13 @@ def test_json(make_job: MakeJob) -> None:
     "flags", [("--trials", "10"), ("--confidence", "1"), ("--confidence", "0.2"), ("--seed", "-1")]
 )
 def test_refused_figures(make_job: MakeJob, flags: tuple[str, str]) -> None:
-    result = call("audit", make_job().path, *flags)
+    result = call("audit", "--project", make_job().path, *flags)
     assert result.exit_code == 2 and flags[0] in result.stderr
 
 
 def test_picture_that_cannot_be_written(make_job: MakeJob, tmp_path: Path) -> None:
     path = tmp_path / "none" / "audit.png"
-    result = call("audit", make_job().path, "--trials", "300", "--picture", path)
+    result = call("audit", "--project", make_job().path, "--trials", "300", "--picture", path)
     assert result.exit_code == 4 and "--picture" in result.stderr
 
 
@@ -94,13 +96,12 @@ def test_nothing_of_the_job_is_touched(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its key is never read, its folder stays as it was, and no budget is charged."""
-    ledger = '[ledger]\npath = "ledger.db"\ndata_set = "d"\nlimit = { epsilon = 1, delta = 0.01 }\n'
+    account = 'account = { path = "shop.account.db", limit = { epsilon = 1, delta = 0.01 } }'
     job = changed(
         make_job(),
-        (f'insecure_test_key = "{"0f" * 32}"', 'key_file = "noise.key"'),
-        ("[sink]", ledger + "[sink]"),
+        (f'insecure_test_secret = "{"0f" * 32}"', f'secret = "file:shop.secret"\n{account}'),
     )
-    (tmp_path / "noise.key").write_text("not a key")
+    (tmp_path / "shop.secret").write_text("not a key")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     read, key_refs = references.read_key, []
     monkeypatch.setattr(
@@ -128,33 +129,35 @@ def test_same_key_same_answer_and_fresh_keys_differ(make_job: MakeJob) -> None:
     assert not np.array_equal(other.families[0].scores.without, scores[0])
 
 
+SHARED = ("contributions = 4", "contributions = 4\nmechanism.periods_share_windows = true")
+HOURS = ('covers = "lifetime"', 'covers = "18h"')
 SHAPES: dict[str, list[tuple[str, str]]] = {
-    "int key": [('key = [{ column = "key" }]', 'key = [{ column = "key", type = "int" }]')],
+    "int key": [('key = ["key"]', 'key = [{ column = "key", type = "int" }]')],
     "bytes key and unit": [
-        ('key = [{ column = "key" }]', 'key = [{ column = "key", type = "bytes" }]'),
-        ('unit = { column = "user" }', 'unit = { column = "user", type = "bytes" }'),
+        ('key = ["key"]', 'key = [{ column = "key", type = "bytes" }]'),
+        ('unit = { name = "user" }', 'unit = { name = "user", type = "bytes" }'),
     ],
     "several keys": [
         (
-            'key = [{ column = "key" }]',
+            'key = ["key"]',
             'key = [{ column = "a", type = "bool" }, { column = "b" }, { column = "c" }]',
         ),
-        ('unit = { column = "user" }', 'unit = { column = "user", type = "int" }'),
+        ('unit = { name = "user" }', 'unit = { name = "user", type = "int" }'),
     ],
     "sliding windows": [('window = "1d"', 'window = "12h"\nslide = "6h"')],
     "many windows and periods": [
-        ("2024-01-02T", "2024-02-01T"), ("contributions = 4", 'contributions = 4\nperiod = "1d"'),
+        ("2024-01-02T", "2024-02-01T"), ('covers = "lifetime"', 'covers = "1d"'),
     ],
     "two periods in a window": [
-        ("contributions = 4", 'contributions = 4\nperiod = "12h"\nperiods_share_windows = true'),
+        ('covers = "lifetime"', 'covers = "12h"'), SHARED,
     ],
     "stamps and lateness": [
         ('path = "in/*.csv"', 'path = "in/*.csv"\nstamp = "arrived"'),
-        ('trigger_every = "6h"', 'trigger_every = "6h"\nallowed_lateness = "12h"\nmax_skew = "1h"'),
+        ('release_every = "6h"', 'release_every = "6h"\nallowed_lateness = "12h"\nmax_skew = "1h"'),
     ],
-    "one trigger": [('trigger_every = "6h"', 'trigger_every = "24h"')],
+    "one trigger": [('release_every = "6h"', 'release_every = "24h"')],
     "one contribution": [("contributions = 4", "contributions = 1")],
-    "a bound below zero": [("clamp = [0, 10]", "clamp = [-7, -2]")],
+    "a bound below zero": [("bounds = [0, 10]", "bounds = [-7, -2]")],
 }  # fmt: skip
 
 
@@ -173,7 +176,7 @@ def test_shapes_of_jobs(make_job: MakeJob, name: str) -> None:
 
 
 def test_jobs_without_room_for_numbers(make_job: MakeJob) -> None:
-    bools = [('key = [{ column = "key" }]', 'key = [{ column = "key", type = "bool" }]')]
+    bools = [('key = ["key"]', 'key = [{ column = "key", type = "bool" }]')]
     with pytest.raises(UsageError, match=r"key"):
         audit(changed(make_job(), *bools), Ask(trials=200))
 
@@ -200,8 +203,7 @@ def test_the_windows_of_an_audit_are_counted_at_once_and_bounded(
 ) -> None:
     """Windows of a day that slide by the hour meet a second period where the first one ends."""
     hour = 3_600_000_000
-    shared = "period = '18h'\nperiods_share_windows = true"
-    plan = changed(make_job(), ("contributions = 4", f"contributions = 4\n{shared}")).plan
+    plan = changed(make_job(), HOURS, SHARED).plan
     lengths = {"window": 24 * hour, "slide": hour, "trigger_every": hour}
     counts = {}
     for days in (1, 2, 7, 30, 365):
@@ -224,16 +226,14 @@ def test_the_windows_of_an_audit_are_counted_at_once_and_bounded(
 
 
 def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> None:
-    shared = "period = '18h'\nperiods_share_windows = true"
     days = ("2024-01-02T", "2024-02-01T")
-    job = changed(make_job(), days, ("contributions = 4", f"contributions = 4\n{shared}"))
+    job = changed(make_job(), days, HOURS, SHARED)
     assert job.plan.timeline.periods_met == 2
     short = audited_plan(job.plan)
     assert (short.timeline.windows, short.design.units_alone) == (2, 2)
     sliding = changed(
-        make_job(), days, ("contributions = 4", f"contributions = 4\n{shared}"),
-        ('window = "1d"', 'window = "12h"\nslide = "6h"'),
-    ).plan  # fmt: skip
+        make_job(), days, HOURS, SHARED, ('window = "1d"', 'window = "12h"\nslide = "6h"')
+    ).plan
     short = audited_plan(sliding)
     assert (
         short.design.units_alone == sliding.design.units_alone == 2 and short.timeline.windows == 4
@@ -243,7 +243,7 @@ def test_a_person_of_several_periods_is_audited_as_such(make_job: MakeJob) -> No
     assert list(ends) == [1, 2, 2, *[4] * (count - 3)]
     result = audit(job, Ask(trials=300, fixed=FIXED))
     assert result.alone is not None and result.alone.units == 2 and not result.refuted
-    refused = changed(make_job(), days, ("contributions = 4", "contributions = 4\nperiod = '18h'"))
+    refused = changed(make_job(), days, HOURS)
     with pytest.raises(PolicyError, match="can meet 2 periods"):
         audit(refused, Ask(trials=300))
 

@@ -12,36 +12,37 @@ import pyarrow.parquet as pq
 
 from tests.pipelines.cli.called import call
 
-JOB = """
-[source]
-kind = "parquet"
+PROJECT = """
+version = 1
+[data_set.v]
+unit = { name = "user" }
+secret = "file:noise.key"
+[table.visits]
 path = "visits.parquet"
-[schema]
-unit = "user"
+unit_column = "user"
+time_column = "at"
+[job.daily]
+table = "visits"
 key = ["page"]
-event_time = "at"
-[[aggregate]]
-name = "visits"
-kind = "count"
-[[aggregate]]
-name = "spent"
-kind = "sum"
-column = "amount"
-clamp = [0, 10]
-[time]
+aggregate.visits = { kind = "count" }
+aggregate.spent = { kind = "sum", column = "amount", bounds = [0, 10] }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-03T00:00:00Z"
 window = "1d"
-trigger_every = "1d"
-[privacy]
-epsilon = 6.0
-delta = 1e-6
+release_every = "1d"
+budget = { epsilon = 6.0, delta = 1e-6, covers = "lifetime" }
 contributions = 4
-key_file = "noise.key"
-[sink]
-kind = "parquet"
-path = "releases"
+sink = { kind = "parquet", path = "releases" }
 """
+
+
+def with_account(limit: float, text: str = PROJECT, delta: float = 1e-5) -> str:
+    """The project file with an account of its data set."""
+    given = f"limit = {{ epsilon = {limit!r}, delta = {delta!r} }}"
+    unit = 'unit = { name = "user" }\n'
+    return text.replace(unit, f'{unit}account = {{ path = "ledger.db", {given} }}\n')
+
+
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 START = 1_704_067_200_000_000
 
@@ -68,12 +69,12 @@ def lines_of(table: pa.Table) -> str:
 
 
 class Hour:
-    """A stranger's folder: data, job file, noise key; and the last message that they got."""
+    """A stranger's folder: data, project file, secret; and the last message that they got."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.message = folder, ""
         self.put("visits.parquet", visits())
-        (folder / "job.toml").write_text(JOB)
+        (folder / "dpstream.toml").write_text(PROJECT)
         assert call("key", "new", folder / "noise.key").exit_code == 0
 
     def put(self, name: str, table: pa.Table) -> None:
@@ -100,19 +101,19 @@ class Hour:
         self.put("visits.parquet", table.set_column(at, name, values))
 
     def edit(self, old: str, new: str) -> None:
-        """Change the job file, which says ``old`` once."""
-        text = (self.folder / "job.toml").read_text()
+        """Change the project file, which says ``old`` once."""
+        text = (self.folder / "dpstream.toml").read_text()
         assert text.count(old) == 1, old
-        (self.folder / "job.toml").write_text(text.replace(old, new))
+        (self.folder / "dpstream.toml").write_text(text.replace(old, new))
 
     def csv(self) -> None:
         """The data is a CSV file."""
         self.put("visits.csv", visits())
-        self.edit('kind = "parquet"\npath = "visits.parquet"', 'kind = "csv"\npath = "visits.csv"')
+        self.edit("visits.parquet", "visits.csv")
 
     def run(self, *flags: str) -> int:
-        """``dpstream run job.toml``; its exit code, what it said is the message."""
-        result = call("run", self.folder / "job.toml", "--quiet", *flags)
+        """``dpstream run``; its exit code, what it said is the message."""
+        result = call("run", "--project", self.folder, "--quiet", *flags)
         self.message = result.output
         assert "Traceback" not in self.message
         return result.exit_code
@@ -131,7 +132,7 @@ class Hour:
         return match[0]
 
     def duckdb(self, file: str = "") -> None:
-        """Run the statement of the fix where the job file is; ``file`` is put for ``FILE``."""
+        """Run the statement of the fix where the project file is; ``file`` is put for ``FILE``."""
         statement = self.shown(r"COPY \(.*\) TO '[^']*'").replace("FILE", file)
         where = self.folder.as_posix()
         for name in re.findall(r"'([\w.*/-]+\.(?:parquet|csv))'", statement):
@@ -141,8 +142,8 @@ class Hour:
     def anew(self) -> None:
         """Another store and another folder: a run that has begun goes on with what it was."""
         self.edit('path = "releases"', 'path = "again"')
-        with open(self.folder / "job.toml", "a") as file:
-            file.write('[state]\nstore = "sqlite:again.db"\n')
+        with open(self.folder / "dpstream.toml", "a") as file:
+            file.write('store = "again.db"\n')
 
 
 Step = Callable[[Hour], object]

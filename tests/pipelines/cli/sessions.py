@@ -7,21 +7,29 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
-from tests.pipelines.session.small import RECORDS, TABLE
+from tests.pipelines.session.small import PROJECT, RECORDS
+
+#: A table as commands name it: with its project file.
+Named = tuple[str, ...]
 
 
-def prepared(folder: Path, more: str = "") -> str:
-    """Records and the table's file, not loaded yet; the file's path."""
+def named(folder: Path, name: str = "small") -> Named:
+    return (name, "--project", str(folder))
+
+
+def prepared(folder: Path, more: str = "") -> Named:
+    """Records and the project file, not loaded yet."""
     (folder / "small.csv").write_text(RECORDS)
-    accounts.write(folder / "small.toml", TABLE.format(key="22" * 32, more=more))
-    return str(folder / "small.toml")
+    accounts.write(folder / PROJECT_FILE, PROJECT.format(key="22" * 32, more=more))
+    return named(folder)
 
 
-def loaded(folder: Path, more: str = "") -> str:
+def loaded(folder: Path, more: str = "") -> Named:
     """The same, with its table."""
     table = prepared(folder, more)
-    assert called("init", table).exit_code == 0
+    assert called("init", *table).exit_code == 0
     return table
 
 

@@ -16,4 +16,4 @@ def test_examples() -> None:
     ("flag", "value"), [("--trials", "10"), ("--confidence", "1"), ("--seed", "-1")]
 )
 def test_figures_that_prove_nothing(flag: str, value: str, make_job: Callable[..., Job]) -> None:
-    assert flag in refused("audit", make_job().path, flag, value)
+    assert flag in refused("audit", "--project", make_job().path, flag, value)

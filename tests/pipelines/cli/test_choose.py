@@ -1,22 +1,29 @@
 """``dpstream choose``: its examples, a place for the answer, what it says of cut and noise."""
 
-from collections.abc import Callable
+from pathlib import Path
 
 from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.pipelines.cli.choose import _told, _words
-from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.tuning.choose import Outcome
-from tests.pipelines.cli.called import examples_of, refused
+from tests.pipelines.cli.called import call, examples_of, refused
+from tests.projects import write_project
 
 
 def test_examples() -> None:
     assert len(examples_of("choose")) == 4
 
 
-def test_a_place_for_the_answer_is_needed(make_job: Callable[..., Job]) -> None:
-    path = make_job().path
-    assert "--out" in refused("choose", path)
-    assert "--first" in refused("choose", path, "--dry-run")
+def test_a_name_for_the_answer_is_needed(tmp_path: Path) -> None:
+    project = ("--project", write_project(tmp_path))
+    assert "--as" in refused("choose", *project)
+    assert "--first" in refused("choose", *project, "--dry-run")
+
+
+def test_a_job_of_any_name_can_be_looked_at(tmp_path: Path) -> None:
+    """Without a name for the answer one is taken that a section can have."""
+    write_project(tmp_path, ("[job.daily]", f"[job.{'d' * 64}]"))
+    words = ("--proxy", "none.csv", "--dry-run", "--project", tmp_path)
+    assert call("choose", *words).exit_code == 0
 
 
 def test_words_say_what_it_costs() -> None:
@@ -32,7 +39,7 @@ def test_words_say_what_it_costs() -> None:
 
 def test_words_say_what_is_cut() -> None:
     outcome = Outcome(
-        out="a/new.toml", how="proxy", contributions=80, clamps={}, cut=0.31, sd=232.0,
+        job="new", how="proxy", contributions=80, bounds={}, cut=0.31, sd=232.0,
         per_key=(PerKey(1, 448, 0.07, 128.0), PerKey(4, 200, 0.2, 250.0)), notes=(), run_id=None,
         resumed=False, insecure=False,
     )  # fmt: skip
@@ -41,7 +48,7 @@ def test_words_say_what_is_cut() -> None:
         "Cut         about 31% of all pairs" in rendered and "is about 310 short, ±232" in rendered
     )
     assert "or per_key_bound = 1, contributions = 448: cuts about 7%" in rendered
-    assert "beyond 4 records of a key" in rendered and "Job         new.toml" in rendered
+    assert "beyond 4 records of a key" in rendered and "Job         new" in rendered
     private = _told(outcome._replace(run_id="ab"), 1_000)
     assert "at least about 31%" in private and "not seen" in private
     old = _told(outcome._replace(cut=None, sd=None, per_key=()), 1_000)

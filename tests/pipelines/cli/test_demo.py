@@ -10,7 +10,7 @@ def test_examples() -> None:
 
 
 def test_what_lies_in_the_folder_is_used_and_checked(tmp_path: Path) -> None:
-    for name in ("flights.parquet", "noise.key", "flights.toml"):
+    for name in ("flights.parquet", "flights.secret", "dpstream.toml"):
         (tmp_path / name).write_text("SECRET")
     assert "SECRET" not in refused("demo", "--folder", tmp_path)
-    assert (tmp_path / "flights.toml").read_text() == "SECRET"
+    assert (tmp_path / "dpstream.toml").read_text() == "SECRET"

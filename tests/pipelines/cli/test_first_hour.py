@@ -84,7 +84,7 @@ def int_users(hour: Hour) -> None:
 
 
 def declared(hour: Hour) -> None:
-    hour.edit('unit = "user"', hour.shown(r"unit = \{.*\}"))
+    hour.edit('unit = { name = "user" }', hour.shown(r"unit = \{.*\}"))
 
 
 def packed(kind: str, ending: str) -> Step:
@@ -92,8 +92,7 @@ def packed(kind: str, ending: str) -> Step:
 
     def make(hour: Hour) -> None:
         hour.put(f"visits.{kind}.{ending}", visits())
-        old = 'kind = "parquet"\npath = "visits.parquet"'
-        hour.edit(old, f'kind = "{kind}"\npath = "visits.{kind}.{ending}"')
+        hour.edit("visits.parquet", f"visits.{kind}.{ending}")
 
     return make
 
@@ -159,13 +158,14 @@ def closed_key(hour: Hour) -> None:
 
 
 def no_key(hour: Hour) -> None:
-    hour.edit('key_file = "noise.key"\n', "")
+    hour.edit('secret = "file:noise.key"\n', "")
 
 
 def a_key(hour: Hour) -> None:
     command = hour.shown(r"dpstream key new")
     assert call(*command.split()[1:], hour.folder / "other.key").exit_code == 0
-    hour.edit("contributions = 4", 'contributions = 4\nkey_file = "other.key"')
+    line = hour.shown('secret = "[^"]*"').replace("noise.key", "other.key")
+    hour.edit("[table.visits]", f"{line}\n[table.visits]")
 
 
 def ran(*then: Step) -> Step:
@@ -179,7 +179,7 @@ def ran(*then: Step) -> Step:
 
 
 def lose_store(hour: Hour) -> None:
-    for path in hour.folder.glob("job.state.db*"):
+    for path in hour.folder.glob("daily.store.db*"):
         path.unlink()
 
 
@@ -207,28 +207,28 @@ def take_away(hour: Hour) -> None:
 def key_inside(hour: Hour) -> None:
     (hour.folder / "releases").mkdir()
     (hour.folder / "noise.key").rename(hour.folder / "releases" / "noise.key")
-    hour.edit('"noise.key"', '"releases/noise.key"')
+    hour.edit("file:noise.key", "file:releases/noise.key")
 
 
 def key_outside(hour: Hour) -> None:
     (hour.folder / "releases" / "noise.key").rename(hour.folder / "noise.key")
-    hour.edit('"releases/noise.key"', '"noise.key"')
+    hour.edit("file:releases/noise.key", "file:noise.key")
 
 
 def in_quotes(hour: Hour) -> None:
     hour.edit("start = 2024-01-01", hour.shown(r'start = "[^"]*"'))
 
 
-PATH, UNIT, KEY = 'path = "visits.parquet"', 'unit = "user"', 'key = ["page"]'
+PATH, UNIT = 'path = "visits.parquet"', 'unit_column = "user"'
 MISTAKES = {
     "a column that is not there": Mistake(
-        edit(UNIT, 'unit = "usr"'), 2, ("column 'usr'", "choose from", "user"),
+        edit(UNIT, 'unit_column = "usr"'), 2, ("column 'usr'", "choose from", "user"),
         edit('"usr"', '"user"')),
     "a column of an aggregate": Mistake(
         edit('"amount"', '"amuont"'), 2, ("column 'amuont'", "amount"),
         edit('"amuont"', '"amount"')),
     "spaces in a name": Mistake(
-        edit(UNIT, 'unit = "user "'), 2, ("column 'user '", "choose from"),
+        edit(UNIT, 'unit_column = "user "'), 2, ("column 'user '", "choose from"),
         edit('"user "', '"user"')),
     "int unit": Mistake(
         int_users, 2, ("table.unit_column", "is int64", "declared 'string'"), declared),
@@ -243,7 +243,7 @@ MISTAKES = {
         millis, 2, ("table.time_column", "if milliseconds"), from_millis),
     "microseconds since 1970": Mistake(
         micros, 2, ("table.time_column", 'type = "micros"'),
-        lambda hour: hour.edit('event_time = "at"', hour.shown(r"event_time = \{[^}]*\}"))),
+        lambda hour: hour.edit('time_column = "at"', hour.shown(r"time_column = \{[^}]*\}"))),
     "text in a sum": Mistake(
         lambda hour: hour.column("amount", visits()["amount"].cast(pa.string())), 2,
         ("aggregate.column", "is string", 'CAST("amount" AS DOUBLE)'), through_duckdb),
@@ -252,15 +252,16 @@ MISTAKES = {
         ("table.path", "matches no file: /", "data/*.parquet", "correct the path"),
         edit("data/*.parquet", "*.parquet")),
     "a folder": Mistake(
-        lambda hour: (hour.put("data/v.parquet", visits()), hour.edit(PATH, 'path = "data"')), 2,
+        lambda hour: (hour.put("data/v.parquet", visits()),
+                      hour.edit(PATH, 'path = "data"\nformat = "parquet"')), 2,
         ("table.path", "matches a folder", "pattern that matches files"),
         edit('path = "data"', 'path = "data/*.parquet"')),
     "an empty file": Mistake(
         empty_file, 2, ("table.path", "no file that is readable", "no byte"), again),
     "another kind of file": Mistake(
-        lambda hour: (hour.csv(), hour.edit('kind = "csv"', 'kind = "parquet"')), 2,
+        lambda hour: (hour.csv(), hour.edit(UNIT, f'format = "parquet"\n{UNIT}')), 2,
         ("table.path", "readable as Parquet", "correct table.format"),
-        edit('kind = "parquet"\npath = "visits.csv"', 'kind = "csv"\npath = "visits.csv"')),
+        edit('format = "parquet"', 'format = "csv"')),
     "a compressed file that is cut off": Mistake(
         cut_gz, 2, ("table.path", "no whole gzip", "make it again"),
         lambda hour: hour.put("visits.csv.gz", visits())),
@@ -274,19 +275,20 @@ MISTAKES = {
     "no header": Mistake(
         no_header, 2, ("column 'user'", "header of a CSV file", "the file's first line"),
         a_header),
-    "two aggregates of one name": Mistake(
-        edit('name = "spent"', 'name = "visits"'), 2,
-        ("aggregate.name", "'visits' would name two columns", "another name"),
-        edit('name = "visits"\nkind = "sum"', 'name = "spent"\nkind = "sum"')),
+    "two columns of one name": Mistake(
+        edit("aggregate.spent", "aggregate.page"), 2,
+        ("aggregate.name", "'page' would name two columns", "another name"),
+        edit("aggregate.page", "aggregate.spent")),
     "a name like a column of releases": Mistake(
-        edit('name = "visits"', 'name = "trigger"'), 2, ("aggregate.name", "must not be", "rename"),
-        edit('name = "trigger"', 'name = "visits"')),
-    "a reversed clamp": Mistake(
-        edit("clamp = [0, 10]", "clamp = [10, 0]"), 2, ("clamp", "reversed"),
-        lambda hour: hour.edit("clamp = [10, 0]", hour.shown(r"clamp = \[.*\]"))),
-    "no clamp": Mistake(
-        edit("clamp = [0, 10]", ""), 2, ("aggregate[1]", "needs", "clamp = [low, high]"),
-        edit('column = "amount"', 'column = "amount"\nclamp = [0, 10]')),
+        edit("aggregate.visits", "aggregate.trigger"), 2,
+        ("aggregate.name", "must not be", "rename"),
+        edit("aggregate.trigger", "aggregate.visits")),
+    "reversed bounds": Mistake(
+        edit("bounds = [0, 10]", "bounds = [10, 0]"), 2, ("bounds", "reversed"),
+        lambda hour: hour.edit("bounds = [10, 0]", hour.shown(r"bounds = \[.*\]"))),
+    "no bounds": Mistake(
+        edit(", bounds = [0, 10]", ""), 2, ("aggregate.spent", "needs", "bounds = [low, high]"),
+        edit('column = "amount"', 'column = "amount", bounds = [0, 10]')),
     "a start without zone": Mistake(
         edit('start = "2024-01-01T00:00:00Z"', 'start = "2024-01-01T00:00:00"'), 2,
         ("start", "with an offset", "T05:00:00Z"),
@@ -298,25 +300,25 @@ MISTAKES = {
         edit('window = "1d"', 'window = "1 month"'), 2, ("window", "calendar", "28d"),
         lambda hour: hour.edit('"1 month"', hour.shown("'28d'").replace("'", '"'))),
     "a trigger that does not divide": Mistake(
-        edit('trigger_every = "1d"', 'trigger_every = "7h"'), 2,
+        edit('release_every = "1d"', 'release_every = "7h"'), 2,
         ("window", "multiple of release_every"),
         edit('"7h"', '"6h"')),
     "a key that is not known": Mistake(
-        edit("epsilon =", "epsilom ="), 2, ("privacy.epsilom", "did you mean 'epsilon'"),
+        edit("epsilon =", "epsilom ="), 2, ("budget.epsilom", "did you mean 'epsilon'"),
         edit("epsilom =", "epsilon =")),
     "a number in quotes": Mistake(
         edit("epsilon = 6.0", 'epsilon = "6.0"'), 2, ("budget.epsilon", "expected float"),
         lambda hour: hour.edit('epsilon = "6.0"', hour.shown(r"epsilon = [\d.]+"))),
     "no contributions": Mistake(
         edit("contributions = 4\n", ""), 2, ("contributions", "is required"),
-        lambda hour: hour.edit("delta =", hour.shown(r"contributions = \d+") + "\ndelta =")),
+        lambda hour: hour.edit("budget =", hour.shown(r"contributions = \d+") + "\nbudget =")),
     "no noise key": Mistake(no_key, 2, ("secret", "is required to run"), a_key),
     "a key that others can read": Mistake(opened_key, 3, ("secret",), closed_key),
     "a key among the releases": Mistake(
         key_inside, 3, ("secret", "folder of the releases", "elsewhere"), key_outside),
     "an edited job": Mistake(
         ran(edit("epsilon = 6.0", "epsilon = 3.0")), 3,
-        ("store", "another plan", "restore the old job file"),
+        ("store", "another plan", "restore the old job"),
         edit("epsilon = 3.0", "epsilon = 6.0")),
     "a lost store": Mistake(
         ran(lose_store), 3, ("sink.path", "it was lost", "an empty folder"), another_folder),
@@ -362,11 +364,11 @@ def few(hour: Hour) -> None:
 
 def text_int(hour: Hour) -> None:
     hour.csv()
-    hour.edit(UNIT, 'unit = { column = "user", type = "int" }')
+    hour.edit('{ name = "user" }', '{ name = "user", type = "int" }')
 
 
 def array_of_json(hour: Hour) -> None:
-    hour.edit('kind = "parquet"\npath = "visits.parquet"', 'kind = "jsonl"\npath = "visits.json"')
+    hour.edit(PATH, 'path = "visits.json"\nformat = "jsonl"')
     rows = ",\n".join(f'{{"user": "u{n}"}}' for n in range(50))
     (hour.folder / "visits.json").write_text(f"[\n{rows}\n]\n")
 
@@ -377,10 +379,10 @@ def lines_of_json(hour: Hour) -> None:
 
 EMPTY = {
     "days without data": (other_days, ("a time before 2023-01-01T00:00:00Z",), data_days),
-    "few units": (few, ("no key has enough units", "dpstream plan job.toml"), again),
+    "few units": (few, ("no key has enough units", "dpstream plan daily"), again),
     "a type of text": (
         text_int, ("table.unit_column: column 'user' holds no int", 'type = "string"'), lambda hour:
-        hour.edit('unit = { column = "user", type = "int" }', hour.shown(r"unit = \{.*\}"))),
+        hour.edit('unit = { name = "user", type = "int" }', hour.shown(r"unit = \{.*\}"))),
     "an array of JSON": (array_of_json, ("source: there is no readable row",), lines_of_json),
 }  # fmt: skip
 
@@ -430,7 +432,7 @@ def test_what_is_no_mistake(hour: Hour, name: str) -> None:
 @pytest.mark.parametrize("flags", [(), ("--through", "2024-01-02")])
 def test_two_runs_at_once(hour: Hour, flags: tuple[str, ...]) -> None:
     """Both end well, and what is released is released once."""
-    command = [sys.executable, "-m", "dpstream", "run", str(hour.folder / "job.toml"), "--quiet"]
+    command = [sys.executable, "-m", "dpstream", "run", "--project", str(hour.folder), "--quiet"]
     command += flags
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

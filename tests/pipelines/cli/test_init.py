@@ -1,4 +1,4 @@
-"""``dpstream init``: a job that plans as it stands, a key, and the next command; no value said."""
+"""``dpstream init``: a job that plans as it stands, a secret, the next command; no value shown."""
 
 import json
 import shlex
@@ -24,56 +24,66 @@ def test_it_has_examples() -> None:
 
 
 def test_a_job_that_plans_as_it_stands(data: Path) -> None:
-    value = ("--value", "lines", "--clamp", "-5", "100", "--key", "sha")
+    value = ("--value", "lines", "--bounds", "-5", "100", "--key", "sha")
     outcome = call("init", data, *FLAGS, *value)
     assert outcome.exit_code == 0 and SECRET not in outcome.output
     following = shlex.split(outcome.output.splitlines()[-1].removeprefix("Next"))
-    assert following == ["dpstream", "plan", "job.toml"]
+    assert following == ["dpstream", "plan", "commits"]
     planned = call(*following[1:], "--json")
     assert planned.exit_code == 0, planned.output
-    assert Path("noise.key").stat().st_mode & 0o777 == 0o600
-    text = Path("job.toml").read_text()
-    assert SECRET not in text and "clamp = [-5, 100]" in text
+    assert Path("commits.secret").stat().st_mode & 0o777 == 0o600
+    text = Path("dpstream.toml").read_text()
+    assert SECRET not in text and "bounds = [-5, 100]" in text
 
 
-def period() -> object:
-    return tomllib.loads(Path("job.toml").read_text())["privacy"].get("period")
+def covered(job: str = "commits") -> object:
+    return tomllib.loads(Path("dpstream.toml").read_text())["job"][job]["budget"]["covers"]
 
 
 def test_what_the_budget_covers(data: Path) -> None:
-    """Nobody chose: each window, which is told; or as the flag says."""
-    days = (*FLAGS, "--window", "day", "--json", "--replace")
+    """Nobody chose: each window, which is noted; or as the flag says."""
+    days = (*FLAGS, "--window", "day", "--json", "--data-set", "commits")
     chosen = json.loads(call("init", data, *days).stdout)
-    assert (chosen["covers"], period()) == ("1d", "1d") and "--covers" in chosen["notes"][0]
+    assert (chosen["covers"], covered()) == ("1d", "window") and "--covers" in chosen["notes"][0]
     assert len(chosen["choices"]) == 5  # a head, a window, four, everything, what is assumed
-    for covers, length in (("window", "1d"), ("lifetime", None), ("28d", "28d")):
-        done = json.loads(call("init", data, *days, "--covers", covers).stdout)
-        assert (done["covers"], period()) == (length or "lifetime", length)
-        assert call("plan", "job.toml").exit_code == 0
-    assert "--covers" in refused("init", data, *days, "--covers", "36h")
-    one = json.loads(
-        call("init", data, *FLAGS, "--window", "100000d", "--replace", "--json").stdout
-    )
-    assert (one["covers"], one["choices"], period()) == ("lifetime", [], None)
+    for i, (covers, length) in enumerate(
+        {"window": "1d", "lifetime": "lifetime", "28d": "28d"}.items()
+    ):
+        done = json.loads(call("init", data, *days, "--covers", covers, "--job", f"j{i}").stdout)
+        assert (done["covers"], covered(f"j{i}")) == (length, covers)
+        assert call("plan", f"j{i}").exit_code == 0
+    assert "--covers" in refused("init", data, *days, "--covers", "36h", "--job", "no")
+    long = ("--window", "100000d", "--data-set", "commits", "--job", "long", "--json")
+    one = json.loads(call("init", data, *FLAGS, *long).stdout)
+    assert (one["covers"], one["choices"], covered("long")) == ("lifetime", [], "lifetime")
 
 
 def test_for_machines_and_twice(data: Path) -> None:
+    """A second job of the file is added, in the same data set or in a new one."""
     first = json.loads(call("init", data, *FLAGS, "--json").stdout)
-    assert first["job"] == "job.toml" and first["noise_key_made"] and not first["values_read"]
-    again = ("init", data, *FLAGS)
-    before = Path("job.toml").read_bytes()
-    fix = json.loads(refused(*again, "--json", code=3))
-    assert fix["field"] == "--out" and "--out job2.toml" in fix["fix"]
-    assert Path("job.toml").read_bytes() == before
-    second = json.loads(call(*again, "--json", "--out", "job2.toml", "--new-account").stdout)
-    assert second["next"] == "dpstream plan job2.toml" and not second["noise_key_made"]
-    assert call(*again, "--replace").exit_code == 0
+    assert first["job"] == "commits" and first["secret_made"] and not first["values_read"]
+    again = ("init", data, *FLAGS, "--json")
+    before = Path("dpstream.toml").read_text()
+    fix = json.loads(refused(*again, code=3))
+    assert fix["field"] == "--job" and "--job commits2" in fix["fix"]
+    assert json.loads(refused(*again, "--job", "b"))["field"] == "--data-set"
+    assert Path("dpstream.toml").read_text() == before
+    second = json.loads(call(*again, "--job", "b", "--data-set", "commits").stdout)
+    assert second["next"] == "dpstream plan b" and second["account"] is None
+    assert second["table"] == "commits" and not second["secret_made"]
+    third = json.loads(call(*again, "--job", "c", "--data-set", "others").stdout)
+    assert third["secret_made"] and third["account"]["id"] != first["account"]["id"]
+    assert third["table"] == "commits2"
+    text = Path("dpstream.toml").read_text()
+    assert text.startswith(before) and all(call("plan", job).exit_code == 0 for job in "bc")
+    assert json.loads(refused(*again, "--job", "d", "--data-set", "commits", "--secret", "x"))[
+        "field"] == "--secret"  # fmt: skip
 
 
 def test_nobody_to_ask(data: Path) -> None:
     message = refused("init", data)
     assert "--unit: is required" in message and "one of: sha, author, path" in message
-    assert not Path("job.toml").exists() and not Path("noise.key").exists()
+    assert not Path("dpstream.toml").exists() and not Path("commits.secret").exists()
 
 
 def test_a_terminal_is_asked_and_machines_are_not(
@@ -85,7 +95,7 @@ def test_a_terminal_is_asked_and_machines_are_not(
     assert json.loads(refused("init", data, "--json"))["field"] == "--unit" and len(typed) == 9
     outcome = call("init", data)
     assert outcome.exit_code == 0 and "of 7d from 2022-12-26" in outcome.output and typed == []
-    assert period() == "28d" and "epsilon of all windows" in outcome.output
+    assert covered() == "28d" and "epsilon of all windows" in outcome.output
 
 
 def test_a_pattern_and_a_public_sample(data: Path) -> None:
@@ -93,4 +103,6 @@ def test_a_pattern_and_a_public_sample(data: Path) -> None:
     outcome = call("init", "*.parquet", *given)
     assert outcome.exit_code == 0, outcome.output
     assert "only the first was looked at" in outcome.output and "values were read" in outcome.output
-    assert 'path = "*.parquet"' in Path("job.toml").read_text() and SECRET not in outcome.output
+    assert (
+        'path = "*.parquet"' in Path("dpstream.toml").read_text() and SECRET not in outcome.output
+    )

@@ -22,5 +22,5 @@ def test_a_new_key_is_the_owners_alone(tmp_path: Path) -> None:
 
 
 def test_a_test_key_is_told(make_job: Callable[..., Job]) -> None:
-    output = call("key", "check", make_job().path).output
+    output = call("key", "check", "--project", make_job().path).output
     assert "INSECURE" in output and "0f0f" not in output

@@ -56,28 +56,29 @@ MISTAKES = [
     ("delta = 1e-9", "delta = 2"),
     ("contributions = 4", "contributions = 2.5"),
     ("contributions = 4\n", ""),
-    ('kind = "csv"', 'kind = "excel"'),
-    ("clamp = [0, 10]", "clamp = [10, 0]"),
-    ("clamp = [0, 10]\n", ""),
+    ('format = "csv"', 'format = "excel"'),
+    ("bounds = [0, 10]", "bounds = [10, 0]"),
+    (", bounds = [0, 10]", ""),
     ('end = "2024-01-02T00:00:00Z"\n', ""),
     ('start = "2024-01-01T00:00:00Z"', 'start = "yesterday"'),
     ('window = "1d"', 'window = "one day"'),
-    ('trigger_every = "6h"', 'trigger_every = "7h"'),
-    ('trigger_every = "6h"', 'trigger_every = "6h"\ntrigger_count = 100'),
+    ('release_every = "6h"', 'release_every = "7h"'),
+    ('release_every = "6h"', 'release_every = "6h"\ntrigger_count = 100'),
     ('window = "1d"', 'session_gap = "10m"'),
     ('window = "1d"', 'window = "1d"\nwatermark_delay = "10m"'),
-    ("contributions = 4", 'contributions = 4\nmode = "paper"'),
-    ("[sink]", "[sink"),
-    ("[sink]", "[snik]"),
-    ("[performance]", '[state]\nstore = "mysql:x"\n[performance]'),
-    ("[performance]", '[keys]\npublic = "none.csv"\n[performance]'),
+    ("contributions = 4", 'contributions = 4\nmechanism.mode = "paper"'),
+    ("[job.daily]", "[job.daily"),
+    ("[job.daily]", "[jbo.daily]"),
+    ("sink =", "snik ="),
+    ("batch_rows", 'store = "mysql://x"\nbatch_rows'),
+    ("batch_rows", 'public_keys = "none.csv"\nbatch_rows'),
 ]
 
 
-def test_errors_of_job_files(make_job: MakeJob) -> None:
+def test_errors_of_project_files(make_job: MakeJob) -> None:
     blocks = []
     for old, new in MISTAKES:
-        result = call("plan", edit(make_job(), old, new))
+        result = call("plan", "--project", edit(make_job(), old, new))
         assert result.exit_code in (2, 3)
         assert result.stdout == "" and result.stderr.count("\n") == 1
         blocks.append(f"{old.strip()!r} -> {new!r}: exit {result.exit_code}\n  {result.stderr}")
@@ -85,10 +86,10 @@ def test_errors_of_job_files(make_job: MakeJob) -> None:
 
 
 def test_errors_for_machines(make_job: MakeJob) -> None:
-    result = call("plan", edit(make_job(), "delta = 1e-9", "delta = 2"), "--json")
+    result = call("plan", "--project", edit(make_job(), "delta = 1e-9", "delta = 2"), "--json")
     assert result.exit_code == 2
     error = json.loads(result.stderr)
-    assert error["field"] == "budget.delta" and error["exit_code"] == 2
+    assert error["field"] == "job.daily.budget.delta" and error["exit_code"] == 2
     assert set(error) == {"error", "exit_code", "field", "rule", "fix"}
 
 
@@ -120,7 +121,7 @@ def test_exit_codes_andsilence(
 
     monkeypatch.setattr("dpstream.pipelines.stream.run.run_job", fail)
     monkeypatch.setattr(module, "silence", lambda: None)
-    result = call("run", make_job().path, *flags)
+    result = call("run", "--project", make_job().path, *flags)
     assert result.exit_code == code
     assert CANARY not in result.output
     assert "MemoryError" not in result.output
@@ -148,17 +149,17 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
 
 def test_unknown_commands_and_flags_exit_2(make_job: MakeJob) -> None:
     assert call("fly").exit_code == 2
-    assert call("plan", make_job().path, "--fast").exit_code == 2
-    assert call("plan").exit_code == 2
-    assert call("plan", "none.toml").exit_code == 2
+    assert call("plan", "--project", make_job().path, "--fast").exit_code == 2
+    assert call("plan", "none", "--project", make_job().path).exit_code == 2
+    assert call("plan", "--project", "none.toml").exit_code == 2
 
 
 def test_plan_reads_no_data(make_job: MakeJob) -> None:
     job = make_job()
-    text = call("plan", job.path)
+    text = call("plan", "--project", job.path)
     assert text.exit_code == 0, text.output
     assert text.stdout.startswith("Can run") and "(6, 1e-09)" in text.stdout
-    figures = json.loads(call("plan", job.path, "--json").stdout)
+    figures = json.loads(call("plan", "--project", job.path, "--json").stdout)
     assert figures["plan_hash"] == job.plan.hash
 
 
@@ -216,7 +217,7 @@ def test_run_end_to_end(make_job: MakeJob, tmp_path: Path) -> None:
         f"{CANARY}u{i},k{i % 2},2024-01-01T{i % 24:02d}:00:00Z,{i % 5}" for i in range(600)
     ] + [f"{CANARY}u1,k1,{CANARY},1", f"{CANARY}broken"]
     (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n" + "\n".join(lines) + "\n")
-    result = call("run", job.path, "--quiet", "--job_name=test")
+    result = call("run", "--project", job.path, "--quiet", "--job_name=test")
     assert result.exit_code == 0, result.output
     assert CANARY not in result.output
     assert "INSECURE" in result.stdout
@@ -225,29 +226,29 @@ def test_run_end_to_end(make_job: MakeJob, tmp_path: Path) -> None:
     assert read_dead_letters(dead_letter_folder(job)).column("offset").to_pylist() == [600, 601]
     before = {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")}
     assert len(before) == job.plan.timeline.triggers
-    again = call("run", job.path, "--json")
+    again = call("run", "--project", job.path, "--json")
     assert json.loads(again.stdout)["resumed"]
     assert {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")} == before
 
 
 def test_run_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("csv")
-    assert call("run", job.path, "--quiet").exit_code == 2
+    assert call("run", "--project", job.path, "--quiet").exit_code == 2
     (tmp_path / "in" / "a.csv").write_text(f"user,{CANARY},time,value\n")
-    missing = call("run", job.path, "--quiet")
+    missing = call("run", "--project", job.path, "--quiet")
     assert missing.exit_code == 2 and "column 'key'" in missing.stderr
     assert CANARY not in missing.output
     (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n")
-    assert call("run", job.path, "--quiet", "--runner=Teleport").exit_code == 2
-    assert call("run", job.path, "--quiet").exit_code == 0
+    assert call("run", "--project", job.path, "--quiet", "--runner=Teleport").exit_code == 2
+    assert call("run", "--project", job.path, "--quiet").exit_code == 0
     first = min(Path(job.sink.path).rglob("*.parquet"))
     content = first.read_bytes()
     first.write_bytes(CANARY.encode())
-    damaged = call("run", job.path, "--quiet")
+    damaged = call("run", "--project", job.path, "--quiet")
     assert CANARY not in damaged.output and "Traceback" not in damaged.output
     assert damaged.exit_code == 0 and first.read_bytes() == content, damaged.output
     row = pa.Table.from_pylist([{"key": CANARY}], schema=pa.schema({"key": pa.string()}))
     pq.write_table(row, first)
-    changed = call("run", job.path, "--quiet")
+    changed = call("run", "--project", job.path, "--quiet")
     assert CANARY not in changed.output and "Traceback" not in changed.output
     assert changed.exit_code == 3, changed.output

@@ -32,31 +32,36 @@ def test_prices_are_names_with_numbers() -> None:
 
 def test_a_load_must_be_stated(make_job: Callable[..., Job]) -> None:
     path = make_job().path
-    assert "--keys" in refused("plan", path, "--scale")
-    assert "--records-per-day" in refused("plan", path, "--scale", "--keys", "5")
+    assert "--keys" in refused("plan", "--project", path, "--scale")
+    assert "--records-per-day" in refused("plan", "--project", path, "--scale", "--keys", "5")
 
 
 def test_a_plan_reads_no_data(make_job: Callable[..., Job]) -> None:
     job = make_job()  # its folder of files is empty
-    report = json.loads(call("plan", job.path, "--json").output)
+    report = json.loads(call("plan", "--project", job.path, "--json").output)
     assert report["plan_hash"] == job.plan.hash and report["run_id"] is None
 
 
 def test_answers_first_and_tables_with_details(make_job: Callable[..., Job]) -> None:
     path = make_job().path
-    short, details = call("plan", path).output, call("plan", path, "--details").output
+    short, details = (
+        call("plan", "--project", path).output,
+        call("plan", "--project", path, "--details").output,
+    )
     assert details.startswith(short.rstrip("\n")) and len(short.splitlines()) < 35
     for table in ("Stream            share of mu^2", "Trigger   sd", "Neighbours  ", "Assumed  "):
         assert table in details and table not in short
     for rendered in (short, details):
         assert sum(line.startswith("*") for line in rendered.splitlines()) == 1
         assert "refused" not in rendered
-    of_some = call("plan", path, "--units", "2000", "--keys", "30").output
+    of_some = call("plan", "--project", path, "--units", "2000", "--keys", "30").output
     assert "of 2,000 units that is" in of_some and "of 30 keys about" in of_some
 
 
 def test_json_is_complete(make_job: Callable[..., Job]) -> None:
-    report = json.loads(call("plan", make_job().path, "--json", "--units", "2000").output)
+    report = json.loads(
+        call("plan", "--project", make_job().path, "--json", "--units", "2000").output
+    )
     assert {"guarantee", "streams", "tau", "periods", "outlook"} <= set(report)
     assert report["outlook"]["appears"]["units"] == 2000
     assert report["outlook"]["appears"]["expected_keys"] > 0
@@ -67,58 +72,50 @@ def test_the_largest_assumed_number(make_job: Callable[..., Job], option: str) -
     """No array of so many keys is made, and no figure is beyond floats."""
     path = make_job().path
     given = ["--units", "10", "--records", "10", option, str(10**15), "--json"]
-    assert not {"NaN", "Infinity"} & set(re.findall("[A-Za-z]+", call("plan", path, *given).output))
-    assert refused("plan", path, option, str(10**15 + 1))
-
-
-_IN_JOB_FILE = {
-    "contributions": "privacy.contributions",
-    "per_key_bound": "privacy.per_key_bound",
-    "budget.epsilon": "privacy.epsilon",
-    "budget.delta": "privacy.delta",
-    "release_every": "time.trigger_every",
-    "public_keys": "keys.public",
-    "remember_keys": "keys.remember",
-}
+    assert not {"NaN", "Infinity"} & set(
+        re.findall("[A-Za-z]+", call("plan", "--project", path, *given).output)
+    )
+    assert refused("plan", "--project", path, option, str(10**15 + 1))
 
 
 def changed(path: Path, settings: dict[str, Any], to: Path) -> Job:
-    """The job file with these settings, as somebody would write them who reads the plan."""
+    """The project file with these settings, as somebody would write them who reads the plan."""
     document: Any = tomlkit.parse(path.read_text())
     for field, value in settings.items():
-        table, _, name = _IN_JOB_FILE.get(field, field).rpartition(".")
-        table = "privacy" if table == "mechanism" else table
-        if table == "aggregate":
-            aggregates = [a for a in document["aggregate"].unwrap() if a["name"] != name]
-            document["aggregate"] = aggregates
-        elif value is None:
-            document[table].pop(name, None)
+        table, (*parents, name) = document["job"]["daily"], field.split(".")
+        for parent in parents:
+            table = table.setdefault(parent, tomlkit.table())
+        if value is None:
+            table.pop(name, None)
         else:
-            document.setdefault(table, tomlkit.table())[name] = value
+            table[name] = value
     to.write_text(tomlkit.dumps(document))
     return load_job(to)
 
 
 @pytest.mark.parametrize(
-    "privacy",
+    "settings",
     [
         {},
         {"contributions": 12},
-        {"contributions": 12, "selection_share": 0.6, "weights": {"offset": 2, "power": 0.4}},
-        {"mode": "rounds"},
-        {"contributions": 12, "per_key_bound": 1, "combine": True},
+        {
+            "contributions": 12,
+            "mechanism.selection_share": 0.6,
+            "mechanism.weights": {"offset": 2, "power": 0.4},
+        },
+        {"mechanism.mode": "rounds"},
+        {"contributions": 12, "per_key_bound": 1, "mechanism.combine": True},
     ],
     ids=str,
 )
 def test_each_change_does_what_is_said(
-    make_job: Callable[..., Job], tmp_path: Path, privacy: dict[str, Any]
+    make_job: Callable[..., Job], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Written into the job file, nothing else touched."""
-    job = changed(make_job().path, {f"privacy.{k}": v for k, v in privacy.items()},
-                  tmp_path / "own.toml")  # fmt: skip
+    """Written into the project file, nothing else touched."""
+    job = changed(make_job().path, settings, tmp_path / "own.toml")
     (tmp_path / "keys.csv").write_text("key\na\nb\n")
     own = stand(job.plan, allocate(job.plan))
-    rows = json.loads(call("plan", job.path, "--json").output)["outlook"]["changes"]
+    rows = json.loads(call("plan", "--project", job.path, "--json").output)["outlook"]["changes"]
     assert len(rows) > 5
     for row in rows:
         other = changed(job.path, row["settings"], tmp_path / "other.toml").plan

@@ -20,8 +20,8 @@ from tests.pipelines.cli.mistakes import JOB as STREAM
 from tests.pipelines.cli.mistakes import visits
 from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
-from tests.pipelines.tabulation.office import office
-from tests.pipelines.tuning.asking import JOB as TUNED
+from tests.pipelines.tabulation.office import office, project
+from tests.pipelines.tuning.asking import PROJECT as TUNED
 from tests.pipelines.tuning.asking import USERS, records
 from tests.pipelines.workload.survey import survey, write
 
@@ -60,17 +60,17 @@ def choose(folder: Path) -> System:
     (folder / "in" / "records.csv").write_text(records(USERS))
     (folder / "keys").mkdir()
     new_key(folder / "keys" / "noise.key")
-    path, limit = folder / "job.toml", "limit = { epsilon = 30.0"
-    accounts.write(path, TUNED.replace("limit = { epsilon = 3.0", limit))
-    ask = ("choose", path, "--first", "12h", "--epsilon", "1")
-    first, second, third = (("--out", folder / f"{name}.toml") for name in "abc")
+    text = TUNED.replace("deliveries.account.db", "ledger.db")
+    accounts.write(folder / "dpstream.toml", text.replace("epsilon = 3.0", "epsilon = 30.0"))
+    ask = ("choose", "hourly", "--project", folder, "--first", "12h", "--epsilon", "1")
+    first, second, third = (("--as", name) for name in "abc")
     narrow = narrowed(folder, 0.5)
     return System((*ask, "--dry-run"), (*ask, *first), (*ask, *second), (*ask, *third), narrow)
 
 
 def session(folder: Path) -> System:
     table = loaded(folder)
-    words = (table, "count", "--where", "epsilon >= 0.5", "--epsilon")
+    words = (*table, "count", "--where", "epsilon >= 0.5", "--epsilon")
     ask = ("session", "ask", *words, "0.1")
 
     def narrow() -> None:
@@ -79,14 +79,11 @@ def session(folder: Path) -> System:
     return System(("session", "plan", *words, "0.1"), ask, ask, ask, narrow)
 
 
-def tabulate(folder: Path) -> System:
-    made = office(folder)
+def census(folder: Path) -> System:
     new_key(folder / "noise.key")
-    place = accounts.create(folder / "ledger.db", "persons", (60.0, 1e-9), "person")
-    ledger = ("--ledger", place.path, "--data-set", "persons", "--account-id", place.id)
-    words = ("--key-file", folder / "noise.key", *ledger)
-    lists = [["tabulate", "plan", *made, *words]]
-    lists += [["tabulate", "execute", *made, folder / out, *words] for out in "aab"]
+    file = project(folder, office(folder), secret="file:noise.key", limit=(60.0, 1e-9))
+    lists = [["census", "plan", "--project", file]]
+    lists += [["census", "execute", "--project", file, "--out", folder / out] for out in "aab"]
     return System(*lists, narrowed(folder, 20.0))
 
 
@@ -110,7 +107,7 @@ SYSTEMS = {
     "sql": sql,
     "choose": choose,
     "session": session,
-    "tabulate": tabulate,
+    "census": census,
 }
 
 
@@ -258,29 +255,28 @@ def test_a_ledger_of_another_unit_refuses_both(name: str, tmp_path: Path) -> Non
     same_refusal(of.fresh, of.plan, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["answer", "pure", "tabulate", "choose"])
+@pytest.mark.parametrize("name", ["answer", "pure", "census", "choose"])
 def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
     of = ALL[name](tmp_path)
-    out = next(Path(word) for word in of.ask if Path(word).parent == tmp_path and str(word)[-2:] in
-               ("/a", "ml") and not Path(word).exists())  # fmt: skip
-    place = (out,) if name == "tabulate" else ("--out", out)
-    ask = (*of.ask,)
-    plan = (*of.plan[:4], *place, *of.plan[4:]) if name == "tabulate" else (*of.plan, *place)
-    if out.suffix:
-        out.write_text("another")
+    if name == "choose":
+        place: tuple[str | Path, ...] = ("--as", "a")
+        with open(tmp_path / "dpstream.toml", "a") as file:
+            file.write('[job.a]\ntable = "another"\n')
     else:
-        out.mkdir()
-        (out / "file").write_text("another")
-    same_refusal(ask, plan, tmp_path)
+        place = ("--out", tmp_path / "a")
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "file").write_text("another")
+    assert set(place) <= set(of.ask)
+    same_refusal(of.ask, (*of.plan, *place), tmp_path)
     assert charges(tmp_path) == 0
 
 
 def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     words = ("count", "--from", "half", "--epsilon")
-    allot = ("session", "allot", table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
+    allot = ("session", "allot", *table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
     assert call(*allot).exit_code == 0
-    plan, ask = ("session", "plan", table, *words), ("session", "ask", table, *words)
+    plan, ask = ("session", "plan", *table, *words), ("session", "ask", *table, *words)
     done = call(*plan, "0.15", "--json")
     plan_json = json.loads(done.stdout)
     assert (plan_json["allotment_left"], plan_json["charged"]) == (0.2, []) and plan_json["errors"]
@@ -289,5 +285,5 @@ def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     assert call(*ask, "0.15").exit_code == 0
     assert acceptance((*plan, "0.15"))[1]["run_id"]
     same_refusal((*ask, "0.1"), (*plan, "0.1"), tmp_path)
-    other = ("session", "plan", table, "count", "--from", "none", "--epsilon", "0.1")
+    other = ("session", "plan", *table, "count", "--from", "none", "--epsilon", "0.1")
     assert call(*other).exit_code == 3

@@ -32,7 +32,7 @@ from tests.pipelines.sql.asking import COUNTED, data_set, dp, visits
 from tests.pipelines.sql.visited import LOOKED_UP
 from tests.pipelines.sql.visited import dp as streamed
 from tests.pipelines.sql.visited import folder as visited
-from tests.pipelines.tabulation.office import Office, office
+from tests.pipelines.tabulation.office import Office, office, project
 from tests.pipelines.workload.survey import survey, write
 
 #: What is released, or drawn anew in every run.
@@ -108,20 +108,20 @@ def session_init(folder: Path, more: bool) -> list[str | Path]:
     table = prepared(folder)
     if more:
         _append(folder / "small.csv", "r90,0,1,1.0,0.5\nr91,none,1,1.0,0.5\nr92,0,0,nan,0.5\n")
-    return ["session", "init", table]
+    return ["session", "init", *table]
 
 
 def session_add(folder: Path, more: bool) -> list[str | Path]:
-    _done("session", "init", table := prepared(folder))
+    _done("session", "init", *(table := prepared(folder)))
     rows = "name,a,b,epsilon,rho\nr80,0,1,1.0,0.5\n"
     (folder / "more.csv").write_text(rows + "r81,0,1,1.0,0.5\nr0,0,1,1,1\nz,q,1,1,1\n" * more)
-    return ["session", "add", table, folder / "more.csv"]
+    return ["session", "add", *table, folder / "more.csv"]
 
 
 def session_delete(folder: Path, more: bool) -> list[str | Path]:
-    _done("session", "init", table := prepared(folder))
+    _done("session", "init", *(table := prepared(folder)))
     (folder / "gone.csv").write_text("name\nr1\n" + "r2\nnobody\n" * more)
-    return ["session", "delete", table, folder / "gone.csv"]
+    return ["session", "delete", *table, folder / "gone.csv"]
 
 
 def tables(folder: Path, more: bool) -> list[str | Path]:
@@ -129,8 +129,8 @@ def tables(folder: Path, more: bool) -> list[str | Path]:
     _done("key", "new", folder / "noise.key")
     if more:
         _append(made.path("person-records.txt"), "200|1|True|01|001|000100|1000" + "|01" * 10)
-    key = ("--key-file", folder / "noise.key")
-    return ["tabulate", "execute", made.parameters, made.data, folder / "out", *key]
+    file = project(folder, made, secret="file:noise.key")
+    return ["census", "execute", "--project", file, "--out", folder / "out"]
 
 
 def workload_once(folder: Path, more: bool) -> list[str | Path]:

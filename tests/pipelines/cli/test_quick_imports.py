@@ -75,7 +75,7 @@ def loaded(arguments: list[str]) -> set[str]:
         ["--help"],
         ["plan", "--help"],
         ["sql", "--help"],
-        ["tabulate", "plan", "--help"],
+        ["census", "plan", "--help"],
         ["workload", "plan", "--help"],
         ["answer", "--help"],
     ],
@@ -167,7 +167,7 @@ def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Pa
     from tests.pipelines.cli import sessions
 
     table = sessions.loaded(tmp_path)
-    names = loaded(["session", "ask", table, "--where", "epsilon >= 1", "--epsilon", "1"])
+    names = loaded(["session", "ask", *table, "--where", "epsilon >= 1", "--epsilon", "1"])
     assert (NOT_FOR_ANSWERS | {"matplotlib"}) & names == set()
     assert {"duckdb", "dpstream.pipelines.session.scan"} <= names
 
@@ -183,38 +183,28 @@ def test_a_plan_of_a_session_loads_neither_compiler_nor_arrow(tmp_path: Path) ->
     from tests.pipelines.cli import sessions
 
     table = sessions.loaded(tmp_path)
-    command = ["session", "plan", table, "--where", "epsilon >= 1", "--epsilon", "0.25"]
+    command = ["session", "plan", *table, "--where", "epsilon >= 1", "--epsilon", "0.25"]
     assert NOT_FOR_SESSION_PLANS & (names := loaded(command)) == set()
     assert "dpstream.pipelines.session.plan" in names
     assert is_quick(*command, ratio=1.5)  # 0.3 CPU seconds where NumPy and SciPy take 0.35
 
 
 def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> None:
-    from tests.pipelines.tabulation.office import office
+    from tests.pipelines.tabulation.office import office, project
 
-    made = office(tmp_path)
-    for command in (
-        ["plan", *map(str, made), "--scale", "331000000"],
-        ["validate", *map(str, made)],
-    ):
-        names = loaded(["tabulate", *command])
+    given = ["--project", str(project(tmp_path, office(tmp_path)))]
+    for command in (["plan", *given, "--scale", "331000000"], ["validate", *given]):
+        names = loaded(["census", *command])
         assert set(TOO_SLOW) & names == set()
         assert {"pyarrow", "dpstream.pipelines.tabulation.files"} <= names
 
 
 def test_tables_are_made_without_a_runner(tmp_path: Path) -> None:
-    from tests.pipelines.tabulation.office import office
+    from tests.pipelines.tabulation.office import office, project
 
-    made, key = office(tmp_path), tmp_path / "noise.key"
-    new_key(key)
-    command = [
-        "tabulate",
-        "execute",
-        *map(str, made),
-        str(tmp_path / "out"),
-        "--key-file",
-        str(key),
-    ]
+    new_key(tmp_path / "noise.key")
+    file = project(tmp_path, office(tmp_path), secret="file:noise.key")
+    command = ["census", "execute", "--project", str(file), "--out", str(tmp_path / "out")]
     names = loaded(command)
     assert NOT_FOR_ANSWERS & names == set() and (tmp_path / "out" / "manifest.json").exists()
 

@@ -18,4 +18,4 @@ def test_examples() -> None:
      (["--to", "kafka:h:1/t", "--option", "acks"], "--option"), ([], "--to")],
 )  # fmt: skip
 def test_what_is_refused(args: list[str], field: str, make_job: Callable[..., Job]) -> None:
-    assert field in refused("replay", make_job().path, *args)
+    assert field in refused("replay", "--project", make_job().path, *args)

@@ -21,30 +21,32 @@ def test_examples() -> None:
 def test_a_page_before_the_first_release(make_job: Callable[..., Job], tmp_path: Path) -> None:
     (tmp_path / "releases").mkdir()
     out = tmp_path / "page.html"
-    outcome = call("report", make_job().path, "--out", out)
+    outcome = call("report", "--project", make_job().path, "--out", out)
     assert outcome.exit_code == 0 and "0 of 4 releases" in outcome.output
     assert "do not publish" in outcome.output  # a fixed test key
     assert out.read_text().lstrip().lower().startswith("<!doctype html>")
 
 
 def test_a_page_that_cannot_be_written(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    assert "sink.path" in refused("report", make_job().path)
+    assert "sink.path" in refused("report", "--project", make_job().path)
     (tmp_path / "releases").mkdir()
     out = tmp_path / "none" / "page.html"
-    assert "--out" in refused("report", make_job().path, "--out", out, code=RunError.exit_code)
+    assert "--out" in refused(
+        "report", "--project", make_job().path, "--out", out, code=RunError.exit_code
+    )
 
 
 def test_flags_that_do_not_go_together(make_job: Callable[..., Job]) -> None:
     job = make_job().path
-    assert "--port" in refused("report", job, "--port", "1")
+    assert "--port" in refused("report", "--project", job, "--port", "1")
     for flags in (["--out", "x.html"], ["--truth", job], ["--json"]):
-        assert str(flags[0]) in refused("report", job, "--serve", *flags)
+        assert str(flags[0]) in refused("report", "--project", job, "--serve", *flags)
 
 
 def test_a_served_page(make_job: Callable[..., Job]) -> None:
     job = make_job()
     put(job, 1, [row("a", 50.0)])
-    command = [sys.executable, "-m", "dpstream", "report", str(job.path), "--serve"]
+    command = [sys.executable, "-m", "dpstream", "report", "--project", str(job.path), "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url_match = re.fullmatch(

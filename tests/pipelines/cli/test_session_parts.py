@@ -8,7 +8,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.decision import decide
 from dpstream.accounting.regions.spent import untouched
-from dpstream.pipelines.cli.parts import runner_of
+from dpstream.pipelines.cli.parts import Chosen, runner_of
 from dpstream.pipelines.cli.session_parts import (
     as_builtins,
     budget_of,
@@ -49,9 +49,10 @@ def test_refusals_in_words() -> None:
 def test_points_by_name_and_predicate(tmp_path: Path) -> None:
     from dpstream.pipelines.session import names
 
-    table = Path(loaded(tmp_path))
-    names.write(table, "low", "a < 2")
+    loaded(tmp_path)
+    table = Chosen(None, tmp_path)
     with opened(table, "alice") as session:
+        names.write(session.desk.config, "low", "a < 2")
         selection = subspace(session, table, "a >= 1", "low")
         assert selection.boxes()[0, 0].tolist() == [1, 2]
         assert len(subspace(session, table, "", None).boxes()) == 1

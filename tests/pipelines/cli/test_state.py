@@ -18,12 +18,12 @@ def test_each_command_has_examples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["info", "releases"])
 def test_without_a_store(name: str, make_job: Callable[..., Job], tmp_path: Path) -> None:
-    assert "store" in refused("state", name, make_job().path)
+    assert "store" in refused("state", name, "--project", make_job().path)
     assert not list(tmp_path.glob("*.db"))
 
 
 def test_a_kind_is_for_files(make_job: Callable[..., Job]) -> None:
-    assert "--kind" in refused("state", "releases", make_job().path, "--kind", "csv")
+    assert "--kind" in refused("state", "releases", "--project", make_job().path, "--kind", "csv")
 
 
 def test_sizes_are_on_stderr(

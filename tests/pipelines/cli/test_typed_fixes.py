@@ -12,10 +12,10 @@ from dpstream.state import open as stores
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import Hour
-from tests.pipelines.cli.test_plans_and_charges import tabulate
+from tests.pipelines.cli.test_plans_and_charges import census
 from tests.pipelines.sql.asking import dp
 from tests.pipelines.sql.test_registration import shop
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import office, project
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def test_a_job_that_released_nothing(hour: Hour) -> None:
     assert [result.exit_code for result in outputs] == [0, 0]
     assert "Fix: take longer windows" in outputs[1].output
     hour.edit("epsilon = 0.01", "epsilon = 6.0")  # the larger epsilon that check names
-    checked = json.loads(call("check", "job.toml", "--json").stdout)["operator_only"]
+    checked = json.loads(call("check", "--json").stdout)["operator_only"]
     assert checked["most_units"] == checked["units_needed"]
     assert hour.run() != 0
-    assert commands_of(hour.message) == [["run", "job.toml", "--fresh"]]
+    assert commands_of(hour.message) == [["run", "daily", "--fresh"]]
     again = call(*commands_of(hour.message)[0], "--quiet")
     assert again.exit_code == 0 and "NOTHING WAS RELEASED" not in again.output
 
@@ -51,25 +51,23 @@ def test_a_job_that_released_nothing(hour: Hour) -> None:
 def test_a_plan_of_a_changed_job(hour: Hour) -> None:
     assert hour.run() == 0
     hour.edit("contributions = 4", "contributions = 5")
-    [words] = commands_of(call("plan", "job.toml").output)
-    assert words == ["run", "job.toml", "--fresh"] and call(*words, "--quiet").exit_code == 0
+    [words] = commands_of(call("plan").output)
+    assert words == ["run", "daily", "--fresh"] and call(*words, "--quiet").exit_code == 0
 
 
 def test_a_budget_that_covers_too_much(hour: Hour) -> None:
     draft = ["init", "visits.parquet", "--unit", "user", "--key", "page", "--time", "at",
              "--start", "2024-01-01", "--end", "2024-12-30", "--window", "week", "--epsilon", "1",
-             "--out", "year.toml", "--key-file", "noise.key"]  # fmt: skip
-    assert call(*draft, "--covers", "lifetime").exit_code == 0
-    more = ("plan", "year.toml", "--units", "1000", "--records", "3000")
-    [words] = commands_of(call(*more).output)
-    assert words == ["init", "--covers", "window"]
-    draft += ["--account", "ledger.db"]
-    refused = call(*draft, *words[1:])
-    ways = re.search(r"Fix: add (--out \S+), or (--replace)\.", refused.output)
-    assert refused.exit_code == 3 and ways is not None
-    for way in ways.groups():
-        assert call(*draft, *words[1:], *way.split()).exit_code == 0
-    assert commands_of(call(*more).output) == []
+             "--data-set", "year", "--covers", "lifetime"]  # fmt: skip
+    taken = call(*draft, "--job", "daily")
+    fix = re.search(r"Fix: add (--job \S+), or edit", taken.output)
+    assert taken.exit_code == 3 and fix is not None
+    assert call(*draft, *fix[1].split()).exit_code == 0
+    more = ("plan", fix[1].split()[1], "--units", "1000", "--records", "3000")
+    covers = re.search(r'budget\.covers = "window"', call(*more).output)
+    assert covers is not None
+    hour.edit('covers = "lifetime" }  #', 'covers = "window" }  #')
+    assert "most windows will have few units" not in call(*more).output
 
 
 def test_a_strategy_that_needs_too_large_a_matrix(tmp_path: Path) -> None:
@@ -83,18 +81,21 @@ def test_a_strategy_that_needs_too_large_a_matrix(tmp_path: Path) -> None:
     assert call(*plan, "--strategy", "identity").exit_code == 0
 
 
-def test_tables_that_were_charged_before(tmp_path: Path) -> None:
-    of = tabulate(tmp_path)
+def test_tables_without_a_secret(tmp_path: Path) -> None:
+    of = census(tmp_path)
     assert call(*of.ask).exit_code == 0
-    at = list(of.plan).index("--key-file")
-    refused = call(*of.plan[:at], *of.plan[at + 2 :])
-    assert refused.exit_code == 2 and "--key-file" in refused.output
+    file = tmp_path / "persons.toml"
+    text = file.read_text()
+    file.write_text(text.replace('secret = "file:noise.key"\n', ""))
+    refused = call(*of.plan)
+    assert refused.exit_code == 2 and "secret" in refused.output
+    file.write_text(text)
     assert call(*of.plan).exit_code == 0
 
 
 def test_a_subspace_without_a_name(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
-    asking = ("session", "ask", table, "--in", "small", "--epsilon", "0.25", "--drop")
+    asking = ("session", "ask", *table, "--in", "small", "--epsilon", "0.25", "--drop")
     refused = call(*asking)
     assert refused.exit_code == 2
     [words] = commands_of(refused.output)
@@ -105,11 +106,11 @@ def test_a_subspace_without_a_name(tmp_path: Path) -> None:
 
 def test_a_sink_of_another_kind(hour: Hour) -> None:
     assert hour.run() == 0
-    hour.edit('kind = "parquet"\npath = "releases"', 'kind = "jsonl"\npath = "releases"')
+    hour.edit('kind = "parquet"', 'kind = "jsonl"')
     assert hour.run() == 3
     [words] = commands_of(hour.message)
     folder = hour.folder / "again"
-    typed = [{"JOB": "job.toml", "FOLDER": folder.name}.get(word, word) for word in words]
+    typed = [{"JOB": "daily", "FOLDER": folder.name}.get(word, word) for word in words]
     assert call(*typed).exit_code == 0 and any(folder.rglob("*.jsonl"))
 
 
@@ -119,11 +120,11 @@ def test_a_release_that_the_sink_lost(hour: Hour) -> None:
     lost = min(path for path in releases.rglob("*.parquet") if not path.name.startswith("."))
     before = lost.read_bytes()
     lost.unlink()
-    expire = ("state", "expire", "job.toml", "--releases-before", "2024-01-02T00:00:00Z")
+    expire = ("state", "expire", "daily", "--releases-before", "2024-01-02T00:00:00Z")
     refused = call(*expire)
     [words] = commands_of(refused.output)
     assert refused.exit_code == 3
-    assert call(*("job.toml" if word == "JOB" else word for word in words)).exit_code == 0
+    assert call(*("daily" if word == "JOB" else word for word in words)).exit_code == 0
     assert lost.read_bytes() == before and call(*expire).exit_code == 0
 
 
@@ -144,10 +145,10 @@ def test_tables_with_several_faults(tmp_path: Path) -> None:
     made = office(tmp_path)
     config = json.loads((made.parameters / "config.json").read_text())
     (made.parameters / "config.json").write_text(json.dumps(dict.fromkeys(config, "x")))
-    refused = call("tabulate", "plan", *made)
+    given = ("--project", project(tmp_path, made))
+    refused = call("census", "plan", *given)
     [words] = commands_of(refused.output)
-    places = {"PARAMETERS": str(made.parameters), "DATA": str(made.data)}
-    listed = call(*(places.get(word, word) for word in words))
+    listed = call(*words, *given)
     assert refused.exit_code == listed.exit_code == 2
     counted = re.search(r"([0-9]+) faults", refused.output)
     assert counted is not None and len(listed.output.splitlines()) == int(counted[1]) + 1

@@ -15,12 +15,13 @@ from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.cli.mistakes import JOB, visits
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
-from tests.pipelines.tabulation.office import SIZE, office
+from tests.pipelines.tabulation.office import SIZE, office, project
 from tests.pipelines.workload.survey import survey, write
 
 WEAK = "promises little"
@@ -197,41 +198,40 @@ def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., 
 
 def test_sessions(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
-    ask = ("session", "plan", table, "count", "--where", "epsilon >= 1")
-    assert sessions.told("budget", table)["warnings"] == []
+    ask = ("session", "plan", *table, "count", "--where", "epsilon >= 1")
+    assert sessions.told("budget", *table)["warnings"] == []
     assert of_json(*ask, "--epsilon", "1") == []
     weak = call(*ask, "--epsilon", "12", "--json")  # refused, and warned of
     assert weak.exit_code == 3 and len(json.loads(weak.stdout)["warnings"]) == 1
     large = tmp_path / "large"
     large.mkdir()
-    wide = Path(sessions.prepared(large))
-    accounts.write(wide, wide.read_text().replace("most = 2.0", "most = 12.0"))
-    assert len(of_json("session", "init", wide)) == 1
-    done = call("session", "ask", wide, "count", "--where", "a = 0", "--epsilon", "1", "--json")
+    wide, file = sessions.prepared(large), large / PROJECT_FILE
+    assert "most = 2.0" in file.read_text()
+    file.write_text(file.read_text().replace("most = 2.0", "most = 12.0"))
+    assert len(of_json("session", "init", *wide)) == 1
+    done = call("session", "ask", *wide, "count", "--where", "a = 0", "--epsilon", "1", "--json")
     assert done.exit_code == 3 or len(json.loads(done.stdout)["warnings"]) == 1
-    assert WEAK in call("session", "budget", wide).stderr
-    assert len(of_json("session", "budget", wide)) == 1
+    assert WEAK in call("session", "budget", *wide).stderr
+    assert len(of_json("session", "budget", *wide)) == 1
     with pytest.warns(WeakGuaranteeWarning, match=WEAK):
-        dpstream.Session(wide).close()
+        dpstream.Session(large).close()
 
 
 def test_census_tables(tmp_path: Path) -> None:
     made = office(tmp_path, SIZE)
-    plan = ("tabulate", "plan", *made)
+    new_key(tmp_path / "noise.key")
+    given = ("--project", project(tmp_path, made, secret="file:noise.key"))
+    plan = ("census", "plan", *given)
     assert len(of_json(*plan)) == 1 and WEAK in call(*plan).stdout  # production's budgets
     assert "allow-large-delta" in refused(*plan, "--delta", "0.02", code=3)
     assert call(*plan, "--delta", "0.02", "--allow-large-delta").exit_code == 0
-    new_key(tmp_path / "noise.key")
-    out = ("tabulate", "execute", *made, tmp_path / "out", "--key-file", tmp_path / "noise.key")
+    out = ("census", "execute", *given, "--out", tmp_path / "out")
     assert WEAK in call(*out).stderr
     assert len(of_json(*out)) == 1
-    place = accounts.create(tmp_path / "l.db", "persons", (30.0, 0.02), "person")
-    ledger = ("--ledger", place.path, "--data-set", "persons", "--account-id", place.id)
-    weak = call(*plan, *ledger, "--key-file", tmp_path / "noise.key")
-    assert weak.stdout.count(WEAK) == 3
-    accounts.set_limit(place.path, (30.0, 1e-9))
-    weak = call(*plan, *ledger, "--key-file", tmp_path / "noise.key")
-    assert weak.stdout.count(WEAK) == 2
+    project(tmp_path, made, secret="file:noise.key", limit=(30.0, 0.02))
+    assert call(*plan).stdout.count(WEAK) == 3
+    accounts.set_limit(tmp_path / "persons.account.db", (30.0, 1e-9))
+    assert call(*plan).stdout.count(WEAK) == 2
 
 
 def test_workloads(tmp_path: Path) -> None:

@@ -90,17 +90,17 @@ def test_bad_rows_are_dead_letters_at_their_own_positions(job: Job, tmp_path: Pa
 
 def test_another_text_is_refused_by_the_store(job: Job, tmp_path: Path) -> None:
     run_job(job)
-    path = tmp_path / "job.toml"
+    path = tmp_path / "live.sql"
     text = path.read_text()
     path.write_text(text.replace("WHERE v.flag", "WHERE NOT v.flag"))
-    other = load_job(path)
+    other = load_job(tmp_path)
     assert other.plan.hash != job.plan.hash
     with pytest.raises(PolicyError):
         run_job(other)
     path.write_text(text)
     (tmp_path / "sections.csv").write_text("page,section,weight\np0,other,1\n")
     with pytest.raises(PolicyError):
-        run_job(load_job(path))
+        run_job(load_job(tmp_path))
     stores.close_all()
 
 
@@ -117,8 +117,8 @@ def test_releases_do_not_depend_on_batches(batch_rows: int, tmp_path: Path) -> N
         (tmp_path / folder).mkdir()
         job = with_text(tmp_path / folder, _TEXT)
         if folder == "other":
-            path = tmp_path / folder / "job.toml"
-            path.write_text(path.read_text() + f"\n[performance]\nbatch_rows = {batch_rows}\n")
+            path = tmp_path / folder / "dpstream.toml"
+            path.write_text(path.read_text() + f"batch_rows = {batch_rows}\n")
             job = load_job(path)
         run_job(job)
         stores.close_all()

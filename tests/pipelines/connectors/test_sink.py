@@ -48,7 +48,7 @@ def test_fields_of_other_kinds_are_refused(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         place.job(sink)
-    assert caught.value.field == field and words in str(caught.value)
+    assert caught.value.field == f"job.pages.{field}" and words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,7 @@ def test_every_kind_says_where_it_is(place: Published, sink: str, words: str) ->
     job = place.job(sink)
     assert sink_of(job).words == words and job.sink.folder is None
     assert job.sink.file_kind == "parquet"
-    assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "job"
-    named = place.job(f'{sink}\ndead_letter = "refused"')
-    assert dead_letter_folder(named) == job.path.parent / "refused"
+    assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "pages"
     with pytest.raises(UsageError, match="a report reads files"):
         inventory(job)
 
@@ -73,7 +71,7 @@ def test_every_kind_says_where_it_is(place: Published, sink: str, words: str) ->
 def test_files_are_as_before(place: Published) -> None:
     job = place.job(FILES)
     assert sink_of(job).words == f"csv files below {job.path.parent / 'out'}"
-    assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "out"
+    assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "pages"
     assert job.sink.folder == Path(job.sink.path) and job.sink.file_kind == "csv"
 
 

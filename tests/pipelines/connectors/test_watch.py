@@ -253,7 +253,7 @@ def _from_python(pipeline: beam.Pipeline, job: Path) -> None:
 
 
 def _from_yaml(pipeline: beam.Pipeline, job: Path) -> None:
-    output = pipeline | DPStreamRows(str(job))
+    output = pipeline | DPStreamRows(project=str(job))
     rows = job.parent / "rows"
     _ = output["releases"] | beam.Map(lambda _: rows.write_text("released"))
 

@@ -53,7 +53,11 @@ def test_dead_letters_are_their_owners_from_the_first_byte(
 @pytest.mark.parametrize("kind", ["parquet", "csv", "kafka", "pubsub", "bigquery"])
 def test_dead_letters_of_every_kind_of_sink_are_written_so(tmp_path: Path, kind: str) -> None:
     """There is one writer, whatever the sink: it knows a folder only."""
-    sink = SinkConfig("csv" if kind == "csv" else "parquet", path=str(tmp_path / "out"))
+    sink = SinkConfig(
+        "csv" if kind == "csv" else "parquet",
+        path=str(tmp_path / "out"),
+        dead_letter=str(tmp_path / "dead"),
+    )
     if kind not in ("parquet", "csv"):
         sink = SinkConfig(kind, dead_letter=str(tmp_path / "dead"))  # type: ignore[arg-type]
     job = Namespace(sink=sink)

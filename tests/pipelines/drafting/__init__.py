@@ -1,10 +1,12 @@
-"""Tests of first job files, and a file to draft one for."""
+"""Tests of first jobs, a file to draft one for, and the sections of one."""
 
 import datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from dpstream.pipelines.drafting.draft import NO_ID, NewDataSet, Target
 
 SECRET = "s3cret-value"
 #: Flags that a job needs, beside the file.
@@ -31,3 +33,9 @@ def commits(path: Path, rows: int = 3) -> Path:
         path,
     )  # fmt: skip
     return path
+
+
+def begun(folder: Path) -> Target:
+    """Sections of a new project file, all of them called ``visits``."""
+    data_set = NewDataSet("user", "visits.account.db", NO_ID, "visits.secret", (2.0, 2e-8))
+    return Target(folder / "dpstream.toml", "", "visits", "visits", "visits", data_set)

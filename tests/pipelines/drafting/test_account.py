@@ -1,15 +1,23 @@
 """Which account a first job names: those that are there are listed, and one is chosen."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
-from dpstream.pipelines.drafting.account import account_of, accounts_near, chosen_account, named_by
+from dpstream.pipelines.drafting.account import (
+    accounts_near,
+    chosen_account,
+    chosen_data_set,
+    new_account,
+    own_accounts,
+    taken_account,
+)
 from dpstream.pipelines.drafting.ask import Person
+from dpstream.pipelines.project.project import load_project
 from tests import accounts
+from tests.projects import write_project
 
 USER, NOBODY = Field("user"), Person(None, lambda _: None)
 WANTED = ("visits", "user", "string", (2.0, 1e-6))
@@ -44,15 +52,28 @@ def test_nobody_to_ask(tmp_path: Path) -> None:
     accounts.create(tmp_path / "own.db", "visits", (2.0, 1e-6))
     assert chosen_account(tmp_path, NOBODY, None, False, WANTED) == str(tmp_path / "own.db")
     accounts.set_limit(tmp_path / "own.db", (3.0, 1e-6))
-    # A job that is replaced goes on with its account.
-    table = {"path": "ledger.db", "data_set": "visits", "id": accounts.ID}
-    rows = "\n".join(f"{name} = {json.dumps(text)}" for name, text in table.items())
-    out = tmp_path / "job.toml"
-    assert named_by(out) is None
-    out.write_text(f"[ledger]\n{rows}\n")
-    own = named_by(out)
-    assert own == str(tmp_path / "ledger.db")
-    assert chosen_account(tmp_path, NOBODY, None, False, WANTED, own) == own
+    # Those that the project file names already are another data set's.
+    own = {str(tmp_path / name) for name in ("ledger.db", "own.db")}
+    assert chosen_account(tmp_path, NOBODY, None, False, WANTED, own) is None
+
+
+def test_which_data_set(tmp_path: Path) -> None:
+    """Of a file with data sets one is named, or a new one; the type of the unit must fit."""
+    assert chosen_data_set(None, None, NOBODY, USER, "visits") == ("visits", False)
+    write_project(tmp_path)
+    project = load_project(tmp_path)
+    with pytest.raises(UsageError, match="shop, unit customer"):
+        chosen_data_set(project, None, NOBODY, USER, "visits")
+    assert chosen_data_set(project, "shop", NOBODY, USER, "visits") == ("shop", True)
+    assert chosen_data_set(project, "other", NOBODY, USER, "visits") == ("other", False)
+    for name, unit in (("shop", Field("user", "int")), ("a b", USER)):
+        with pytest.raises(UsageError) as caught:
+            chosen_data_set(project, name, NOBODY, unit, "visits")
+        assert caught.value.field == "--data-set"
+    shown = list[str]()
+    person = Person(lambda _, proposal: proposal or "", shown.append)
+    assert chosen_data_set(project, None, person, USER, "shop") == ("shop2", False)
+    assert "shop, unit customer" in shown[0]
 
 
 @pytest.mark.parametrize(("typed", "chosen"), [("2", "b.db"), ("new", None), ("7 1", "a.db")])
@@ -66,26 +87,30 @@ def test_somebody_is_asked(tmp_path: Path, typed: str, chosen: str | None) -> No
     assert "a.db" in lines[0] and "b.db" in lines[0] and len(lines) == 1 + len(typed.split()) - 1
 
 
+def test_accounts_that_the_project_names_need_not_be_made(tmp_path: Path) -> None:
+    """`dpstream session init` writes the id of an account of records."""
+    more = '[data_set.rides]\naccount = { path = "rides.db" }\n'
+    project = load_project(write_project(tmp_path, more=more))
+    assert own_accounts(project) == {str(tmp_path / "rides.db")}
+
+
 def test_a_new_account_takes_no_others_place(tmp_path: Path) -> None:
     limit = (2.0, 1e-6)
-    first, _ = account_of(None, tmp_path, USER, "visits", limit)
-    second, _ = account_of(None, tmp_path, USER, "visits", limit)
-    third, _ = account_of(None, tmp_path, USER, "visits", limit)
-    assert len({first.path, second.path, third.path}) == len({first.id, second.id, third.id}) == 3
-    assert accounts.opened(tmp_path / first.path).book().limit == limit
+    made = [new_account(tmp_path, "visits", USER, limit) for _ in range(3)]
+    assert len({path for path, _ in made}) == len({created.id for _, created in made}) == 3
+    assert accounts.opened(tmp_path / made[0][0]).book().limit == limit
 
 
-def test_one_that_is_there_is_named_from_the_jobs_folder(
+def test_one_that_is_there_is_named_from_the_projects_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "jobs").mkdir()
     monkeypatch.chdir(tmp_path)
     accounts.create(tmp_path / "shop.db", "shop", unit="customer")
-    place, _ = account_of("shop.db", tmp_path / "jobs", USER, "visits", (1.0, 1e-6))
-    assert (place.path, place.data_set, place.id) == ("../shop.db", "shop", accounts.ID)
-    assert place.unit == "customer"  # the column has another name than the account's unit
+    path, created = taken_account(tmp_path / "jobs", "shop.db", USER)
+    assert (path, created.data_set, created.id) == ("../shop.db", "shop", accounts.ID)
     accounts.of_records("rides.db", "rides").close()
-    for path, field in (("shop.db", Field("user", "int")), ("rides.db", USER)):
+    for named, field in (("shop.db", Field("user", "int")), ("rides.db", USER)):
         with pytest.raises(UsageError) as caught:
-            account_of(path, tmp_path, field, "visits", (1.0, 1e-6))
+            taken_account(tmp_path / "jobs", named, field)
         assert caught.value.field == "--account"

@@ -9,7 +9,7 @@ from dpstream.pipelines.drafting.ask import Answers, Given, Person, answers
 from tests.pipelines.drafting import SECRET, commits
 
 NOTHING = Given(
-    file="", unit=None, key=(), time=None, value=(), clamp=(), start=None, end=None, window=None,
+    file="", unit=None, key=(), time=None, value=(), bounds=(), start=None, end=None, window=None,
     every=None, epsilon=None, delta=1e-8, contributions=10, micros=False, public_sample=False,
 )  # fmt: skip
 FLAGS = {
@@ -21,7 +21,7 @@ FLAGS = {
 def asked(folder: Path, person: Person, **flags: object) -> Answers:
     file = str(commits(folder / "a.parquet"))
     given = NOTHING._replace(file=file, **flags)
-    return answers(given, person, folder / "job.toml", folder / "noise.key")
+    return answers(given, person)
 
 
 class Typist:
@@ -43,7 +43,7 @@ def test_a_person_is_asked_until_it_will_do(tmp_path: Path) -> None:
     assert who.told[0] == "Columns: sha, author, path, when, lines, epoch, nested"
     assert [f.column for f in replies.key] == ["path", "sha"] and replies.unit.type == "int"
     assert (replies.time, replies.values, replies.epsilon) == ("when", (("lines", 0, 5),), 1.0)
-    assert replies.windows.length == "28d" and replies.key_name == "noise.key"
+    assert replies.windows.length == "28d"
     assert ("Unit", "author") in who.asked and ("Time", "when") in who.asked
 
 
@@ -59,10 +59,10 @@ def test_a_missing_flag_is_named(flag: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "field"),
-    [({"value": ("lines",)}, "--clamp"), ({"clamp": ((0, 1),)}, "--clamp"),
+    [({"value": ("lines",)}, "--bounds"), ({"bounds": ((0, 1),)}, "--bounds"),
      ({"key": ("author",)}, "--key"), ({"key": ("path", "path")}, "--key"),
      ({"end": "2023-01-01"}, "--end"), ({"time": "epoch"}, "--time"),
-     ({"value": ("nested",), "clamp": ((0, 1),)}, "--value")],
+     ({"value": ("nested",), "bounds": ((0, 1),)}, "--value")],
 )  # fmt: skip
 def test_flags_that_will_not_do(flags: dict[str, object], field: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
@@ -70,7 +70,7 @@ def test_flags_that_will_not_do(flags: dict[str, object], field: str, tmp_path: 
     assert error.value.field == field and SECRET not in str(error.value)
 
 
-def test_a_public_sample_answers_start_end_and_clamp(tmp_path: Path) -> None:
+def test_a_public_sample_answers_start_end_and_bounds(tmp_path: Path) -> None:
     given = FLAGS | {"start": None, "end": None, "value": ("lines",), "public_sample": True}
     replies = asked(tmp_path, Person(None, lambda text: None), **given)
     assert replies.windows.start == "2023-03-05T00:00:00Z"

@@ -17,6 +17,7 @@ from dpstream.pipelines.drafting.covering import (
 )
 from dpstream.pipelines.drafting.draft import Answers
 from dpstream.pipelines.drafting.windows import windows
+from tests.pipelines.drafting import begun
 
 
 def answers(tmp_path: Path, months: int = 260) -> Answers:
@@ -26,7 +27,7 @@ def answers(tmp_path: Path, months: int = 260) -> Answers:
     file.touch()
     return Answers(
         DataFile(str(file), file, "csv", None), Field("user"), (Field("page"),), "at", (),
-        windows(start, end, "month"), None, 4.0, 1e-8, 10, "noise.key",
+        windows(start, end, "month"), None, 4.0, 1e-8, 10,
     )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def test_choices(tmp_path: Path) -> None:
 def test_figures_of_each_choice(tmp_path: Path) -> None:
     """Everything costs a unit 4 and publishes nothing in the middle; a window the reverse."""
     replies = answers(tmp_path)
-    head, *rows = table(replies, tmp_path / "j.toml", choices(replies), Population())
+    head, *rows = table(replies, begun(tmp_path), choices(replies), Population())
     cells = {row.split()[0]: row.replace(",", "").split()[1:] for row in rows}
     assert len(head.split("  ")) > 4 and list(cells) == ["window", "112d", "lifetime"]
     assert cells["lifetime"][1] == "none" and cells["lifetime"][-1] == "4"
@@ -50,7 +51,7 @@ def test_figures_of_each_choice(tmp_path: Path) -> None:
 
 
 def test_a_period_is_whole_windows(tmp_path: Path) -> None:
-    read = checker(answers(tmp_path), tmp_path / "j.toml")
+    read = checker(answers(tmp_path), begun(tmp_path))
     assert read(" Lifetime ") == "lifetime" and read("56d") == "56d"
     with pytest.raises(UsageError) as error:
         read("30d")
@@ -58,7 +59,7 @@ def test_a_period_is_whole_windows(tmp_path: Path) -> None:
 
 
 def test_another_word_is_answered_with_those_that_a_budget_covers(tmp_path: Path) -> None:
-    read = checker(answers(tmp_path), tmp_path / "j.toml")
+    read = checker(answers(tmp_path), begun(tmp_path))
     with pytest.raises(UsageError) as error:
         read("everything")
     assert error.value.field == "--covers" and "lifetime" in error.value.fix

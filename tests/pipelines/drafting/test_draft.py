@@ -1,4 +1,4 @@
-"""The text of a job file: planned as it stands, whatever its columns are called."""
+"""The text of a first job: planned as it stands, whatever its columns are called."""
 
 from pathlib import Path
 
@@ -12,46 +12,57 @@ from dpstream.pipelines.drafting.draft import (
     bounded,
     checked,
     grid_of,
-    job_text,
-    release_folder,
+    project_text,
     source_path,
 )
 from dpstream.pipelines.drafting.windows import Windows
+from tests.pipelines.drafting import begun
 
-OUT = Path("/jobs/job.toml")
+OUT = begun(Path("/jobs"))
 WEEKS = Windows("2024-01-01T00:00:00Z", "2024-02-05T00:00:00Z", "7d")
 SAID = Answers(
     file=DataFile("/jobs/data/a [1].csv", Path("/jobs/data/a [1].csv"), "csv", None),
     unit=Field("who", "int"), key=(Field("page"), Field("lang")), time="at", values=(),
-    windows=WEEKS, every=None, epsilon=1.0, delta=1e-8, contributions=10, key_name="noise.key",
+    windows=WEEKS, every=None, epsilon=1.0, delta=1e-8, contributions=10,
 )  # fmt: skip
 
 
 def test_a_job_says_what_was_answered() -> None:
-    job = checked(job_text(SAID, OUT), OUT)
+    job = checked(project_text(SAID, OUT), OUT)
     plan = job.plan
     assert (plan.unit, plan.key, plan.event_time) == (SAID.unit, SAID.key, "at")
     assert plan.timeline.triggers == 1 and plan.timeline.windows == 5
     assert (plan.privacy.epsilon, plan.privacy.delta, plan.privacy.contributions) == (1, 1e-8, 10)
-    assert job.privacy.key_file == "/jobs/noise.key" and job.source.kind == "csv"
-    assert job.ledger is not None and job.ledger.path == "/jobs/ledger.db"
+    assert job.privacy.key_file == "/jobs/visits.secret" and job.source.kind == "csv"
+    assert job.ledger is not None and job.ledger.path == "/jobs/visits.account.db"
 
 
 def test_what_is_suggested_in_comments_works() -> None:
-    text = job_text(SAID, OUT)
-    assert "\n# period = " in text and "'1d' also shows it grow" in text
-    text = text.replace("\n# period", "\nperiod").replace(
-        'trigger_every = "7d"', 'trigger_every = "1d"'
+    text = project_text(SAID, OUT)
+    assert 'covers = "lifetime"' in text and "'1d' also shows it grow" in text
+    text = text.replace('covers = "lifetime"', 'covers = "window"').replace(
+        'release_every = "7d"', 'release_every = "1d"'
     )
     plan = checked(text, OUT).plan
-    assert plan.timeline.period and plan.timeline.triggers == 7
+    assert plan.timeline.period == plan.timeline.window and plan.timeline.triggers == 7
+
+
+def test_a_second_job_is_added_to_what_is_there() -> None:
+    before = "# ours\n" + project_text(SAID, OUT) + "\n\n"
+    second = OUT._replace(before=before, job="hourly", new_data_set=None, new_table=False)
+    text = project_text(SAID._replace(epsilon=0.5), second)
+    assert text.startswith(before.rstrip("\n")) and text.count("[table.visits]") == 1
+    first, other = checked(text, OUT), checked(text, second)
+    assert (first.plan.privacy.epsilon, other.plan.privacy.epsilon) == (1.0, 0.5)
+    assert first.state.store != other.state.store and first.sink.path != other.sink.path
+    assert first.ledger == other.ledger
 
 
 def test_odd_names_are_written_whole() -> None:
     odd = 'a"b\\c\n\x7f #é'
     replies = SAID._replace(unit=Field(odd), key=(Field("records"),), values=(
         bounded("records", 0, 1), bounded("count", -0.5, 0.25), bounded("_x", 0, 1e6)))  # fmt: skip
-    plan = checked(job_text(replies, OUT), OUT).plan
+    plan = checked(project_text(replies, OUT), OUT).plan
     assert plan.unit.column == odd
     assert [a.name for a in plan.aggregates] == [
         "count", "mean_records", "mean_count", "x",
@@ -69,13 +80,13 @@ def test_a_file_is_no_pattern_and_a_pattern_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("width", "grid"), [(100, 1), (120, 1), (1, 0.01), (0.5, 0.001), (1e6, 1e4)]
 )
-def test_the_grid_fits_the_clamp(width: float, grid: float) -> None:
+def test_the_grid_fits_the_bounds(width: float, grid: float) -> None:
     assert grid_of(0, width) == grid
 
 
 @pytest.mark.parametrize("bounds", [(1, 1), (5, 0), (float("nan"), 1), (0, float("inf"))])
-def test_what_is_no_clamp(bounds: tuple[float, float]) -> None:
-    with pytest.raises(UsageError, match="--clamp 0 100"):
+def test_what_are_no_bounds(bounds: tuple[float, float]) -> None:
+    with pytest.raises(UsageError, match="--bounds 0 100"):
         bounded("x", *bounds)
 
 
@@ -91,10 +102,5 @@ def test_what_a_plan_would_refuse_is_refused_by_its_flag(
     change: dict[str, object], flag: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        checked(job_text(SAID._replace(**change), OUT), OUT)
+        checked(project_text(SAID._replace(**change), OUT), OUT)
     assert error.value.field == flag
-
-
-def test_no_two_jobs_of_a_folder_share_releases() -> None:
-    assert release_folder(OUT) == "releases"
-    assert release_folder(Path("/jobs/b.toml")) == "b-releases"

@@ -1,54 +1,62 @@
-"""Nothing that is there is written over, and the name that is proposed is free."""
+"""A first job meets nothing that is there, and its private files are kept out of git."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
-from dpstream.pipelines.drafting.place import PRIVATE_FILES, check_place, keep_out_of_git, write
+from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.pipelines.drafting.place import (
+    PRIVATE_FILES,
+    check_job,
+    keep_out_of_git,
+    make_secret,
+    name_of,
+    project_at,
+)
 from tests.pipelines.cli.called import call
+from tests.projects import write_project
 
 
-@pytest.mark.parametrize("there", ["job.toml", "job.db", "releases"])
-def test_what_is_there_is_met_with_a_free_name(
-    there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    key = tmp_path / "noise.key"
-    check_place(tmp_path / "job.toml", key, replace=False)
-    (tmp_path / there).touch()
-    (tmp_path / "job2.db").touch()
-    with pytest.raises(PolicyError, match=r"add --out job3\.toml"):
-        check_place(tmp_path / "job.toml", key, replace=False)
-    check_place(tmp_path / "job3.toml", key, replace=False)
-    if there == "job.toml":
-        check_place(tmp_path / "job.toml", key, replace=True)
+@pytest.mark.parametrize("there", ["daily.store.db", "releases/daily", "section"])
+def test_what_is_there_is_met_with_a_free_name(there: str, tmp_path: Path) -> None:
+    path, _, project = project_at(tmp_path / "dpstream.toml")
+    check_job(path, project, "daily")
+    (tmp_path / "releases").mkdir()
+    (tmp_path / "daily2.store.db").touch()
+    if there == "section":
+        write_project(tmp_path)
+        path, _, project = project_at(tmp_path)
+    else:
+        (tmp_path / there).touch()
+    with pytest.raises(PolicyError, match="add --job daily3"):
+        check_job(path, project, "daily")
+    check_job(path, project, "daily3")
 
 
 def test_places_for_no_job(tmp_path: Path) -> None:
-    (tmp_path / "d.toml").mkdir()
-    for out, key, field in (
-        ("job", "k", "--out"), ("no/job.toml", "k", "--out"), ("d.toml", "k", "--out"),
-        ("job.toml", "no/k", "--key-file"), ("job.toml", "job.toml", "--key-file"),
+    for job, path, field in (
+        ("a b", "dpstream.toml", "--job"), ("a", "no/dpstream.toml", "--project"),
     ):  # fmt: skip
         with pytest.raises(DpstreamError) as error:
-            check_place(tmp_path / out, tmp_path / key, replace=True)
+            check_job(*project_at(tmp_path / path)[::2], job)
         assert error.value.field == field
 
 
-def test_a_key_is_made_once_and_a_job_only_if_told(tmp_path: Path) -> None:
-    out, key = tmp_path / "job.toml", tmp_path / "noise.key"
-    assert write("a", out, key, replace=False)
-    assert key.stat().st_mode & 0o777 == 0o600
-    before = key.read_bytes()
-    with pytest.raises(PolicyError):
-        write("b", out, key, replace=False)
-    assert out.read_text() == "a"
-    assert not write("c", out, key, replace=True)
-    assert out.read_text() == "c" and key.read_bytes() == before
-    with pytest.raises(RunError):
-        write("d", tmp_path / "no" / "job.toml", key, replace=False)
+def test_a_section_is_named_after_the_file_or_its_folder() -> None:
+    assert name_of("a/visits-2024.csv.gz") == "visits-2024"
+    assert name_of("page views.parquet") == "page_views"
+    assert name_of("visits/*.parquet") == "visits" and name_of("visits/2024*.csv") == "visits"
+
+
+def test_a_secret_is_made_once(tmp_path: Path) -> None:
+    secret = tmp_path / "a.secret"
+    assert make_secret(secret) and secret.stat().st_mode & 0o777 == 0o600
+    before = secret.read_bytes()
+    assert not make_secret(secret) and secret.read_bytes() == before
+    for path in (tmp_path / "no" / "a.secret", tmp_path):
+        with pytest.raises(DpstreamError, match="--secret"):
+            make_secret(path)
 
 
 def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: Path) -> None:
@@ -74,20 +82,21 @@ def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: 
     )
 
 
-def test_what_a_first_job_and_a_table_leave_is_ignored(tmp_path: Path) -> None:
+def test_what_a_first_job_leaves_is_ignored(tmp_path: Path) -> None:
     """Account, key, store, dead letters and a table's records, with what SQLite has beside them."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "visits.csv").write_text("user,page,time\n")
     done = call(
         "init", tmp_path / "visits.csv", "--unit", "user", "--key", "page", "--time", "time",
         "--start", "2024-01-01", "--end", "2024-01-02", "--window", "day", "--covers", "window",
-        "--epsilon", "1", "--delta", "1e-6", "--out", tmp_path / "job.toml", "--new-account",
+        "--epsilon", "1", "--delta", "1e-6", "--project", tmp_path,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     names = [
-        "ledger.db", "ledger.db-journal", "noise.key", "job.db", "job-0acc0acc0acc.db-wal",
+        "visits.account.db", "visits.account.db-journal", "visits.secret", "visits.store.db",
+        "visits.store-0acc0acc0acc.db-wal",
         "dead_letter/releases/part.parquet",
     ]  # fmt: skip
-    command = ["git", "-C", str(tmp_path), "check-ignore", *names, "job.toml", "visits.csv"]
+    command = ["git", "-C", str(tmp_path), "check-ignore", *names, "dpstream.toml", "visits.csv"]
     ignored = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert ignored == names

@@ -12,22 +12,18 @@ from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
-from tests.pipelines.cli.mistakes import JOB, visits
-
-LEDGER = '[ledger]\npath = "ledger.db"\ndata_set = "v"\nlimit = {{ epsilon = {}, delta = 1e-5 }}\n'
+from tests.pipelines.cli.mistakes import PROJECT, visits, with_account
 
 
-def job(folder: Path, limit: float = 8.0, **changes: str) -> Job:
+def job(folder: Path, limit: float = 8.0, contributions: int = 4) -> Job:
     """A job on real visits."""
     if not (folder / "noise.key").exists():
         pq.write_table(visits(), folder / "visits.parquet")
         new_key(folder / "noise.key")
-    text = JOB + LEDGER.format(limit)
-    for name, value in changes.items():
-        [line] = [one for one in text.splitlines() if one.startswith(f"{name} = ")][:1]
-        text = text.replace(line, f"{name} = {value}", 1)
-    accounts.write(folder / "job.toml", text)
-    return load_job(folder / "job.toml")
+    text = with_account(limit)
+    text = text.replace("contributions = 4", f"contributions = {contributions}")
+    accounts.write(folder / "dpstream.toml", text)
+    return load_job(folder)
 
 
 def ran(one: Job) -> str:
@@ -63,7 +59,7 @@ def test_the_same_decision_as_the_run(tmp_path: Path) -> None:
         else:
             with pytest.raises(PolicyError, match="spend more"):
                 ran(one)
-            assert not (folder / "job.state.db").exists()
+            assert not (folder / "daily.store.db").exists()
             assert accounts.charges(folder / "ledger.db") == []
         decisions.append(accepted)
     assert True in decisions and False in decisions
@@ -87,13 +83,13 @@ def test_a_run_that_was_begun_costs_nothing_more(tmp_path: Path) -> None:
 
 def test_a_changed_job_and_a_lost_store(tmp_path: Path) -> None:
     ran(job(tmp_path, 30.0))
-    changed = job(tmp_path, 30.0, contributions="5")
+    changed = job(tmp_path, 30.0, contributions=5)
     for act in (check_begin, ran):
         with pytest.raises(PolicyError) as error:
             act(changed)
         assert error.value.field == "store" and "--fresh" in error.value.fix
     assert check_begin(changed, fresh=True).run_id is None
-    (tmp_path / "job.state.db").unlink()
+    (tmp_path / "daily.store.db").unlink()
     for act in (check_begin, ran):
         with pytest.raises(PolicyError) as error:
             act(changed)
@@ -114,7 +110,7 @@ def test_a_ledger_without_what_the_store_has_seen_is_refused(tmp_path: Path, dam
     if damage == "older":
         ran(job(tmp_path, 60.0))
         older = file.read_bytes()
-        (tmp_path / "job.state.db").unlink()
+        (tmp_path / "daily.store.db").unlink()
         (tmp_path / "releases").rename(tmp_path / "first")
     one = job(tmp_path, 60.0)
     ran(one)
@@ -135,29 +131,28 @@ def test_a_ledger_without_what_the_store_has_seen_is_refused(tmp_path: Path, dam
 
 def test_a_charged_run_needs_its_ledger(tmp_path: Path) -> None:
     ran(job(tmp_path, 60.0))
-    named = (tmp_path / "job.toml").read_text()
+    named = (tmp_path / "dpstream.toml").read_text()
     for text, field in (
-        (JOB, "account"),
-        (named.replace('data_set = "v"', 'data_set = "w"'), "data_set"),
+        (PROJECT, "account"),
+        (named.replace("[data_set.v]", "[data_set.w]"), "data_set"),
     ):
-        accounts.write(tmp_path / "job.toml", text)
-        one = load_job(tmp_path / "job.toml")
+        (tmp_path / "dpstream.toml").write_text(text)
+        one = load_job(tmp_path)
         with pytest.raises(PolicyError) as refused:
             check_begin(one)
         assert refused.value.field == field
         with pytest.raises(PolicyError) as refused:
             ran(one)
         assert refused.value.field == field
-    accounts.write(tmp_path / "job.toml", JOB)
-    check_begin(load_job(tmp_path / "job.toml"), fresh=True)
+    (tmp_path / "dpstream.toml").write_text(PROJECT)
+    check_begin(load_job(tmp_path), fresh=True)
 
 
 def test_geometric_noise_is_charged_plain(tmp_path: Path) -> None:
     """(epsilon, 0): nothing of it composes, and nothing of delta is spent."""
     (tmp_path / "keys.csv").write_text("page\na\n")
-    text = JOB + '\n[keys]\npublic = "keys.csv"\n'
-    path = tmp_path / "plain.toml"
-    path.write_text(text.replace("contributions", 'strategy = "geometric"\ncontributions', 1))
+    path = tmp_path / "dpstream.toml"
+    path.write_text(PROJECT + 'public_keys = "keys.csv"\nmechanism.strategy = "geometric"\n')
     charge = check_charge(load_job(path)).charge
     assert charge.mu is None and charge.delta == charge.threshold_delta == 0
     assert charge.epsilon == load_job(path).plan.privacy.epsilon

@@ -14,7 +14,7 @@ from dpstream.pipelines.jobs.committed import (
     unit_of,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import TuningConfig
+from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.state.ledger.open import AccountPlace
 from tests import accounts
 
@@ -25,7 +25,7 @@ def job(make_job: Callable[..., Job]) -> Job:
 
 
 def tuned(job: Job, **fields: object) -> Job:
-    return msgspec.structs.replace(job, tuning=TuningConfig(**fields))
+    return msgspec.structs.replace(job, tuning=ChoiceSection(**fields))
 
 
 def test_the_unit_by_name(job: Job) -> None:
@@ -53,7 +53,7 @@ def test_public_figures_need_no_charge(job: Job) -> None:
     for free in (job, tuned(job), tuned(job, how="proxy", first="1d")):
         check_tuning(free)
     assert tuned_of(job) is None
-    tuning = tuned_of(tuned(job, how="proxy", clamps=("total",)))
+    tuning = tuned_of(tuned(job, how="proxy", bounds=("total",)))
     assert tuning is not None and (tuning.how, tuning.clamps, tuning.run_id) == (
         "proxy", ("total",), "",
     )  # fmt: skip

@@ -29,13 +29,12 @@ from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 KEY, OTHER = os.urandom(32).hex(), os.urandom(32).hex()
 VARIABLE = "DPSTREAM_TEST_KEY"
 LINES = {
-    "key_file": 'key_file = "keys/noise.key"',
-    "file": 'key = "file:keys/noise.key"',
-    "env": f'key = "env:{VARIABLE}"',
-    "gcp": f'key = "{REFERENCE}"',
+    "file": 'secret = "file:keys/noise.key"',
+    "env": f'secret = "env:{VARIABLE}"',
+    "gcp": f'secret = "{REFERENCE}"',
 }
 #: A fixed run id makes runs with one key comparable.
-RUN_ID = f'\ninsecure_test_run_id = "{"22" * 16}"'
+RUN_ID = f'insecure_test_run_id = "{"22" * 16}"'
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +52,19 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
         yield running
 
 
-def job_in(folder: Path, line: str, key: str = KEY) -> Job:
+def job_in(folder: Path, line: str, key: str = KEY, more: str = "") -> Job:
     """The job with a line that says where its key is, and a key in a file."""
     folder.mkdir(exist_ok=True)
     (folder / "keys").mkdir(exist_ok=True)
     path = folder / "keys" / "noise.key"
     path.write_text(key)
     path.chmod(0o600)
-    if (folder / "job.toml").exists():
-        text = (folder / "job.toml").read_text().splitlines()
-        lines = [line if x.startswith(("key_file =", 'key = "')) else x for x in text]
-        accounts.write(folder / "job.toml", "\n".join(lines))
-        return load_job(folder / "job.toml")
-    return make_job(folder, line)
+    if (folder / "dpstream.toml").exists():
+        text = (folder / "dpstream.toml").read_text().splitlines()
+        lines = [line if x.startswith("secret = ") else x for x in text]
+        accounts.write(folder / "dpstream.toml", "\n".join(lines))
+        return load_job(folder / "dpstream.toml")
+    return make_job(folder, line, more)
 
 
 def files(job: Job) -> dict[str, bytes]:
@@ -80,12 +79,12 @@ def test_the_place_of_the_key_changes_no_byte(
     monkeypatch.chdir("/")
     runs = []
     for name, line in LINES.items():
-        job = job_in(tmp_path / name, line + RUN_ID)
+        job = job_in(tmp_path / name, line, more=RUN_ID)
         run_job(job)
         runs.append((job.plan.hash, files(job)))
     assert len(server.calls) > 3
     assert all(one == runs[0] for one in runs) and len(runs[0][1]) == 4
-    other = job_in(tmp_path / "other", LINES["key_file"] + RUN_ID, OTHER)
+    other = job_in(tmp_path / "other", LINES["file"], OTHER, RUN_ID)
     run_job(other)
     assert other.plan.hash == runs[0][0] and files(other) != runs[0][1]
 
@@ -93,53 +92,51 @@ def test_the_place_of_the_key_changes_no_byte(
 @pytest.mark.parametrize(
     ("line", "field"),
     [
-        (f"{LINES['key_file']}\n{LINES['env']}", "secret"),
-        (f'{LINES["env"]}\ninsecure_test_key = "{KEY}"', "secret"),
-        (f'{LINES["key_file"]}\ninsecure_test_key = "{KEY}"', "secret"),
-        (f'key = "{KEY}"', "secret"),
-        ('key = "noise.key"', "secret"),
-        ('key = "file:"', "secret"),
-        ('key_file = ""', "secret"),
-        (f'key = "env:{KEY}!"', "secret"),
+        (f'{LINES["env"]}\ninsecure_test_secret = "{KEY}"', "secret"),
+        (f'{LINES["file"]}\ninsecure_test_secret = "{KEY}"', "secret"),
+        (f'secret = "{KEY}"', "secret"),
+        ('secret = "noise.key"', "secret"),
+        ('secret = "file:"', "secret"),
+        (f'secret = "env:{KEY}!"', "secret"),
     ],
-    ids=range(8),
+    ids=range(6),
 )
 def test_jobs_that_name_no_key_or_two(tmp_path: Path, line: str, field: str) -> None:
     with pytest.raises(UsageError) as caught:
         make_job(tmp_path, line)
-    assert caught.value.field == field and KEY not in str(caught.value)
+    assert caught.value.field == f"data_set.tests.{field}" and KEY not in str(caught.value)
 
 
 def test_a_moving_version_is_refused_before_anything_is_done(
     tmp_path: Path, server: SecretServer
 ) -> None:
     with pytest.raises(PolicyError, match="by its number"):
-        make_job(tmp_path, f'key = "{REFERENCE.rpartition("/")[0]}/latest"')
+        make_job(tmp_path, f'secret = "{REFERENCE.rpartition("/")[0]}/latest"')
     assert server.calls == []
 
 
 def test_the_key_does_not_lie_with_the_releases(tmp_path: Path) -> None:
-    job = make_job(tmp_path, 'key = "file:releases/noise.key"')
+    job = make_job(tmp_path, 'secret = "file:releases/noise.key"')
     with pytest.raises(PolicyError, match="lies in the folder of the releases"):
         run_job(job)
 
 
 def test_rotation_is_a_new_run(tmp_path: Path) -> None:
     """The store refuses another key, says how to rotate, and stays as it is."""
-    job = job_in(tmp_path, LINES["key_file"])
+    job = job_in(tmp_path, LINES["file"])
     first = run_job(job).run_id
     before = files(job)
     job = job_in(tmp_path, LINES["file"], OTHER)
     with pytest.raises(PolicyError) as caught:
         run_job(job)
     assert caught.value.field == "secret" and "begin a new run" in caught.value.fix
-    text = (tmp_path / "job.toml").read_text()
+    text = (tmp_path / "dpstream.toml").read_text()
     new = text.replace("state/s.db", "state/new.db").replace('"releases"', '"new"')
-    accounts.write(tmp_path / "job.toml", new)
-    rotated = load_job(tmp_path / "job.toml")
+    accounts.write(tmp_path / "dpstream.toml", new)
+    rotated = load_job(tmp_path / "dpstream.toml")
     assert run_job(rotated).run_id != first
     assert len(files(rotated)) == 4 and files(job) == before
-    accounts.write(tmp_path / "job.toml", text)
+    accounts.write(tmp_path / "dpstream.toml", text)
     assert run_job(job_in(tmp_path, LINES["file"], KEY)).run_id == first
 
 
@@ -182,14 +179,14 @@ def alive(rings: list[KeyRing]) -> int:
 
 
 def test_no_key_outlives_its_run(tmp_path: Path) -> None:
-    rings, error = rings_of(job_in(tmp_path / "good", LINES["key_file"]))
+    rings, error = rings_of(job_in(tmp_path / "good", LINES["file"]))
     assert error is None and len(rings) >= 5 and alive(rings) == 0
     failure = mock.patch.object(flow, "seal", side_effect=MemoryError("no room"))
-    rings, error = rings_of(job_in(tmp_path / "bad", LINES["key_file"]), failure)
+    rings, error = rings_of(job_in(tmp_path / "bad", LINES["file"]), failure)
     assert error is not None and len(rings) >= 5 and alive(rings) == 0
     # Sabotage: nobody destroys them.
     sabotage = mock.patch.object(Run, "destroy_keys")
-    rings, _ = rings_of(job_in(tmp_path / "kept", LINES["key_file"]), sabotage)
+    rings, _ = rings_of(job_in(tmp_path / "kept", LINES["file"]), sabotage)
     assert alive(rings) >= 4
 
 
@@ -197,14 +194,14 @@ def test_no_key_outlives_its_run(tmp_path: Path) -> None:
 
 
 def check(job: Job, *options: str) -> Result:
-    return CliRunner().invoke(cli, ["key", "check", str(job.path), *options])
+    return CliRunner().invoke(cli, ["key", "check", "--project", str(job.path), *options])
 
 
 def test_check(tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, KEY)
     with KeyRing(bytes.fromhex(KEY)) as ring:
         fingerprint = ring.fingerprint
-    for name, where in (("key_file", "file"), ("file", "file"), ("env", "env"), ("gcp", "gcp")):
+    for name, where in (("file", "file"), ("env", "env"), ("gcp", "gcp")):
         job = job_in(tmp_path / name, LINES[name])
         description = json.loads(check(job, "--json").stdout)
         assert description == {"where": where, "store": "new", "fingerprint": fingerprint}
@@ -239,7 +236,7 @@ def test_check_of_a_key_that_does_not_fit_or_is_not_there(
 def test_check_of_a_test_key(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     assert "INSECURE" in check(job).stdout
-    text = job.path.read_text().replace(f'insecure_test_key = "{"11" * 32}"', "")
+    text = job.path.read_text().replace(f'insecure_test_secret = "{"11" * 32}"', "")
     accounts.write(job.path, text)
     result = check(job)
     assert result.exit_code == 2 and "is required to run" in result.stderr

@@ -27,12 +27,21 @@ __all__ = ["job"]
 @pytest.mark.parametrize(("skip", "count"), [("false", 9), ("true", exhausted(9))])
 def test_abandoned_units_are_exhausted(job: Path, tmp_path: Path, skip: str, count: int) -> None:
     """Where the run skips, its counter of weights is used up like C."""
-    text = TEXT.replace("[privacy]", f"[privacy]\nskip = {skip}")
+    text = TEXT.replace("shards = 2", f"shards = 2\nmechanism.skip = {skip}")
     accounts.write(job, text)
     stop_after(job, 1)
     done("backup", job, "--out", tmp_path / "b")
     accounts.write(job, text.replace("epsilon = 22.0", "epsilon = 300.0"))
-    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", "2024-01-01T00:00:00Z")
+    done(
+        "restore",
+        "pages",
+        job,
+        tmp_path / "b",
+        "--replace",
+        "--abandon",
+        "--now",
+        "2024-01-01T00:00:00Z",
+    )
     store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
     for shard in (0, 1):
         units = store.unit_shard(shard)
@@ -49,9 +58,12 @@ def test_what_skips_goes_on_when_a_window_is_given_up_in_its_midst(
     job: Path, tmp_path: Path, commits: int
 ) -> None:
     """At any test of a window: what is left has one value, and a restart repeats it."""
-    skip = "[privacy]\nskip = true\ntests = [1, 3, 4]\nweights = { offset = 1, power = 2 }"
+    skip = "mechanism = { skip = true, tests = [1, 3, 4], weights = { offset = 1, power = 2 } }"
     accounts.write(
-        job, TEXT.replace("[privacy]", skip).replace("epsilon = 22.0", "epsilon = 300.0")
+        job,
+        TEXT.replace("shards = 2", f"shards = 2\n{skip}").replace(
+            "epsilon = 22.0", "epsilon = 300.0"
+        ),
     )
     late = (f"{user},p{user % 3},2024-01-0{day}T05:00:00Z" for user in range(90, 160)
             for day in (3, 4))  # fmt: skip
@@ -61,7 +73,7 @@ def test_what_skips_goes_on_when_a_window_is_given_up_in_its_midst(
     before = files(out) if out.exists() else {}
     done("backup", job, "--out", tmp_path / "b")
     now = "2024-01-02T09:00:00Z"
-    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
+    done("restore", "pages", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
     run(job)
     stores.close_all()
     after = files(out)

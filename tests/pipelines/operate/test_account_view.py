@@ -14,7 +14,7 @@ from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.pipelines.cli.main import cli
 from dpstream.state.ledger.charges import Charge
 from tests import accounts
-from tests.audit.replays import JOB, LEDGER
+from tests.audit.replays import text_of
 
 MU = mu_of(1.0, 0.6e-3)
 
@@ -102,26 +102,28 @@ def test_zcdp_is_shown_and_never_rounded_down(tmp_path: Path) -> None:
     assert 0 < float(figure) <= left
 
 
-def test_the_account_that_a_job_names(path: Path, tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    accounts.write(job, JOB + LEDGER)
-    account = shown(job)
-    assert account["data_set"] == "visits" and account["limit"] == {"epsilon": 30.0, "delta": 0.05}
-    assert account["charges"] == 3 and account["left"]["epsilon"] > 20
-    text, before = job.read_text(), path.read_bytes()
+def test_the_account_of_a_data_set(path: Path, tmp_path: Path) -> None:
+    project = tmp_path / "dpstream.toml"
+    accounts.write(project, text_of())
+    for named in ((), ("visits",)):
+        account = shown(*named, "--project", project)
+        assert account["limit"] == {"epsilon": 30.0, "delta": 0.05}
+        assert account["data_set"] == "visits"
+        assert account["charges"] == 3 and account["left"]["epsilon"] > 20
+    text, before = project.read_text(), path.read_bytes()
     for old, new, field in (
-        (accounts.ID, "f" * 16, "account.id"), ('"visits"', '"clicks"', "data_set"),
-        ("book/", "none/", "account.path"), ("id = ", "di = ", "FILE"),
+        (accounts.ID, "f" * 16, "account.id"), ("[data_set.visits]", "[data_set.clicks]", "data_"),
+        ("book/", "none/", "account.path"), (", id = ", ", di = ", "data_set.visits.account"),
     ):  # fmt: skip
-        accounts.write(job, text.replace(old, new))
-        result = call(job)
-        assert result.exit_code in (2, 3) and f": {field}: " in result.stderr, result.output
+        project.write_text(text.replace(old, new))
+        result = call("--project", project)
+        assert result.exit_code in (2, 3) and field in result.stderr, result.output
     assert path.read_bytes() == before and not (tmp_path / "none").exists()
 
 
 def test_refusals(tmp_path: Path) -> None:
-    accounts.write(tmp_path / "job.toml", JOB)
-    (tmp_path / "other.toml").write_text("ledger = 3\n")
-    for given in (tmp_path / "job.toml", tmp_path / "other.toml", tmp_path / "missing.db"):
-        result = call(given)
-        assert result.exit_code == 2 and ": FILE: " in result.stderr, result.output
+    accounts.write(tmp_path / "dpstream.toml", text_of(account=False))
+    without = call("--project", tmp_path)
+    assert without.exit_code == 2 and "account" in without.stderr
+    result = call(tmp_path / "missing.db")
+    assert result.exit_code == 2 and ": FILE: " in result.stderr, result.output

@@ -23,9 +23,9 @@ def released(folder: Path) -> dict[str, bytes]:
 def test_a_changed_number_is_one_command(tmp_path: Path) -> None:
     first = ran(job(tmp_path, 60.0))
     old = released(tmp_path / "releases")
-    (tmp_path / "dead_letter" / "releases").mkdir(parents=True, exist_ok=True)
-    changed = job(tmp_path, 60.0, contributions="5")
-    done = call("run", changed.path, "--fresh", "--quiet", "--json")
+    (tmp_path / "dead_letter" / "daily").mkdir(parents=True, exist_ok=True)
+    changed = job(tmp_path, 60.0, contributions=5)
+    done = call("run", "--project", changed.path, "--fresh", "--quiet", "--json")
     stores.close_all()
     assert done.exit_code == 0, done.output
     run_id = json.loads(done.stdout)["run_id"]
@@ -33,12 +33,12 @@ def test_a_changed_number_is_one_command(tmp_path: Path) -> None:
     old_folder = tmp_path / f"releases-{first[:12]}"
     assert released(old_folder) == old and released(tmp_path / "releases").keys() == old.keys()
     assert str(old_folder) in done.stderr
-    dead_letters = tmp_path / "dead_letter" / old_folder.name
+    dead_letters = tmp_path / "dead_letter" / f"daily-{first[:12]}"
     assert dead_letters.is_dir() and str(dead_letters) in done.stderr
     assert [charge.run_id for charge in accounts.charges(tmp_path / "ledger.db")] == [first, run_id]
     # Without --fresh it goes on, at no charge; with it again it is a third run.
     assert ran(changed) == run_id
-    assert call("run", changed.path, "--fresh", "--quiet").exit_code == 0
+    assert call("run", "--project", changed.path, "--fresh", "--quiet").exit_code == 0
     assert len(accounts.charges(tmp_path / "ledger.db")) == 3
 
 
@@ -47,13 +47,10 @@ def test_the_old_run_goes_on_where_it_is(tmp_path: Path) -> None:
     first, old = ran(before), released(tmp_path / "releases")
     run_job(before, fresh=True)
     stores.close_all()
-    text = before.path.read_text()
-    place = f'[state]\nstore = "sqlite:job.state-{first[:12]}.db"\n'
-    accounts.write(
-        tmp_path / "old.toml",
-        place + text.replace('path = "releases"', f'path = "releases-{first[:12]}"'),
-    )
-    done = call("run", tmp_path / "old.toml", "--quiet", "--json")
+    text = before.path.read_text().replace('path = "releases"', f'path = "releases-{first[:12]}"')
+    old_file = tmp_path / "old.toml"
+    old_file.write_text(text + f'store = "daily.store-{first[:12]}.db"\n')
+    done = call("run", "--project", old_file, "--quiet", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["run_id"] == first
     assert released(tmp_path / f"releases-{first[:12]}") == old
@@ -76,7 +73,7 @@ def test_refused_before_anything_moves(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         set_aside(one)
     (tmp_path / "gone").rename(tmp_path / "visits.parquet")
-    db = connect(tmp_path / "job.state.db")
+    db = connect(tmp_path / "daily.store.db")
     db.execute("BEGIN IMMEDIATE")
     with pytest.raises(RunError):
         set_aside(one)
@@ -87,7 +84,7 @@ def test_refused_before_anything_moves(tmp_path: Path) -> None:
 def test_after_half_of_the_moves_the_same_command_goes_on(tmp_path: Path) -> None:
     one = job(tmp_path, 60.0)
     ran(one)
-    (tmp_path / "job.state.db").unlink()  # or moved, and then the process was killed
+    (tmp_path / "daily.store.db").unlink()  # or moved, and then the process was killed
     with pytest.raises(PolicyError, match="store is new"):
         ran(one)
     moved = set_aside(one)

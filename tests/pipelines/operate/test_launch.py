@@ -25,7 +25,7 @@ def remote(make_job: Callable[..., Job]) -> Job:
         sink=SinkConfig(
             "pubsub",
             topic="projects/p/topics/t",
-            dead_letter=str(job.path.parent / "dead_letter" / job.path.stem),
+            dead_letter=str(job.path.parent / "dead_letter" / job.name),
         ),
     )
 
@@ -52,19 +52,20 @@ def test_what_lies_on_its_disk(table: str, change: dict, field: str, remote: Job
     assert error.value.field == field
 
 
-def test_a_job_file_is_fetched_or_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"text")
-    assert fetch(str(tmp_path / "a"), tmp_path).read_bytes() == b"text"
+def test_a_project_file_is_fetched_or_refused(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    project, local = make_job().path, tmp_path / "local"
+    local.mkdir()
+    assert fetch(str(project), local).read_bytes() == project.read_bytes()
     (tmp_path / "big").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     for name in ("big", "none"):
         with pytest.raises(UsageError) as error:
             fetch(str(tmp_path / name), tmp_path)
-        assert error.value.field == "--job_file" and str(tmp_path) not in str(error.value)
+        assert error.value.field == "--project_file" and str(tmp_path) not in str(error.value)
 
 
 def test_exit_codes_and_dry_runs(
     make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert parser().parse_args(["--job_file=x", "--dry_run"]).dry_run == "true"
-    assert main([f"--job_file={make_job().path}", "--dry_run"]) == UsageError.exit_code
+    assert parser().parse_args(["--project_file=x", "--dry_run"]).dry_run == "true"
+    assert main([f"--project_file={make_job().path}", "--dry_run"]) == UsageError.exit_code
     assert "store" in capsys.readouterr().out

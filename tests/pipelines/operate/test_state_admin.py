@@ -23,16 +23,12 @@ from dpstream.state.sqlite.file import connect
 from dpstream.state.sqlite.rows import snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts
-from tests.pipelines.operate.test_state_view import JOB, files
+from tests.pipelines.operate.test_state_view import PROJECT, files, with_account
+from tests.projects import typed
 
 DAYS = 4
-TEXT = JOB.replace("2024-01-03T", f"2024-01-0{1 + DAYS}T").replace("shards = 3", "shards = 2")
-TEXT += """
-[ledger]
-path = "ledger.db"
-data_set = "d"
-limit = { epsilon = 22.0, delta = 0.02, allow_large_delta = true }
-"""
+_DAYS = PROJECT.replace("2024-01-03T", f"2024-01-0{1 + DAYS}T").replace("shards = 3", "shards = 2")
+TEXT = with_account((22.0, 0.02), text=_DAYS)
 
 
 def write_input(folder: Path, more: str = "") -> None:
@@ -48,13 +44,13 @@ def write_input(folder: Path, more: str = "") -> None:
 def job(tmp_path: Path) -> Path:
     """A job of four windows of four triggers that has not run."""
     write_input(tmp_path)
-    path = tmp_path / "job.toml"
+    path = tmp_path / "dpstream.toml"
     accounts.write(path, TEXT)
     return path
 
 
 def call(*args: object) -> Result:
-    return CliRunner().invoke(cli, ["state", *(str(a) for a in args)])
+    return CliRunner().invoke(cli, ["state", *typed(*args)])
 
 
 def done(*args: object) -> Any:
@@ -105,12 +101,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str,
         store = f"sqlite:{job.parent / 'state' / 's.db'}"
         run_id = stores.identity_of(store, load_job(job).plan).run_id
         shutil.copy(job.parent / "in.csv", folder)
-        text = TEXT.split("[ledger]")[0]
-        key = "insecure_test_key"
-        accounts.write(
-            folder / "job.toml", text.replace(key, f'insecure_test_run_id = "{run_id}"\n{key}')
-        )
-        run(folder / "job.toml")
+        fixed = f'shards = 2\ninsecure_test_run_id = "{run_id}"'
+        (folder / "dpstream.toml").write_text(_DAYS.replace("shards = 2", fixed))
+        run(folder / "dpstream.toml")
         stores.close_all()
         return files(folder / "out")
 
@@ -185,11 +178,11 @@ def test_a_lost_store_is_restored_and_changes_nothing(
     # Some of the sink is not there yet, as when the machine went down before it was written.
     late = tmp_path / "out" / "window-000003" / "trigger-000004.parquet"
     late.unlink()
-    refused("store", 2, "restore", job, file)  # a store exists
+    refused("store", 2, "restore", "pages", job, file)  # a store exists
     lost.unlink()
     # A write-ahead log that is left must not be read into another file.
     lost.with_name("s.db-wal").write_bytes(b"x" * 5000)
-    assert done("restore", job, file) == {"run_id": run_id, "epoch": 0, "kept": None}
+    assert done("restore", "pages", job, file) == {"run_id": run_id, "epoch": 0, "kept": None}
     assert done("info", job)["restoring"]
     result = run(job)
     assert result.run_id == run_id and files(tmp_path / "out") == before
@@ -203,7 +196,7 @@ def test_other_input_is_refused_after_a_restore(job: Path, tmp_path: Path) -> No
     stop_after(job, 3)
     done("backup", job, "--out", tmp_path / "b")
     write_input(tmp_path, "7,p1,2024-01-02T03:00:00Z\n")
-    old = done("restore", job, tmp_path / "b", "--replace")["kept"]
+    old = done("restore", "pages", job, tmp_path / "b", "--replace")["kept"]
     assert Path(old).exists()
     from dpstream.accounting.errors import PolicyError
 
@@ -236,7 +229,7 @@ def test_a_forged_state_stops_at_the_first_difference(job: Path, tmp_path: Path)
     late = tmp_path / "out" / "window-000003"
     shutil.rmtree(late)
     before = files(tmp_path / "out")
-    done("restore", job, tmp_path / "b", "--replace")
+    done("restore", "pages", job, tmp_path / "b", "--replace")
     forge(tmp_path / "state" / "s.db")
     from dpstream.accounting.errors import PolicyError
 
@@ -245,7 +238,7 @@ def test_a_forged_state_stops_at_the_first_difference(job: Path, tmp_path: Path)
     # Nothing new was published beside the difference, and it is still being restored.
     assert files(tmp_path / "out") == before and not late.exists()
     assert done("info", job)["restoring"]
-    done("restore", job, tmp_path / "b", "--replace")
+    done("restore", "pages", job, tmp_path / "b", "--replace")
     run(job)
     assert len(files(tmp_path / "out")) == 4 * DAYS
 
@@ -257,10 +250,10 @@ def test_a_backup_of_another_run_does_not_reach_the_sink(job: Path, tmp_path: Pa
     before, other = files(tmp_path / "out"), tmp_path / "other"
     other.mkdir()
     shutil.copy(tmp_path / "in.csv", other)
-    accounts.write(other / "job.toml", TEXT)
-    done("init", other / "job.toml")
-    done("backup", other / "job.toml", "--out", other / "b")
-    done("restore", job, other / "b", "--replace")
+    accounts.write(other / "dpstream.toml", TEXT)
+    done("init", other / "dpstream.toml")
+    done("backup", other / "dpstream.toml", "--out", other / "b")
+    done("restore", "pages", job, other / "b", "--replace")
     raised = TEXT.replace("epsilon = 22.0", "epsilon = 300.0")
     accounts.write(job, raised)
     from dpstream.accounting.errors import PolicyError
@@ -283,7 +276,7 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     rows = (tmp_path / "in.csv").read_text().splitlines()
     input_rows = [r for r in rows if r.startswith("user") or r.rsplit(",", 1)[1] >= now]
     (tmp_path / "in.csv").write_text("\n".join(input_rows) + "\n")
-    abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon")
+    abandon = ("restore", "pages", job, tmp_path / "b", "--replace", "--abandon")
     refused("now", 2, *abandon)
     # The second spend is beyond the limit: nothing is replaced, nothing charged.
     refused("account.limit", 3, *abandon, "--now", now)
@@ -315,7 +308,7 @@ def test_export_after_abandon_keeps_ids(job: Path, tmp_path: Path) -> None:
     done("backup", job, "--out", tmp_path / "b")
     accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
     now = "2024-01-03T12:00:00Z"
-    done("restore", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
+    done("restore", "pages", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
     # What was released in the first epoch is what it was, also from the restored store.
     done("releases", job, "--out", tmp_path / "again")
     assert files(tmp_path / "again") == before
@@ -329,7 +322,7 @@ def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path
     run(job)
     stores.close_all()
     ledger, out = accounts.opened(tmp_path / "ledger.db", "d"), tmp_path / "out"
-    abandon = ("restore", job, tmp_path / "b", "--replace", "--abandon", "--now")
+    abandon = ("restore", "pages", job, tmp_path / "b", "--replace", "--abandon", "--now")
     for epoch, day in ((1, 1), (2, 2), (3, 3)):
         for window in range(day, DAYS):
             shutil.rmtree(out / f"window-00000{window}", ignore_errors=True)
@@ -347,10 +340,18 @@ def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path
 
 
 def test_without_a_ledger_the_sink_or_the_store_knows_the_epoch(job: Path, tmp_path: Path) -> None:
-    accounts.write(job, TEXT.split("[ledger]")[0])
+    accounts.write(job, _DAYS)
     done("init", job)
     done("backup", job, "--out", tmp_path / "b")
-    abandon = ("restore", job, tmp_path / "b", "--abandon", "--now", "2024-01-01T06:00:00Z")
+    abandon = (
+        "restore",
+        "pages",
+        job,
+        tmp_path / "b",
+        "--abandon",
+        "--now",
+        "2024-01-01T06:00:00Z",
+    )
     assert done(*abandon, "--replace")["epoch"] == 1
     assert done(*abandon, "--replace")["epoch"] == 2
     run(job)
@@ -388,7 +389,7 @@ def test_no_store_is_replaced_under_a_run(job: Path, tmp_path: Path) -> None:
     with mock.patch("dpstream.state.sqlite.file._PATIENCE", 0.1):
         for args in (
             ("reshard", job, "--shards", 3),
-            ("restore", job, tmp_path / "b", "--replace"),
+            ("restore", "pages", job, tmp_path / "b", "--replace"),
         ):
             assert "a run has it open" in refused("store", 4, *args)
     assert done("backup", job, "--out", tmp_path / "b2")["run_id"] == store.identity.run_id
@@ -406,19 +407,29 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
     done("backup", job, "--out", tmp_path / "b")
     refused("backup", 2, "backup", job, "--out", tmp_path / "b")
     refused("backup", 3, "backup", job, "--out", tmp_path / "out" / "b")
-    refused("backup", 2, "restore", job, tmp_path / "none", "--replace")
-    refused("now", 2, "restore", job, tmp_path / "b", "--replace", "--now", "2024-01-01T00:00:00Z")
+    refused("backup", 2, "restore", "pages", job, tmp_path / "none", "--replace")
+    refused(
+        "now",
+        2,
+        "restore",
+        "pages",
+        job,
+        tmp_path / "b",
+        "--replace",
+        "--now",
+        "2024-01-01T00:00:00Z",
+    )
     data = bytearray((tmp_path / "b").read_bytes())
     (tmp_path / "short").write_bytes(data[: len(data) // 2])
     (tmp_path / "text").write_bytes(b"no backup at all" * 1000)
     data[8192 + 100 :] = bytes(len(data) - 8192 - 100)
     (tmp_path / "holes").write_bytes(data)
     for name in ("short", "text", "holes"):
-        refused("backup", 3, "restore", job, tmp_path / name, "--replace")
+        refused("backup", 3, "restore", "pages", job, tmp_path / name, "--replace")
     accounts.write(job, TEXT.replace("11111111", "22222222"))
-    refused("secret", 3, "restore", job, tmp_path / "b", "--replace")
+    refused("secret", 3, "restore", "pages", job, tmp_path / "b", "--replace")
     accounts.write(job, TEXT.replace("epsilon = 20.0", "epsilon = 21.0"))
-    refused("backup", 3, "restore", job, tmp_path / "b", "--replace")
+    refused("backup", 3, "restore", "pages", job, tmp_path / "b", "--replace")
     for args in (("expire", job), ("backup", job, "--out", tmp_path / "c"),
                  ("reshard", job, "--shards", 3)):  # fmt: skip
         refused("store", 3, *args)
@@ -430,7 +441,7 @@ def test_a_damaged_store_is_replaced(job: Path, tmp_path: Path) -> None:
     stop_after(job, 3)
     done("backup", job, "--out", tmp_path / "b")
     (tmp_path / "state" / "s.db").write_bytes(b"gone" * 5000)
-    old_store = done("restore", job, tmp_path / "b", "--replace")["kept"]
+    old_store = done("restore", "pages", job, tmp_path / "b", "--replace")["kept"]
     assert Path(old_store).read_bytes() == b"gone" * 5000
     run(job)
     assert len(files(tmp_path / "out")) == 4 * DAYS
@@ -453,6 +464,6 @@ def test_a_backup_takes_the_place_of_a_begin_that_was_cut_off(
         side.unlink()
     connect(tmp_path / "state" / "s.db").close()
     refused("store", 2, "info", job)
-    assert done("restore", job, tmp_path / "b")["run_id"] == backup["run_id"]
+    assert done("restore", "pages", job, tmp_path / "b")["run_id"] == backup["run_id"]
     run(job)
     assert files(tmp_path / "out") == calm(job)

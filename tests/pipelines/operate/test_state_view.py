@@ -12,35 +12,38 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
+from tests.projects import typed
 
-JOB = """
-[source]
-kind = "csv"
+PROJECT = """
+version = 1
+[data_set.d]
+unit = { name = "user", type = "int" }
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+[table.visits]
 path = "in.csv"
-[schema]
-unit = { column = "user", type = "int" }
-key = [{ column = "page" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+[job.pages]
+table = "visits"
+key = ["page"]
+aggregate.n = { kind = "count" }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-03T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-epsilon = 20.0
-delta = 1e-2
+release_every = "6h"
+budget = { epsilon = 20.0, delta = 1e-2, covers = "lifetime" }
 contributions = 9
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
-[state]
-store = "sqlite:state/s.db"
+store = "state/s.db"
 shards = 3
-[sink]
-kind = "parquet"
-path = "out"
+sink = { kind = "parquet", path = "out" }
 """
+
+
+def with_account(limit: tuple[float, float], path: str = "ledger.db", text: str = PROJECT) -> str:
+    """The project file with an account of its data set."""
+    given = f"limit = {{ epsilon = {limit[0]!r}, delta = {limit[1]!r} }}"
+    unit = 'unit = { name = "user", type = "int" }\n'
+    return text.replace(unit, f'{unit}account = {{ path = "{path}", {given} }}\n')
 
 
 @pytest.fixture
@@ -52,14 +55,14 @@ def job(tmp_path: Path) -> Path:
             day, clock = divmod(hour, 24)
             rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (tmp_path / "in.csv").write_text("\n".join(rows) + "\n")
-    path = tmp_path / "job.toml"
-    path.write_text(JOB)
+    path = tmp_path / "dpstream.toml"
+    path.write_text(PROJECT)
     run_job(load_job(path))
     return path
 
 
 def call(*args: object) -> Result:
-    return CliRunner().invoke(cli, ["state", *(str(a) for a in args)])
+    return CliRunner().invoke(cli, ["state", *typed(*args)])
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -124,11 +127,11 @@ def test_refusals(job: Path, tmp_path: Path) -> None:
     window = tmp_path / "out" / "window-000000"
     shutil.copy(window / "trigger-000003.parquet", window / "trigger-000001.parquet")
     refused("sink.path", 3, "releases", job, "--out", tmp_path / "out")
-    job.write_text(JOB.replace("11111111", "22222222"))
+    job.write_text(PROJECT.replace("11111111", "22222222"))
     refused("secret", 3, *export)
-    job.write_text(JOB.replace("epsilon = 20.0", "epsilon = 21.0"))
+    job.write_text(PROJECT.replace("epsilon = 20.0", "epsilon = 21.0"))
     refused("store", 3, *export)
     refused("store", 3, "info", job)
-    job.write_text(JOB.replace("s.db", "none.db"))
+    job.write_text(PROJECT.replace("s.db", "none.db"))
     refused("store", 2, "info", job)
     assert not (tmp_path / "x").exists() and not (tmp_path / "state" / "none.db").exists()

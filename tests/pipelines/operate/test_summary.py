@@ -126,7 +126,7 @@ def test_why_nothing_is_there(make_job: MakeJob) -> None:
     job, empty, released = make_job(), Released(1, 1, 4, 0, 0, None), Released(1, 0, 4, 9, 3, 0.1)
     read = {"operator_records_in": 10, "operator_dead_letters": 3}
     cause = records_of(job, empty, read).cause
-    assert cause is not None and "enough units" in cause.problem and "job.toml" in cause.fix
+    assert cause is not None and "enough units" in cause.problem and "dpstream" in cause.fix
     assert records_of(job, released, read).cause is None
     nothing = records_of(job, empty, {"steps_committed": 4}).cause
     assert nothing is not None and "no record" in nothing.problem

@@ -1,4 +1,4 @@
-"""The account and the secret of a data set, and where their errors are."""
+"""The unit, account and secret of a data set, and where their errors are."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.project.data_sets import account_of, secret_of
+from dpstream.pipelines.project.data_sets import account_of, secret_of, unit_of
 from tests import projects
 
 ID = "0acc0acc0acc0acc"
@@ -50,3 +50,39 @@ def test_a_data_set_without_an_account_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         account_of(projects.of_sections(Path("/shop"), sections), "d")
     assert caught.value.field == "data_set.d.account"
+    assert "dpstream account create" in caught.value.fix
+
+
+def test_an_account_that_is_not_made_yet() -> None:
+    """It has no id; who makes it names it by the path."""
+    with pytest.raises(UsageError, match="is required") as caught:
+        account_of(project(account={"path": "l.db"}), "d")
+    assert caught.value.field == "data_set.d.account.id"
+    assert "dpstream account create" in caught.value.fix
+    of_records = records({"path": "l.db"})
+    with pytest.raises(UsageError, match="is required") as caught:
+        account_of(of_records, "d")
+    assert "`dpstream session init rides`" in caught.value.fix
+    place = account_of(of_records, "d", to_make=True)
+    assert (place.path, place.id) == ("/shop/l.db", "")
+    assert account_of(records(), "d", to_make=True).path == "/shop/d.account.db"
+
+
+def records(account: dict[str, str] | None = None) -> Any:
+    """A data set whose records have budgets of their own."""
+    dimension = {"epsilon": {"type": "budget", "most": 1.0}}
+    tables = {"visits": {"path": "a.csv"}, "rides": {"path": "r.csv", "dimension": dimension}}
+    section = {} if account is None else {"account": account}
+    return projects.of_sections(Path("/shop"), {"data_set": {"d": section}, "table": tables})
+
+
+def test_a_data_set_without_a_unit_is_for_sessions() -> None:
+    assert unit_of(project(), "d", "a job").name == "customer"
+    with pytest.raises(UsageError, match="is required by a job") as caught:
+        unit_of(records(), "d", "a job")
+    assert caught.value.field == "data_set.d.unit"
+    assert "`dpstream session ask rides`" in caught.value.fix
+    empty = projects.of_sections(Path("/shop"), {"data_set": {"d": {}}})
+    with pytest.raises(UsageError, match="is required by a job") as caught:
+        unit_of(empty, "d", "a job")
+    assert "add unit = " in caught.value.fix

@@ -16,19 +16,14 @@ HOSTILE = [
     "</script><b>bold</b>",
     "k" * 400,
 ]
-MEAN = """[[aggregate]]
-name = "level"
-kind = "mean"
-column = "value"
-clamp = [0, 10]
-[time]"""
+MEAN = 'aggregate.level = { kind = "mean", column = "value", bounds = [0, 10] }\nstart ='
 
 
 def weeks(job: Job, keys: list[str], windows: int, seed: int = 0, trigger: int = 4) -> Job:
     """A job with a mean beside its count, and its last release of every window."""
     job = edit(
         job, ('end = "2024-01-02T', f'end = "{np.datetime64("2024-01-01") + windows}T'),
-        ("[time]", MEAN),
+        ("start =", MEAN),
     )  # fmt: skip
     rng = np.random.default_rng(seed)
     for window in range(windows):

@@ -121,16 +121,10 @@ def expected_truth(
 
 
 #: The same noise every time.
-FIXED = ("[sink]", f'insecure_test_run_id = "{RUN}"\n[sink]')
-MORE = """[[aggregate]]
-name = "people"
-kind = "units"
-[[aggregate]]
-name = "level"
-kind = "mean"
-column = "value"
-clamp = [0, 10]
-[time]"""
+FIXED = ("sink =", f'insecure_test_run_id = "{RUN}"\nsink =')
+MORE = """aggregate.people = { kind = "units" }
+aggregate.level = { kind = "mean", column = "value", bounds = [0, 10] }
+start ="""
 
 
 def test_truth_where_no_key_was_released(make_job: MakeJob, tmp_path: Path) -> None:
@@ -142,7 +136,7 @@ def test_truth_where_no_key_was_released(make_job: MakeJob, tmp_path: Path) -> N
 
 
 def test_truth_of_a_real_run(make_job: MakeJob, tmp_path: Path) -> None:
-    job = edit(make_job(), ("[time]", MORE), FIXED)
+    job = edit(make_job(), ("start =", MORE), FIXED)
     records = crowd(tmp_path / "in" / "a.csv")
     execute(job)
     triggers = sorted(Path(job.sink.path).rglob("*.parquet"))
@@ -194,8 +188,8 @@ def test_a_cut_or_unfinished_window_is_not_drawn_as_a_whole_one(make_job: MakeJo
 def test_a_job_with_one_release_a_window_draws_over_windows(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
-    ends = ('end = "2024-01-02T00', 'end = "2024-01-03T12'), ('trigger_every = "6h"',
-                                                              'trigger_every = "1d"')  # fmt: skip
+    ends = ('end = "2024-01-02T00', 'end = "2024-01-03T12'), ('release_every = "6h"',
+                                                              'release_every = "1d"')  # fmt: skip
     job = edit(make_job(), *ends)
     for window in range(3):
         put(job, 1, [row("a", 100.0 - 40 * window), row("b", 50.0)], window=window)

@@ -29,7 +29,7 @@ def values_of(job: Job) -> dict[str, float]:
 
 
 def test_newest_values_between_refreshes(make_job: MakeJob) -> None:
-    job = edit(make_job(), ("contributions = 4", "contributions = 4\nrefresh_every = 2"))
+    job = edit(make_job(), ("contributions = 4", "contributions = 4\nmechanism.refresh_every = 2"))
     put(job, 1, [row("early", 1.0)])
     put(job, 2, [row("early", 2.0), row("mid", 2.0)])
     put(job, 3, [row("late", 3.0)])
@@ -44,7 +44,7 @@ def test_newest_values_of_rounds(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
     monkeypatch.setattr(releases, "_HELD_ROWS", held)
-    job = edit(make_job(), ("contributions = 4", 'contributions = 4\nmode = "rounds"'))
+    job = edit(make_job(), ("contributions = 4", 'contributions = 4\nmechanism.mode = "rounds"'))
     put(job, 1, [row("a", 1.0), row("b", 1.0)])
     put(job, 2, [row("a", 2.0)])
     put(job, 3, [{**row("b", 3.0), "total": None}])

@@ -38,7 +38,7 @@ from tests.reports import (
 )
 
 MakeJob = Callable[..., Job]
-UNITS = '[[aggregate]]\nname = "people"\nkind = "units"\n[time]'
+UNITS = 'aggregate.people = { kind = "units" }\nstart ='
 EVIL = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -57,7 +57,7 @@ def keep_logging() -> Iterator[None]:
 
 
 def secure(job: Job) -> Job:
-    return edit(job, ('insecure_test_key = "' + "0f" * 32 + '"', 'key_file = "noise.key"'))
+    return edit(job, ('insecure_test_secret = "' + "0f" * 32 + '"', 'secret = "file:shop.secret"'))
 
 
 def test_page_of_a_part_finished_run(make_job: MakeJob, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_keys_can_be_any_text(make_job: MakeJob, tmp_path: Path) -> None:
 
 def test_names_of_columns_can_be_any_text(make_job: MakeJob, tmp_path: Path) -> None:
     evil = "<b onload=x>$\\\\frac"
-    job = edit(make_job(), ('name = "total"', f'name = "{evil}"'))
+    job = edit(make_job(), ("aggregate.total", f'aggregate."{evil}"'))
     name = job.plan.aggregates[1].name
     put(job, 1, [{**row("a", 50.0), name: 150.0, f"{name}_sd": 4.0}])
     page, text, _ = report(job, tmp_path)
@@ -154,9 +154,9 @@ def test_banner_of_stamped_runs(
     for stamp in STAMPS:
         assert any(s.startswith(f"{stamp}: ") for s in page.of("strong")) == (stamp in wanted)
     assert ("may be published" in page.text) == (not wanted)
-    assert [s in call(job.path, "--out", tmp_path / "b.html").stdout for s in STAMPS] == [
-        s in wanted for s in STAMPS
-    ]
+    assert [
+        s in call("--project", job.path, "--out", tmp_path / "b.html").stdout for s in STAMPS
+    ] == [s in wanted for s in STAMPS]
 
 
 def test_banner_of_an_insecure_job_without_releases(make_job: MakeJob, tmp_path: Path) -> None:
@@ -191,15 +191,15 @@ def test_runs_without_releases_or_keys_say_so(make_job: MakeJob, tmp_path: Path)
     assert words in page.of("strong") and "About 0" not in page.text
     chosen = figures["plan"]["selection"]["units_for_half_chance_easiest"]
     assert f"about {chosen} are needed for a 50% chance" in page.text
-    assert "No key was released" in call(job.path, "--out", tmp_path / "b.html").stdout
+    assert "No key was released" in call("--project", job.path, "--out", tmp_path / "b.html").stdout
     assert figures["releases"]["windows"][0]["keys"] == 0 and figures["busiest"] == []
     assert len(page.every("svg")) == 2  # the noise, which needs no release
 
 
 def test_public_keys_and_a_single_trigger(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "keys.csv").write_text("key\na\nb\n")
-    public = ("[performance]", '[keys]\npublic = "keys.csv"\n[performance]')
-    job = edit(make_job(), public, ('"6h"', '"1d"'), ("[time]", UNITS))
+    public = ("batch_rows", 'public_keys = "keys.csv"\nbatch_rows')
+    job = edit(make_job(), public, ('"6h"', '"1d"'), ("start =", UNITS))
     put(job, 1, [{**row("a", 50.0), "people": 9.0, "people_sd": 2.0}])
     page, text, figures = report(job, tmp_path)
     check_page(page, text)
@@ -228,7 +228,7 @@ def test_values_that_are_not_defined(make_job: MakeJob, tmp_path: Path) -> None:
 
 
 def refused(job: Job, *flags: str | Path) -> tuple[int, str]:
-    result = call(job.path, "--json", *flags)
+    result = call("--project", job.path, "--json", *flags)
     error = json.loads(result.stderr)
     assert "Traceback" not in result.output and result.stdout == ""
     return result.exit_code, error["field"]
@@ -255,8 +255,8 @@ def test_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     first.write_bytes(content[:-9])
     assert refused(job, "--out", out) == (2, "release window-000000/trigger-000001.parquet")
     first.write_bytes(content)
-    assert call(job.path, "--out", out).exit_code == 0
-    assert call(job.path, "--out", out).exit_code == 0  # its own page is replaced
+    assert call("--project", job.path, "--out", out).exit_code == 0
+    assert call("--project", job.path, "--out", out).exit_code == 0  # its own page is replaced
 
 
 def test_another_plan_is_refused(make_job: MakeJob, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_page_holds_no_path_and_no_key(make_job: MakeJob, tmp_path: Path) -> Non
     three_triggers(job, ["a"])
     page, text, figures = report(job, tmp_path)
     figures.pop("page")
-    for private in (str(tmp_path), "0f" * 32, "state.db"):
+    for private in (str(tmp_path), "0f" * 32, "store.db"):
         assert private not in text and private not in json.dumps(figures)
     settings = figures["settings"]
     assert settings["contributions"] == "4" and settings["window"] == "1 day"
@@ -313,7 +313,7 @@ def test_final_values_of_every_window(make_job: MakeJob, tmp_path: Path) -> None
 def test_a_fall_is_no_fall_of_contributions_where_each_period_has_its_own(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
-    job = edit(make_job(), ("[privacy]", '[privacy]\nperiod = "1d"'))
+    job = edit(make_job(), ('covers = "lifetime"', 'covers = "1d"'))
     _, text, _ = report(weeks(job, ["key"], 3), tmp_path)
     assert "over the whole stream" not in text
 
@@ -348,7 +348,7 @@ def test_typed_keys(make_job: MakeJob, tmp_path: Path) -> None:
     for kind in ("parquet", "csv", "jsonl"):
         job = edit(
             make_job(sink=kind),
-            ('key = [{ column = "key" }]', 'key = [{ column = "i", type = "int" }, '
+            ('key = ["key"]', 'key = [{ column = "i", type = "int" }, '
              '{ column = "b", type = "bool" }, { column = "y", type = "bytes" }]'),
             ('path = "releases"', f'path = "releases-{kind}"'),
         )  # fmt: skip

@@ -81,8 +81,8 @@ def test_everybody_else_gets_the_same_answer(server: Server) -> None:
         (f"{root}../", {}),
         (f"{root}state/", {}),
         (f"{root}?", {}),
-        (f"{root}%2e%2e/job.toml", {}),
-        (f"{root}job.toml", {}),
+        (f"{root}%2e%2e/dpstream.toml", {}),
+        (f"{root}dpstream.toml", {}),
         # A name that an attacker binds to this machine once its page is loaded.
         (root, {"Host": f"evil.example:{port}"}),
         (root, {"Host": "127.0.0.1"}),
@@ -157,8 +157,8 @@ def test_failures_are_told_on_the_page(make_job: MakeJob) -> None:
 
 def test_releases_that_are_no_files(make_job: MakeJob) -> None:
     job = edit(
-        make_job(), ('kind = "parquet"\npath = "releases"',
-                     'kind = "kafka"\nservers = "127.0.0.1:1"\ntopic = "t"'),
+        make_job(), ('kind = "parquet", path = "releases"',
+                     'kind = "kafka", servers = "127.0.0.1:1", topic = "t"'),
     )  # fmt: skip
     with pytest.raises(UsageError, match=r"sink\.kind"):
         Server(job)

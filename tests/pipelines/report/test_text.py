@@ -112,9 +112,9 @@ def test_sources_without_their_paths(name: str, rendered: str) -> None:
 def test_titles(make_job: Callable[..., Job]) -> None:
     assert title_of(make_job()) == "csv files"
     assert title_of(make_job(pattern="in/week.csv")) == "week.csv"
-    ledger = (
-        "[ledger]\npath = 'l.db'\ndata_set = 'visits'\nlimit = { epsilon = 9.0, delta = 1e-6 }\n"
-    )
     job = make_job()
-    accounts.write(job.path, job.path.read_text() + ledger)
-    assert title_of(load_job(job.path)) == "visits"
+    account = 'account = { path = "a.db", limit = { epsilon = 9.0, delta = 1e-6 } }'
+    text = job.path.read_text()
+    assert "\n\n[table." in text
+    accounts.write(job.path, text.replace("\n\n[table.", f"\n{account}\n\n[table."))
+    assert title_of(load_job(job.path)) == "shop"

@@ -25,14 +25,12 @@ PAPER_SECONDS, PAPER_WORKERS = 306, 5_500
 
 
 def job_for(folder: Path, *edits: tuple[str, str]) -> Job:
-    text = TEMPLATE.format(
-        kind="csv", pattern="*.csv", sink="parquet", batch_rows=1000, key="0f" * 32
-    )
-    for old, new in [('trigger_every = "6h"', 'trigger_every = "15m"'), *edits]:
+    text = TEMPLATE.format(kind="csv", pattern="*.csv", sink="parquet", batch_rows=1000)
+    for old, new in [('release_every = "6h"', 'release_every = "15m"'), *edits]:
         assert old in text
         text = text.replace(old, new, 1)
-    (folder / "job.toml").write_text(text)
-    return load_job(folder / "job.toml")
+    (folder / "dpstream.toml").write_text(text)
+    return load_job(folder / "dpstream.toml")
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def on_spanner(tmp_path: Path) -> Job:
     return job_for(
         tmp_path,
         ("contributions = 4", "contributions = 32"),
-        ("[performance]", '[state]\nstore = "spanner://p/i/d"\n[performance]'),
+        ("batch_rows", 'store = "spanner://p/i/d"\nbatch_rows'),
     )
 
 
@@ -171,12 +169,14 @@ SCALE = ("--scale", "--keys", "1000000000", "--records-per-day", "6000000000")
 
 
 def test_the_command(on_spanner: Job) -> None:
-    outcome = CliRunner().invoke(cli, ["plan", str(on_spanner.path), *SCALE])
+    outcome = CliRunner().invoke(cli, ["plan", "--project", str(on_spanner.path), *SCALE])
     assert outcome.exit_code == 0, outcome.output
     for part in ("16,384", "3,815 rows a step", "list price: as of", "Cost", "microbatch"):
         assert part in outcome.stdout
     args = [*SCALE, "--within", "306s", "--price", "vcpu_hour=0.01", "--json"]
-    plan = json.loads(CliRunner().invoke(cli, ["plan", str(on_spanner.path), *args]).stdout)
+    plan = json.loads(
+        CliRunner().invoke(cli, ["plan", "--project", str(on_spanner.path), *args]).stdout
+    )
     assert plan["scale"]["estimate"]["within"] == 306
     assert plan["scale"]["figures"]["vcpu_hour"]["kind"] == "given"
 
@@ -191,7 +191,7 @@ def test_the_command(on_spanner: Job) -> None:
     ],
 )
 def test_what_the_command_refuses(on_spanner: Job, args: list[str], field: str) -> None:
-    outcome = CliRunner().invoke(cli, ["plan", str(on_spanner.path), *args])
+    outcome = CliRunner().invoke(cli, ["plan", "--project", str(on_spanner.path), *args])
     assert outcome.exit_code == 2 and field in outcome.stderr
 
 
@@ -199,7 +199,7 @@ def test_this_machine_can_be_measured(on_sqlite: Job, monkeypatch: pytest.Monkey
     once = functools.partial(rates.records_per_core_second, runs=1)  # not the best of three
     monkeypatch.setattr(rates, "records_per_core_second", once)
     args = ["--scale", "--keys", "1000", "--records-per-day", "1000000", "--measure", "--json"]
-    outcome = CliRunner().invoke(cli, ["plan", str(on_sqlite.path), *args])
+    outcome = CliRunner().invoke(cli, ["plan", "--project", str(on_sqlite.path), *args])
     assert outcome.exit_code == 0, outcome.output
     figure = json.loads(outcome.stdout)["scale"]["figures"]["pipeline_records"]
     assert "this machine" in figure["source"] and 20_000 < figure["value"] < 20_000_000

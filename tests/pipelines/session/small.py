@@ -4,44 +4,38 @@ from pathlib import Path
 
 from dpstream.pipelines.session.config import Config, load_config
 from dpstream.pipelines.session.load import init
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 
-TABLE = """
-[ledger]
-path = "ledger.db"
-data_set = "small"
+PROJECT = """
+version = 1
 
-[privacy]
-insecure_test_key = "{key}"
+[data_set.small]
+insecure_test_secret = "{key}"
+account = {{ path = "ledger.db" }}
 
-[table]
-name = "small"
-folder = "small.table"
-records = "small.csv"
-id = "name"
+[table.small]
+path = "small.csv"
+record_id = "name"
 {more}
 
-[[dimension]]
-name = "a"
+[table.small.dimension.a]
 type = "integer"
 low = 0
 high = 4
 
-[[dimension]]
-name = "b"
+[table.small.dimension.b]
 type = "integer"
 low = 0
 high = 10
 missing = "point"
 
-[[dimension]]
-name = "epsilon"
+[table.small.dimension.epsilon]
 type = "budget"
 most = 2.0
 step = 0.25
 
-[[dimension]]
-name = "rho"
+[table.small.dimension.rho]
 type = "budget"
 kind = "rho"
 most = 1.0
@@ -60,10 +54,10 @@ r6,9,9,2.0,0.5
 
 
 def config_at(folder: Path, records: str = RECORDS, more: str = "") -> Config:
-    """The file of a table, and the table with its records."""
+    """The project file of a folder, and the table with its records."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "small.csv").write_text(records)
-    accounts.write(folder / "TABLE.toml", TABLE.format(key="22" * 32, more=more))
-    config = load_config(folder / "TABLE.toml")
+    accounts.write(folder / PROJECT_FILE, PROJECT.format(key="22" * 32, more=more))
+    config = load_config(folder)
     init(config)
     return config

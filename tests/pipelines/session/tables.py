@@ -1,4 +1,4 @@
-"""A small table of rides: its file, its records, and what they are as coordinates."""
+"""A small table of rides: its project file, its records, and what they are as coordinates."""
 
 from pathlib import Path
 from typing import Any
@@ -8,32 +8,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.pipelines.session.config import Config, load_config
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 
-TABLE = """
-[ledger]
-path = "ledger.db"
-data_set = "rides"
+PROJECT = """
+version = 1
 
-[privacy]
-insecure_test_key = "{key}"
+[data_set.rides]
+insecure_test_secret = "{key}"
+account = {{ path = "ledger.db" }}
 
-[table]
-name = "rides"
-folder = "rides.table"
-records = "{records}"
-id = "ride"
+[table.rides]
+path = "{records}"
+record_id = "ride"
 {more}
 
-[[dimension]]
-name = "hour"
+[table.rides.dimension.hour]
 type = "integer"
 low = 0
 high = 24
 grid = 6
 
-[[dimension]]
-name = "x"
+[table.rides.dimension.x]
 type = "real"
 low = -1.0
 high = 1.0
@@ -41,29 +37,25 @@ step = 0.1
 grid = 0.5
 missing = "point"
 
-[[dimension]]
-name = "day"
+[table.rides.dimension.day]
 type = "timestamp"
 low = "2024-01-01T00:00:00Z"
 high = "2024-01-11T00:00:00Z"
 step = "1d"
 column = "time"
 
-[[dimension]]
-name = "vendor"
+[table.rides.dimension.vendor]
 type = "category"
 values = ["b", "a", "c"]
 missing = "point"
 
-[[dimension]]
-name = "epsilon"
+[table.rides.dimension.epsilon]
 type = "budget"
 most = 2.0
 step = 0.5
 column = "budget"
 
-[[dimension]]
-name = "rho"
+[table.rides.dimension.rho]
 type = "budget"
 kind = "rho"
 most = 1.0
@@ -74,9 +66,19 @@ START = 1_704_067_200_000_000
 
 
 def config_at(folder: Path, records: str = "rides-*.parquet", more: str = "") -> Config:
-    """The table's file in a folder, loaded."""
-    accounts.write(folder / "TABLE.toml", TABLE.format(key="11" * 32, records=records, more=more))
-    return load_config(folder / "TABLE.toml")
+    """The table of a project file in a folder, loaded."""
+    text = PROJECT.format(key="11" * 32, records=records, more=more)
+    accounts.write(folder / PROJECT_FILE, text)
+    return load_config(folder)
+
+
+def without_ids(folder: Path) -> Config:
+    """The same, its records without names."""
+    path, line = folder / PROJECT_FILE, 'record_id = "ride"\n'
+    text = path.read_text()
+    assert line in text
+    path.write_text(text.replace(line, ""))
+    return load_config(folder)
 
 
 def rides(count: int, seed: int = 0, first: int = 0) -> dict[str, Any]:

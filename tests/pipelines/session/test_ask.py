@@ -26,7 +26,7 @@ OTHER = EMPTY + "".join(f"x{n},{n % 4},{n % 10},{n % 3},0.25\n" for n in range(4
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as session:
+    with Session(config_at(tmp_path), analyst="alice") as session:
         yield session
 
 
@@ -162,7 +162,7 @@ QUESTIONS: list[tuple[str, float, dict[str, Any]]] = [
 def transcript(folder: Path, records: str) -> list[Any]:
     """Refusals, charges and re-asks of some questions, but for run ids and instants."""
     entries = list[Any]()
-    with Session(config_at(folder, records), "alice") as session:
+    with Session(config_at(folder, records), analyst="alice") as session:
         for where, amount, how in QUESTIONS:
             try:
                 answer = session.where(where).count(amount, **how)
@@ -336,7 +336,7 @@ def _raced(folder: Path) -> list[int]:
     """Numbers of the entries whose boxes are not what their predicate meant at their place."""
     where = "consumed_epsilon < 0.5 AND epsilon >= 1"
     config = config_at(folder)
-    with Session(config, "alice") as mine, Session(config, "bob") as other:
+    with Session(config, analyst="alice") as mine, Session(config, analyst="bob") as other:
         transact = mine.desk.ledger.transact
 
         def slow(work: Any, **options: Any) -> Any:
@@ -361,7 +361,10 @@ def _same(boxes: Any, others: Any) -> bool:
 def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     runner = Runner("DirectRunner", (), 1)
-    with Session(config, "alice", runner=runner) as there, Session(config, "alice") as here:
+    with (
+        Session(config, analyst="alice", runner=runner) as there,
+        Session(config, analyst="alice") as here,
+    ):
         part = there.where("epsilon >= 1")
         request = part.wish((COUNT, sum_of("b"), median("b")), 1, {"a": None})
         answer = asking.ask(there.desk, request)
@@ -372,4 +375,6 @@ def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
         same = SessionQuestion(here.desk, request).draw(charge, here.desk.ring)
         assert decoded(Answer(charge.run_id, same, "", False), True).table == answer.table
         with pytest.raises(UsageError, match="--runner"):
-            Session(config, "alice", runner=Runner("Nobody", (), 1)).where("epsilon = 2").count(1)
+            Session(config, analyst="alice", runner=Runner("Nobody", (), 1)).where(
+                "epsilon = 2"
+            ).count(1)

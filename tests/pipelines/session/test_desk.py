@@ -9,8 +9,9 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.load import add, init
+from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
-from tests.pipelines.session.small import RECORDS, TABLE, config_at
+from tests.pipelines.session.small import PROJECT, RECORDS, config_at
 
 
 def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
@@ -67,7 +68,8 @@ def test_another_table_in_the_ledger_is_refused(tmp_path: Path) -> None:
 
     with Session(config_at(tmp_path)) as session:
         session.where("epsilon >= 1").count(1)
-    text = TABLE.format(key="22" * 32, more="").replace("high = 4", "high = 5")
-    accounts.write(tmp_path / "OTHER.toml", text)
+    text = PROJECT.format(key="22" * 32, more="")
+    assert "high = 4" in text
+    accounts.write(tmp_path / PROJECT_FILE, text.replace("high = 4", "high = 5"))
     with pytest.raises(PolicyError, match="another table"):
-        Desk(load_config(tmp_path / "OTHER.toml"), "alice")
+        Desk(load_config(tmp_path), "alice")

@@ -127,5 +127,5 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
 def test_a_part_that_is_gone_is_named_by_no_path(table: Made, tmp_path: Path) -> None:
     part = read_manifest(table.folder, table.table).usable()[0]
     (table.folder / part.name).unlink()
-    with pytest.raises(RunError, match=r"^table\.folder: cannot be read"):
+    with pytest.raises(RunError, match=r"^table\.coordinates: cannot be read"):
         list(Tally(task_of(table, tmp_path)).process(msgspec.json.encode(part).decode()))

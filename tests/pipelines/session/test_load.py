@@ -24,8 +24,7 @@ from dpstream.pipelines.session.load import Loaded, add, delete, init, replace, 
 from dpstream.pipelines.session.manifest import MANIFEST, read_manifest
 from dpstream.pipelines.session.parts import reading
 from dpstream.pipelines.session.scan import Scan
-from tests import accounts
-from tests.pipelines.session.tables import at_of, config_at, rides, write
+from tests.pipelines.session.tables import at_of, config_at, rides, without_ids, write
 
 
 def stored(config: Config) -> list[tuple[Any, ...]]:
@@ -245,17 +244,14 @@ def test_everything_is_private_and_names_nobody(tmp_path: Path) -> None:
 def test_a_table_without_ids_only_grows(tmp_path: Path) -> None:
     records = rides(4)
     write(tmp_path / "rides-1.parquet", records | {"ride": ["a"] * 4})
-    text = config_at(tmp_path)
-    file = tmp_path / "TABLE.toml"
-    accounts.write(file, file.read_text().replace('id = "ride"\n', ""))
-    config = load.Config(**{**text.__dict__, "id": None})
+    with_ids, config = config_at(tmp_path), without_ids(tmp_path)
     init(config)
     assert add(config, [tmp_path / "rides-1.parquet"]).records == 8
     assert stored(config) == wanted(records, records)
     with pytest.raises(UsageError, match="no record has a name"):
         delete(config, [tmp_path / "rides-1.parquet"])
     with pytest.raises(PolicyError, match="not what the table was made with"):
-        add(text, [tmp_path / "rides-1.parquet"])
+        add(with_ids, [tmp_path / "rides-1.parquet"])
 
 
 def test_refusals_of_whole_files(tmp_path: Path) -> None:
@@ -315,7 +311,7 @@ _KILLED = """
         load.commit = stop
     else:
         load.tidy = stop
-    config = load_config(Path(sys.argv[1]) / "TABLE.toml")
+    config = load_config(sys.argv[1])
     load.delete(config, [Path(sys.argv[1]) / "gone.parquet"])
 """
 

@@ -71,7 +71,7 @@ def test_a_table_has_one_account(tmp_path: Path) -> None:
     own = accounts.of_records(tmp_path / "own.db")
     with pytest.raises(PolicyError) as caught:
         check_account(manifest(), own.book())
-    assert caught.value.field == "table.folder"
+    assert caught.value.field == "table.coordinates"
     assert ID in caught.value.rule and accounts.ID in caught.value.rule
     own.name_table(ID)
     check_account(manifest(version=7), own.book())

@@ -1,4 +1,4 @@
-"""Names of subspaces: kept beside the table's file, replaced whole."""
+"""Names of subspaces: kept beside the project file, replaced whole."""
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -8,10 +8,12 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.session import names
+from dpstream.pipelines.session.config import Config
+from tests.pipelines.session.tables import config_at
 
 
 def test_names_are_kept(tmp_path: Path) -> None:
-    table = tmp_path / "rides.toml"
+    table = config_at(tmp_path)
     assert names.read(table) == names.Names()
     names.write(table, "night", "hour >= 22")
     names.write(table, "day", "hour < 22")
@@ -19,22 +21,25 @@ def test_names_are_kept(tmp_path: Path) -> None:
     names.write(table, "first", run_id="ab")
     assert names.predicate(table, "night") == "hour >= 21"
     assert sorted(names.read(table).subspaces) == ["day", "night"]
-    assert names.file_of(table).name == "rides.names.json"
+    assert names.file_of(table) == tmp_path / "rides.names.json"
     assert names.allotment(table, "first") == "ab" and names.allotment(table, "cd") == "cd"
-    with pytest.raises(UsageError, match="no such name"):
-        names.predicate(table, "noon")
+    with pytest.raises(UsageError, match="no such name") as caught:
+        names.predicate(table, "noon", " --project shop")
+    assert "`dpstream session select rides noon --where 'CONDITION' --project shop`" in str(
+        caught.value
+    )
     names.check("night")
     with pytest.raises(UsageError, match="letters"):
         names.check("a b")
 
 
-def _write_some(table: Path, who: int) -> None:
+def _write_some(table: Config, who: int) -> None:
     for i in range(20):
         names.write(table, f"n{who}_{i}", "hour >= 22")
 
 
 def test_no_name_is_lost_that_another_process_writes(tmp_path: Path) -> None:
-    table = tmp_path / "rides.toml"
+    table = config_at(tmp_path)
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
         list(pool.map(_write_some, [table] * 3, range(3)))
     assert len(names.read(table).subspaces) == 60
@@ -42,10 +47,8 @@ def test_no_name_is_lost_that_another_process_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[", "[1]", '{"subspaces": {"a": 1}}', '{"a": {}}'])
 def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
-    names.file_of(tmp_path / "t.toml").write_text(text)
-    names_of = names.file_of(tmp_path / "u.toml")
-    names_of.write_bytes(b'{"subspaces": {"\xff": "hour >= 22"}}')
-    with pytest.raises(PolicyError, match="another form"):
-        names.read(tmp_path / "u.toml")
-    with pytest.raises(PolicyError, match="another form"):
-        names.read(tmp_path / "t.toml")
+    table = config_at(tmp_path)
+    for data in (text.encode(), b'{"subspaces": {"\xff": "hour >= 22"}}'):
+        names.file_of(table).write_bytes(data)
+        with pytest.raises(PolicyError, match="another form"):
+            names.read(table)

@@ -10,11 +10,11 @@ from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.standing import close_before
 from tests.pipelines.session.small import config_at
 
-QUOTA = "\n[quota]\nepsilon = 1.5\n"
+QUOTA = "\n[table.small.quota]\nepsilon = 1.5\n"
 
 
 def test_what_is_left(tmp_path: Path) -> None:
-    with Session(config_at(tmp_path, more=QUOTA), "alice") as session:
+    with Session(config_at(tmp_path, more=QUOTA), analyst="alice") as session:
         session.where("a < 2 AND epsilon >= 1").count(0.5)
         session.where("a = 1 AND epsilon >= 1").count(0.25)
         summary = overview(session.desk, session.table.selection)

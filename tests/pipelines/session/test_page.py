@@ -15,7 +15,7 @@ from tests.pipelines.session.small import RECORDS, config_at
 
 
 def opened(folder: Path, records: str = RECORDS) -> Session:
-    session = Session(config_at(folder, records), "<b>alice</b>")
+    session = Session(config_at(folder, records), analyst="<b>alice</b>")
     session.where("a < 2 AND epsilon >= 1").count(0.5)
     session.where("rho >= 0.5").as_pinq(0.25, "rho").count(0.125)
     return session

@@ -28,7 +28,7 @@ from dpstream.state.ledger.charges import Charge
 from tests.pipelines.session.small import RECORDS, config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
-QUOTA = "\n[quota]\nepsilon = 1.25\n"
+QUOTA = "\n[table.small.quota]\nepsilon = 1.25\n"
 ANSWERS = (0, 3)
 
 
@@ -110,7 +110,7 @@ def transcripts(folder: Path) -> Iterator[list[Step]]:
         if any(answers[: len(prefix)] == prefix for prefix in seen):
             continue
         config = config_at(folder / str(number), EMPTY, QUOTA)
-        with Session(config, "alice") as session:
+        with Session(config, analyst="alice") as session:
             analyst = Analyst(session, answers)
             analyst.run()
         seen.add(answers[: len(analyst.steps)])
@@ -200,7 +200,7 @@ def test_a_twin_that_breaks_the_promise_is_noticed(
 def test_quotas_hold_at_every_point(tmp_path: Path) -> None:
     most = 0.0
     for number, answers in enumerate(((0,) * 6, (3,) * 6)):
-        with Session(config_at(tmp_path / str(number), EMPTY, QUOTA), "alice") as session:
+        with Session(config_at(tmp_path / str(number), EMPTY, QUOTA), analyst="alice") as session:
             Analyst(session, answers).run()
             for who in ("alice", "bob"):
                 spent = session.desk.account.analyst_spent("epsilon", who)

@@ -133,11 +133,11 @@ def test_the_first_dimension_that_refuses_is_told(tmp_path: Path) -> None:
 def test_files_of_a_pattern(tmp_path: Path) -> None:
     for name in ("b.csv", "a.csv"):
         (tmp_path / name).write_text("")
-    assert [Path(p).name for p in files_of(str(tmp_path / "*.csv"))] == ["a.csv", "b.csv"]
+    assert [Path(p).name for p in files_of(str(tmp_path / "*.csv"), "file")] == ["a.csv", "b.csv"]
     (tmp_path / "c.csv").mkdir()
     for pattern in ("*.csv", "*.parquet"):
         with pytest.raises(UsageError, match="matches no file"):
-            files_of(str(tmp_path / pattern))
+            files_of(str(tmp_path / pattern), "file")
 
 
 def test_compressed_files_that_are_none(tmp_path: Path) -> None:

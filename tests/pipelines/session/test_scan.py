@@ -22,11 +22,10 @@ from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.session import tallied
 from dpstream.pipelines.session import scan as scans
 from dpstream.pipelines.session import scan_sql
-from dpstream.pipelines.session.config import Config, load_config
+from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.load import add, delete, init, tidied
 from dpstream.pipelines.session.scan import Scan
-from tests import accounts
-from tests.pipelines.session.tables import at_of, config_at, rides, write
+from tests.pipelines.session.tables import at_of, config_at, rides, without_ids, write
 
 
 @pytest.fixture(scope="module")
@@ -262,10 +261,8 @@ def test_a_reader_keeps_its_version(tmp_path: Path) -> None:
 def test_a_part_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
     """Records without ids may be alike."""
     write(tmp_path / "rides-1.parquet", rides(5))
-    file = tmp_path / "TABLE.toml"
     config_at(tmp_path)
-    accounts.write(file, file.read_text().replace('id = "ride"\n', ""))
-    config = load_config(file)
+    config = without_ids(tmp_path)
     init(config)
     add(config, [tmp_path / "rides-1.parquet"])
     for held in (False, True):
@@ -282,7 +279,7 @@ def test_sums_of_many_coordinates_are_whole(opened: tuple[Scan, Config, np.ndarr
 def test_another_table_and_none(tmp_path: Path) -> None:
     config = small(tmp_path)
     (tmp_path / "other").mkdir()
-    other = config_at(tmp_path / "other", more="cap = 50")
+    other = config_at(tmp_path / "other", more="regions = 50")
     with pytest.raises(PolicyError, match="holds another table"):
         Scan(config.folder, other.table)
     with pytest.raises(RunError, match="holds no table"):

@@ -25,12 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path, MANY), "bob") as session:
+    with Session(config_at(tmp_path, MANY), analyst="bob") as session:
         yield session
 
 
 def test_the_nine_steps(session: Session) -> None:
-    with Session(session.desk.config, "alice") as before:
+    with Session(session.desk.config, analyst="alice") as before:
         before.where("a < 2 AND epsilon >= 1").count(1)
     chosen = session.where("a < 3", name="young")  # 1, 2
     assert session["young"] is chosen
@@ -110,7 +110,7 @@ def test_rho_pays_for_gaussian_noise_and_not_for_epsilon(session: Session) -> No
 def test_an_allotment_lives_on(session: Session) -> None:
     made = session.where("epsilon >= 1 AND a < 2").as_pinq(0.75)
     first = made.count(0.25)
-    with Session(session.desk.config, "bob") as later:
+    with Session(session.desk.config, analyst="bob") as later:
         same = later.allotment(made.run_id)
         assert same.left == 0.5 and same.count(0.25).receipt == first.receipt
         part = same.where("a = 0")
@@ -134,7 +134,7 @@ def test_a_named_allotment_is_paid_once(session: Session) -> None:
         points.where("a = 0").as_pinq(0.25, name="half"),
     ]
     assert all(other.charged for other in others)
-    with Session(session.desk.config, "eve") as eve:
+    with Session(session.desk.config, analyst="eve") as eve:
         assert eve.where("epsilon >= 1 AND a = 1").as_pinq(0.25, name="other").charged
     assert len({made.run_id, *(other.run_id for other in others)}) == 5
 

@@ -26,7 +26,7 @@ QUESTION = Question(kind="epsilon", amount=400_000)
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as session:
+    with Session(config_at(tmp_path), analyst="alice") as session:
         yield session
 
 

@@ -11,7 +11,7 @@ from tests.pipelines.session.small import config_at
 
 
 def test_every_entry_is_what_it_is(tmp_path: Path) -> None:
-    with Session(config_at(tmp_path), "alice") as session:
+    with Session(config_at(tmp_path), analyst="alice") as session:
         session.where("a = 0 AND epsilon >= 1").histogram("b", 0.5, [0, 5, 10])
         session.desk.analyst = "bob"
         allotment = session.where("a = 1 AND rho >= 0.5").as_pinq(0.5, "rho")

@@ -15,7 +15,7 @@ from tests.pipelines.session.small import config_at
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), "alice") as session:
+    with Session(config_at(tmp_path), analyst="alice") as session:
         yield session
 
 

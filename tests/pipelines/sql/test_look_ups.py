@@ -18,8 +18,8 @@ _LINES = ["b,2,2024-01-02,1.5,0.5,true", "a,1,,,nan,no", "a,3,2024-02-31,2,1e400
 def _rows(folder: Path, *lines: str, key: tuple[str, ...] = ("K", "n")) -> pa.Table:
     (folder / "t.csv").write_text("\n".join(["K,n,d,m,f,b", *lines]) + "\n")
     config = LookUpConfig("T", "t.csv", key, _COLUMNS)
-    table = look_up_table(0, config, folder)
-    tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": key_of(0, config, table)})
+    table = look_up_table(config, folder)
+    tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": key_of(config, table)})
     return look_up_rows(tables, "t")
 
 
@@ -46,7 +46,7 @@ def test_keys_are_unique_as_they_are_compared(tmp_path: Path) -> None:
 def test_keys_that_are_none(key: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(DpstreamError) as caught:
         _rows(tmp_path, *_LINES, key=key)
-    assert caught.value.field.startswith("query.look_up") and caught.value.fix
+    assert caught.value.field.startswith("look_up.") and caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_keys_that_are_none(key: tuple[str, ...], tmp_path: Path) -> None:
 def test_tables_that_are_none(name: str, path: str, tmp_path: Path) -> None:
     config = LookUpConfig(name, path, ("k",), _COLUMNS)
     with pytest.raises(DpstreamError):
-        table = look_up_table(0, config, tmp_path)
+        table = look_up_table(config, tmp_path)
         tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": ("k",)})
         look_up_rows(tables, "t")
 

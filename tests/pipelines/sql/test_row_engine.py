@@ -78,6 +78,8 @@ def test_units_times_and_positions_are_those_of_the_row(tmp_path: Path) -> None:
 
 
 #: Each is a text that no validator passes: what it gives depends on other rows, or rows multiply.
+#: A text that reads the columns of those below.
+_READ = "SELECT page, n AS x FROM visits"
 _BASE = 'SELECT "row number", page, TRY_CAST(n AS BIGINT) AS x FROM "arrived rows" AS v'
 _MULTIPLIED = _BASE + " JOIN (VALUES (1), (2)) AS t(a) ON true"
 _STRANGE = 'SELECT "row number" + 100000, page, 1 AS x FROM "arrived rows"'
@@ -91,7 +93,7 @@ _WINDOW = (
     "sql", [_MULTIPLIED, _STRANGE, _BASE.replace('"row number"', "NULL::BIGINT")]
 )
 def test_a_query_that_multiplies_rows_is_caught(sql: str, tmp_path: Path) -> None:
-    job = with_text(tmp_path, TEXTS[0])
+    job = with_text(tmp_path, _READ)
     assert len(through(job, [all_rows(job)], _BASE)) == all_rows(job).num_rows
     with pytest.raises(PolicyError, match="twice, or rows that are none"):
         through(job, [all_rows(job)], sql)
@@ -113,7 +115,7 @@ def test_a_look_up_that_no_rule_refused_is_caught(
 
 
 def test_the_cut_shows_a_query_that_reads_other_rows(tmp_path: Path) -> None:
-    job = with_text(tmp_path, TEXTS[0])
+    job = with_text(tmp_path, _READ)
     batch = all_rows(job).slice(0, 40)
     assert through(job, list(one_by_one(batch)), _BASE) == through(job, [batch], _BASE)
     assert through(job, list(one_by_one(batch)), _WINDOW) != through(job, [batch], _WINDOW)

@@ -1,4 +1,4 @@
-"""``[source.query]``: its tables, its digest, and what is refused."""
+"""The query of a job: its tables, its digest, and what is refused."""
 
 import pickle
 from pathlib import Path
@@ -11,29 +11,35 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
 from dpstream.accounting.plan.canonical import canonical
 from dpstream.pipelines.connectors.query import query_of
-from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.sql import row_query
 from dpstream.pipelines.sql.row_engine import RowEngine
-from tests.pipelines.sql.visited import SECTIONS, all_rows, with_text
+from tests.pipelines.sql.visited import PROJECT, SECTIONS, all_rows, with_text
 
 _TEXT = "SELECT s.section AS page, v.n AS x FROM visits AS v JOIN sections AS s ON v.page = s.page"
 
 
-def _changed(path: Path, *pairs: tuple[str, str]) -> str:
-    """The plan's hash of the job with other text."""
-    text = (path / "job.toml").read_text()
+def _changed(path: Path, *pairs: tuple[str, str], text: str = _TEXT) -> str:
+    """The plan's hash of the job in another project file, or with another text of its query."""
+    (path / "live.sql").write_text(text)
+    return _edited(path, *pairs).plan.hash
+
+
+def _edited(path: Path, *pairs: tuple[str, str]) -> Job:
+    """The job of the project file with parts replaced, in a file beside it."""
+    text = (path / "dpstream.toml").read_text()
     for old, new in pairs:
         assert old in text
-        text = text.replace(old, new)
+        text = text.replace(old, new, 1)
     (path / "other.toml").write_text(text)
-    return load_job(path / "other.toml").plan.hash
+    return load_job(path / "other.toml")
 
 
 def test_text_types_and_public_rows_are_part_of_the_plan(tmp_path: Path) -> None:
     job = with_text(tmp_path, _TEXT)
     hashes = [
         job.plan.hash,
-        _changed(tmp_path, ("v.n AS x", "v.n + 1 AS x")),
+        _changed(tmp_path, text=_TEXT.replace("v.n AS x", "v.n + 1 AS x")),
         _changed(tmp_path, ('n = "INT64"', 'n = "FLOAT64"')),
         _changed(tmp_path, ('n = "INT64"', 'N = "INT64"')),  # another column of the source
     ]
@@ -70,7 +76,7 @@ def test_a_key_that_is_not_unique_is_refused(tmp_path: Path) -> None:
     with_text(tmp_path, _TEXT)
     (tmp_path / "sections.csv").write_text(SECTIONS + "p1,again,1\n")
     with pytest.raises(PolicyError, match="rows with one key"):
-        load_job(tmp_path / "job.toml")
+        load_job(tmp_path)
 
 
 def test_what_duckdb_cannot_run_is_said_when_the_job_is_loaded(tmp_path: Path) -> None:
@@ -83,7 +89,7 @@ def test_what_duckdb_cannot_run_is_said_when_the_job_is_loaded(tmp_path: Path) -
 def test_the_plan_stays_what_it_is(tmp_path: Path) -> None:
     """Stores go on with it: who changes this digest stops every stream in SQL, and says so."""
     job = with_text(tmp_path, _TEXT)
-    assert job.plan.query == "63e739a9a24831317f326313f16a6a03"
+    assert job.plan.query == "b9bcfdc9bc25803713b5d057a56bb068"
 
 
 def test_it_travels_to_workers(tmp_path: Path) -> None:
@@ -95,31 +101,40 @@ def test_it_travels_to_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "job.daily.query"),
+        (_TEXT.replace("AS x FROM", "AS y FROM"), "job.daily.query"),
+        (_TEXT.replace("AS x FROM", "AS at FROM"), "statement"),
+        (_TEXT.replace("AS x FROM", "AS user FROM"), "statement"),
+    ],
+)
+def test_texts_that_are_refused(text: str, field: str, tmp_path: Path) -> None:
+    with_text(tmp_path, _TEXT)
+    with pytest.raises(DpstreamError) as caught:
+        _changed(tmp_path, text=text)
+    assert field in caught.value.field and caught.value.fix
+
+
+@pytest.mark.parametrize(
     ("old", "new", "field"),
     [
-        ('text = """', 'text = ""\n#', "query"),
-        ('table = "visits"', 'table = "my visits"', "query.table"),
-        ('key = ["page"]', 'key = []', "look_up[0].key"),
-        ('key = ["page"]', 'key = ["pag"]', "look_up[0].key"),
-        ('key = ["page"]', 'key = ["weight"]', "statement"),
-        ('name = "sections"', 'name = "visits"', "look_up[0].name"),
-        ('path = "sections.csv"', 'path = "sections.txt"', "look_up[0].path"),
-        ('n = "INT64"', 'n = "NUMBER"', "query.columns"),
-        ('n = "INT64"', 'n = "INT64", user = "INT64"', "query.columns"),
-        ('n = "INT64"', 'n = "INT64", User = "STRING"', "query.columns"),
-        ("AS x FROM", "AS y FROM", "query"),
-        ("AS x FROM", "AS at FROM", "statement"),
-        ("AS x FROM", "AS user FROM", "statement"),
-        ('table = "visits"', 'table = "visits"\ntabel = "x"', "query.tabel"),
+        ('query = "live.sql"', 'query = "none.sql"', "job.daily.query"),
+        ("[table.visits]", '[table."my visits"]', "table"),
+        ('key_columns = ["page"]', 'key_columns = ["pag"]', "table.sections.key_columns"),
+        ('key_columns = ["page"]', 'key_columns = ["weight"]', "statement"),
+        ("[table.sections]", "[table.VISITS]", "table.VISITS"),
+        ('path = "sections.csv"', 'path = "sections.txt"', "table.sections"),
+        ('n = "INT64"', 'n = "NUMBER"', "columns"),
+        ('n = "INT64"', 'n = "INT64", user = "INT64"', "table.visits.columns"),
+        ('n = "INT64"', 'n = "INT64", User = "STRING"', "table.visits.columns"),
+        ("key_columns", "key_column", "table.sections.key_column"),
     ],
-)  # fmt: skip
-def test_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
+)
+def test_project_files_that_are_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
     with_text(tmp_path, _TEXT)
-    text = (tmp_path / "job.toml").read_text()
-    assert old in text
-    (tmp_path / "job.toml").write_text(text.replace(old, new, 1))
     with pytest.raises(DpstreamError) as caught:
-        load_job(tmp_path / "job.toml")
+        _edited(tmp_path, (old, new))
     assert field in caught.value.field and caught.value.fix
 
 
@@ -132,22 +147,15 @@ def test_a_job_without_query_has_the_plan_it_had(tmp_path: Path) -> None:
 
 
 def test_columns_of_parquet_are_known(tmp_path: Path) -> None:
+    """Those that the query reads, and the unit's own type is the data set's."""
     with_text(tmp_path, _TEXT)
-    text = (tmp_path / "job.toml").read_text()
-    head, _, rest = text.partition("columns =")
-    text = head + rest.partition("\n")[2]
-    (tmp_path / "job.toml").write_text(text.replace("csv", "parquet", 2))
+    columns = next(line for line in PROJECT.splitlines() if line.startswith("columns"))
+    parquet = ((f"{columns}\n", ""), ("in/*.csv", "in/*.parquet"))
     pq.write_table(
         pa.table({"user": ["a"], "page": ["p1"], "at": ["x"], "n": [1]}), tmp_path / "in/a.parquet"
     )
-    job = load_job(tmp_path / "job.toml")
-    assert job.source.query.columns == {
-        "user": "STRING", "page": "STRING", "at": "STRING", "n": "INT64"
-    }  # fmt: skip
-    text = (tmp_path / "job.toml").read_text()
-    (tmp_path / "int.toml").write_text(text.replace('"user" }', '"user", type = "int" }'))
-    assert (load_job(tmp_path / "int.toml").source.query.columns or {})["user"] == "INT64"
-    text = text.replace("v.page = s.page", "v.n > s.weight")
-    (tmp_path / "job.toml").write_text(text)
+    query = _edited(tmp_path, *parquet).source.query
+    assert query is not None and query.columns == {"page": "STRING", "n": "INT64"}
+    (tmp_path / "live.sql").write_text(_TEXT.replace("v.page = s.page", "v.n > s.weight"))
     with pytest.raises(PolicyError, match="stream-look-up"):
-        load_job(tmp_path / "job.toml")
+        _edited(tmp_path, *parquet)

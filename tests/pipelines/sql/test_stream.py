@@ -1,6 +1,5 @@
 """Statements as stream jobs: the job that one would write by hand, or a refusal with its code."""
 
-import tomllib
 from pathlib import Path
 
 import duckdb
@@ -9,54 +8,35 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.plan.fields import Aggregate, Field, job_field
+from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried, query_of
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job
+from dpstream.pipelines.project.project import load_project
+from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job, write_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.dp_transforms.runs import Silent, without_noise
-from tests.pipelines.sql.visited import JOB, LOOKED_UP, dp, folder, rows
+from tests.pipelines.sql.visited import BUDGET, LOOKED_UP, PROJECT, dp, folder, rows, with_fields
 
 _PLAIN = (
     "page, COUNT(*) AS n, SUM(n, contribution_bounds_per_group => (0, 5)) AS s, "
     "AVG(seconds, contribution_bounds_per_row => (0, 10)) AS m, COUNT(DISTINCT user) AS u "
     "FROM visits GROUP BY page"
 )
-_PLAIN_BY_HAND = """
-[[aggregate]]
-name = "n"
-kind = "count"
-[[aggregate]]
-name = "s"
-kind = "sum"
-column = "n"
-clamp = [0, 5]
-[[aggregate]]
-name = "m"
-kind = "mean"
-column = "seconds"
-clamp = [0, 10]
-grid = 0.000244140625
-[[aggregate]]
-name = "u"
-kind = "units"
-"""
-_LOOKED_UP_BY_HAND = """
-[[aggregate]]
-name = "n"
-kind = "count"
-[[aggregate]]
-name = "t"
-kind = "sum"
-column = "_x0"
-clamp = [0, 10]
-grid = 0.000244140625
-"""
+_PLAIN_BY_HAND = (
+    'aggregate.n = { kind = "count" }',
+    'aggregate.s = { kind = "sum", column = "n", bounds = [0, 5] }',
+    'aggregate.m = { kind = "mean", column = "seconds", bounds = [0, 10], grid = 0.000244140625 }',
+    'aggregate.u = { kind = "units" }',
+)
+_LOOKED_UP_BY_HAND = (
+    'aggregate.n = { kind = "count" }',
+    'aggregate.t = { kind = "sum", column = "_x0", bounds = [0, 10], grid = 0.000244140625 }',
+)
 
 
 def _releases(job: Job) -> dict[str, bytes]:
@@ -67,25 +47,24 @@ def _releases(job: Job) -> dict[str, bytes]:
     return {f.relative_to(root).as_posix(): f.read_bytes() for f in root.rglob("trigger-*")}
 
 
-def _by_hand(path: Path, key: str, aggregates: str, query: str = "") -> Job:
-    """A job written by hand; without tables of a query where it has none."""
+def _by_hand(path: Path, key: str, aggregates: tuple[str, ...], query: str | None = None) -> Job:
+    """A job written by hand."""
     path.mkdir()
-    head, _, rest = JOB.partition("[source.query]")
-    tables, _, rest = rest.partition("[schema]")
-    tables = f"[source.query]{tables}".replace('table = "visits"', f'table = "visits"\n{query}')
-    rest = rest.replace("event_time =", f'key = [{{ column = "{key}" }}]\nevent_time =')
-    rest = rest.replace("[privacy]", "[privacy]\nepsilon = 50\ndelta = 1e-6\ncontributions = 8")
-    return load_job(folder(path, f"{head}{tables if query else ''}[schema]{rest}{aggregates}"))
+    fields = [f'key = ["{key}"]', *aggregates, BUDGET]
+    if query is not None:
+        (path / "live.sql").write_text(query)
+        fields.append('query = "live.sql"')
+    return load_job(folder(path, with_fields(*fields)))
 
 
 def _asked(path: Path, items: str, **more: str) -> StreamJob:
     path.mkdir()
-    return stream_job(folder(path), dp(items, **more))
+    return stream_job(load_project(folder(path)), "daily", dp(items, **more))
 
 
 def test_a_plain_statement_is_the_job_written_by_hand(tmp_path: Path) -> None:
     translation = _asked(tmp_path / "asked", _PLAIN)
-    assert translation.job.plan.query is None and "query" not in translation.text
+    assert translation.job.plan.query is None is translation.query
     hand = _by_hand(tmp_path / "hand", "page", _PLAIN_BY_HAND)
     assert translation.job.plan == hand.plan and translation.job.plan.hash == hand.plan.hash
     first = _releases(translation.job)
@@ -94,26 +73,33 @@ def test_a_plain_statement_is_the_job_written_by_hand(tmp_path: Path) -> None:
 
 def test_a_statement_with_filter_and_look_up_is_the_job_written_by_hand(tmp_path: Path) -> None:
     translation = _asked(tmp_path / "asked", LOOKED_UP)
-    text = tomllib.loads(translation.text)["source"]["query"]["text"]
-    hand = _by_hand(tmp_path / "hand", "section", _LOOKED_UP_BY_HAND, f"text = '''{text}'''")
-    query, other = query_of(translation.job), query_of(hand)
-    assert query.sql != other.sql  # by hand all columns are declared, by the statement those used
-    hand.path.write_text(
-        hand.path.read_text()
-        .replace(', day = "DATE"', "")
-        .replace('page = "STRING", seconds', 'page = "STRING", seconds')
-    )
-    hand = load_job(hand.path)
-    assert query_of(hand).sql == query.sql and hand.plan == translation.job.plan
+    hand = _by_hand(tmp_path / "hand", "section", _LOOKED_UP_BY_HAND, translation.query)
+    query = query_of(hand)
+    assert query_of(translation.job).sql == query.sql and hand.plan == translation.job.plan
+    assert "day" not in query.types and set(query.reads) == set(query.types)
     first = _releases(translation.job)
     assert len(first) == 4 and first == _releases(hand)
 
 
-def test_what_is_emitted_runs_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    translation = _asked(tmp_path / "asked", LOOKED_UP)
-    emitted = folder_with(tmp_path / "emitted", translation.text)
-    assert load_job(emitted).plan == translation.job.plan
-    assert _releases(translation.job) == _releases(load_job(emitted))
+@pytest.mark.parametrize("items", [_PLAIN, LOOKED_UP])
+def test_what_is_emitted_runs_and_gives_the_same_bytes(items: str, tmp_path: Path) -> None:
+    """It is written once; the rest of the file stays, and another statement is refused."""
+    translation, path = _asked(tmp_path / "asked", items), folder_with(tmp_path / "b", PROJECT)
+    project = load_project(path)
+    other = stream_job(project, None, dp(items))
+    for _ in range(2):
+        write_job(load_project(path), other, "live")
+    assert path.read_text().startswith(PROJECT.rstrip("\n"))
+    assert (tmp_path / "b" / "live.sql").exists() == (translation.query is not None)
+    emitted = load_job(path, "live")
+    assert emitted.plan == translation.job.plan
+    assert emitted.sink.path == f"{tmp_path}/b/releases-live"
+    assert _releases(translation.job) == _releases(emitted)
+    changed = stream_job(project, None, dp(items.replace("COUNT(*) AS n", "COUNT(*) AS k")))
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="--emit"):
+        write_job(load_project(path), changed, "live")
+    assert path.read_bytes() == before
 
 
 def folder_with(path: Path, text: str) -> Path:
@@ -156,52 +142,54 @@ def test_what_the_statement_says(tmp_path: Path) -> None:
     assert privacy.pre_threshold == 4
 
 
-def test_the_job_file_is_kept_and_both_may_say_the_same(tmp_path: Path) -> None:
-    job = JOB.replace("[privacy]", "[privacy]  # mine\nepsilon = 50.0\ncontributions = 8")
-    path = folder(tmp_path, job)
-    text = stream_job(path, dp(LOOKED_UP)).text
-    assert "[privacy]  # mine" in text
+def test_the_job_and_the_statement_may_say_the_same(tmp_path: Path) -> None:
+    own = ("contributions = 8  # mine", 'budget = { epsilon = 50.0, covers = "lifetime" }')
+    path = folder(tmp_path, with_fields(*own))
+    translation = stream_job(load_project(path), "daily", dp(LOOKED_UP))
+    write_job(load_project(path), translation, "live")
+    assert path.read_text().count("# mine") == 2
     without = dp(LOOKED_UP, "epsilon = 50, delta = 1e-6")
-    assert stream_job(path, without).text == text
-    for name in ("epsilon", "contributions"):
-        path.write_text(job.replace(f"{name} = ", f"{name} = 1"))
+    assert stream_job(load_project(path), "daily", without).section == translation.section
+    for field, text in (("budget.epsilon", own[1]), ("contributions", own[0])):
+        changed = with_fields(*own).replace(text, text.replace("= 8", "= 18").replace("50", "150"))
+        path.write_text(changed)
         with pytest.raises(UsageError) as caught:
-            stream_job(path, dp(LOOKED_UP))
-        assert caught.value.field == job_field(name)
+            stream_job(load_project(path), "daily", dp(LOOKED_UP))
+        assert caught.value.field == f"job.daily.{field}"
 
 
-@pytest.mark.parametrize("query", ["", ', query = { table = "visits" }'])
-def test_layouts_of_a_job_file(query: str, tmp_path: Path) -> None:
-    head = f'source = {{ kind = "parquet", path = "in/*.parquet"{query} }}\n'
-    path = folder(tmp_path, head + "[schema]" + JOB.partition("[schema]")[2])
+def test_columns_of_parquet_need_no_types(tmp_path: Path) -> None:
+    columns = next(line for line in PROJECT.splitlines() if line.startswith("columns"))
+    text = PROJECT.replace(f"{columns}\n", "", 1).replace("in/*.csv", "in/*.parquet")
+    path = folder(tmp_path, text)
     pq.write_table(rows(), tmp_path / "in" / "a.parquet")
-    table = "visits" if query else "records"
-    translation = stream_job(
-        path, dp(f"page, COUNT(*) AS n FROM {table} WHERE n > '3' GROUP BY page")
-    )
-    path.write_text(translation.text)
-    job = load_job(path)
+    statement = dp("page, COUNT(*) AS n FROM visits WHERE n > '3' GROUP BY page")
+    translation = stream_job(load_project(path), "daily", statement)
+    write_job(load_project(path), translation, "live")
+    job = load_job(path, "live")
     assert job.plan == translation.job.plan and job.source.query is not None
-    assert job.source.query.columns == {"user": "STRING", "page": "STRING", "n": "STRING"}
+    assert job.source.query.columns == {"page": "STRING", "n": "STRING"}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
-        ("event_time =", 'key = [{ column = "page" }]\nevent_time =', "key"),
-        ("[sink]", '[[aggregate]]\nname = "n"\nkind = "count"\n[sink]', "aggregate"),
-        ('table = "visits"', 'table = "visits"\ntext = "SELECT 1"', "query"),
-        ("[schema]", "[scheme]", "schema"),
-        ('kind = "csv"', 'kind = "cvs"', "kind"),
-        ("columns = { page", "column = { page", "query.column"),
+        ("start =", 'key = ["page"]\nstart =', "job.daily.key"),
+        ("start =", 'aggregate.n = { kind = "count" }\nstart =', "job.daily.aggregate"),
+        ("start =", 'query = "a.sql"\nstart =', "job.daily.query"),
+        ("start =", "strat =", "job.daily.strat"),
+        ('path = "in/*.csv"', 'path = "in/*.cvs"', "table.visits.path"),
+        ("columns = { page", "column = { page", "table.visits.column"),
         ('columns = { page = "STRING", seconds = "FLOAT64", n = "INT64", flag = "BOOL", '
-         'day = "DATE" }', "", "query.columns"),
+         'day = "DATE" }', "", "columns"),
+        ('table = "visits"', 'table = "visit"', "job.daily.table"),
     ],
 )  # fmt: skip
-def test_job_files_that_are_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
-    assert old in JOB
+def test_jobs_that_are_refused(old: str, new: str, field: str, tmp_path: Path) -> None:
+    assert old in PROJECT
     with pytest.raises(DpstreamError) as caught:
-        stream_job(folder(tmp_path, JOB.replace(old, new, 1)), dp(LOOKED_UP))
+        path = folder(tmp_path, PROJECT.replace(old, new, 1))
+        stream_job(load_project(path), "daily", dp(LOOKED_UP))
     assert field in caught.value.field and caught.value.fix
 
 
@@ -219,8 +207,9 @@ def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> 
         "page, SUM(seconds, contribution_bounds_per_row => (0, 1)) AS s FROM visits GROUP BY page"
     )
     usual = _asked(tmp_path / "a", items).job.plan.aggregates[0].grid
-    path = folder_with(tmp_path / "b", JOB.replace("[privacy]", '[privacy]\nstrategy = "tree"'))
-    coarse = stream_job(path, dp(items, "epsilon = 1, delta = 1e-6, max_rows_contributed = 64"))
+    path = folder_with(tmp_path / "b", with_fields('mechanism.strategy = "tree"'))
+    statement = dp(items, "epsilon = 1, delta = 1e-6, max_rows_contributed = 64")
+    coarse = stream_job(load_project(path), "daily", statement)
     assert coarse.job.plan.aggregates[0].grid > usual
 
 
@@ -230,7 +219,7 @@ def test_without_noise_it_is_duckdbs_answer_over_the_whole_table(
     """The last trigger's release, of rows that are records, none of them over C."""
     monkeypatch.setattr(step, "_sampler", Silent)
     monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
-    job = JOB.replace("[privacy]", '[privacy]\nstrategy = "tree"\nweights = "uniform"')
+    text = with_fields('mechanism = { strategy = "tree", weights = "uniform" }')
     items = (
         "s.section, v.flag, COUNT(*) AS c, COUNT(DISTINCT user) AS u, "
         "SUM(v.n * 2, contribution_bounds_per_row => (-8, 20)) AS t, "
@@ -240,7 +229,8 @@ def test_without_noise_it_is_duckdbs_answer_over_the_whole_table(
         "GROUP BY s.section, v.flag"
     )
     options = "epsilon = 50, delta = 1e-6, max_rows_contributed = 60"
-    sql_job = stream_job(folder(tmp_path, job), dp(items, options)).job
+    project = load_project(folder(tmp_path, text))
+    sql_job = stream_job(project, "daily", dp(items, options)).job
     run_job(sql_job)
     stores.close_all()
     table = read_releases(sql_job.sink.path)

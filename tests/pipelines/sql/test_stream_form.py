@@ -7,12 +7,13 @@ import pytest
 from pyarrow import csv as pacsv
 
 from dpstream.accounting.errors import DpstreamError
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.sql.rules import RULES
 from dpstream.pipelines.sql.stream import stream_job
 from tests.pipelines.sql.pairs import PAIRS
 from tests.pipelines.sql.visited import (
-    JOB,
     OPTIONS,
+    PROJECT,
     all_rows,
     dp,
     folder,
@@ -96,10 +97,10 @@ def test_every_rule_of_streams_has_a_statement_that_breaks_it() -> None:
 @pytest.mark.parametrize(("code", "options", "items"), REFUSED)
 def test_refused(code: str, options: str, items: str, tmp_path: Path) -> None:
     with pytest.raises(DpstreamError) as caught:
-        stream_job(folder(tmp_path), dp(items, options))
+        stream_job(load_project(folder(tmp_path)), None, dp(items, options))
     assert f"[{code}]" in caught.value.rule, caught.value.rule
     assert caught.value.field.startswith("statement") and caught.value.fix
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["in", "job.toml", "sections.csv"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["dpstream.toml", "in", "sections.csv"]
 
 
 @pytest.mark.parametrize(
@@ -115,26 +116,25 @@ def test_refused(code: str, options: str, items: str, tmp_path: Path) -> None:
 )
 def test_whole_statements_that_are_refused(code: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(DpstreamError) as caught:
-        stream_job(folder(tmp_path), text)
+        stream_job(load_project(folder(tmp_path)), None, text)
     assert f"[{code}]" in caught.value.rule, caught.value.rule
 
 
 def test_no_literal_enters_an_error(tmp_path: Path) -> None:
-    path = folder(tmp_path)
+    project = load_project(folder(tmp_path))
     for code, options, items in REFUSED:
         text = dp(items.replace("FROM visits", "FROM visits /* Quitte */"), options)
         text = text.replace("GROUP BY", "GROUP BY", 1)
         with pytest.raises(DpstreamError) as caught:
-            stream_job(path, text)
+            stream_job(project, None, text)
         assert "Quitte" not in str(caught.value), code
 
 
-_SHOP = """
-[source]
-kind = "csv"
+_TABLES = """
+[table.visits]
 path = "in/*.csv"
-[source.query]
-table = "visits"
+unit_column = "uid"
+time_column = "at"
 columns.uid = "INT64"
 columns.page = "STRING"
 columns.seconds = "FLOAT64"
@@ -143,21 +143,22 @@ columns.day = "DATE"
 columns.cost = "NUMERIC"
 columns.flag = "BOOL"
 columns.n = "INT64"
-[[source.query.look_up]]
-name = "pages"
+
+[table.pages]
+public = true
 path = "sections.csv"
-key = ["page"]
+key_columns = ["page"]
 columns = { page = "STRING", title = "STRING", weight = "FLOAT64", uid = "INT64" }
-[schema]
-unit = { column = "uid", type = "int" }
-event_time = { column = "at" }
-[time]
+
+[job.daily]
 """
 
 
 def test_whatever_the_tables_front_is_asked_is_refused_or_local(tmp_path: Path) -> None:
     """Statements on tables, as streams: coded refusals, or a query that no cut of batches shows."""
-    path = folder(tmp_path, _SHOP + JOB.partition("[time]\n")[2])
+    head, job = PROJECT.partition("[table.visits]")[0], PROJECT.partition("[job.daily]\n")[2]
+    head = head.replace('name = "user"', 'name = "uid", type = "int"')
+    project = load_project(folder(tmp_path, head + _TABLES + job))
     (tmp_path / "sections.csv").write_text("page,title,weight,uid\np1,T,1,2\np2,U,,3\n")
     table = rows(16).rename_columns(["uid", "page", "at", "seconds", "n", "flag", "day"])
     pacsv.write_csv(table.append_column("cost", table["n"]), tmp_path / "in" / "0.csv")
@@ -167,7 +168,7 @@ def test_whatever_the_tables_front_is_asked_is_refused_or_local(tmp_path: Path) 
     for text in texts[::9]:
         statement = re.sub(r"max_groups_contributed = \d+", "max_rows_contributed = 4", text)
         try:
-            job = stream_job(path, statement).job
+            job = stream_job(project, None, statement).job
         except DpstreamError as error:
             assert error.fix
             continue

@@ -15,32 +15,33 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.sql.row_engine import RowEngine
 
 #: Everything but what a statement says.
-JOB = """
-[source]
-kind = "csv"
+PROJECT = """\
+version = 1
+
+[data_set.shop]
+unit = { name = "user" }
+insecure_test_secret = "KEY"
+
+[table.visits]
 path = "in/*.csv"
-[source.query]
-table = "visits"
 columns = { page = "STRING", seconds = "FLOAT64", n = "INT64", flag = "BOOL", day = "DATE" }
-[[source.query.look_up]]
-name = "sections"
+unit_column = "user"
+time_column = "at"
+
+[table.sections]
+public = true
 path = "sections.csv"
-key = ["page"]
+key_columns = ["page"]
 columns = { page = "STRING", section = "STRING", weight = "FLOAT64" }
-[schema]
-unit = { column = "user" }
-event_time = { column = "at" }
-[time]
+
+[job.daily]
+table = "visits"
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-02T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-insecure_test_key = "KEY"
+release_every = "6h"
 insecure_test_run_id = "RUN"
-[sink]
-kind = "parquet"
-path = "releases"
+sink = { kind = "parquet", path = "releases" }
 """.replace("KEY", "0f" * 32).replace("RUN", "1e" * 16)
 SECTIONS = "page,section,weight\np0,shop,1\np1,help,0.5\np2,shop,\np4,,2\n"
 OPTIONS = "epsilon = 50, delta = 1e-6, max_rows_contributed = 8"
@@ -70,8 +71,8 @@ def rows(size: int = 600, units: int = 90, seed: int = 3) -> pa.Table:
     })  # fmt: skip
 
 
-def folder(path: Path, job: str = JOB, table: pa.Table | None = None, files: int = 2) -> Path:
-    """Files of rows, of sections and the job, whose path is given."""
+def folder(path: Path, text: str = PROJECT, table: pa.Table | None = None, files: int = 2) -> Path:
+    """Files of rows, of sections and the project, whose path is given."""
     table = rows() if table is None else table
     (path / "in").mkdir(exist_ok=True)
     size = -(-table.num_rows // files)
@@ -79,24 +80,30 @@ def folder(path: Path, job: str = JOB, table: pa.Table | None = None, files: int
         options = pa.csv.WriteOptions(quoting_style="needed")
         pa.csv.write_csv(table.slice(i * size, size), path / "in" / f"{i}.csv", options)
     (path / "sections.csv").write_text(SECTIONS)
-    (path / "job.toml").write_text(job)
-    return path / "job.toml"
+    (path / "dpstream.toml").write_text(text)
+    return path / "dpstream.toml"
+
+
+def with_fields(*lines: str, text: str = PROJECT) -> str:
+    """The project with more fields of its job."""
+    return text.replace('table = "visits"\n', "\n".join(('table = "visits"', *lines, "")))
+
+
+#: What a statement says of the budget, in a job that is written by hand.
+BUDGET = 'budget = { epsilon = 50, delta = 1e-6, covers = "lifetime" }\ncontributions = 8'
 
 
 def with_text(path: Path, text: str, keys: str = "page", value: str | None = "x") -> Job:
     """The job with a query written by hand, that gives key columns and a value."""
-    job = JOB.replace('table = "visits"', f'table = "visits"\ntext = """{text}"""')
-    key = ", ".join(f'{{ column = "{name}" }}' for name in keys.split())
-    more = [
-        job.replace("event_time =", f"key = [{key}]\nevent_time ="),
-        '[[aggregate]]\nname = "n"\nkind = "count"',
-    ]
+    aggregates = ['aggregate.n = { kind = "count" }']
     if value is not None:
-        more.append(f'[[aggregate]]\nname = "t"\nkind = "sum"\ncolumn = "{value}"\n'
-                    "clamp = [0, 10]\ngrid = 0.125")  # fmt: skip
-    text = "\n".join(more)
-    text = text.replace("[privacy]", "[privacy]\nepsilon = 50\ndelta = 1e-6\ncontributions = 8")
-    return load_job(folder(path, text))
+        aggregates.append(
+            f'aggregate.t = {{ kind = "sum", column = "{value}", bounds = [0, 10], grid = 0.125 }}'
+        )
+    key = ", ".join(f'"{name}"' for name in keys.split())
+    (path / "live.sql").write_text(text)
+    fields = ('query = "live.sql"', f"key = [{key}]", *aggregates, BUDGET)
+    return load_job(folder(path, with_fields(*fields)))
 
 
 def one_by_one(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.faults import Fault
 from dpstream.pipelines.tabulation.files import Loaded, load, validate
 from dpstream.pipelines.tabulation.generate import Size, generate
+from tests import accounts
 
 SIZE = Size(persons=300)
 
@@ -50,3 +51,35 @@ def office(folder: Path, size: Size = SIZE) -> Office:
     made = Office(folder / "parameters", folder / "data")
     generate(made.parameters, made.data, size)
     return made
+
+
+def project(
+    folder: Path,
+    made: Office,
+    *,
+    name: str = "persons",
+    secret: str | None = None,
+    limit: tuple[float, float] | None = None,
+    id_: str = accounts.ID,
+    **fields: str,
+) -> Path:
+    """The project file of an office, with ``[census.NAME]`` of its data set ``NAME``.
+
+    Args:
+        secret: where it is; ``None``: there is none; limit: of an account, which is made; ``None``:
+            there is no account; fields: more of the section.
+    """
+    unit = {"persons": "person", "households": "household"}[name]
+    lines = ["version = 1", f"[data_set.{name}]", f'unit = {{ name = "{unit}" }}']
+    if secret is not None:
+        lines.append(f'secret = "{secret}"')
+    if limit is not None:
+        given = f"limit = {{ epsilon = {limit[0]!r}, delta = {limit[1]!r} }}"
+        lines.append(f'account = {{ path = "{name}.account.db", {given} }}')
+    places = {"parameters": str(made.parameters), "data": str(made.data), "data_set": name}
+    lines.append(f"[census.{name}]")
+    lines += [f'{field} = "{value}"' for field, value in {**places, **fields}.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.toml"
+    accounts.write(path, "\n".join(lines) + "\n", id_)
+    return path

@@ -1,7 +1,9 @@
 """What the tests of `dpstream choose` share: a job, its records, the command."""
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,42 +16,33 @@ from dpstream.pipelines.jobs.noise_key import new_key
 from dpstream.state import open as stores
 from tests import accounts
 
-JOB = """\
+PROJECT = """\
+version = 1
+
+[data_set.deliveries]
+unit = { name = "user" }
+account = { path = "deliveries.account.db", limit = { epsilon = 3.0, delta = 1e-6 } }
+secret = "file:keys/noise.key"
+
+[table.records]
+path = "in/*.csv"
+unit_column = "user"
+time_column = "time"
+
+[job.hourly]
 # Deliveries, hourly.  KEEP THIS COMMENT.
-[source]
-kind = "csv"
-path = "in/*.csv"  # and this one
-[schema]
-unit = { column = "user" }
-key = [{ column = "key" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "records"
-kind = "count"
-[[aggregate]]
-name = "total"
-kind = "sum"
-column = "value"
-grid = 0.5
-[time]
+table = "records"
+key = ["key"]
+aggregate.records = { kind = "count" }
+aggregate.total = { kind = "sum", column = "value", grid = 0.5 }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-03T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-strategy = "tree"
-epsilon = 2.0
-delta = 1e-8
-key_file = "keys/noise.key"
-[ledger]
-path = "ledger.db"
-data_set = "deliveries"
-limit = { epsilon = 3.0, delta = 1e-6 }
-[sink]
-kind = "parquet"
-path = "releases"
-[choice]
-range = { total = [-100, 200] }
+release_every = "6h"
+budget = { epsilon = 2.0, delta = 1e-8, covers = "lifetime" }  # and this one
+mechanism.strategy = "tree"
+sink = { kind = "parquet", path = "releases" }
+choice.range = { total = [-100, 200] }
 """
 CANARY = "CANARY9313"
 USERS = 1500
@@ -83,14 +76,24 @@ def records(users: int, hour: int = 0) -> str:
     return "user,key,time,value\n" + "\n".join(rows) + "\n"
 
 
-@pytest.fixture(name="job")
-def job_file(tmp_path: Path) -> Path:
+@pytest.fixture(name="project")
+def project_file(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     (tmp_path / "keys").mkdir()
     (tmp_path / "in" / "a.csv").write_text(records(USERS))
     new_key(tmp_path / "keys" / "noise.key")
-    accounts.write(tmp_path / "job.toml", JOB)
-    return tmp_path / "job.toml"
+    write(tmp_path / "dpstream.toml", PROJECT)
+    return tmp_path / "dpstream.toml"
+
+
+def write(path: Path, *changes: str | tuple[str, str]) -> None:
+    """Write a project file: the text, with parts replaced; its account is made."""
+    text, *pairs = changes if isinstance(changes[0], str) else (PROJECT, *changes)
+    assert isinstance(text, str)
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    accounts.write(path, text)
 
 
 def call(*args: str | Path) -> Result:
@@ -99,8 +102,8 @@ def call(*args: str | Path) -> Result:
     return result
 
 
-def choose(job: Path, out: str = "new.toml", *flags: str, ask: tuple[str, ...] = ASK) -> Result:
-    return call("choose", job, *ask, "--out", job.parent / out, *flags)
+def choose(project: Path, new: str = "new", *flags: str, ask: tuple[str, ...] = ASK) -> Result:
+    return call("choose", "hourly", *ask, "--as", new, "--project", project, *flags)
 
 
 def done(result: Result) -> Result:
@@ -108,23 +111,30 @@ def done(result: Result) -> Result:
     return result
 
 
-def entries(job: Path) -> int:
-    if not job.with_name("ledger.db").exists():
+def jobs(project: Path) -> dict[str, Any]:
+    """The jobs of a project file, as it has them."""
+    decoded: dict[str, Any] = tomllib.loads(project.read_text())["job"]
+    return decoded
+
+
+def account(project: Path) -> Path:
+    return project.with_name("deliveries.account.db")
+
+
+def entries(project: Path) -> int:
+    if not account(project).exists():
         return 0
-    ledger = accounts.opened(job.with_name("ledger.db"), "deliveries")
+    ledger = accounts.opened(account(project), "deliveries")
     try:
         return len(ledger.entries())
     finally:
         ledger.close()
 
 
-# --- what is chosen ------------------------------------------------------------------------------
-
-
-def load(path: Path) -> str:
+def load(path: Path, name: str = "new") -> str:
     """The field a job is refused for, or nothing."""
     try:
-        load_job(path)
+        load_job(path, name)
     except PolicyError as error:
         return error.field
     return ""

@@ -1,13 +1,18 @@
 """What a tuning asks and costs, checked without reading a record."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.tuning.ask import Request, _scale, ask
+from tests.projects import write_project
+
+
+def write(folder: Path) -> Project:
+    """A project with a job over a week, without an account."""
+    return load_project(write_project(folder))
 
 
 @pytest.mark.parametrize(
@@ -15,24 +20,23 @@ from dpstream.pipelines.tuning.ask import Request, _scale, ask
     [({}, UsageError, "--first"), ({"first": "2h"}, UsageError, "--epsilon"),
      ({"first": "2h", "epsilon": 1.0}, PolicyError, "account"),
      ({"proxy": "/x/*.csv", "epsilon": 1.0}, UsageError, "--proxy"),
-     ({"proxy": "/x/*.csv", "first": "2d"}, UsageError, "--first"),
+     ({"proxy": "/x/*.csv", "first": "8d"}, UsageError, "--first"),
      ({"proxy": "/x/*.csv", "quantile": 0.5, "cover": 0.5}, UsageError, "--cover"),
      ({"proxy": "/x/*.csv", "scale": 0.0}, UsageError, "--scale")],
 )  # fmt: skip
 def test_what_is_refused(
-    given: dict[str, object], kind: type[DpstreamError], field: str, make_job: Callable[..., Job]
+    given: dict[str, object], kind: type[DpstreamError], field: str, tmp_path: Path
 ) -> None:
-    path = make_job().path
+    project = write(tmp_path)
     with pytest.raises(kind) as error:
-        ask(Request(path, path.with_name("out.toml"), **given))
+        ask(Request(project, "daily", "new", **given))
     assert error.value.field == field
 
 
-def test_other_data_costs_nothing_and_the_digest_is_the_questions(
-    make_job: Callable[..., Job],
-) -> None:
-    path = make_job().path
-    request = Request(path, path.with_name("out.toml"), proxy="/x/*.csv")
+def test_other_data_costs_nothing_and_the_digest_is_the_questions(tmp_path: Path) -> None:
+    project = write(tmp_path)
+    before = project.path.read_bytes()
+    request = Request(project, "daily", "new", proxy="/x/*.csv")
     question, description = ask(request), ask(request).describe()
     assert (description["how"], description["epsilon"], description["histograms"]) == (
         "proxy",
@@ -41,7 +45,8 @@ def test_other_data_costs_nothing_and_the_digest_is_the_questions(
     )
     assert question.digest == ask(request).digest and len(question.digest) == 32
     assert question.digest != ask(request._replace(quantile=0.5)).digest
-    assert not Path(request.out).exists()
+    assert question.digest == ask(request._replace(new="other")).digest
+    assert project.path.read_bytes() == before
 
 
 def test_a_factor_is_exact() -> None:

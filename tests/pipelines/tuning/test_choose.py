@@ -14,66 +14,73 @@ from dpstream.accounting.arrays import Int64
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
+from dpstream.state import open as stores
 from dpstream.state.ledger.answers import Register
 from tests import accounts
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     CANARY,
-    JOB,
+    PROJECT,
     USERS,
+    account,
     call,
     choose,
     closed,
     done,
     entries,
-    job_file,
+    jobs,
     load,
     pairs_of,
+    project_file,
     records,
     value_of,
+    write,
 )
 
 
-def test_choose_writes_a_job_that_runs(job: Path) -> None:
-    result = done(choose(job))
-    assert "good from" in result.stdout and entries(job) == 1
-    text = job.with_name("new.toml").read_text()
-    assert "KEEP THIS COMMENT" in text and "# and this one" in text
-    made = load_job(job.with_name("new.toml"))
+def test_choose_writes_a_job_that_runs(project: Path) -> None:
+    result = done(choose(project))
+    assert "good from" in result.stdout and entries(project) == 1
+    before, section = project.read_text().split("[job.new]")
+    assert before.count("KEEP THIS COMMENT") == section.count("KEEP THIS COMMENT") == 1
+    assert "# and this one" in section
+    made = load_job(project, "new")
     # Pairs are 1 .. 6 alike: the 0.9 quantile is 6; 12 hours of 48 are extrapolated by 4.
     assert 20 <= made.plan.privacy.contributions <= 28
     low, high = made.plan.aggregates[1].grid_bounds()
     assert -48 <= low <= -28 and 28 <= high <= 48  # 5% tails of -20 .. 20 on a grid of 0.5
     assert made.tuning is not None and made.tuning.range == {"total": (-100.0, 200.0)}
     run, resumed = begin(made)
-    assert not resumed and entries(job) == 2 and run.plan == made.plan
-    plan_text = done(call("plan", job.with_name("new.toml"))).stdout
+    assert not resumed and entries(project) == 2 and run.plan == made.plan
+    plan_text = done(call("plan", "new", "--project", project)).stdout
     assert re.search(r"Tuning .* first 12h of this stream .*together: \(2\.\d+, 2e-08\)", plan_text)
-    figures = json.loads(done(call("plan", job.with_name("new.toml"), "--json")).stdout)
+    figures = json.loads(done(call("plan", "new", "--project", project, "--json")).stdout)
     assert figures["choice"]["epsilon"] == 1.0 and figures["choice"]["total"]["epsilon"] > 2.0
 
 
-def test_figures_are_exact_when_the_noise_is_negligible(job: Path) -> None:
-    accounts.write(job, JOB.replace("epsilon = 3.0, delta = 1e-6", "epsilon = 1e6, delta = 1e-6"))
+def test_figures_are_exact_when_the_noise_is_negligible(project: Path) -> None:
+    write(project, ("epsilon = 3.0, delta = 1e-6", "epsilon = 1e6, delta = 1e-6"))
     ask = ("--first", "12h", "--epsilon", "1000")
     pairs = [pairs_of(u) for u in range(USERS)]
     values = [value_of(u) for u in range(USERS)]
     for target in ("0.5", "0.9"):
-        out = f"q{target}.toml"
-        result = json.loads(done(choose(job, out, "--quantile", target, "--json", ask=ask)).stdout)
+        out = f"q{target[-1]}"
+        result = json.loads(
+            done(choose(project, out, "--quantile", target, "--json", ask=ask)).stdout
+        )
         assert result["contributions"] == 4 * np.quantile(
             pairs, float(target), method="inverted_cdf"
         )
-    low, high = result["clamps"]["total"]
+    low, high = result["bounds"]["total"]
     for edge, inside in ((low, -16), (high, 16)):
         assert abs(edge) in (16, 20, 24) and np.sign(edge) == np.sign(inside)
     assert np.mean(np.array(values) < low) <= 0.05 >= np.mean(np.array(values) > high)
-    covered = json.loads(done(choose(job, "c.toml", "--cover", "0.9", "--json", ask=ask)).stdout)
+    covered = json.loads(done(choose(project, "c", "--cover", "0.9", "--json", ask=ask)).stdout)
     covered_shares = [np.minimum(pairs, c).sum() / sum(pairs) for c in range(7)]
     assert covered["contributions"] == 4 * next(c for c in range(7) if covered_shares[c] >= 0.9)
 
 
-def test_stamps_beyond_the_first_hours_are_not_read(job: Path) -> None:
+def test_stamps_beyond_the_first_hours_are_not_read(project: Path) -> None:
     late = "".join(
         f"v{u},k1,2024-01-01T01:00:00Z,5,2024-01-01T12:00:00Z\n" for u in range(20 * USERS)
     )
@@ -82,73 +89,84 @@ def test_stamps_beyond_the_first_hours_are_not_read(job: Path) -> None:
         line if line.startswith("user") else f"{line},{line.split(',')[2]}"
         for line in text.splitlines()
     ]
-    (job.parent / "in" / "a.csv").write_text("\n".join(lines) + "\n" + late)
-    accounts.write(job, JOB.replace('path = "in/*.csv"', 'path = "in/*.csv"\nstamp = "stamp"'))
-    assert json.loads(done(choose(job, "new.toml", "--json")).stdout)["contributions"] >= 20
+    (project.parent / "in" / "a.csv").write_text("\n".join(lines) + "\n" + late)
+    write(project, ('path = "in/*.csv"', 'path = "in/*.csv"\nstamp = "stamp"'))
+    assert json.loads(done(choose(project, "new", "--json")).stdout)["contributions"] >= 20
 
 
-def test_clamps_flag_chooses_those_that_are_there_too(job: Path) -> None:
-    text = JOB.replace("grid = 0.5", "grid = 0.5\nclamp = [-100, 200]")
-    accounts.write(job, text.replace("range = { total = [-100, 200] }", ""))
-    assert json.loads(done(choose(job, "a.toml", "--json")).stdout)["clamps"] == {}
-    given = load_job(job.with_name("a.toml")).plan.aggregates[1]
+def test_bounds_flag_chooses_those_that_are_there_too(project: Path) -> None:
+    given_bounds = ("grid = 0.5", "grid = 0.5, bounds = [-100, 200]")
+    write(project, given_bounds, ("choice.range = { total = [-100, 200] }\n", ""))
+    assert json.loads(done(choose(project, "a", "--json")).stdout)["bounds"] == {}
+    given = load_job(project, "a").plan.aggregates[1]
     assert given.clamp == (-100.0, 200.0)
-    accounts.emptied(job.with_name("ledger.db"))
-    tuned = json.loads(done(choose(job, "b.toml", "--clamps", "--json")).stdout)["clamps"]
+    accounts.emptied(account(project))
+    tuned = json.loads(done(choose(project, "b", "--bounds", "--json")).stdout)["bounds"]
     assert -25 < tuned["total"][0] < 0 < tuned["total"][1] < 25
 
 
-def test_c_is_lowered_to_what_can_be_drawn(job: Path) -> None:
-    text = JOB.replace("grid = 0.5", "grid = 0.02")
-    accounts.write(job, text.replace("[-100, 200]", "[-20, 40]"))
-    result = json.loads(done(choose(job, "new.toml", "--json", "--scale", "100")).stdout)
+def test_c_is_lowered_to_what_can_be_drawn(project: Path) -> None:
+    write(project, ("grid = 0.5", "grid = 0.02"), ("[-100, 200]", "[-20, 40]"))
+    result = json.loads(done(choose(project, "new", "--json", "--scale", "100")).stdout)
     assert result["contributions"] < 400 and "smaller C" in result["notes"][-1]
-    assert load_job(job.with_name("new.toml")).plan.privacy.contributions < 400
+    assert load_job(project, "new").plan.privacy.contributions < 400
 
 
 # --- charged before anything is drawn ------------------------------------------------------------
 
 
-def test_the_charge_is_durable_before_the_first_draw(job: Path) -> None:
+def test_the_charge_is_durable_before_the_first_draw(project: Path) -> None:
     seen: list[int] = []
     real = module.noisy
 
     def noisy(*args: object) -> object:
-        seen.append(entries(job))
+        seen.append(entries(project))
         return real(*args)  # type: ignore[arg-type]
 
     with mock.patch.object(module, "noisy", noisy):
-        done(choose(job))
+        done(choose(project))
     assert seen and set(seen) == {1}
 
 
-def test_an_interrupted_tuning_goes_on_at_no_charge(job: Path) -> None:
+def test_an_interrupted_tuning_goes_on_at_no_charge(project: Path) -> None:
     with mock.patch.object(module, "noisy", side_effect=KeyboardInterrupt):
-        assert choose(job).exit_code == 4
-    assert entries(job) == 1 and not job.with_name("new.toml").exists()
+        assert choose(project).exit_code == 4
+    assert entries(project) == 1 and "new" not in jobs(project)
     with mock.patch.object(module.tuning_file, "write", side_effect=KeyboardInterrupt):
-        assert choose(job).exit_code == 4
-    assert entries(job) == 1
+        assert choose(project).exit_code == 4
+    assert entries(project) == 1
 
 
-def test_the_same_question_is_answered_again_and_another_is_charged(job: Path) -> None:
-    first = json.loads(done(choose(job, "a.toml", "--json")).stdout)
-    accounts.set_limit(job.with_name("ledger.db"), (9.0, 1e-6))
-    (job.parent / "in" / "b.csv").write_text(records(1))  # other rows are no other question
+def test_the_same_question_is_answered_again_and_another_is_charged(project: Path) -> None:
+    first = json.loads(done(choose(project, "a", "--json")).stdout)
+    accounts.set_limit(account(project), (9.0, 1e-6))
+    (project.parent / "in" / "b.csv").write_text(records(1))  # other rows are no other question
     with mock.patch.object(module, "tally", side_effect=AssertionError):  # reads no record
-        again = json.loads(done(choose(job, "b.toml", "--json")).stdout)
-        done(choose(job, "b.toml"))  # the same bytes may stand there
-    a, b = (job.with_name(n).read_text() for n in ("a.toml", "b.toml"))
-    assert again["resumed"] and a == b and entries(job) == 1
+        again = json.loads(done(choose(project, "b", "--json")).stdout)
+        done(choose(project, "b"))  # the same bytes may stand there
+    a, b = (jobs(project)[name] for name in "ab")
+    assert (
+        again["resumed"]
+        and a["choice"] == b["choice"]
+        and a["sink"] != b["sink"]
+        and entries(project) == 1
+    )
     assert again["run_id"] == first["run_id"]
-    second = json.loads(done(choose(job, "c.toml", "--json", "--quantile", "0.8")).stdout)
-    assert entries(job) == 2 and second["run_id"] != first["run_id"] and not second["resumed"]
+    second = json.loads(done(choose(project, "c", "--json", "--quantile", "0.8")).stdout)
+    assert entries(project) == 2 and second["run_id"] != first["run_id"] and not second["resumed"]
     for number, flags in enumerate((("--fresh",), ("--as-of", "May")), 3):
-        other = json.loads(done(choose(job, f"{number}.toml", "--json", *flags)).stdout)
-        assert not other["resumed"] and entries(job) == number
+        other = json.loads(done(choose(project, f"as{number}", "--json", *flags)).stdout)
+        assert not other["resumed"] and entries(project) == number
+    assert "as_of" not in jobs(project)["as3"]["choice"]
+    assert jobs(project)["as4"]["choice"]["as_of"] == "May" and load(project, "as4") == ""
+    done(choose(project, "as4", "--as-of", "May"))
+    for taken, flags in (("a", ("--as-of", "May")), ("as4", ("--as-of", "June")), ("as4", ())):
+        refused = choose(project, taken, "--json", *flags)  # before it is charged
+        assert refused.exit_code == 2 and json.loads(refused.stderr)["field"] == "--as"
+    assert entries(project) == 4
 
 
-def test_a_resumed_draw_repeats_the_noise(job: Path) -> None:
+def test_a_resumed_draw_repeats_the_noise(project: Path) -> None:
     nodes: list[bytes] = []
     real = module.noisy
 
@@ -159,130 +177,126 @@ def test_a_resumed_draw_repeats_the_noise(job: Path) -> None:
 
     with mock.patch.object(module, "noisy", noisy):
         with mock.patch.object(Register, "commit", side_effect=KeyboardInterrupt):
-            assert choose(job).exit_code == 4
-        done(choose(job))  # same run id: nothing was released under it
-        assert nodes[:2] == nodes[2:] and entries(job) == 1
-        accounts.write(job, JOB.replace("limit = { epsilon = 3.0", "limit = { epsilon = 9.0"))
-        done(choose(job, "other.toml", "--quantile", "0.8"))
-    assert len(set(nodes)) == 4 and entries(job) == 2
+            assert choose(project).exit_code == 4
+        done(choose(project))  # same run id: nothing was released under it
+        assert nodes[:2] == nodes[2:] and entries(project) == 1
+        write(project, ("limit = { epsilon = 3.0", "limit = { epsilon = 9.0"))
+        done(choose(project, "other", "--quantile", "0.8"))
+    assert len(set(nodes)) == 4 and entries(project) == 2
 
 
-def test_beyond_the_limit_nothing_is_charged_or_read(job: Path) -> None:
-    accounts.write(job, JOB.replace("epsilon = 3.0, delta = 1e-6", "epsilon = 2.01, delta = 1e-8"))
+def test_beyond_the_limit_nothing_is_charged_or_read(project: Path) -> None:
+    write(project, ("epsilon = 3.0, delta = 1e-6", "epsilon = 2.01, delta = 1e-8"))
     with mock.patch.object(module, "tally", side_effect=AssertionError):
-        result = choose(job)
+        result = choose(project)
     assert result.exit_code == 3 and "tuning and the stream" in result.stderr
-    assert entries(job) == 0 and not job.with_name("new.toml").exists()
+    assert entries(project) == 0 and "new" not in jobs(project)
 
 
-def test_what_cannot_be_charged_is_refused(job: Path) -> None:
-    accounts.write(job, JOB.replace(JOB[JOB.index("[ledger]") : JOB.index("[sink]")], ""))
-    result = choose(job, "new.toml", "--json")
+def test_what_cannot_be_charged_is_refused(project: Path) -> None:
+    line = next(line for line in PROJECT.splitlines() if line.startswith("account"))
+    write(project, (f"{line}\n", ""))
+    result = choose(project, "new", "--json")
     assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "account"
 
 
 # --- receipts -------------------------------------------------------------------------------------
 
 
-def test_too_few_units_say_nothing_of_how_few(job: Path) -> None:
+def test_too_few_units_say_nothing_of_how_few(project: Path) -> None:
     errors = []
     for users in (0, 1, 40):
-        (job.parent / "in" / "a.csv").write_text(records(users))
-        accounts.emptied(job.with_name("ledger.db"))
-        result = choose(job)
-        assert result.exit_code == 3 and not job.with_name("new.toml").exists()
+        (project.parent / "in" / "a.csv").write_text(records(users))
+        accounts.emptied(account(project))
+        result = choose(project)
+        assert result.exit_code == 3 and "new" not in jobs(project)
         errors.append(result.stderr)
-        assert entries(job) == 1
+        assert entries(project) == 1
     assert len(set(errors)) == 1 and "too small to choose by" in errors[0]
-    again = choose(job, "new.toml")
-    assert again.stderr == errors[0] and entries(job) == 1
+    again = choose(project, "new")
+    assert again.stderr == errors[0] and entries(project) == 1
 
 
-def test_units_beyond_the_largest_candidate_take_it(job: Path) -> None:
+def test_units_beyond_the_largest_candidate_take_it(project: Path) -> None:
     """Half of the units send 3 or more pairs; at most 2 are candidates."""
     flags = ("--json", "--max-contributions", "8", "--quantile", "0.9")
-    result = json.loads(done(choose(job, "new.toml", *flags)).stdout)
+    result = json.loads(done(choose(project, "new", *flags)).stdout)
     assert result["contributions"] == 8 and "beyond --max-contributions" in result["notes"][0]
 
 
-TWO = '[[aggregate]]\nname = "records"\nkind = "count"\n[[aggregate]]'
 REFUSED: list[tuple[Callable[[Path], Result], str]] = [
-    (lambda j: choose(j, "new.toml", ask=("--epsilon", "1")), "--first"),
-    (lambda j: choose(j, "new.toml", ask=("--first", "12h")), "--epsilon"),
-    (lambda j: choose(j, "new.toml", ask=("--first", "3d", "--epsilon", "1")), "--first"),
-    (lambda j: choose(j, "new.toml", ask=("--first", "0s", "--epsilon", "1")), "--first"),
-    (lambda j: choose(j, "new.toml", ask=("--first", "soon", "--epsilon", "1")), "--first"),
-    (lambda j: choose(j, "new.toml", ask=("--first", "1m", "--epsilon", "1")), "--first"),
-    (lambda j: choose(j, "new.toml", ask=("--first", "12h", "--epsilon", "1e-7")), "--epsilon"),
-    (lambda j: choose(j, "new.toml", "--cover", "0.9", "--quantile", "0.5"), "--cover"),
-    (lambda j: choose(j, "new.toml", "--scale", "0"), "--scale"),
-    (lambda j: choose(j, "job.toml"), "--out"),
-    (lambda j: choose(j, "in/new.toml"), "--out"),
-    (lambda j: call("choose", j, *ASK), "--out"),
-    (lambda j: choose(j, "new.toml", "--as-of", "a\nb"), "as_of"),
+    (lambda p: choose(p, "new", ask=("--epsilon", "1")), "--first"),
+    (lambda p: choose(p, "new", ask=("--first", "12h")), "--epsilon"),
+    (lambda p: choose(p, "new", ask=("--first", "3d", "--epsilon", "1")), "--first"),
+    (lambda p: choose(p, "new", ask=("--first", "0s", "--epsilon", "1")), "--first"),
+    (lambda p: choose(p, "new", ask=("--first", "soon", "--epsilon", "1")), "--first"),
+    (lambda p: choose(p, "new", ask=("--first", "1m", "--epsilon", "1")), "--first"),
+    (lambda p: choose(p, "new", ask=("--first", "12h", "--epsilon", "1e-7")), "--epsilon"),
+    (lambda p: choose(p, "new", "--cover", "0.9", "--quantile", "0.5"), "--cover"),
+    (lambda p: choose(p, "new", "--scale", "0"), "--scale"),
+    (lambda p: choose(p, "hourly"), "--as"),
+    (lambda p: choose(p, "in/new"), "--as"),
+    (lambda p: call("choose", "--project", p, *ASK), "--as"),
+    (lambda p: choose(p, "new", "--as-of", "a\nb"), "as_of"),
 ]
 
 
 @pytest.mark.parametrize("index", range(len(REFUSED)))
-def test_refused_before_any_charge(job: Path, index: int) -> None:
+def test_refused_before_any_charge(project: Path, index: int) -> None:
     ask, field = REFUSED[index]
-    result = ask(job)
+    result = ask(project)
     assert result.exit_code in (2, 3) and f": {field}: " in result.stderr, result.output
-    assert result.stderr.count("\n") == 1 and entries(job) == 0
-    assert not job.with_name("new.toml").exists()
+    assert result.stderr.count("\n") == 1 and entries(project) == 0
+    assert "new" not in jobs(project)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
-        ("range = { total = [-100, 200] }", "", "choice.range.total"),
-        ("range = { total", "range = { totl = [0, 1], total", "choice.range"),
+        ("choice.range = { total = [-100, 200] }", "", "job.hourly.choice.range.total"),
+        ("range = { total", "range = { totl = [0, 1], total", "job.hourly.choice.range"),
         ("[-100, 200]", "[-1e9, 1e9]", "aggregate.total.grid"),
-        ("[-100, 200]", '["a", 2]', "aggregate[1].clamp[0]"),
-        ("key_file", "keyfile", "privacy.keyfile"),
-        ("[privacy]", "[privaci]", "privaci"),
-        (
-            '[[aggregate]]\nname = "records"\nkind = "count"\n[[aggregate]]',
-            "[aggregate]",
-            "aggregate",
-        ),
+        ("[-100, 200]", '["a", 2]', "job.hourly.aggregate.total.bounds[0]"),
+        ("secret", "secrit", "data_set.deliveries.secrit"),
+        ("release_every", "release_evry", "job.hourly.release_evry"),
+        ('{ kind = "count" }', '"count"', "job.hourly.aggregate.records"),
     ],
 )
-def test_jobs_that_cannot_be_tuned(job: Path, old: str, new: str, field: str) -> None:
-    accounts.write(job, JOB.replace(old, new))
-    result = choose(job, "new.toml", "--json")
+def test_jobs_that_cannot_be_tuned(project: Path, old: str, new: str, field: str) -> None:
+    write(project, (old, new))
+    result = choose(project, "new", "--json")
     assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field, result.stderr
-    assert entries(job) == 0
+    assert entries(project) == 0
 
 
-def test_dry_run_reads_no_data_and_costs_nothing(job: Path) -> None:
-    (job.parent / "in" / "a.csv").unlink()
-    (job.parent / "keys" / "noise.key").unlink()
-    text = done(call("choose", job, *ASK, "--dry-run")).stdout
+def test_dry_run_reads_no_data_and_costs_nothing(project: Path) -> None:
+    (project.parent / "in" / "a.csv").unlink()
+    (project.parent / "keys" / "noise.key").unlink()
+    text = done(call("choose", "--project", project, *ASK, "--dry-run")).stdout
     assert "Cost        (1, 1e-08)-DP per unit" in text and "units (95%)" in text
-    figures = json.loads(done(call("choose", job, *ASK, "--dry-run", "--json")).stdout)
+    figures = json.loads(
+        done(call("choose", "--project", project, *ASK, "--dry-run", "--json")).stdout
+    )
     assert {h["name"] for h in figures["histograms"]} == {"pairs per unit", "total"}
     assert figures["histograms"][0]["units_for_5_points"] > 100
-    assert entries(job) == 0 and list(job.parent.glob("*.toml")) == [job]
+    assert entries(project) == 0 and list(jobs(project)) == ["hourly"]
 
 
-def test_the_guides_example_runs(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guides_example_runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guide = (Path(__file__).parents[3] / "docs" / "guides" / "tuning.md").read_text()
     lines = re.findall(r"^dpstream (choose .*?)(?:  #.*)?$", guide, re.MULTILINE)
     assert len(lines) >= 2
-    monkeypatch.chdir(job.parent)
-    (job.parent / "last-year.csv").write_text(records(50))
+    monkeypatch.chdir(project.parent)
+    (project.parent / "last-year.csv").write_text(records(50))
     for line in lines:
         done(call(*(word.strip("'") for word in line.split())))
-    assert entries(job) == 1 and load(job.with_name("chosen.toml")) == ""
+    assert entries(project) == 1 and load(project, "chosen") == ""
 
 
-def test_a_test_key_is_stamped(job: Path) -> None:
-    accounts.write(
-        job, JOB.replace('key_file = "keys/noise.key"', f'insecure_test_key = "{"0f" * 32}"')
-    )
-    assert "INSECURE" in done(choose(job)).stdout
-    assert "insecure_test_key" in job.with_name("new.toml").read_text()
+def test_a_test_key_is_stamped(project: Path) -> None:
+    write(project, ('secret = "file:keys/noise.key"', f'insecure_test_secret = "{"0f" * 32}"'))
+    assert "INSECURE" in done(choose(project)).stdout
+    assert load_job(project, "new").insecure
 
 
 # --- noise against what is cut -------------------------------------------------------------------
@@ -299,12 +313,12 @@ def heavy(users: int) -> str:
     return "user,key,time,value\n" + "\n".join(rows) + "\n"
 
 
-def test_noise_is_weighed_against_what_is_cut(job: Path, tmp_path: Path) -> None:
+def test_noise_is_weighed_against_what_is_cut(project: Path, tmp_path: Path) -> None:
     """Small keys cannot bear the noise of a large C; what is cut is said."""
     (tmp_path / "other.csv").write_text(heavy(800))
     ask = ("--proxy", str(tmp_path / "other.csv"), "--json")
     proposals = {
-        flags: json.loads(done(choose(job, f"n{i}.toml", *flags, ask=ask)).stdout)
+        flags: json.loads(done(choose(project, f"n{i}", *flags, ask=ask)).stdout)
         for i, flags in enumerate(
             [("--key-records", "20"), ("--key-records", "20000"), ("--quantile", "0.9")]
         )
@@ -318,20 +332,39 @@ def test_noise_is_weighed_against_what_is_cut(job: Path, tmp_path: Path) -> None
     assert 0 < small["sd"] < large["sd"] / 3
     assert large["per_key"] and all(other["sd"] < large["sd"] for other in large["per_key"])
     for i, proposal in enumerate((small, large)):
-        planned = json.loads(done(call("plan", job.with_name(f"n{i}.toml"), "--json")).stdout)
+        planned = json.loads(done(call("plan", f"n{i}", "--project", project, "--json")).stdout)
         assert proposal["sd"] == pytest.approx(planned["columns"][0]["sd_final"])
 
 
-def test_a_proposed_bound_per_key_may_be_taken(job: Path) -> None:
+def test_a_proposed_bound_per_key_may_be_taken(project: Path) -> None:
     """It was released with the receipt; any other C is one that somebody chose by looking."""
-    proposal = json.loads(done(choose(job, "new.toml", "--json")).stdout)
-    other, new = proposal["per_key"][0], job.with_name("new.toml")
-    text = new.read_text()
+    proposal = json.loads(done(choose(project, "new", "--json")).stdout)
+    other, text = proposal["per_key"][0], project.read_text()
     bounds = f"contributions = {other['contributions']}\nper_key_bound = {other['bound']}\n"
-    accounts.write(new, text.replace(f"contributions = {proposal['contributions']}\n", bounds))
-    assert load(new) == ""
+    accounts.write(project, text.replace(f"contributions = {proposal['contributions']}\n", bounds))
+    assert load(project) == ""
     most = max(proposal["contributions"], *(o["contributions"] for o in proposal["per_key"]))
     for wrong in (f"contributions = {most + 1}\nper_key_bound = 1\n",
                   f"contributions = {most + 1}\n"):  # fmt: skip
-        accounts.write(new, text.replace(f"contributions = {proposal['contributions']}\n", wrong))
-        assert load(new) == "contributions"
+        accounts.write(
+            project, text.replace(f"contributions = {proposal['contributions']}\n", wrong)
+        )
+        assert load(project) == "job.new.contributions"
+
+
+def test_the_new_job_runs_beside_the_old_one(project: Path) -> None:
+    """Neither goes on with the other's store, and neither writes into the other's folder."""
+    runs = 'contributions = 4\nstore = "hourly.store.db"\nkey = ["key"]'
+    write(project, ('key = ["key"]', runs), ("grid = 0.5", "grid = 0.5, bounds = [-100, 200]"),
+          ("epsilon = 3.0", "epsilon = 9.0"))  # fmt: skip
+    done(call("run", "hourly", "--project", project))
+    done(choose(project, "new", "--bounds"))
+    stores.close_all()
+    made = json.loads(done(call("run", "new", "--project", project, "--json")).stdout)
+    assert made["run_id"] and entries(project) == 3
+    for folder in ("releases", "releases-new"):
+        assert list((project.parent / folder).rglob("*.parquet"))
+    assert project.with_name("hourly.store.db").exists()
+    assert project.with_name("new.store.db").exists()
+    again = json.loads(done(call("run", "hourly", "--project", project, "--json")).stdout)
+    assert again["run_id"] != made["run_id"] and entries(project) == 3

@@ -1,15 +1,20 @@
-"""The job file of a tuning: rewritten with its comments, read back as what was chosen."""
+"""The job of a tuning: read before it is chosen, and written as a new job with its comments."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Aggregate
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import TuningConfig
-from dpstream.pipelines.tuning.file import base_job, check_out, in_column_units, render, write
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.project.copying import check_new_name
+from dpstream.pipelines.project.job_section import ChoiceSection
+from dpstream.pipelines.project.project import load_project
+from dpstream.pipelines.tuning.file import base_job, in_column_units, render, write
+from tests.projects import write_project
+
+BOUNDS = ", bounds = [0, 120]"
+MEAN = f'aggregate.seconds = {{ kind = "mean", column = "seconds"{BOUNDS} }}\n'
 
 
 @pytest.mark.parametrize("grid", [1.0, 0.1, 0.01, 0.3, 1e-6, 0.7])
@@ -17,46 +22,67 @@ from dpstream.pipelines.tuning.file import base_job, check_out, in_column_units,
     ("low", "high"),  # the last: the nearest float lies inside
     [(-7, 13), (0, 1), (-3_333_333, 10**7), (-835_840_887_170_031, 902_871_036_464_559)],
 )
-def test_clamps_snap_back_to_their_grid_units(grid: float, low: int, high: int) -> None:
+def test_bounds_snap_back_to_their_grid_units(grid: float, low: int, high: int) -> None:
     bounds = in_column_units(low, high, grid)
     made = Aggregate("x", "sum", "x", clamp=bounds, grid=grid)
     assert made.grid_bounds() == (low, high)
 
 
-def test_comments_stay_and_figures_are_written(make_job: Callable[..., Job]) -> None:
-    path = make_job().path
-    path.write_text("# mine\n" + path.read_text())
-    grid = base_job(path, True)[0].plan.aggregates[1].grid
-    low, high = 0, round(5 / grid)
-    text = render(path, 9, (("total", low, high),), TuningConfig("proxy", clamps=("total",)))
-    assert text.startswith("# mine\n") and "contributions = 9" in text
-    assert "clamp = [0, 5]" in text and 'how = "proxy"' in text
+@pytest.mark.parametrize("layout", ["lines", "tables", "inline"])
+def test_what_was_chosen_is_read_back_however_the_job_is_written(
+    layout: str, tmp_path: Path
+) -> None:
+    """The file keeps every byte, the new section the comments; store and folder are its own."""
+    changes = {
+        "lines": [("key = ", "# mine\nkey = ")],
+        "tables": [
+            ('aggregate.views = { kind = "count" }\n', "# mine\n"),
+            (MEAN, ""),
+            ('sink = { kind = "parquet", path = "releases" }\n',
+             '[job.daily.sink]\nkind = "parquet"\npath = "releases"\n'
+             '[job.daily.aggregate.views]\nkind = "count"\n'
+             '[job.daily.aggregate.seconds]\nkind = "mean"\ncolumn = "seconds"\n'),
+        ],
+        "inline": [("contributions = 8\n", 'contributions = 8  # mine\nstore = "a/daily.db"\n')],
+    }[layout]  # fmt: skip
+    path = write_project(tmp_path, *changes)
+    before = path.read_bytes()
+    choice = ChoiceSection("proxy", bounds=("seconds",))
+    project = load_project(path)
+    text, section = render(project, "daily", "chosen", 9, (("seconds", 0, 5),), choice)
+    write(project, "chosen", text, section)
+    assert path.read_bytes().startswith(before) and section.count("# mine") == 1
+    made, old = load_job(path, "chosen"), load_project(path).sections.job["daily"]
+    assert made.plan.privacy.contributions == 9 and made.tuning == choice
+    assert made.plan.aggregates[1].clamp == (0, 5)
+    assert made.state.store == f"sqlite:{tmp_path}/chosen.store.db"
+    assert made.sink.path == f"{tmp_path}/releases-chosen" and old["contributions"] == 8
 
 
-def test_missing_clamps_come_from_a_declared_range(make_job: Callable[..., Job]) -> None:
-    path = make_job().path
-    assert base_job(path, False)[1] == () and base_job(path, True)[1] == ("total",)
-    assert base_job(path, True)[0].plan.privacy.contributions == 1
-    path.write_text(path.read_text().replace("clamp = [0, 10]\n", ""))
+def test_missing_bounds_come_from_a_declared_range(tmp_path: Path) -> None:
+    project = load_project(write_project(tmp_path))
+    assert base_job(project, "daily", False)[1] == ()
+    job, names = base_job(project, "daily", True)
+    assert names == ("seconds",) and job.plan.privacy.contributions == 1
+    assert project.sections.job["daily"]["contributions"] == 8, "the project stays as it is"
+    missing = load_project(write_project(tmp_path, (BOUNDS, "")))
     with pytest.raises(UsageError) as error:
-        base_job(path, False)
-    assert error.value.field == "choice.range.total"
+        base_job(missing, "daily", False)
+    assert error.value.field == "job.daily.choice.range.seconds"
 
 
-def test_a_new_file_loses_nothing(tmp_path: Path) -> None:
-    job, out = tmp_path / "job.toml", tmp_path / "out.toml"
-    job.write_text("x")
-    check_out(job, out, existing=False)
-    write(out, "one")
-    write(out, "one")
-    check_out(job, out, existing=True)
-    for refused in (
-        lambda: write(out, "two"),
-        lambda: check_out(job, out, False),
-        lambda: check_out(job, job, True),
-        lambda: check_out(job, tmp_path / "other" / "out.toml", False),
-    ):
-        with pytest.raises(UsageError) as error:
-            refused()
-        assert error.value.field == "--out"
-    assert out.read_text() == "one"
+def test_a_new_job_takes_no_others_place(tmp_path: Path) -> None:
+    project = load_project(path := write_project(tmp_path))
+    check_new_name(project, "new", "--as")
+    for name in ("daily", "a b"):
+        with pytest.raises(UsageError, match="--as"):
+            check_new_name(project, name, "--as")
+    choice = ChoiceSection("proxy")
+    for _ in range(2):  # the same again is left alone
+        text, section = render(load_project(path), "daily", "new", 9, (), choice)
+        write(load_project(path), "new", text, section)
+    before = path.read_bytes()
+    text, section = render(load_project(path), "daily", "new", 7, (), choice)
+    with pytest.raises(UsageError, match="says otherwise"):
+        write(load_project(path), "new", text, section)
+    assert path.read_bytes() == before

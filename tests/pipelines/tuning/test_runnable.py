@@ -11,14 +11,15 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.starred import usual, with_privacy
 from dpstream.accounting.weights import MILD
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.tuning.ask import Asked, Request, ask
-from dpstream.pipelines.tuning.runnable import _noise, clamps_of, read_off_runnable, with_clamps
-from tests.pipelines.tuning.asking import closed, job_file  # noqa: F401
+from dpstream.pipelines.tuning.runnable import _noise, bounds_of, read_off_runnable, with_bounds
+from tests.pipelines.tuning.asking import closed, project_file  # noqa: F401
 
 
 @pytest.fixture
-def tuning(job: Path) -> Asked:
-    request = Request(job, job.with_name("new.toml"), proxy="/x/*.csv", quantile=0.9)
+def tuning(project: Path) -> Asked:
+    request = Request(load_project(project), "hourly", "new", proxy="/x/*.csv", quantile=0.9)
     return ask(request)
 
 
@@ -33,7 +34,7 @@ def nodes(question: Asked, pairs: int) -> list[np.ndarray]:
 
 
 def test_noise_is_that_of_the_plan(tuning: Asked) -> None:
-    plan = with_clamps(tuning, (("total", -40, 40),))
+    plan = with_bounds(tuning, (("total", -40, 40),))
     for count, bound in ((4, None), (12, None), (12, 1)):
         other = with_privacy(plan, contributions=count, per_key_bound=bound)
         other = with_privacy(other, weights=usual(other))
@@ -42,9 +43,9 @@ def test_noise_is_that_of_the_plan(tuning: Asked) -> None:
     assert _noise(plan, 10**6, None) == math.inf == _noise(plan, 4, -3)
 
 
-def test_clamps_are_in_the_columns_units(tuning: Asked) -> None:
-    assert clamps_of(tuning, (("total", -40, 41),)) == {"total": (-20, 20.5)}
-    [_, total] = with_clamps(tuning, (("total", -40, 40),)).aggregates
+def test_bounds_are_in_the_columns_units(tuning: Asked) -> None:
+    assert bounds_of(tuning, (("total", -40, 41),)) == {"total": (-20, 20.5)}
+    [_, total] = with_bounds(tuning, (("total", -40, 40),)).aggregates
     assert total.clamp == (-20, 20)
 
 
@@ -55,7 +56,7 @@ def test_the_largest_bound_that_can_be_run(tuning: Asked) -> None:
     many = read_off_runnable(tuning, nodes(tuning, 1_000))
     assert 3 < many.contributions < 1_000 and many.cut is None is many.sd
     assert "sampler" in many.notes[-1]
-    plan = with_clamps(tuning, many.clamps)
+    plan = with_bounds(tuning, many.clamps)
     replace = msgspec.structs.replace
     for count, runs in ((many.contributions, True), (many.contributions + 1, False)):
         other = replace(plan, privacy=replace(plan.privacy, contributions=count))

@@ -35,9 +35,9 @@ def test_the_error_says_where_it_looked(tmp_path: Path, make_job: MakeJob) -> No
     make_job("csv", pattern="none/[ab]*.csv")
     odd = tmp_path / "a[b]c"
     odd.mkdir()
-    (odd / "job.toml").write_bytes((tmp_path / "job.toml").read_bytes())
+    (odd / "dpstream.toml").write_bytes((tmp_path / "dpstream.toml").read_bytes())
     with pytest.raises(UsageError) as caught:
-        manifest(load_job(odd / "job.toml"))
+        manifest(load_job(odd / "dpstream.toml"))
     assert f"matches no file: {odd}/none/[ab]*.csv. Fix" in str(caught.value)
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_charged(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_key_list(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys.csv")
-    text = TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9, key="0f" * 32)
-    (tmp_path / "job.toml").write_text(text + '[keys]\npublic = "keys.csv"\n')
+    text = TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9)
+    (tmp_path / "dpstream.toml").write_text(text + 'public_keys = "keys.csv"\n')
     with pytest.raises(UsageError, match=r"public_keys: is not a file"):
-        load_job(tmp_path / "job.toml")
+        load_job(tmp_path / "dpstream.toml")

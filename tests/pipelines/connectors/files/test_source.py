@@ -170,8 +170,8 @@ def test_folders_with_wildcard_characters(tmp_path: Path, make_job: MakeJob) -> 
     odd = tmp_path / "a[b]*c"
     (odd / "in").mkdir(parents=True)
     (odd / "in" / "x.csv").write_text("user,key,time,value\n")
-    (odd / "job.toml").write_bytes((tmp_path / "job.toml").read_bytes())
-    assert [f.name for f in manifest(load_job(odd / "job.toml"))] == ["x.csv"]
+    (odd / "dpstream.toml").write_bytes((tmp_path / "dpstream.toml").read_bytes())
+    assert [f.name for f in manifest(load_job(odd / "dpstream.toml"))] == ["x.csv"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

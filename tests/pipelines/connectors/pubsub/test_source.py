@@ -39,14 +39,13 @@ def make_pubsub_job(tmp_path: Path) -> MakePubSubJob:
     """``make(subscription)`` writes and loads a job on a subscription."""
 
     def make(subscription: str, batch_rows: int = 1000, **change: str) -> Job:
-        text = TEMPLATE.format(
-            kind="pubsub", pattern="", sink="parquet", batch_rows=batch_rows, key="0f" * 32
-        )
+        text = TEMPLATE.format(kind="json", pattern="", sink="parquet", batch_rows=batch_rows)
+        assert 'path = ""' in text
         text = text.replace('path = ""', f'subscription = "{subscription}"\nsettle = "500ms"')
         for old, new in change.items():
             text = text.replace(old, new)
-        (tmp_path / "job.toml").write_text(text)
-        return load_job(tmp_path / "job.toml")
+        (tmp_path / "dpstream.toml").write_text(text)
+        return load_job(tmp_path / "dpstream.toml")
 
     return make
 

@@ -27,7 +27,6 @@ from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.tuning.read import refuse_own_data
 from dpstream.state import open as stores
-from tests import accounts
 from tests.audit.replays import new_place
 from tests.drive import Drive, letters_of, rows_of
 from tests.folders import START, MakeFolderJob, Whole, data, line, make_folder_job, mark
@@ -310,21 +309,21 @@ def test_a_bomb_is_read_in_bounded_memory(codec: str) -> None:
 def test_public_key_lists(tmp_path: Path, make_job: MakeJob) -> None:
     text = b"\xef\xbb\xbfkey,note\n" + "".join(f"k{i},é\n" for i in range(500)).encode()
     job_text = (
-        TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9, key="0f" * 32)
-        + '[keys]\npublic = "keys.csv"\n'
+        TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9)
+        + 'public_keys = "keys.csv"\n'
     )
-    accounts.write(tmp_path / "job.toml", job_text)
+    (tmp_path / "dpstream.toml").write_text(job_text)
     jobs = []
     for codec in ("", *NAMES):
         (tmp_path / "keys.csv").write_bytes(halves(codec, text) if codec else text)
-        jobs.append(load_job(tmp_path / "job.toml"))
+        jobs.append(load_job(tmp_path / "dpstream.toml"))
         assert read_public_keys(jobs[-1]).num_rows == 500
     assert len({job.plan.hash for job in jobs}) == 1
     for content in (*broken("gzip", text).values(), *FOREIGN.values()):
         (tmp_path / "keys.csv").write_bytes(content)
         with pytest.raises(UsageError, match="the list is") as caught:
-            load_job(tmp_path / "job.toml")
-        assert caught.value.field == "public_keys"
+            load_job(tmp_path / "dpstream.toml")
+        assert caught.value.field == "job.daily.public_keys"
 
 
 def test_recorded_files_of_a_source_without_end(make_folder_job: MakeFolderJob) -> None:

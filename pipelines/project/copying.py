@@ -1,0 +1,157 @@
+"""A new job that is written at the end of the project file, begun from one that is there.
+
+Both `dpstream choose --as NAME` and `sql --stream JOB --emit NAME` write one.  Its section keeps
+the comments, and the rest of the file every byte.  Two jobs cannot share a store or a folder: the
+copy has the store of its own name in a file (also where the old one is a database of Spanner, which
+holds one run), the dead letters of its own name, and a folder of releases beside the old job's.
+"""
+
+import copy
+import tomllib
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import AoT, Table
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.project.project import Project, is_name
+from dpstream.pipelines.project.text import read_at_most
+from dpstream.pipelines.project.write import flush_project, write_project
+
+
+def read_project_text(project: Project) -> bytes:
+    """The bytes of the project file as they are now.
+
+    Raises:
+        UsageError: unreadable or too long.
+    """
+    return read_at_most(project.path, project.path.name, "shorten the project file")
+
+
+def check_new_name(project: Project, name: str, option: str, existing: bool = False) -> None:
+    """Refuse a name for a new job before anything is charged.
+
+    Args:
+        option: that gives the name; existing: whether a section of this name may be there.
+
+    Raises:
+        UsageError: it is not usable, or is taken.
+    """
+    if not is_name(name):
+        raise UsageError(option, "is not a usable name", "use letters, digits, _ and -")
+    if name in project.sections.job and not existing:
+        raise UsageError(option, f"[job.{name}] exists", "choose another name")
+
+
+def copied_section(text: bytes, job: str, new: str) -> Any:
+    """The section of a job as tomlkit has it, to be changed and written as another job's.
+
+    Raises:
+        UsageError: the file cannot be kept as it is written.
+    """
+    try:
+        document: Any = tomlkit.parse(text.decode("utf-8"))
+        section = copy.deepcopy(document["job"][job])
+    except (TOMLKitError, UnicodeDecodeError, LookupError):
+        raise _unusual(job) from None
+    _forget_headers(section)
+    section.pop("store", None)
+    section.pop("dead_letter", None)
+    path = section.get("sink", {}).get("path")
+    if path:
+        section["sink"]["path"] = _beside(PurePath(path), job, new).as_posix()
+    return section
+
+
+def _unusual(job: str) -> UsageError:
+    """Of a layout that tomlkit cannot copy, such as one of tables with others between them."""
+    return UsageError(
+        f"job.{job}", "cannot be copied as it is laid out", f"write all of it below one [job.{job}]"
+    )
+
+
+def _beside(folder: PurePath, job: str, new: str) -> PurePath:
+    """The folder of the new job's releases."""
+    if folder.name in ("", ".."):  # the project's own folder, or one above it
+        return folder / new
+    return folder.with_name(new if folder.name == job else f"{folder.name}-{new}")
+
+
+def _forget_headers(table: Any) -> None:
+    """A parsed table is written under the name that it had, unless that is forgotten."""
+    if isinstance(table, Table):
+        table.display_name = None
+    for part in table.values() if hasattr(table, "values") else ():
+        if isinstance(part, Table):
+            _forget_headers(part)
+        elif isinstance(part, AoT):
+            for entry in part.body:
+                _forget_headers(entry)
+
+
+def section_text(name: str, section: Any) -> str:
+    """``[job.NAME]`` as it stands in a file."""
+    jobs = tomlkit.table(is_super_table=True)
+    jobs.append(name, section)
+    document = tomlkit.document()
+    document.append("job", jobs)
+    return tomlkit.dumps(document).strip("\n") + "\n"
+
+
+def extended(text: bytes, section: str) -> str:
+    """The file's text, every byte of it, with a section at its end."""
+    before = text.decode("utf-8")
+    gap = "" if before.endswith("\n\n") else "\n" if before.endswith("\n") else "\n\n"
+    return f"{before}{gap}{section}"
+
+
+def check_extended(text: bytes, job: str, new: str, section: Any) -> None:
+    """Refuse a file that, with a section at its end, would not say what it says and the section.
+
+    Raises:
+        UsageError: it would not, for instance because all jobs are in one inline table.
+    """
+    before = tomllib.loads(text.decode("utf-8"))
+    if new in before["job"]:
+        return  # nothing is written
+    try:
+        after = tomllib.loads(extended(text, section_text(new, section)))
+    except tomllib.TOMLDecodeError:
+        after = {}
+    if after != before | {"job": before["job"] | {new: section.unwrap()}}:
+        raise _unusual(job)
+
+
+def with_job(project: Project, name: str, section: Mapping[str, Any]) -> Project:
+    """The project as if its file had a section ``[job.NAME]``; nothing is written."""
+    replace = msgspec.structs.replace
+    sections, written = (
+        replace(of, job={**of.job, name: dict(section)})
+        for of in (project.sections, project.written)
+    )
+    return project._replace(sections=sections, written=written)
+
+
+def append_section(project: Project, name: str, text: bytes, section: str, option: str) -> None:
+    """Write the file with a section at its end, once; one that says the same already is left alone.
+
+    Args:
+        text: what the file had when the section was made.
+
+    Raises:
+        UsageError: another section of this name is there.
+        PolicyError: the file was changed meanwhile; RunError: it cannot be written.
+    """
+    present = tomlkit.parse(text.decode("utf-8")).unwrap().get("job", {}).get(name)
+    if present is not None:
+        if present != tomlkit.parse(section).unwrap()["job"][name]:
+            raise UsageError(
+                option, f"[job.{name}] exists and says otherwise", "choose another name"
+            )
+        flush_project(project.path)
+        return
+    write_project(project.path, extended(text, section), text)
