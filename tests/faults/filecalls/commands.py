@@ -358,7 +358,6 @@ INIT = (
     *("init", "in.csv", "--unit", "user", "--key", "page", "--time", "time", "--window", "day"),
     *("--start", "2024-01-01", "--end", "2024-01-03", "--epsilon", "3", "--delta", "1e-6"),
     *("--contributions", "6", "--units", "60", "--records", "300", "--keys", "4"),
-    *("--out", "new.toml"),
 )
 ASK = ("session", "ask", "small", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
 MADE = ("session", "init", "small")
@@ -369,8 +368,8 @@ BUDGET = ("session", "budget", "small", "--json")
 INFO = ("state", "info", "--json")
 COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
-    "init": Command(stream, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
-                    done="exists", then=("plan", "new.toml", "--json")),
+    "init": Command(visits, INIT, lines("dpstream.toml", "in.secret"), charged=None,
+                    repeats=False, done="is in dpstream.toml already", then=("plan", "--json")),
     "key new": Command(empty, ("key", "new", "noise.key"), lines("noise.key"), charged=None,
                        repeats=False, done="exists"),
     "run": Command(stream, RUN, released("out")),
