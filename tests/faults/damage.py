@@ -33,37 +33,32 @@ from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts
 
-JOB = """
-[source]
-kind = "csv"
+PROJECT = """
+version = 1
+
+[data_set.d]
+unit = { name = "user", type = "int" }
+account = { path = "book/ledger.db", limit = { epsilon = 22.0, delta = 0.02 } }
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+
+[table.visits]
 path = "in.csv"
-[schema]
-unit = { column = "user", type = "int" }
-key = [{ column = "page" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+
+[job.daily]
+table = "visits"
+key = ["page"]
+aggregate.n = { kind = "count" }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-04T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-epsilon = 22.0
-delta = 1e-2
+release_every = "6h"
+budget = { epsilon = 22.0, delta = 1e-2, covers = "lifetime" }
 contributions = 9
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
-[state]
-store = "sqlite:state/s.db"
+store = "state/s.db"
 shards = 2
-[sink]
-kind = "KIND"
-path = "out"
-[ledger]
-path = "book/ledger.db"
-data_set = "d"
-limit = { epsilon = 22.0, delta = 0.02, allow_large_delta = true }
+sink = { kind = "KIND", path = "out" }
 """
 STORE, WAL, BACKUP, LEDGER = "state/s.db", "state/s.db-wal", "b", "book/ledger.db"
 
@@ -82,7 +77,7 @@ def write_job(folder: Path, kind: str) -> None:
             page = f"p{user % 3}" if n % 2 else f"page {(user * 7 + hour) % 40:03d}"
             rows.append(f"{user},{page},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
-    accounts.write(folder / "job.toml", JOB.replace("KIND", kind))
+    accounts.write(folder / "dpstream.toml", PROJECT.replace("KIND", kind))
 
 
 def batches(job: Job) -> list[pa.RecordBatch]:
@@ -98,7 +93,7 @@ def batches(job: Job) -> list[pa.RecordBatch]:
 
 def go_on(folder: Path) -> None:
     """Run the job to its end from where it stands."""
-    job = load_job(folder / "job.toml")
+    job = load_job(folder / "dpstream.toml")
     run, _ = begin(job)
     with contextlib.closing(sink_of(job, run)) as sink:
         sink.write(run_in_memory(run, batches(job))[0])
@@ -145,7 +140,7 @@ def images(folder: Path, kind: str = "parquet") -> Images:
     shutil.copytree(job, done)
     go_on(done)
     stores.close_all()
-    state_admin.backup(load_job(done / "job.toml"), done / BACKUP)
+    state_admin.backup(load_job(done / "dpstream.toml"), done / BACKUP)
     contents = files(done)
     assert len(contents) == 12
     return Images(folder, contents, charges(done))
@@ -182,7 +177,7 @@ def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> 
     try:
         with contextlib.redirect_stderr(messages):
             if name == BACKUP:
-                state_admin.restore(load_job(case / "job.toml"), case / BACKUP, replace=True)
+                state_admin.restore(load_job(case / "dpstream.toml"), case / BACKUP, replace=True)
             go_on(case)
             _export(case)
             left = charges(case)
@@ -208,7 +203,7 @@ def _export(case: Path) -> None:
     """``dpstream state releases``: the store's own releases."""
     from dpstream.pipelines.operate.state_view import export
 
-    job = load_job(case / "job.toml")
+    job = load_job(case / "dpstream.toml")
     export(job, case / "again", job.sink.file_kind)
 
 

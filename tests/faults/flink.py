@@ -43,21 +43,20 @@ def poisoned(stream: Path) -> None:
         path.write_bytes(b"".join(lines))
 
 
-def job_at(folder: Path, stream: Path, store: str | None = None, **time_table: str) -> Job:
+def job_at(folder: Path, stream: Path, store: str | None = None) -> Job:
     """The job of the kills: sliding windows over JSON lines with bad ones among them."""
-    golden_job("sliding", stream, folder)
-    tables = tomlkit.loads((folder / "job.toml").read_text()).unwrap()
-    tables["source"] = {"kind": "jsonl", "path": "stream/*.jsonl"}
-    tables["time"] |= time_table
+    path = golden_job("sliding", stream, folder).path
+    sections = tomlkit.loads(path.read_text()).unwrap()
+    sections["table"]["records"]["path"] = "stream/*.jsonl"
     if store is not None:
-        tables["state"]["store"] = store
-    (folder / "job.toml").write_text(tomlkit.dumps(tables))
-    return load_job(folder / "job.toml")
+        sections["job"]["golden"]["store"] = store
+    path.write_text(tomlkit.dumps(sections))
+    return load_job(path)
 
 
-def undisturbed(folder: Path, stream: Path, **time_table: str) -> Job:
+def undisturbed(folder: Path, stream: Path) -> Job:
     """The same job, run in one process over bounded input."""
-    job = job_at(folder, stream, **time_table)
+    job = job_at(folder, stream)
     run_job(job)
     return job
 
@@ -99,7 +98,7 @@ class Stage:
             self.launcher = subprocess.Popen(
                 [
                     sys.executable, "-m", "dpstream",
-                    "run", str(self.folder / "job.toml"), *self._flags,
+                    "run", "--project", str(self.folder), *self._flags,
                 ],
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=self.folder,

@@ -1,7 +1,7 @@
 """Jobs without end in processes of their own: what feeds them, and what they have published.
 
-Each job file has another beside it, ``calm.toml``, on the same source with a store and a sink of
-its own: run to its end when everything is there, it is the undisturbed run.
+Each project file has two jobs on the same source, ``live`` and ``calm``, each with a store and a
+sink of its own: run to its end when everything is there, the second is the undisturbed run.
 """
 
 import json
@@ -31,44 +31,43 @@ ROOT = Path(__file__).parents[2]
 WINDOW, LATENESS = 4, 2
 #: No job needs this long after its end.
 LONGEST = 180
-JOB = """
-[source]
+PROJECT = """
+version = 1
+
+[data_set.shop]
+unit = {{ name = "user" }}
+insecure_test_secret = "{secret}"
+
+[table.visits]
 {source}
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "key" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+"""
+JOB = """
+[job.{name}]
+table = "visits"
+key = ["key"]
+aggregate.n = {{ kind = "count" }}
 start = "{start}"
 end = "{end}"
 window = "{window}s"
-trigger_every = "1s"
+release_every = "1s"
 allowed_lateness = "{lateness}s"
-{keys}
-[privacy]
-epsilon = 1000.0
-delta = 0.1
-allow_large_delta = true
-contributions = {contributions}
-insecure_test_key = "{key}"
+{more}
+budget = {{ epsilon = 1000.0, delta = 0.1, covers = "lifetime" }}
+mechanism.allow_large_delta = true
 insecure_test_run_id = "{run}"
-[state]
 store = "{store}"
 shards = 2
-[sink]
-kind = "parquet"
-path = "{sink}"
+sink = {{ kind = "parquet", path = "{sink}" }}
 """
 KEYS = ("a", "b", "c")
 #: Keys that a list names; and keys that are selected, whose pairs are skipped from then on.
-LISTED = {"keys": '[keys]\npublic = "keys.csv"', "contributions": "1"}
-SKIPPED = {
-    "keys": "",
-    "contributions": "2\nskip = true\ntests = 3\nweights = { offset = 1, power = 2 }",
-}
+LISTED = 'public_keys = "keys.csv"\ncontributions = 1'
+SKIPPED = """contributions = 2
+mechanism.skip = true
+mechanism.tests = 3
+mechanism.weights = { offset = 1, power = 2 }"""
 Counts = dict[tuple[datetime, str], int]
 
 
@@ -88,7 +87,7 @@ class Live(ABC):
     lateness = LATENESS
 
     def __init__(
-        self, folder: Path, seconds: int = 8, store: str = "sqlite:s.db", skips: bool = False
+        self, folder: Path, seconds: int = 8, store: str = "s.db", skips: bool = False
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.number = folder, 0
@@ -96,13 +95,14 @@ class Live(ABC):
         self.start = float(self.begins())
         self.end = self.start + seconds
         (folder / "keys.csv").write_text("key\n" + "\n".join(KEYS) + "\n")
-        for name, url, sink in (("job", store, "out"), ("calm", "sqlite:calm.db", "calm")):
-            text = JOB.format(
-                source=self.source(), start=text_of(self.start), end=text_of(self.end),
-                window=WINDOW, lateness=self.lateness, key="11" * 32, run="22" * 16,
-                store=url, sink=sink, **(SKIPPED if skips else LISTED),
+        text = PROJECT.format(source=self.source(), secret="11" * 32)
+        for name, url, sink in (("live", store, "out"), ("calm", "calm.db", "calm")):
+            text += JOB.format(
+                name=name, start=text_of(self.start), end=text_of(self.end),
+                window=WINDOW, lateness=self.lateness, run="22" * 16,
+                store=url, sink=sink, more=SKIPPED if skips else LISTED,
             )  # fmt: skip
-            (folder / f"{name}.toml").write_text(text)
+        (folder / "dpstream.toml").write_text(text)
 
     def begins(self) -> float:
         """The first instant of the plan."""
@@ -110,7 +110,7 @@ class Live(ABC):
 
     @abstractmethod
     def source(self) -> str:
-        """The table of the job file."""
+        """Where the table comes from, as lines of its section."""
 
     @abstractmethod
     def send(self, rows: list[dict[str, Any]]) -> None:
@@ -137,7 +137,7 @@ class Live(ABC):
 
     # The command.
 
-    def run(self, job: str = "job", *more: str) -> subprocess.Popen[bytes]:
+    def run(self, job: str = "live", *more: str) -> subprocess.Popen[bytes]:
         """``dpstream run`` on Prism, in a process group of its own."""
         command = [
             sys.executable,
@@ -149,12 +149,12 @@ class Live(ABC):
         out = open(self.folder / f"{job}.out", "ab")  # noqa: SIM115 - the child's
         with out, open(self.folder / f"{job}.errors", "ab") as errors:
             return subprocess.Popen(
-                [*command, f"{job}.toml", *flags],
+                [*command, job, *flags],
                 cwd=self.folder, stdout=out, stderr=errors, start_new_session=True,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )  # fmt: skip
 
-    def finish(self, job: str = "job", process: subprocess.Popen[bytes] | None = None) -> str:
+    def finish(self, job: str = "live", process: subprocess.Popen[bytes] | None = None) -> str:
         """Run to the end; what it printed."""
         process = process or self.run(job)
         try:
@@ -165,12 +165,12 @@ class Live(ABC):
         assert code == 0, self.told(job)
         return (self.folder / f"{job}.out").read_text()
 
-    def told(self, job: str = "job") -> str:
+    def told(self, job: str = "live") -> str:
         return (self.folder / f"{job}.errors").read_text()[-2000:]
 
-    def published(self, job: str = "job") -> dict[str, bytes]:
+    def published(self, job: str = "live") -> dict[str, bytes]:
         """Releases by name; the manifest beside them names each begin."""
-        sink = self.folder / ("out" if job == "job" else job)
+        sink = self.folder / ("out" if job == "live" else job)
         return {n: data for n, data in files_of(sink).items() if "/" in n and "dead" not in n}
 
     def dead(self) -> set[tuple[int, int, str]]:
@@ -219,7 +219,7 @@ class Recorded(Live):
         return 1_700_000_000.0 // WINDOW * WINDOW
 
     def source(self) -> str:
-        return 'kind = "parquet"\npath = "in/*.parquet"'
+        return 'path = "in/*.parquet"'
 
     def send(self, rows: list[dict[str, Any]]) -> None:
         raise AssertionError("a recording is written at once")
@@ -245,7 +245,7 @@ class Recorded(Live):
                 table.slice(part * many // 3, many // 3), self.folder / f"in/{part}.parquet"
             )
 
-    def run(self, job: str = "job", *more: str) -> subprocess.Popen[bytes]:
+    def run(self, job: str = "live", *more: str) -> subprocess.Popen[bytes]:
         speed = () if job == "calm" else ("--speed=4",)
         return super().run(job, *speed, *more)
 
@@ -255,7 +255,7 @@ class Growing(Live):
 
     def source(self) -> str:
         (self.folder / "in").mkdir(exist_ok=True)
-        return 'kind = "folder"\npath = "in"\nformat = "jsonl"'
+        return 'folder = "in"\nformat = "jsonl"'
 
     def send(self, rows: list[dict[str, Any]]) -> None:
         """Now and then with a file that cannot be read."""
@@ -282,7 +282,7 @@ class Topic(Live):
 
     def source(self) -> str:
         return (
-            f'kind = "kafka"\nservers = "{self.broker.servers}"\ntopic = "{self.topic}"\n'
+            f'servers = "{self.broker.servers}"\ntopic = "{self.topic}"\n'
             'settle = "4s"'  # a broker on a busy machine stalls for seconds
         )
 

@@ -78,10 +78,10 @@ SYSTEMS = {
     "stream": System(
         "book/ledger.db",
         _stream,
-        ("run", "job.toml"),
+        ("run",),
         (
-            ("plan", "job.toml"), ("report", "job.toml"), ("account", "show", "book/ledger.db"),
-            ("account", "show", "job.toml"), ("state", "info", "job.toml"),
+            ("plan",), ("report",), ("account", "show", "book/ledger.db"),
+            ("account", "show"), ("state", "info"),
         ),
         out="out",
         letters="dead_letter/out",

@@ -24,42 +24,34 @@ from tests.streams import START, STEP
 #: Kills of each store in the longer run, most of one run, and the longest run.
 KILLS, KILLS_OF_RUN, LONGEST = 15, 5, 120
 WINDOWS, TRIGGERS = 8, 6
-JOB = """
-[source]
-kind = "parquet"
+PROJECT = """
+version = 1
+
+[data_set.shop]
+unit = {{ name = "user", type = "int" }}
+insecure_test_secret = "{secret}"
+
+[table.visits]
 path = "in.parquet"
-[schema]
-unit = {{ column = "user", type = "int" }}
-key = [{{ column = "page" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "n"
-kind = "count"
-[[aggregate]]
-name = "total"
-kind = "sum"
-column = "value"
-clamp = [0, 8]
-grid = 0.5
-[time]
+unit_column = "user"
+time_column = "time"
+
+[job.live]
+table = "visits"
+key = ["page"]
+aggregate.n = {{ kind = "count" }}
+aggregate.total = {{ kind = "sum", column = "value", bounds = [0, 8], grid = 0.5 }}
 start = "2023-11-14T22:13:20Z"
 end = "2023-11-14T22:14:08Z"
 window = "6s"
-trigger_every = "1s"
-[privacy]
-epsilon = 20.0
-delta = 1e-2
+release_every = "1s"
+budget = {{ epsilon = 20.0, delta = 1e-2, covers = "lifetime" }}
 contributions = 12
-mode = "rounds"
-final_flush = true
-insecure_test_key = "{key}"
+mechanism = {{ mode = "rounds", final_flush = true }}
 insecure_test_run_id = "{run}"
-[state]
 store = "{store}"
 shards = 3
-[sink]
-kind = "parquet"
-path = "out"
+sink = {{ kind = "parquet", path = "out" }}
 """
 
 
@@ -88,8 +80,8 @@ def write_job(folder: Path, store: str) -> Path:
         }
     )
     pq.write_table(table, folder / "in.parquet")
-    url = store if store.startswith("spanner:") else f"sqlite:{store}"
-    (folder / "job.toml").write_text(JOB.format(key="11" * 32, run="22" * 16, store=url))
+    text = PROJECT.format(secret="11" * 32, run="22" * 16, store=store)
+    (folder / "dpstream.toml").write_text(text)
     return folder
 
 
@@ -98,7 +90,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "dpstream"]
     with open(folder / "errors.txt", "ab") as errors:
         return subprocess.Popen(
-            [*command, "run", "job.toml", "--quiet"],
+            [*command, "run", "--quiet"],
             cwd=folder, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         )  # fmt: skip
@@ -126,7 +118,7 @@ def undisturbed() -> dict[str, bytes]:
     """Files of a run that nothing happens to, on SQLite and in this process."""
     with tempfile.TemporaryDirectory() as folder:
         here = write_job(Path(folder) / "job", "s.db")
-        run_job(load_job(here / "job.toml"))
+        run_job(load_job(here / "dpstream.toml"))
         out = published(here)
     assert len(out) == WINDOWS * TRIGGERS and len(set(map(len, out.values()))) > 4
     return out

@@ -148,20 +148,20 @@ def test_what_a_person_sees(made: Images, tmp_path: Path) -> None:
     shutil.copytree(made.folder / "done", case)
     release = case / "out" / "window-000002" / "trigger-000004.parquet"
     damage.flip(release, 8 * 60)
-    ran = dpstream("run", "job.toml", folder=case)
+    ran = dpstream("run", folder=case)
     assert ran.returncode == 0, ran.stderr
     assert "release of window 2, trigger 4 was damaged in the sink; it is written" in ran.stderr
     assert damage.files(case) == made.released
     damage.flip(case / STORE, bits_of(case / STORE, b'"plan_hash":"')[0])
-    for command in (("run", "job.toml"), ("state", "releases", "job.toml", "--out", "again")):
+    for command in (("run",), ("state", "releases", "--out", "again")):
         ran = dpstream(*command, folder=case)
         assert ran.returncode == 3
         assert "store: is damaged. Fix: restore it from a backup" in ran.stderr
         assert "dpstream state restore JOB BACKUP --replace" in ran.stderr
-    ran = dpstream("state", "backup", "job.toml", "--out", "c", folder=case)
+    ran = dpstream("state", "backup", "--out", "c", folder=case)
     assert ran.returncode == 3 and "is damaged" in ran.stderr and not (case / "c").exists()
-    ran = dpstream("state", "restore", "job.toml", "b", "--replace", folder=case)
+    ran = dpstream("state", "restore", "daily", "b", "--replace", folder=case)
     assert ran.returncode == 0, ran.stderr
-    ran = dpstream("run", "job.toml", folder=case)
+    ran = dpstream("run", folder=case)
     assert ran.returncode == 0, ran.stderr
     assert damage.files(case) == made.released

@@ -138,9 +138,9 @@ def test_a_topic_is_counted_exactly(
     """A stream without end: a worker, a task manager, then the launcher, which begins again."""
     topic, start = kafka.topic(2), time.time() // WINDOW * WINDOW
     (tmp_path / "keys.csv").write_text("key\na\nb\n")
-    path = tmp_path / "job.toml"
+    path = tmp_path / "dpstream.toml"
     path.write_text(
-        JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), key="0f" * 32)
+        JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), secret="0f" * 32)
     )
     sender = Sender(kafka, topic)
     with staged(cluster, pool, load_job(path), tmp_path, []) as stage:

@@ -50,7 +50,7 @@ def test_too_little_memory_is_refused_before_a_charge(
 
 def test_help_and_plans_need_less(tmp_path: Path) -> None:
     COMMANDS["run"].world(tmp_path)
-    for words in (("run", "--help"), ("plan", "job.toml")):
+    for words in (("run", "--help"), ("plan",)):
         assert limited(tmp_path, 850 << 20, *words).returncode == 0
 
 

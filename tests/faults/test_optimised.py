@@ -7,35 +7,33 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-JOB = """
-[source]
-kind = "csv"
+PROJECT = """
+version = 1
+
+[data_set.shop]
+unit = { name = "user" }
+insecure_test_secret = "SECRET"
+
+[table.visits]
 path = "in.csv"
-[schema]
-unit = { column = "user" }
-key = [{ column = "page" }]
-event_time = { column = "time" }
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "time"
+
+[job.daily]
+table = "visits"
+key = ["page"]
+aggregate.n = { kind = "count" }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-02T00:00:00Z"
 window = "1d"
-trigger_every = "12h"
-[privacy]
-epsilon = 8.0
-delta = 1e-4
+release_every = "12h"
+budget = { epsilon = 8.0, delta = 1e-4, covers = "lifetime" }
 contributions = 3
-insecure_test_key = "KEY"
 insecure_test_run_id = "RUN"
-[state]
-store = "sqlite:run.db"
-[sink]
-kind = "parquet"
-path = "out"
+store = "run.db"
+sink = { kind = "parquet", path = "out" }
 """
-JOB = JOB.replace("KEY", "11" * 32).replace("RUN", "22" * 16)
+PROJECT = PROJECT.replace("SECRET", "11" * 32).replace("RUN", "22" * 16)
 
 
 def rows(hostile: bool) -> bytes:
@@ -52,9 +50,9 @@ def rows(hostile: bool) -> bytes:
 
 def released(folder: Path, hostile: bool, *flags: str) -> tuple[dict[str, bytes], int]:
     folder.mkdir()
-    (folder / "job.toml").write_text(JOB)
+    (folder / "dpstream.toml").write_text(PROJECT)
     (folder / "in.csv").write_bytes(rows(hostile))
-    command = [sys.executable, *flags, "-m", "dpstream", "run", "job.toml", "--runner=DirectRunner"]
+    command = [sys.executable, *flags, "-m", "dpstream", "run", "--runner=DirectRunner"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     out = {str(p.relative_to(folder)): p.read_bytes() for p in (folder / "out").rglob("*.parquet")}

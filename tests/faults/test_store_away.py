@@ -30,7 +30,7 @@ def through(live: Live, away: Callable[[], None]) -> None:
     wait_for(lambda: live.seen() > 1 or process.poll() is not None, 180)
     away()
     assert process.poll() is None, live.told()
-    live.finish("job", process)
+    live.finish("live", process)
     feeder.join()
     live.check()
 

@@ -78,7 +78,7 @@ def test_a_signal_stops_it(how: str, tmp_path: Path) -> None:
     else:
         process.send_signal(signal.Signals[how])
     assert process.wait(60) == 0, live.told()
-    assert "stopped; run it again to go on" in (live.folder / "job.out").read_text()
+    assert "stopped; run it again to go on" in (live.folder / "live.out").read_text()
     assert "all triggers done" in live.finish()
     feeder.join()
     live.check()

@@ -23,7 +23,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.cli.parts import stop_signals
 from dpstream.pipelines.stream.run import run_job
 with stop_signals(True) as stop:
-    run_job(load_job(Path(sys.argv[1])), sys.argv[2], sys.argv[3:], stop=stop)
+    run_job(load_job(Path(sys.argv[1]), sys.argv[2]), sys.argv[3], sys.argv[4:], stop=stop)
 print("done")
 """
 #: What a thread, a bundle or a closed connection leaves on stderr.
@@ -39,8 +39,8 @@ def flags_of(runner: str) -> list[str]:
     return [f"--prism_location={binary()}"]
 
 
-def loud(folder: Path, runner: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", LOUD, str(folder / "job.toml"), runner, *flags_of(runner)]
+def loud(folder: Path, job: str, runner: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", LOUD, str(folder), job, runner, *flags_of(runner)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (folder / "err").open("w") as err:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True,
@@ -59,7 +59,7 @@ def test_a_recording_to_its_end(runner: str, tmp_path: Path) -> None:
     (tmp_path / "stream").mkdir()
     write_stream(tmp_path / "stream", users=300)
     golden_job("plain", tmp_path / "stream", tmp_path / "job")
-    check(loud(tmp_path / "job", runner), tmp_path / "job")
+    check(loud(tmp_path / "job", "golden", runner), tmp_path / "job")
 
 
 @pytest.mark.parametrize("how", ["its last trigger time", "SIGTERM"])
@@ -68,7 +68,7 @@ def test_a_growing_folder(how: str, tmp_path: Path) -> None:
     live: Live = Growing(tmp_path / "job")
     feeder = live.feeding()
     for _ in range(2 if how == "SIGTERM" else 1):
-        run = loud(tmp_path / "job", "PrismRunner")
+        run = loud(tmp_path / "job", "live", "PrismRunner")
         if how == "SIGTERM" and not live.seen():
             wait_for(lambda: live.seen() > 1)
             run.send_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ def test_the_command_says_nothing_more(tmp_path: Path) -> None:
     feeder = live.feeding()
     live.finish()
     feeder.join()
-    error_text = (tmp_path / "job" / "job.errors").read_text()
+    error_text = (tmp_path / "job" / "live.errors").read_text()
     assert not any(word in error_text for word in (*NOISE, "warning:")), error_text
 
 

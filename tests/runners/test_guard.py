@@ -153,7 +153,7 @@ def test_a_killed_run_leaves_nothing_behind(runner: str, tmp_path: Path) -> None
         flags = ["--parallelism=2", "--experiments=use_loopback_process_worker"]
     command = [
         sys.executable, "-m", "dpstream", "run",
-        str(tmp_path / "job" / "job.toml"), f"--runner={runner}", "--quiet", "--speed=600", *flags,
+        "--project", str(tmp_path / "job"), f"--runner={runner}", "--quiet", "--speed=600", *flags,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (tmp_path / "told").open("wb") as log:

@@ -117,7 +117,7 @@ from pathlib import Path
 from dpstream.pipelines.jobs.job import load_job
 from tests.runners.test_instruction_sets import figures
 for name, text in json.loads(Path(sys.argv[1]).read_text()).items():
-    plan = load_job(Path(sys.argv[2], name, "job.toml")).plan
+    plan = load_job(Path(sys.argv[2], name, "dpstream.toml")).plan
     print(json.dumps([name, figures(calibrated(plan, text).budget)]))
 """
 

@@ -19,50 +19,6 @@ from tests.faults.filecalls.server import FUNCTIONS, Ended, Server
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 STREAM = f"""
-[source]
-kind = "csv"
-path = "in.csv"
-[schema]
-unit = {{ column = "user", type = "int" }}
-key = [{{ column = "page" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
-start = "2024-01-01T00:00:00Z"
-end = "2024-01-03T00:00:00Z"
-window = "1d"
-trigger_every = "12h"
-[privacy]
-epsilon = 15.0
-delta = 1e-3
-contributions = 6
-insecure_test_key = "{KEY}"
-[state]
-store = "sqlite:state/s.db"
-shards = 1
-[sink]
-kind = "csv"
-path = "out"
-[ledger]
-path = "account/ledger.db"
-data_set = "d"
-limit = {{ epsilon = 90.0, delta = 0.02, allow_large_delta = true }}
-"""
-PROJECT = """
-version = 1
-[data_set.d]
-unit = { name = "user", type = "int" }
-account = { path = "account/ledger.db", limit = { epsilon = 40, delta = 1e-5 } }
-secret = "file:noise.key"
-[table.visits]
-path = "in.csv"
-unit_column = "user"
-columns = { user = "INT64", page = "STRING", time = "STRING" }
-"""
-#: The job of `dpstream choose`.
-CHOOSING = f"""
 version = 1
 
 [data_set.d]
@@ -84,7 +40,21 @@ end = "2024-01-03T00:00:00Z"
 window = "1d"
 release_every = "12h"
 budget = {{ epsilon = 15.0, delta = 1e-3, covers = "lifetime" }}
+contributions = 6
+store = "state/s.db"
+shards = 1
 sink = {{ kind = "csv", path = "out" }}
+"""
+PROJECT = """
+version = 1
+[data_set.d]
+unit = { name = "user", type = "int" }
+account = { path = "account/ledger.db", limit = { epsilon = 40, delta = 1e-5 } }
+secret = "file:noise.key"
+[table.visits]
+path = "in.csv"
+unit_column = "user"
+columns = { user = "INT64", page = "STRING", time = "STRING" }
 """
 STATEMENT = (
     "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 5, delta = 1e-6, "
@@ -112,14 +82,19 @@ WORKLOAD = {
 
 
 def stream(folder: Path) -> None:
-    """60 users on 4 pages over two days, a job, and an empty folder for each database."""
+    """A job in a project file, and its records."""
+    visits(folder)
+    accounts.write(folder / "dpstream.toml", STREAM)
+
+
+def visits(folder: Path) -> None:
+    """60 users on 4 pages over two days, and an empty folder for the store."""
     rows = ["user,page,time"]
     for user in range(60):
         for n, hour in enumerate((1, 7, 20, 30, 40)):
             day, clock = divmod(hour, 24)
             rows.append(f"{user},p{(user + n) % 4},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
-    accounts.write(folder / "job.toml", STREAM)
     (folder / "asked.json").write_text(json.dumps(WORKLOAD))
     (folder / "tables.json").write_text(json.dumps(WORKLOAD | {"queries": [{"ways": 1}]}))
     (folder / "state").mkdir()
@@ -127,8 +102,7 @@ def stream(folder: Path) -> None:
 
 def catalog(folder: Path) -> None:
     """The same records as a table of a project file."""
-    stream(folder)
-    (folder / "account" / "ledger.db").unlink()
+    visits(folder)
     accounts.write(folder / "dpstream.toml", PROJECT)
     (folder / "noise.key").write_text(KEY + "\n")
     (folder / "noise.key").chmod(0o600)
@@ -136,9 +110,10 @@ def catalog(folder: Path) -> None:
 
 def choosing(folder: Path) -> None:
     """The same records, and a job without contributions in a project file."""
-    stream(folder)
-    (folder / "account" / "ledger.db").unlink()
-    accounts.write(folder / "dpstream.toml", CHOOSING)
+    visits(folder)
+    bound = "contributions = 6\n"
+    assert bound in STREAM
+    accounts.write(folder / "dpstream.toml", STREAM.replace(bound, ""))
 
 
 def session(folder: Path) -> None:
@@ -368,11 +343,11 @@ def unanswered(path: Path) -> int:
 
 CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
 RECOVER = ("account", "recover", "d")
-LIMIT = ("account", "limit", "job.toml", "--epsilon", "99", "--delta", "1e-3")
+LIMIT = ("account", "limit", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("census", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE, FREELY = (("census", "execute", name, "--out") for name in ("paid", "free"))
-RUN, PURELY = ("run", "job.toml", "--quiet"), "--mechanism=geometric"
-ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
+RUN, PURELY = ("run", "--quiet"), "--mechanism=geometric"
+ANSWER = ("answer", "asked.json", "dpstream.toml", "--cache", "cache", "--quiet", "--out")
 CHOOSE = ("choose", "daily", "--first", "1d", "--epsilon", "9", "--as", "chosen")
 SQL = ("sql", STATEMENT, "--json")
 QUANTILES = (
@@ -383,7 +358,6 @@ INIT = (
     *("init", "in.csv", "--unit", "user", "--key", "page", "--time", "time", "--window", "day"),
     *("--start", "2024-01-01", "--end", "2024-01-03", "--epsilon", "3", "--delta", "1e-6"),
     *("--contributions", "6", "--units", "60", "--records", "300", "--keys", "4"),
-    *("--out", "new.toml"),
 )
 ASK = ("session", "ask", "small", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
 MADE = ("session", "init", "small")
@@ -391,11 +365,11 @@ ALLOT = ("session", "allot", "small", "later", *ASK[4:6], "--epsilon", "0.5")
 STAND = ("session", "stand", "small", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
          "--arrival", "a", "--width", "2", "--until", "4", "--tick", "1", "--json")  # fmt: skip
 BUDGET = ("session", "budget", "small", "--json")
-INFO = ("state", "info", "job.toml", "--json")
+INFO = ("state", "info", "--json")
 COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
-    "init": Command(stream, INIT, lines("new.toml", "noise.key"), charged=None, repeats=False,
-                    done="exists", then=("plan", "new.toml", "--json")),
+    "init": Command(visits, INIT, lines("dpstream.toml", "in.secret"), charged=None,
+                    repeats=False, done="is in dpstream.toml already", then=("plan", "--json")),
     "key new": Command(empty, ("key", "new", "noise.key"), lines("noise.key"), charged=None,
                        repeats=False, done="exists"),
     "run": Command(stream, RUN, released("out")),
@@ -461,38 +435,38 @@ COMMANDS: Mapping[str, Command] = {
         census, ("census", "report", "free", "--out", "page", "--run", "out"),
         nothing, (GENERATE, (*FREELY, "out")), charged=None, repeats=False,
         done="exists|not empty"),
-    "state init": Command(stream, ("state", "init", "job.toml"), nothing, repeats=False,
+    "state init": Command(stream, ("state", "init"), nothing, repeats=False,
                           done="exists|holds a run", then=INFO),
-    "state backup": Command(stream, ("state", "backup", "job.toml", "--out", "b"),
+    "state backup": Command(stream, ("state", "backup", "--out", "b"),
                             nothing, (RUN,), repeats=False, done="exists"),
-    "state restore": Command(stream, ("state", "restore", "job.toml", "b", "--replace"),
-                             nothing, (RUN, ("state", "backup", "job.toml", "--out", "b")),
+    "state restore": Command(stream, ("state", "restore", "daily", "b", "--replace"),
+                             nothing, (RUN, ("state", "backup", "--out", "b")),
                              repeats=False, done="exists|kept", then=RUN),
-    "state expire": Command(stream, ("state", "expire", "job.toml"), nothing, (RUN,), then=INFO),
-    "state reshard": Command(stream, ("state", "reshard", "job.toml", "--shards", "2"),
+    "state expire": Command(stream, ("state", "expire"), nothing, (RUN,), then=INFO),
+    "state reshard": Command(stream, ("state", "reshard", "--shards", "2"),
                              nothing, (RUN,), repeats=False,
                              done="is the store's number already", then=INFO),
-    "state releases": Command(stream, ("state", "releases", "job.toml", "--out", "rel"),
+    "state releases": Command(stream, ("state", "releases", "--out", "rel"),
                               released("rel"), (RUN,)),
     "account create": Command(empty, CREATE, nothing, charged=None, repeats=False, done="is there"),
     "account recover": Command(catalog, RECOVER, nothing,
                                (SQL, kept, (*SQL, "--fresh"), put_back)),
     "account limit": Command(stream, LIMIT, nothing),
-    "report": Command(stream, ("report", "job.toml", "--out", "r.html"), nothing, (RUN,)),
-    "replay": Command(stream, ("replay", "job.toml", "--to", "folder:grown", "--speed", "max"),
+    "report": Command(stream, ("report", "--out", "r.html"), nothing, (RUN,)),
+    "replay": Command(stream, ("replay", "--to", "folder:grown", "--speed", "max"),
                       nothing, charged=None, repeats=False, done="exists|not empty"),
     "folder close": Command(growing, ("folder", "close", "in", "--new"), lines("in/*.csv"),
                             charged=None),
 }  # fmt: skip
 #: Commands that write nothing: the world, what was done before, and the words.
 READ_ONLY: Mapping[str, Command] = {
-    "check": Command(stream, ("check", "job.toml", "--quiet"), nothing),
-    "plan": Command(stream, ("plan", "job.toml"), nothing),
-    "plan, of an account": Command(stream, ("plan", "job.toml"), nothing, (RUN,)),
-    "key check": Command(stream, ("key", "check", "job.toml"), nothing, (RUN,)),
+    "check": Command(stream, ("check", "--quiet"), nothing),
+    "plan": Command(stream, ("plan",), nothing),
+    "plan, of an account": Command(stream, ("plan",), nothing, (RUN,)),
+    "key check": Command(stream, ("key", "check"), nothing, (RUN,)),
     "account show": Command(stream, ("account", "show", "account/ledger.db"), nothing, (RUN,)),
     "state info": Command(stream, INFO, nothing, (RUN,)),
-    "answer --dry-run": Command(stream, ("answer", "asked.json", "job.toml", "--strategy",
+    "answer --dry-run": Command(stream, ("answer", "asked.json", "dpstream.toml", "--strategy",
                                          "identity", "--dry-run"), nothing),
     "choose --dry-run": Command(choosing, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
     "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
@@ -503,7 +477,7 @@ READ_ONLY: Mapping[str, Command] = {
     "census validate": Command(census, ("census", "validate", "paid"), nothing, (GENERATE,)),
     "census plan": Command(census, ("census", "plan", "paid"), nothing, (GENERATE,)),
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
-    "audit": Command(stream, ("audit", "job.toml", "--trials", "200"), nothing),
+    "audit": Command(stream, ("audit", "--trials", "200"), nothing),
 }  # fmt: skip
 #: Commands without a question of anybody's data, which write what is made anew each time.
 APART = {

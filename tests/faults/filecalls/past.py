@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.damage import flip
-from tests.faults.filecalls.commands import ANSWER, KEY, RUN, STREAM, WORKLOAD
+from tests.faults.filecalls.commands import KEY, WORKLOAD
 from tests.faults.filecalls.disk import NAMES, UNLINK, WRITE, Call, Disk, calls
 from tests.faults.filecalls.server import ACTIONS, Ended, library
 
@@ -37,8 +37,42 @@ sys.argv = ["dpstream", *sys.argv[5:]]
 main()
 """
 _LEDGER = "account/ledger.db"
+RUN = ("run", "job.toml", "--quiet")
+ANSWER = ("answer", "asked.json", "job.toml", "--cache", "cache", "--quiet", "--out")
 ASK = ("session", "ask", "small.toml", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
-#: A session's table had a file of its own then.
+#: A job and a session's table had files of their own then.
+JOB_FILE = f"""
+[source]
+kind = "csv"
+path = "in.csv"
+[schema]
+unit = {{ column = "user", type = "int" }}
+key = [{{ column = "page" }}]
+event_time = {{ column = "time" }}
+[[aggregate]]
+name = "n"
+kind = "count"
+[time]
+start = "2024-01-01T00:00:00Z"
+end = "2024-01-03T00:00:00Z"
+window = "1d"
+trigger_every = "12h"
+[privacy]
+epsilon = 15.0
+delta = 1e-3
+contributions = 6
+insecure_test_key = "{KEY}"
+[state]
+store = "sqlite:state/s.db"
+shards = 1
+[sink]
+kind = "csv"
+path = "out"
+[ledger]
+path = "account/ledger.db"
+data_set = "d"
+limit = {{ epsilon = 90.0, delta = 0.02, allow_large_delta = true }}
+"""
 SESSION = f"""
 [ledger]
 path = "account/ledger.db"
@@ -124,7 +158,7 @@ def stream(folder: Path) -> None:
     rows = ["user,page,time", *(f"{n % 60},p{n % 4},2024-01-01T07:00:00Z" for n in range(240))]
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
     limit = "limit = { epsilon = 90.0, delta = 0.009 }"
-    (folder / "job.toml").write_text(re.sub(r"(?m)^limit = .*$", limit, STREAM))
+    (folder / "job.toml").write_text(re.sub(r"(?m)^limit = .*$", limit, JOB_FILE))
     (folder / "asked.json").write_text(json.dumps(WORKLOAD))
     (folder / "state").mkdir()
     (folder / "account").mkdir()
