@@ -55,7 +55,8 @@ _PATH = click.Path(path_type=Path)
 )
 @WORKLOAD
 @click.option("--job", "job_name", metavar="NAME",
-              help="Whose records are asked.  [default: that of the workload, or the only one]")  # fmt: skip
+              help="Whose records are asked."
+              "  [default: that of the workload, or the only one]")  # fmt: skip
 @click.option("--from", "release", type=_PATH, help="Folder of a release to answer from: free.")
 @click.option("--out", type=_PATH, help="New folder; with --from a .csv, .parquet or .arrow file."
               "  [default with --from: CSV on stdout]")  # fmt: skip
