@@ -47,7 +47,10 @@ def _stream(name: str, *lost: str) -> Kind:
     return KINDS["sql"]._replace(command=command, ask=lambda: typed(*command.words), lost=lost)
 
 
-STREAMS = {"run": _stream("run", "out"), "answer": _stream("answer", "answers")}
+STREAMS = {
+    "run": _stream("run", "out"),
+    "workload answer": _stream("workload answer", "answers"),
+}
 #: Kinds of questions, and commands that draw by other laws than the first of their kind.
 ASKED = KINDS | {"sql, quantiles": _more("sql, quantiles", "sql")}
 

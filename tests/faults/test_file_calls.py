@@ -41,7 +41,7 @@ from tests.faults.filecalls.sweep import (
 FAST = {
     "session ask": 5,
     "sql": 5,
-    "answer --mechanism=geometric": 3,
+    "workload answer --mechanism=geometric": 3,
     "choose": 3,
     "init": 4,
     "key new": 4,

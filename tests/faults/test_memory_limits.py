@@ -12,7 +12,7 @@ from tests.faults.filecalls.commands import COMMANDS, Command
 DPSTREAM = (sys.executable, "-m", "dpstream")
 PRISM = ("--runner", "PrismRunner")
 #: Commands, and what is added to them.
-NAMES = ("run", "run on Prism", "sql", "session ask", "census execute", "answer")
+NAMES = ("run", "run on Prism", "sql", "session ask", "census execute", "workload answer")
 
 
 def command_of(name: str) -> tuple[Command, tuple[str, ...]]:

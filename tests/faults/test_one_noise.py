@@ -84,7 +84,7 @@ def test_a_stream_draws_nothing_for_other_rows(name: str, what: str, tmp_path: P
     assert again.drawn == (first.drawn if what == "clone" else set())
 
 
-@pytest.mark.parametrize("name", ["run", pytest.param("answer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["run", pytest.param("workload answer", marks=pytest.mark.slow)])
 def test_a_stream_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -> None:
     with any_input():
         pairs = reused(attempts(STREAMS[name], "step", "clone", tmp_path))

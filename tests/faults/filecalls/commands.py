@@ -347,7 +347,7 @@ LIMIT = ("account", "limit", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("census", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE, FREELY = (("census", "execute", name, "--out") for name in ("paid", "free"))
 RUN, PURELY = ("run", "--quiet"), "--mechanism=geometric"
-ANSWER = ("answer", "asked.json", "dpstream.toml", "--cache", "cache", "--quiet", "--out")
+ANSWER = ("workload", "answer", "asked.json", "--cache", "cache", "--quiet", "--out")
 CHOOSE = ("choose", "daily", "--first", "1d", "--epsilon", "9", "--as", "chosen")
 SQL = ("sql", STATEMENT, "--json")
 QUANTILES = (
@@ -374,18 +374,20 @@ COMMANDS: Mapping[str, Command] = {
                        repeats=False, done="exists"),
     "run": Command(stream, RUN, released("out")),
     "run --fresh": Command(stream, (*RUN, "--fresh"), both_runs, (RUN,), onward=RUN),
-    "answer": Command(stream, (*ANSWER, "answers"), released("answers")),
-    "answer --fresh": Command(stream, (*ANSWER, "again", PURELY, "--fresh"), nothing, ((*ANSWER,
-                              "answers", PURELY),), repeats=False, done="not of this answer",
-                              anew=True),
-    f"answer {PURELY}": Command(stream, (*ANSWER, "answers", PURELY), released("answers")),
-    "answer --tables": Command(stream, ("answer", "tables.json", *ANSWER[2:], "answers",
-                                        "--tables"), released("answers")),
-    "answer --over-time": Command(stream, (*ANSWER, "answers", "--over-time"),
-                                  released("answers")),
-    "answer --from": Command(stream, ("answer", "asked.json", "--from", "first", "--out", "a.csv"),
-                             released("a.csv"), ((*ANSWER, "first"),), charged=None,
-                             repeats=False, done="exists"),
+    "workload answer": Command(stream, (*ANSWER, "answers"), released("answers")),
+    "workload answer --fresh": Command(
+        stream, (*ANSWER, "again", PURELY, "--fresh"), nothing, ((*ANSWER, "answers", PURELY),),
+        repeats=False, done="not of this answer", anew=True),
+    f"workload answer {PURELY}": Command(stream, (*ANSWER, "answers", PURELY),
+                                         released("answers")),
+    "workload answer --tables": Command(
+        stream, (*ANSWER[:2], "tables.json", *ANSWER[3:], "answers", "--tables"),
+        released("answers")),
+    "workload answer --over-time": Command(stream, (*ANSWER, "answers", "--over-time"),
+                                           released("answers")),
+    "workload answer --from": Command(
+        stream, (*ANSWER[:3], "--from", "first", "--out", "a.csv"), released("a.csv"),
+        ((*ANSWER, "first"),), charged=None, repeats=False, done="exists"),
     "workload plan": Command(stream, ("workload", "plan", "asked.json", "--epsilon", "1",
                                       "--delta", "1e-6", "--cache", "cache", "--json"),
                              printed("rmse"), charged=None),
@@ -466,8 +468,8 @@ READ_ONLY: Mapping[str, Command] = {
     "key check": Command(stream, ("key", "check"), nothing, (RUN,)),
     "account show": Command(stream, ("account", "show", "account/ledger.db"), nothing, (RUN,)),
     "state info": Command(stream, INFO, nothing, (RUN,)),
-    "answer --dry-run": Command(stream, ("answer", "asked.json", "dpstream.toml", "--strategy",
-                                         "identity", "--dry-run"), nothing),
+    "workload answer --dry-run": Command(
+        stream, (*ANSWER[:3], "--strategy", "identity", "--dry-run"), nothing),
     "choose --dry-run": Command(choosing, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
     "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
     "session plan": Command(session, ("session", "plan", *ASK[2:]), nothing, (MADE, ASK)),

@@ -257,12 +257,13 @@ KINDS = {
         limit=(13.0, 0.02), no_runner="it reads the first hours alone, in the process that asks",
     ),
     "workload pure": Kind(
-        COMMANDS["answer --mechanism=geometric"], _by_command("answer --mechanism=geometric"),
+        COMMANDS["workload answer --mechanism=geometric"],
+        _by_command("workload answer --mechanism=geometric"),
         USERS, VISITS, RARE, ("answers",), no_runner=LAUNCHER,
     ),
     "workload tables": Kind(
-        COMMANDS["answer --tables"], _by_command("answer --tables"), USERS, VISITS, RARE,
-        ("answers",), no_runner=LAUNCHER,
+        COMMANDS["workload answer --tables"], _by_command("workload answer --tables"),
+        USERS, VISITS, RARE, ("answers",), no_runner=LAUNCHER,
     ),
     "session": Kind(
         COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,

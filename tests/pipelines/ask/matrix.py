@@ -83,8 +83,8 @@ CHECKS = (
         row: f"{FAULTS}test_file_calls.py::test_every_call[{case}]"
         for row, case in {
             "stream": "run", "frame": "frame", "tuning": "choose", "session": "session ask",
-            "workload": "answer --mechanism=geometric", "census": "census execute, households",
-            "keys only": "keys",
+            "workload": "workload answer --mechanism=geometric",
+            "census": "census execute, households", "keys only": "keys",
         }.items()
     }),
     Check("races", f"{ASK}::test_processes_that_ask_at_once_at_the_limit",
