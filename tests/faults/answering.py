@@ -1,4 +1,4 @@
-"""One `dpstream answer` through the register, in a process of its own that may be killed anywhere.
+"""One `dpstream workload answer` through the register, in a process that may be killed anywhere.
 
 What was drawn before the kill is noted beside the job, as somebody who watched the memory could:
 the answer that comes in the end must be made of it.
@@ -35,7 +35,7 @@ def answer(folder: Path, option: str, point: str | None) -> None:
     """Type the command; die at a point."""
     flags = [option, "--out", "out", "--cache", "cache", "--json"]
     with inside(folder), faulty(folder, point):
-        cli(["answer", "asked.json", "job.toml", *flags], standalone_mode=False)
+        cli(["workload", "answer", "asked.json", *flags], standalone_mode=False)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ SYSTEMS = {
     "workload": System(
         "ledger.db",
         _survey,
-        ("answer", "asked.json", "job.toml", "--out", "out", "--cache", "cache"),
+        ("workload", "answer", "asked.json", "--out", "out", "--cache", "cache"),
         (("account", "show", "ledger.db"),),
         out="out",
         letters="dead_letter/releases",
@@ -97,7 +97,7 @@ SYSTEMS = {
     "tables": System(
         "ledger.db",
         _survey,
-        ("answer", "tables.json", "job.toml", "--tables", "--out", "out", "--cache", "cache"),
+        ("workload", "answer", "tables.json", "--tables", "--out", "out", "--cache", "cache"),
         (("account", "show", "ledger.db"),),
         out="out",
     ),

@@ -133,7 +133,7 @@ def _session_asked() -> tuple[bytes, Figures]:
 
 def _survey(folder: Path) -> None:
     SYSTEMS["tables"].make(folder)
-    job = folder / "job.toml"  # with less epsilon, so that few of the noises are 0
+    job = folder / "dpstream.toml"  # with less epsilon, so that few of the noises are 0
     job.write_text(job.read_text().replace("epsilon = 6.0", "epsilon = 0.5", 1))
     write(folder / "pure.json", [{"factors": {"age": "range", "sex": "identity"}}])
 
@@ -149,7 +149,7 @@ def _survey_added() -> None:
 
 def _survey_asked(workload: str, option: str) -> Callable[[], tuple[bytes, Figures]]:
     def ask() -> tuple[bytes, Figures]:
-        done("answer", workload, "job.toml", option, "--out", "out", "--cache", "cache")
+        done("workload", "answer", workload, option, "--out", "out", "--cache", "cache")
         path = Path("out/answers.parquet")
         values = pq.read_table(path).column("value").to_pylist()
         return path.read_bytes(), {(n,): value for n, value in enumerate(values)}
