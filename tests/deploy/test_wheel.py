@@ -289,9 +289,11 @@ def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
     (plain.folder / "pages.sql").write_text("SELECT page, seconds FROM visits")
     text = (plain.folder / "dpstream.toml").read_text()
     for name, changes in PROJECTS.items():
-        (plain.folder / f"{name}.toml").write_text(
-            changed(text, {"job.daily.store": f"{name}.store.db"} | changes)
-        )
+        own = {
+            "job.daily.store": f"{name}.store.db",
+            "job.daily.sink": {"kind": "parquet", "path": f"releases/{name}"},
+        }
+        (plain.folder / f"{name}.toml").write_text(changed(text, own | changes))
     subcommands = {name for name in codes if name.startswith("session ")}
     assert subcommands == {f"session {name}" for name in SESSION}
     needs = {**dict(NEEDS), **{f"dpstream {name} none.toml": "sql" for name in subcommands}}
