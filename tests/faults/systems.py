@@ -84,7 +84,7 @@ SYSTEMS = {
             ("account", "show"), ("state", "info"),
         ),
         out="out",
-        letters="dead_letter/out",
+        letters="dead_letter/daily",
     ),
     "workload": System(
         "ledger.db",
@@ -92,7 +92,7 @@ SYSTEMS = {
         ("workload", "answer", "asked.json", "--out", "out", "--cache", "cache"),
         (("account", "show", "ledger.db"),),
         out="out",
-        letters="dead_letter/releases",
+        letters="dead_letter/people",
     ),
     "tables": System(
         "ledger.db",
