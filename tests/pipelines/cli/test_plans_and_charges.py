@@ -16,8 +16,7 @@ from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import make
 from tests import accounts
 from tests.pipelines.cli.called import call
-from tests.pipelines.cli.mistakes import JOB as STREAM
-from tests.pipelines.cli.mistakes import visits
+from tests.pipelines.cli.mistakes import visits, with_account
 from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.office import office, project
@@ -190,11 +189,9 @@ def test_answers_over_time_say_what_the_budget_covers(tmp_path: Path) -> None:
 def stream(folder: Path) -> System:
     pa.parquet.write_table(visits(), folder / "visits.parquet")
     new_key(folder / "noise.key")
-    path, limit = folder / "job.toml", "limit = { epsilon = 100.0"
-    ledger = f'[ledger]\npath = "ledger.db"\ndata_set = "visits"\n{limit}, delta = 1e-4 }}\n'
-    accounts.write(path, STREAM + ledger)
-    run = ("run", path, "--quiet")
-    return System(("plan", path), run, run, run, narrowed(folder, 0.5))
+    accounts.write(folder / "dpstream.toml", with_account(100.0, delta=1e-4))
+    run = ("run", "--project", folder, "--quiet")
+    return System(("plan", "--project", folder), run, run, run, narrowed(folder, 0.5))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -64,6 +64,33 @@ kind = "parquet"
 path = "out"
 """
 PERIOD = 'period = "1d"'
+TABLES = {
+    "kafka": 'servers = "127.0.0.1:1"\ntopic = "clicks"',
+    "folder": 'folder = "in"\nformat = "csv"',
+}
+#: The job before its bounds are chosen.
+TUNED = f"""
+version = 1
+[data_set.site]
+unit = {{ name = "user" }}
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+[table.clicks]
+{TABLES["folder"]}
+unit_column = "user"
+time_column = "time"
+[job.hourly]
+table = "clicks"
+key = ["page"]
+aggregate.n = {{ kind = "count" }}
+aggregate.total = {{ kind = "sum", column = "value" }}
+start = "2024-01-01T00:00:00Z"
+window = "1h"
+release_every = "20m"
+budget = {{ epsilon = 20.0, delta = 1e-2, covers = "1d" }}
+shards = 2
+sink = {{ kind = "parquet", path = "out" }}
+choice.range = {{ total = [0, 100] }}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -215,36 +242,44 @@ def test_what_needs_a_store_or_releases_says_so(tmp_path: Path, kind: str) -> No
 
 def test_choose(tmp_path: Path) -> None:
     """Not from a source without end; from files in its place, with a horizon."""
-    path, out = job_file(tmp_path), tmp_path / "chosen.toml"
-    text = path.read_text().replace("contributions = 3\n", "").replace("clamp = [0, 10]\n", "")
-    text += "[choice]\nrange = { total = [0, 100] }\n"
-    accounts.write(path, text)
+    path = tmp_path / "dpstream.toml"
+    folder = TABLES["folder"]
+    (tmp_path / "in").mkdir()
+
+    def write(*changes: tuple[str, str]) -> None:
+        text = TUNED
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+
+    write()
     lines = [f"u{i % 50},p{i % 3},2024-01-01T{i % 24:02d}:00:00Z,{i % 7}" for i in range(2000)]
     proxy = tmp_path / "last-year.csv"
     proxy.write_text("\n".join(["user,page,time,value", *lines]) + "\n")
-    ask = ("choose", path, "--out", out)
+    ask = ("choose", "hourly", "--project", path, "--as", "chosen")
     refused("table.format", 2, *ask, "--first", "2h", "--epsilon", "1")
     choice = told(*ask, "--proxy", proxy)
     assert choice["how"] == "proxy" and choice["contributions"] >= 30
-    assert load_job(out).plan.privacy.contributions == choice["contributions"]
-    out.unlink()
+    chosen = load_job(path, "chosen").plan
+    assert chosen.privacy.contributions == choice["contributions"]
     # The folder's own file, under another name.
+    write()
     (tmp_path / "in" / "a.csv").write_bytes(proxy.read_bytes())
     refused("--proxy", 3, *ask, "--proxy", proxy)
     (tmp_path / "in" / "a.csv").write_text("user,page,time,value\n")
     # Without a period nothing says over what time C has to last.
-    accounts.write(path, text.replace(PERIOD, ""))
+    for_life = ('covers = "1d"', 'covers = "lifetime"')
+    write(for_life)
     advice = refused("budget.covers", 2, *ask, "--proxy", proxy)
-    assert "--scale" in advice and "set a period (recommended), or" in advice
-    slid = text.replace(PERIOD, "").replace('window = "1h"', 'window = "2h"\nslide = "1h"')
-    accounts.write(path, slid)
+    assert "--scale" in advice and "write a length there (recommended), or" in advice
+    write(for_life, ('window = "1h"', 'window = "2h"\nslide = "1h"'))
     assert "periods_share_windows = true" in refused("budget.covers", 2, *ask, "--proxy", proxy)
-    accounts.write(path, text.replace(PERIOD, ""))
+    write(for_life)
     twice = told(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
     assert twice["contributions"] > 1.5 * choice["contributions"]
     # Messages of a broker look like files of JSON lines; others must say what they are.
-    out.unlink()
-    accounts.write(path, text.replace(SOURCES["folder"], SOURCES["kafka"]))
+    write((folder, TABLES["kafka"]))
     other = tmp_path / "dump"
     other.write_bytes(proxy.read_bytes())
     refused("--proxy", 2, *ask, "--proxy", other)
