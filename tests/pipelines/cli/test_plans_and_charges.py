@@ -80,7 +80,11 @@ def session(folder: Path) -> System:
 
 def census(folder: Path) -> System:
     new_key(folder / "noise.key")
-    file = project(folder, office(folder), secret="file:noise.key", limit=(60.0, 1e-9))
+    file = project(folder, office(folder), secret="file:noise.key")
+    account = 'account = { path = "ledger.db", limit = { epsilon = 60.0, delta = 1e-9 } }'
+    text = file.read_text()
+    assert "[census." in text
+    accounts.write(file, text.replace("[census.", f"{account}\n[census."))
     lists = [["census", "plan", "--project", file]]
     lists += [["census", "execute", "--project", file, "--out", folder / out] for out in "aab"]
     return System(*lists, narrowed(folder, 20.0))
@@ -89,7 +93,8 @@ def census(folder: Path) -> System:
 def answer(folder: Path, *more: str) -> System:
     survey(folder, 300)
     narrow = narrowed(folder, 2.0)
-    words = ("answer", folder / "asked.json", folder / "job.toml", "--cache", folder / "c", *more)
+    words = ("workload", "answer", folder / "asked.json", "--project", folder, "--cache",
+             folder / "c", *more)  # fmt: skip
     first, fresh = (*words, "--out", folder / "a"), (*words, "--out", folder / "b")
     return System((*words, "--dry-run"), first, first, fresh, narrow)
 

@@ -101,7 +101,7 @@ def workload_once(folder: Path, more: bool) -> list[str | Path]:
         rows = pq.read_table(path)
         pq.write_table(pa.concat_tables([rows, rows.slice(0, 3)]), path)
     ranges = write(folder / "r.json", [{"factors": {"age": "range", "sex": "identity"}}])
-    return ["answer", ranges, folder / "job.toml", "--mechanism=geometric", "--out",
+    return ["workload", "answer", ranges, "--project", folder, "--mechanism=geometric", "--out",
             folder / "out", "--cache", folder / "cache"]  # fmt: skip
 
 

@@ -249,14 +249,14 @@ def test_workloads(tmp_path: Path) -> None:
     large = (*plan, "--epsilon", "1", "--delta", "0.02")
     assert "allow-large-delta" in refused(*large, code=3)
     assert len(of_json(*large, "--allow-large-delta")) == 1
-    job = tmp_path / "job.toml"
+    job = tmp_path / "dpstream.toml"
     text = job.read_text()
     weak = text.replace("epsilon = 6.0", "epsilon = 12.0", 1)
     assert weak != text
     accounts.write(job, weak)
-    answer = ("answer", workload, job, *cache, "--out")
+    answer = ("workload", "answer", workload, "--project", job, *cache, "--out")
     done = call(*answer, tmp_path / "out")
     assert done.exit_code in (0, 3), done.output
     assert done.stderr.count(WEAK) == 2  # of the job and of its ledger's limit
-    again = ("answer", workload, job, "--out", tmp_path / "again", *cache)
+    again = (*answer, tmp_path / "again")
     assert len(of_json(*again, "--dry-run", "--fresh")) == 1
