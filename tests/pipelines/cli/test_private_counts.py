@@ -58,11 +58,11 @@ def run_empty_job(folder: Path, more: bool) -> list[str | Path]:
 
 
 def run_statement(folder: Path, more: bool) -> list[str | Path]:
-    job = visited(folder)
+    project = visited(folder)
     if more:
         row = "u1,p0,2024-01-01T01:10:00Z,1.0,1,true,2024-01-01\n"
         _append(folder / "in" / "0.csv", row + ",p0,noon,NaN,many,?,\n" * 4)
-    return ["sql", "--stream", job, streamed(LOOKED_UP)]
+    return ["sql", "--stream", "daily", streamed(LOOKED_UP), "--project", project]
 
 
 def session_init(folder: Path, more: bool) -> list[str | Path]:
