@@ -7,7 +7,16 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, Chosen, examples, load_job, print_json
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    JOB,
+    Bar,
+    Chosen,
+    examples,
+    load_job,
+    print_json,
+    section,
+)
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, requested
 
 if TYPE_CHECKING:
@@ -185,7 +194,7 @@ def backup(job: Chosen, out: Path, as_json: bool) -> None:
         "dpstream state restore daily monday.backup --abandon --now 2024-02-01T12:00:00Z",
     )
 )
-@JOB
+@section("job", required=True)
 @click.argument("backup", type=click.Path(path_type=Path))
 @click.option("--replace", is_flag=True, help="Take the place of a store, which is kept aside.")
 @click.option("--abandon", is_flag=True, help="The input cannot be replayed: see above.")

@@ -257,10 +257,10 @@ def acceptance(
     def request() -> str:
         if key is None:
             raise UsageError(
-                "--key-file",
+                "secret",
                 "is required where these tables were charged before: it tells whether"
                 " they were of the same question",
-                "give the noise key, as for `execute`",
+                "add secret to the data set, as for `dpstream census execute`",
             )
         with key.ring() as keys:
             return sequence.request_of("table", identity_of(inputs, plan), keys, how.as_of)

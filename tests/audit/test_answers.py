@@ -1,4 +1,4 @@
-"""`dpstream answer` seen from outside: is there as much noise in what it writes as it must have?
+"""`dpstream workload answer` seen from outside: is there as much noise as there must be?
 
 The command is typed, and its folder read.  What is there less the exact answers is whitened by what
 (epsilon, delta), C and the published mix ask for, computed here from the definitions; runs are many
@@ -95,8 +95,8 @@ def write(folder: Path, cells: int, factor: Any) -> Float64:
 
 def answered(folder: Path, *options: str) -> Estimate | Any:
     """The estimate in the folder that the command writes."""
-    done = call("answer", folder / "asked.json", folder / "job.toml", "--out", folder / "out",
-                "--cache", folder / "cache", *options, "--json")  # fmt: skip
+    done = call("workload", "answer", folder / "asked.json", "--project", folder, "--out",
+                folder / "out", "--cache", folder / "cache", *options, "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
     return read_release(folder / "out").estimate
 
@@ -198,8 +198,9 @@ def singular() -> Iterator[None]:
 def test_a_singular_mix_is_refused_before_a_charge(tmp_path: Path) -> None:
     write(tmp_path, CELLS, SUMS)
     with singular():
-        done = call("answer", tmp_path / "asked.json", tmp_path / "job.toml", "--over-time",
-                    "--out", tmp_path / "out", "--cache", tmp_path / "cache")  # fmt: skip
+        done = call("workload", "answer", tmp_path / "asked.json", "--project", tmp_path,
+                    "--over-time", "--out", tmp_path / "out", "--cache",
+                    tmp_path / "cache")  # fmt: skip
     assert done.exit_code == 3 and "invertible" in done.output
     assert accounts.charges(tmp_path / "ledger.db") == [] and not (tmp_path / "out").exists()
 

@@ -274,8 +274,8 @@ def of_workloads(folder: Path, runner: Sequence[str]) -> Cases:
         workload, answers = survey.write(own / "asked.json", queries), own / "answers"
         once = {"--mechanism=geometric", "--tables"} & set(options)
         _call(
-            case, "answer", workload, own / "job.toml", "--out", answers, "--format", "csv",
-            "--cache", folder / "cache", "--quiet", *options, *([] if once else runner),
+            case, "workload", "answer", workload, "--project", own, "--out", answers, "--format",
+            "csv", "--cache", folder / "cache", "--quiet", *options, *([] if once else runner),
         )  # fmt: skip
         out[case] = of_files(answers, ["answers.csv"])
     return out

@@ -21,7 +21,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import RUNNERS, Engine
 from dpstream.pipelines.stream import run as stream
 from dpstream.state import open as stores
-from tests.pipelines.cli.test_unbounded_cli import job_file
+from tests.pipelines.cli.test_unbounded_cli import JOB, job_file
 
 #: Coders that say what they write.  All others of Beam's fall back on pickles.
 KNOWN = (
@@ -53,10 +53,8 @@ def a_job(folder: Path, kind: str) -> Job:
     """A job on a source that need not be there."""
     path = job_file(folder, kind if kind in ("kafka", "pubsub") else "folder")
     if kind not in ("kafka", "pubsub", "folder"):
-        lines = path.read_text().split("[schema]", 1)[1]
-        end = '[time]\nend = "2024-01-02T00:00:00Z"'
         path.write_text(
-            f'[source]\nkind = "csv"\npath = "in/*.csv"\n[schema]{lines}'.replace("[time]", end)
+            JOB.format(table='path = "in/*.csv"', covers="1d", more='end = "2024-01-02T00:00:00Z"')
         )
         (folder / "in" / "a.csv").write_text("user,page,time,value\nu,p,2024-01-01T00:00:00Z,1\n")
     return load_job(path)

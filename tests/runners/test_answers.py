@@ -1,4 +1,4 @@
-"""`dpstream answer` on other runners: the bytes of the direct one, once and at every trigger."""
+"""`dpstream workload answer` on other runners: the bytes of the direct one, once and over time."""
 
 import contextlib
 from pathlib import Path
@@ -19,15 +19,14 @@ ASKED = workload()
 STRATEGY = auto(ASKED).strategy
 #: The same run everywhere, so that all noise is.
 TEXT = JOB.replace(
-    'insecure_test_key = "{key}"',
-    'insecure_test_key = "{key}"\ninsecure_test_run_id = "' + "16" * 16 + '"',
+    "contributions = 1", 'contributions = 1\ninsecure_test_run_id = "' + "16" * 16 + '"'
 )
 
 
 def answered(folder: Path, over_time: bool, runner: str, flags: list[str]) -> dict[str, bytes]:
     """Every file of the answer, and of the job's own sink."""
     survey(folder, text=TEXT)
-    job = load_job(folder / "job.toml")
+    job = load_job(folder / "dpstream.toml")
     order = Order(ASKED, job, STRATEGY, folder / "out", over_time, runner=runner, beam_args=flags)
     execute(order)
     with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:

@@ -1,4 +1,4 @@
-"""``dpstream answer`` as it is typed."""
+"""``dpstream workload answer`` as it is typed."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,15 @@ import pytest
 from tests.pipelines.cli.called import call, examples_of, refused
 from tests.pipelines.workload.survey import DOMAIN, survey, workload, write
 
+ANSWER = ("workload", "answer")
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a release."""
     folder = tmp_path_factory.mktemp("survey")
     survey(folder, 500)
-    done = call("answer", folder / "asked.json", folder / "job.toml", "--out", folder / "out",
+    done = call(*ANSWER, folder / "asked.json", "--project", folder, "--out", folder / "out",
                 "--cache", folder / "cache", "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
@@ -24,16 +26,30 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_again_it_costs_nothing(made: Path) -> None:
-    done = call("answer", made / "asked.json", made / "job.toml", "--out", made / "out",
+    done = call(*ANSWER, made / "asked.json", "--project", made, "--out", made / "out",
                 "--cache", made / "cache")  # fmt: skip
     assert done.exit_code == 0 and "INSECURE" in done.stdout
-    outcome = call("account", "show", made / "job.toml")
+    outcome = call("account", "show", "--project", made)
     assert outcome.stdout.count("workload") == 1
+
+
+def test_a_section_names_the_workload_and_its_job(tmp_path: Path) -> None:
+    survey(tmp_path, 300)
+    with open(tmp_path / "dpstream.toml", "a") as file:
+        file.write('[workload.ages]\nfile = "asked.json"\njob = "people"\n')
+    done = call(*ANSWER, "ages", "--project", tmp_path, "--out", tmp_path / "out", "--cache",
+                tmp_path / "cache", "--json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["answers"] == workload().queries
+    again = call(*ANSWER, tmp_path / "asked.json", "--job", "people", "--project", tmp_path,
+                 "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--json")  # fmt: skip
+    assert json.loads(again.stdout)["resumed"]
+    assert "no workload 'age'" in refused(*ANSWER, "age", "--project", tmp_path, "--dry-run")
 
 
 def test_another_workload_from_the_release(made: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "o.json", [{"factors": {}}, {"factors": {"sex": "identity"}}])
-    outcome = call("answer", file, "--from", made / "out", "--covariance", tmp_path / "c.npy")
+    outcome = call(*ANSWER, file, "--from", made / "out", "--covariance", tmp_path / "c.npy")
     assert outcome.exit_code == 0, outcome.output
     lines = [line.split(",") for line in outcome.stdout.splitlines()]
     assert len(lines) == 4 and lines[1][1:3] == ['"all"', '"all"']
@@ -41,15 +57,15 @@ def test_another_workload_from_the_release(made: Path, tmp_path: Path) -> None:
     assert total == pytest.approx(sum(parts))
     sds = [float(line[4]) for line in lines[1:]]
     assert np.allclose(np.diag(np.load(tmp_path / "c.npy")), np.square(sds))
-    to_file = call("answer", file, "--from", made / "out", "--out", tmp_path / "o.parquet")
+    to_file = call(*ANSWER, file, "--from", made / "out", "--out", tmp_path / "o.parquet")
     assert "nothing was charged" in to_file.stdout and (tmp_path / "o.parquet").exists()
-    as_json = call("answer", file, "--from", made / "out", "--nonnegative", "--json")
+    as_json = call(*ANSWER, file, "--from", made / "out", "--nonnegative", "--json")
     assert json.loads(as_json.stdout)["charged"] is False
 
 
 def test_pure_and_tables(made: Path) -> None:
     ranges = write(made / "r.json", [{"factors": {"age": "range", "sex": "identity"}}])
-    once = ("answer", ranges, made / "job.toml", "--mechanism=geometric", "--out", made / "pure",
+    once = (*ANSWER, ranges, "--project", made, "--mechanism=geometric", "--out", made / "pure",
             "--cache", made / "cache")  # fmt: skip
     assert "--mechanism" in refused(*once, "--strategy", "haar")
     pure = call(*once, "--json")
@@ -62,42 +78,45 @@ def test_pure_and_tables(made: Path) -> None:
         False,
     )
     tables = write(made / "t.json", [{"ways": 2}, {"ways": 1}])
-    given = ("answer", tables, made / "job.toml", "--tables", "--cache", made / "cache")
+    given = (*ANSWER, tables, "--project", made, "--tables", "--cache", made / "cache")
     done = call(*given, "--out", made / "tables")
     assert done.exit_code == 0 and "strategy residual" in done.stdout, done.output
-    outcome = call("answer", ranges, "--from", made / "tables")
+    outcome = call(*ANSWER, ranges, "--from", made / "tables")
     assert len(outcome.stdout.splitlines()) == 31
     refused(*given, "--out", made / "x", "--over-time")
-    refused("answer", tables, "--from", made / "tables", "--covariance", made / "c.npy", code=3)
+    refused(*ANSWER, tables, "--from", made / "tables", "--covariance", made / "c.npy", code=3)
 
 
 def test_what_is_drawn_once_takes_no_runner_and_no_triggers(made: Path) -> None:
     """Also where all cells are too many, so that tables are chosen without an option."""
     wide = [{"name": "age", "edges": list(range(5_001))}, DOMAIN[1]]
     tables = write(made / "w.json", [{"ways": 1}], domain=wide)
-    given = ("answer", tables, made / "job.toml", "--cache", made / "cache")
-    before = call("account", "show", made / "job.toml").stdout
+    given = (*ANSWER, tables, "--project", made, "--cache", made / "cache")
+    before = call("account", "show", "--project", made).stdout
     for flags in (("--over-time",), ("--runner", "PrismRunner"), ("--no_such_flag=1",)):
         assert flags[0].replace("--no_such_flag=1", "--runner") in refused(
             *given, "--out", made / "w", *flags
         )
-    assert call("account", "show", made / "job.toml").stdout == before
+    assert call("account", "show", "--project", made).stdout == before
     assert not (made / "w").exists()
 
 
 def test_refused(made: Path, tmp_path: Path) -> None:
-    queries, job = made / "asked.json", made / "job.toml"
+    queries, project = made / "asked.json", ("--project", made)
     turned = write(tmp_path / "t.json", domain=[DOMAIN[0], {"name": "sex", "values": ["m", "f"]}])
-    assert "release's" in refused("answer", turned, "--from", made / "out", code=3)
-    assert "JOB" in refused("answer", queries)
-    assert "JOB" in refused("answer", queries, job, "--from", made / "out")
-    assert "--out" in refused("answer", queries, job)
-    assert "--covariance" in refused("answer", queries, job, "--out", tmp_path / "o",
+    assert "release's" in refused(*ANSWER, turned, "--from", made / "out", code=3)
+    assert "--job" in refused(*ANSWER, queries, "--job", "people", "--from", made / "out")
+    assert "no job 'nobody'" in refused(
+        *ANSWER, queries, *project, "--job", "nobody", "--out", tmp_path / "o"
+    )
+    assert "WORKLOAD|FILE" in refused(*ANSWER)
+    assert "--out" in refused(*ANSWER, queries, *project)
+    assert "--covariance" in refused(*ANSWER, queries, *project, "--out", tmp_path / "o",
                                      "--covariance", tmp_path / "c.npy")  # fmt: skip
-    assert "--over-time" in refused("answer", queries, "--from", made / "out", "--over-time")
-    assert "ends with" in refused("answer", queries, "--from", made / "out", "--out",
+    assert "--over-time" in refused(*ANSWER, queries, "--from", made / "out", "--over-time")
+    assert "ends with" in refused(*ANSWER, queries, "--from", made / "out", "--out",
                                   tmp_path / "o.txt")  # fmt: skip
-    assert "npy" in refused("answer", queries, "--from", made / "out", "--covariance",
+    assert "npy" in refused(*ANSWER, queries, "--from", made / "out", "--covariance",
                             tmp_path / "c.txt")  # fmt: skip
-    assert "--from" in refused("answer", queries, "--from", tmp_path)
-    assert len(examples_of("answer")) == 4
+    assert "--from" in refused(*ANSWER, queries, "--from", tmp_path)
+    assert len(examples_of(*ANSWER)) == 4

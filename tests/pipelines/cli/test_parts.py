@@ -1,7 +1,6 @@
 """What commands share: lists of values, signals for a while, a bar of public things."""
 
 import signal
-from pathlib import Path
 
 import click
 import pytest
@@ -12,9 +11,6 @@ from dpstream.pipelines.cli.parts import (
     options,
     stop_signals,
 )
-from tests import accounts
-from tests.pipelines.cli.called import call, refused
-from tests.pipelines.cli.mistakes import JOB
 
 
 def test_options_stand_in_their_order() -> None:
@@ -46,16 +42,3 @@ def test_a_bar_shows_steps_of_all(capsys: pytest.CaptureFixture[str]) -> None:
         bar.update(4, 9)
         assert (task.completed, task.total) == (4, 9)
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("option", ["--env=live", "--set=job.job.store=b.db", "--project=p.toml"])
-def test_a_job_file_takes_no_option_of_the_project_file(option: str, tmp_path: Path) -> None:
-    """Its places would stay as they are, though somebody asked for others."""
-    accounts.write(tmp_path / "job.toml", JOB)
-    assert call("plan", tmp_path / "job.toml").exit_code == 0
-    assert "Fix:" in refused("plan", tmp_path / "job.toml", option)
-
-
-def test_a_change_is_tried_on_a_job_of_the_project_file_alone(tmp_path: Path) -> None:
-    accounts.write(tmp_path / "job.toml", JOB)
-    assert "--try" in refused("plan", tmp_path / "job.toml", "--try", "job.job.contributions=2")

@@ -16,8 +16,7 @@ from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import make
 from tests import accounts
 from tests.pipelines.cli.called import call
-from tests.pipelines.cli.mistakes import JOB as STREAM
-from tests.pipelines.cli.mistakes import visits
+from tests.pipelines.cli.mistakes import visits, with_account
 from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.office import office, project
@@ -81,7 +80,11 @@ def session(folder: Path) -> System:
 
 def census(folder: Path) -> System:
     new_key(folder / "noise.key")
-    file = project(folder, office(folder), secret="file:noise.key", limit=(60.0, 1e-9))
+    file = project(folder, office(folder), secret="file:noise.key")
+    account = 'account = { path = "ledger.db", limit = { epsilon = 60.0, delta = 1e-9 } }'
+    text = file.read_text()
+    assert "[census." in text
+    accounts.write(file, text.replace("[census.", f"{account}\n[census."))
     lists = [["census", "plan", "--project", file]]
     lists += [["census", "execute", "--project", file, "--out", folder / out] for out in "aab"]
     return System(*lists, narrowed(folder, 20.0))
@@ -90,7 +93,8 @@ def census(folder: Path) -> System:
 def answer(folder: Path, *more: str) -> System:
     survey(folder, 300)
     narrow = narrowed(folder, 2.0)
-    words = ("answer", folder / "asked.json", folder / "job.toml", "--cache", folder / "c", *more)
+    words = ("workload", "answer", folder / "asked.json", "--project", folder, "--cache",
+             folder / "c", *more)  # fmt: skip
     first, fresh = (*words, "--out", folder / "a"), (*words, "--out", folder / "b")
     return System((*words, "--dry-run"), first, first, fresh, narrow)
 
@@ -190,11 +194,9 @@ def test_answers_over_time_say_what_the_budget_covers(tmp_path: Path) -> None:
 def stream(folder: Path) -> System:
     pa.parquet.write_table(visits(), folder / "visits.parquet")
     new_key(folder / "noise.key")
-    path, limit = folder / "job.toml", "limit = { epsilon = 100.0"
-    ledger = f'[ledger]\npath = "ledger.db"\ndata_set = "visits"\n{limit}, delta = 1e-4 }}\n'
-    accounts.write(path, STREAM + ledger)
-    run = ("run", path, "--quiet")
-    return System(("plan", path), run, run, run, narrowed(folder, 0.5))
+    accounts.write(folder / "dpstream.toml", with_account(100.0, delta=1e-4))
+    run = ("run", "--project", folder, "--quiet")
+    return System(("plan", "--project", folder), run, run, run, narrowed(folder, 0.5))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -39,45 +39,6 @@ from tests.pipelines.workload.survey import survey, write
 RELEASED = {"released", "rows", "answers", "nulls", "bounds", "run_id", "receipt", "answered",
             "contributions", "cut", "sd", "per_key", "busiest"}  # fmt: skip
 Prepared = Callable[[Path, bool], list[str | Path]]
-#: The job of `tests.growing` as `dpstream choose` takes it.
-CHOSEN_JOB = """
-[source]
-kind = "parquet"
-path = "in/*.parquet"
-[schema]
-unit = { column = "user", type = "int" }
-key = ["page"]
-event_time = "at"
-[[aggregate]]
-name = "visits"
-kind = "count"
-[[aggregate]]
-name = "spent"
-kind = "sum"
-column = "amount"
-clamp = [0, 10]
-[time]
-start = "2024-01-01T00:00:00Z"
-end = "2024-01-05T00:00:00Z"
-window = "1d"
-trigger_every = "6h"
-[privacy]
-epsilon = 20.0
-delta = 1e-2
-contributions = 9
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
-insecure_test_run_id = "22222222222222222222222222222222"
-[ledger]
-path = "l.db"
-data_set = "d"
-limit = { epsilon = 900.0, delta = 0.1 }
-[state]
-store = "sqlite:s.db"
-shards = 3
-[sink]
-kind = "parquet"
-path = "out"
-"""
 
 
 def run_job(folder: Path, more: bool) -> list[str | Path]:
@@ -97,11 +58,11 @@ def run_empty_job(folder: Path, more: bool) -> list[str | Path]:
 
 
 def run_statement(folder: Path, more: bool) -> list[str | Path]:
-    job = visited(folder)
+    project = visited(folder)
     if more:
         row = "u1,p0,2024-01-01T01:10:00Z,1.0,1,true,2024-01-01\n"
         _append(folder / "in" / "0.csv", row + ",p0,noon,NaN,many,?,\n" * 4)
-    return ["sql", "--stream", job, streamed(LOOKED_UP)]
+    return ["sql", "--stream", "daily", streamed(LOOKED_UP), "--project", project]
 
 
 def session_init(folder: Path, more: bool) -> list[str | Path]:
@@ -140,7 +101,7 @@ def workload_once(folder: Path, more: bool) -> list[str | Path]:
         rows = pq.read_table(path)
         pq.write_table(pa.concat_tables([rows, rows.slice(0, 3)]), path)
     ranges = write(folder / "r.json", [{"factors": {"age": "range", "sex": "identity"}}])
-    return ["answer", ranges, folder / "job.toml", "--mechanism=geometric", "--out",
+    return ["workload", "answer", ranges, "--project", folder, "--mechanism=geometric", "--out",
             folder / "out", "--cache", folder / "cache"]  # fmt: skip
 
 
@@ -156,11 +117,14 @@ def statement(folder: Path, more: bool) -> list[str | Path]:
 
 
 def tuning(folder: Path, more: bool) -> list[str | Path]:
-    place(folder)
-    accounts.write(folder / "job.toml", CHOSEN_JOB)
+    text = (place(folder) / "dpstream.toml").read_text()
+    account = 'account = { path = "l.db", limit = { epsilon = 900.0, delta = 0.1 } }\n'
+    head = "[data_set.shop]\n"
+    assert head in text
+    accounts.write(folder / "dpstream.toml", text.replace(head, head + account))
     arrive(folder, 2 if more else 1)
-    return ["choose", folder / "job.toml", "--first", "1d", "--epsilon", "20", "--delta", "1e-3",
-            "--quantile", "0.9", "--out", folder / "chosen.toml"]  # fmt: skip
+    return ["choose", "--project", folder, "--first", "1d", "--epsilon", "20", "--delta", "1e-3",
+            "--quantile", "0.9", "--as", "chosen"]  # fmt: skip
 
 
 def recording(folder: Path, more: bool) -> list[str | Path]:

@@ -18,52 +18,64 @@ from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
-from tests import accounts
 from tests.flowing import Flowing
 from tests.pipelines.cli.test_main import keep_logging
 from tests.streams import positioned
 
 __all__ = ["keep_logging"]
 
-SOURCES = {
-    "kafka": 'kind = "kafka"\nservers = "127.0.0.1:1"\ntopic = "clicks"',
-    "folder": 'kind = "folder"\npath = "in"\nformat = "csv"',
-    "pubsub": 'kind = "pubsub"\nsubscription = "projects/p/subscriptions/s"',
+TABLES = {
+    "kafka": 'servers = "127.0.0.1:1"\ntopic = "clicks"',
+    "folder": 'folder = "in"\nformat = "csv"',
+    "pubsub": 'subscription = "projects/p/subscriptions/s"',
 }
 JOB = """
-[source]
-{source}
-[schema]
-unit = {{ column = "user" }}
-key = [{{ column = "page" }}]
-event_time = {{ column = "time" }}
-[[aggregate]]
-name = "n"
-kind = "count"
-[[aggregate]]
-name = "total"
-kind = "sum"
-column = "value"
-clamp = [0, 10]
-[time]
+version = 1
+[data_set.site]
+unit = {{ name = "user" }}
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+[table.clicks]
+{table}
+unit_column = "user"
+time_column = "time"
+[job.hourly]
+table = "clicks"
+key = ["page"]
+aggregate.n = {{ kind = "count" }}
+aggregate.total = {{ kind = "sum", column = "value", bounds = [0, 10] }}
 start = "2024-01-01T00:00:00Z"
 window = "1h"
-trigger_every = "20m"
-[privacy]
-epsilon = 20.0
-delta = 1e-2
+release_every = "20m"
+budget = {{ epsilon = 20.0, delta = 1e-2, covers = "{covers}" }}
 contributions = 3
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
-{period}
-[state]
-store = "sqlite:state/s.db"
+store = "state/s.db"
 shards = 2
-{state}
-[sink]
-kind = "parquet"
-path = "out"
+sink = {{ kind = "parquet", path = "out" }}
+{more}
 """
-PERIOD = 'period = "1d"'
+#: The job before its bounds are chosen.
+TUNED = f"""
+version = 1
+[data_set.site]
+unit = {{ name = "user" }}
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+[table.clicks]
+{TABLES["folder"]}
+unit_column = "user"
+time_column = "time"
+[job.hourly]
+table = "clicks"
+key = ["page"]
+aggregate.n = {{ kind = "count" }}
+aggregate.total = {{ kind = "sum", column = "value" }}
+start = "2024-01-01T00:00:00Z"
+window = "1h"
+release_every = "20m"
+budget = {{ epsilon = 20.0, delta = 1e-2, covers = "1d" }}
+shards = 2
+sink = {{ kind = "parquet", path = "out" }}
+choice.range = {{ total = [0, 100] }}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +85,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     stores.close_all()
 
 
-def job_file(folder: Path, kind: str = "folder", period: str = PERIOD, state: str = "") -> Path:
+def job_file(folder: Path, kind: str = "folder", covers: str = "1d", more: str = "") -> Path:
+    """The project file of a job; ``more`` are further lines of its section."""
     (folder / "in").mkdir(exist_ok=True)
-    path = folder / "job.toml"
-    accounts.write(path, JOB.format(source=SOURCES[kind], period=period, state=state))
+    path = folder / "dpstream.toml"
+    path.write_text(JOB.format(table=TABLES[kind], covers=covers, more=more))
     return path
 
 
@@ -140,22 +153,22 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", TABLES)
 def test_plan(tmp_path: Path, kind: str) -> None:
-    text = said("plan", job_file(tmp_path, kind))
+    text = said("plan", "--project", job_file(tmp_path, kind))
     assert "in one period of 1 day" in text and "the stream has no end" in text
     assert "a person of 4 periods: gaussian (55.39," in text and "for ever" not in text
-    assert "k = 1024" in said("plan", tmp_path / "job.toml", "--details")
-    figures = told("plan", tmp_path / "job.toml")
+    assert "k = 1024" in said("plan", "--project", tmp_path, "--details")
+    figures = told("plan", "--project", tmp_path)
     assert figures["unit"]["period_micros"] and not figures["unit"]["for_ever"]
     [first, *_, last] = figures["periods"]
     assert (first["periods"], last["periods"]) == (1, 1024)
     assert last["mu"] == pytest.approx(32 * first["mu"])
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", TABLES)
 def test_plan_without_a_period_says_what_that_means(tmp_path: Path, kind: str) -> None:
-    text = said("plan", job_file(tmp_path, kind, period=""))
+    text = said("plan", "--project", job_file(tmp_path, kind, covers="lifetime"))
     for words in (
         "one budget covers the stream for ever",
         "once for all time",
@@ -163,88 +176,97 @@ def test_plan_without_a_period_says_what_that_means(tmp_path: Path, kind: str) -
         "Set budget.covers",
     ):
         assert words in text  # fmt: skip
-    figures = told("plan", tmp_path / "job.toml")
+    figures = told("plan", "--project", tmp_path)
     assert figures["unit"]["for_ever"] and len(figures["periods"]) == 1
 
 
 def test_an_endless_stream_is_not_given_the_rule_of_one_trigger(tmp_path: Path) -> None:
     """A window of one trigger: with an end and one window the sharper delta holds, else not."""
-    path = job_file(tmp_path, period="")
-    text = path.read_text().replace('trigger_every = "20m"', 'trigger_every = "1h"')
-    accounts.write(path, text)
-    forever = told("plan", path)
-    end = 'end = "2024-01-01T01:00:00Z"\ntrigger_every'
-    accounts.write(path, text.replace("trigger_every", end, 1).replace("[privacy]", "[privacy]"))
-    once = told("plan", path)
+    path = job_file(tmp_path, covers="lifetime")
+    text = path.read_text()
+    assert 'release_every = "20m"' in text
+    text = text.replace('release_every = "20m"', 'release_every = "1h"')
+    path.write_text(text)
+    forever = told("plan", "--project", path)
+    path.write_text(text.replace("release_every", 'end = "2024-01-01T01:00:00Z"\nrelease_every'))
+    once = told("plan", "--project", path)
     assert forever["split"]["delta_thresholds"] < once["split"]["delta_thresholds"]
 
 
 def test_triggers_must_last_for_a_year(tmp_path: Path) -> None:
     path = job_file(tmp_path)
     text = path.read_text().replace('"20m"', '"10ms"').replace('window = "1h"', 'window = "10s"')
-    accounts.write(path, text)
-    assert "within a year" in refused("release_every", 2, "plan", path)
-    accounts.write(path, text.replace('"10ms"', '"20ms"'))
-    said("plan", path)
+    path.write_text(text)
+    assert "within a year" in refused("job.hourly.release_every", 2, "plan", "--project", path)
+    path.write_text(text.replace('"10ms"', '"20ms"'))
+    said("plan", "--project", path)
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", TABLES)
 def test_key_check_and_audit(tmp_path: Path, kind: str) -> None:
     path = job_file(tmp_path, kind)
-    assert told("key", "check", path)["store"] == "new"
-    assert told("audit", path, "--trials", "400")["verdict"] == "consistent"
+    assert told("key", "check", "--project", path)["store"] == "new"
+    assert told("audit", "--project", path, "--trials", "400")["verdict"] == "consistent"
 
 
 def test_audit_of_the_whole_pipeline(tmp_path: Path) -> None:
-    path = job_file(tmp_path, "kafka", period="")
-    audit = told("audit", path, "--trials", "300", "--beam")
+    path = job_file(tmp_path, "kafka", covers="lifetime")
+    audit = told("audit", "--project", path, "--trials", "300", "--beam")
     assert audit["verdict"] == "consistent" and audit["beam"]
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", TABLES)
 def test_what_needs_a_store_or_releases_says_so(tmp_path: Path, kind: str) -> None:
     path = job_file(tmp_path, kind)
     for command in ("info", "expire"):
-        refused("store", 2, "state", command, path)
-    refused("store", 2, "state", "backup", path, "--out", tmp_path / "b")
-    refused("store", 2, "state", "releases", path, "--out", tmp_path / "r")
-    refused("store", 2, "state", "reshard", path, "--shards", "3")
-    refused("sink.path", 2, "report", path, "--out", tmp_path / "r.html")
-    refused("--runner", 2, "run", path)
+        refused("store", 2, "state", command, "--project", path)
+    refused("store", 2, "state", "backup", "--project", path, "--out", tmp_path / "b")
+    refused("store", 2, "state", "releases", "--project", path, "--out", tmp_path / "r")
+    refused("store", 2, "state", "reshard", "--project", path, "--shards", "3")
+    refused("sink.path", 2, "report", "--project", path, "--out", tmp_path / "r.html")
+    refused("--runner", 2, "run", "--project", path)
 
 
 def test_choose(tmp_path: Path) -> None:
     """Not from a source without end; from files in its place, with a horizon."""
-    path, out = job_file(tmp_path), tmp_path / "chosen.toml"
-    text = path.read_text().replace("contributions = 3\n", "").replace("clamp = [0, 10]\n", "")
-    text += "[choice]\nrange = { total = [0, 100] }\n"
-    accounts.write(path, text)
+    path = tmp_path / "dpstream.toml"
+    folder = TABLES["folder"]
+    (tmp_path / "in").mkdir()
+
+    def write(*changes: tuple[str, str]) -> None:
+        text = TUNED
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+
+    write()
     lines = [f"u{i % 50},p{i % 3},2024-01-01T{i % 24:02d}:00:00Z,{i % 7}" for i in range(2000)]
     proxy = tmp_path / "last-year.csv"
     proxy.write_text("\n".join(["user,page,time,value", *lines]) + "\n")
-    ask = ("choose", path, "--out", out)
+    ask = ("choose", "hourly", "--project", path, "--as", "chosen")
     refused("table.format", 2, *ask, "--first", "2h", "--epsilon", "1")
     choice = told(*ask, "--proxy", proxy)
     assert choice["how"] == "proxy" and choice["contributions"] >= 30
-    assert load_job(out).plan.privacy.contributions == choice["contributions"]
-    out.unlink()
+    chosen = load_job(path, "chosen").plan
+    assert chosen.privacy.contributions == choice["contributions"]
     # The folder's own file, under another name.
+    write()
     (tmp_path / "in" / "a.csv").write_bytes(proxy.read_bytes())
     refused("--proxy", 3, *ask, "--proxy", proxy)
     (tmp_path / "in" / "a.csv").write_text("user,page,time,value\n")
     # Without a period nothing says over what time C has to last.
-    accounts.write(path, text.replace(PERIOD, ""))
+    for_life = ('covers = "1d"', 'covers = "lifetime"')
+    write(for_life)
     advice = refused("budget.covers", 2, *ask, "--proxy", proxy)
-    assert "--scale" in advice and "set a period (recommended), or" in advice
-    slid = text.replace(PERIOD, "").replace('window = "1h"', 'window = "2h"\nslide = "1h"')
-    accounts.write(path, slid)
+    assert "--scale" in advice and "write a length there (recommended), or" in advice
+    write(for_life, ('window = "1h"', 'window = "2h"\nslide = "1h"'))
     assert "periods_share_windows = true" in refused("budget.covers", 2, *ask, "--proxy", proxy)
-    accounts.write(path, text.replace(PERIOD, ""))
+    write(for_life)
     twice = told(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
     assert twice["contributions"] > 1.5 * choice["contributions"]
     # Messages of a broker look like files of JSON lines; others must say what they are.
-    out.unlink()
-    accounts.write(path, text.replace(SOURCES["folder"], SOURCES["kafka"]))
+    write((folder, TABLES["kafka"]))
     other = tmp_path / "dump"
     other.write_bytes(proxy.read_bytes())
     refused("--proxy", 2, *ask, "--proxy", other)
@@ -252,19 +274,21 @@ def test_choose(tmp_path: Path) -> None:
 
 
 def test_info_releases_and_report(job: Path, tmp_path: Path) -> None:
-    info = told("state", "info", job)
+    info = told("state", "info", "--project", job)
     assert info["windows"] is None and info["complete"] == 4
     assert info["committed"] == {**{str(w): 3 for w in range(4)}, "4": 2}
-    assert "4 are complete" in said("state", "info", job, "--operator")
-    assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 14
+    assert "4 are complete" in said("state", "info", "--project", job, "--operator")
+    assert (
+        told("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"] == 14
+    )
     names = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("window*/*"))
     assert len(names) == 14
     for name in names:
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     page = tmp_path / "r.html"
-    assert "14 releases" in said("report", job, "--out", page)
+    assert "14 releases" in said("report", "--project", job, "--out", page)
     assert "The stream has no end: 14 releases are written so far." in page.read_text()
-    figures = told("report", job, "--out", page)
+    figures = told("report", "--project", job, "--out", page)
     assert figures["releases"]["expected"] is None and figures["releases"]["present"] == 14
 
 
@@ -277,46 +301,52 @@ def test_report_with_truth(job: Path, tmp_path: Path) -> None:
             lines.append(f"{row['user']},{row['page']},{at},{row['value']}")
     (tmp_path / "truth.csv").write_text("\n".join(lines) + "\n")
     page = tmp_path / "r.html"
-    figures = told("report", job, "--out", page, "--truth", tmp_path / "truth.csv")
+    figures = told("report", "--project", job, "--out", page, "--truth", tmp_path / "truth.csv")
     decades = figures["truth"]["by_true_records"]
     assert sum(d["keys"] for d in decades) == 3 * 5
     assert decades[-1]["released"] and decades[-1]["errors"]["n"] < 10
-    refused("--truth", 2, "report", job, "--out", page, "--truth", tmp_path / "none.csv")
+    refused(
+        "--truth", 2, "report", "--project", job, "--out", page, "--truth", tmp_path / "none.csv"
+    )
 
 
 def test_backup_restore_reshard_expire(job: Path, tmp_path: Path) -> None:
     saved = tmp_path / "backup"
-    told("state", "backup", job, "--out", saved)
+    told("state", "backup", "--project", job, "--out", saved)
     lived(load_job(job), 18, first=15)
-    assert told("state", "restore", job, saved, "--replace")["epoch"] == 0
-    assert told("state", "info", job)["restoring"]
+    assert told("state", "restore", "hourly", saved, "--project", job, "--replace")["epoch"] == 0
+    assert told("state", "info", "--project", job)["restoring"]
     lived(load_job(job), 20)  # from the beginning: compares up to trigger time 18
-    assert not told("state", "info", job)["restoring"]
-    assert told("state", "reshard", job, "--shards", "3")["shards"] == 3
-    accounts.write(job, job.read_text().replace("shards = 2", "shards = 3"))
+    assert not told("state", "info", "--project", job)["restoring"]
+    assert told("state", "reshard", "--project", job, "--shards", "3")["shards"] == 3
+    job.write_text(job.read_text().replace("shards = 2", "shards = 3"))
     lived(load_job(job), 23, first=21)
-    assert told("state", "info", job)["committed"]["7"] == 2
-    done = told("state", "expire", job, "--releases-before", "2024-01-01T03:00:00Z")
+    assert told("state", "info", "--project", job)["committed"]["7"] == 2
+    done = told("state", "expire", "--project", job, "--releases-before", "2024-01-01T03:00:00Z")
     assert done["windows_dropped"] == 3
-    info = told("state", "info", job)
+    info = told("state", "info", "--project", job)
     assert (info["dropped"], info["complete"]) == (3, 7)
     assert "0" not in info["committed"]
-    assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 23 - 9
+    assert (
+        told("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"]
+        == 23 - 9
+    )
     # Dropped once, not twice; and a time before it gives nothing back.
-    assert told("state", "expire", job, "--releases-before", "2024-01-01T03:00:00Z") == {
-        "shards_expired": 0, "windows_dropped": 0
-    }  # fmt: skip
+    again = told("state", "expire", "--project", job, "--releases-before", "2024-01-01T03:00:00Z")
+    assert again == {"shards_expired": 0, "windows_dropped": 0}
 
 
 def test_abandon_takes_the_wall_clock(job: Path, tmp_path: Path) -> None:
     """Its input cannot be asked for an end; everything up to now is given up."""
     saved = tmp_path / "backup"
-    told("state", "backup", job, "--out", saved)
-    done = told("state", "restore", job, saved, "--replace", "--abandon")
+    told("state", "backup", "--project", job, "--out", saved)
+    done = told("state", "restore", "hourly", saved, "--project", job, "--replace", "--abandon")
     assert done["epoch"] == 1 and done["epochs"] == 2
-    info = told("state", "info", job)
+    info = told("state", "info", "--project", job)
     assert info["abandoned"] > 14
-    assert told("state", "releases", job, "--out", tmp_path / "again")["releases"] == 14
+    assert (
+        told("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"] == 14
+    )
 
 
 def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) -> None:
@@ -330,31 +360,31 @@ def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) 
         begin(load_job(job))
     stores.close_all()
     assert not (tmp_path / "out").exists()
-    assert told("state", "releases", job) == {"releases": 14, "out": str(tmp_path / "out")}
+    assert told("state", "releases", "--project", job) == {
+        "releases": 14,
+        "out": str(tmp_path / "out"),
+    }
     assert files() == before and len(before) == 15
     begin(load_job(job))
     stores.close_all()
-    refused("--kind", 2, "state", "releases", job, "--kind", "csv")
+    refused("--kind", 2, "state", "releases", "--project", job, "--kind", "csv")
     # What is published is not added to by a store that has not been compared with it.
-    told("state", "backup", job, "--out", tmp_path / "backup")
-    told("state", "restore", job, tmp_path / "backup", "--replace")
-    refused("store", 3, "state", "releases", job)
+    told("state", "backup", "--project", job, "--out", tmp_path / "backup")
+    told("state", "restore", "hourly", tmp_path / "backup", "--project", job, "--replace")
+    refused("store", 3, "state", "releases", "--project", job)
     assert files() == before
 
 
 def test_keep_releases(tmp_path: Path) -> None:
-    path = job_file(tmp_path, state='keep_releases = "3h"')
+    path = job_file(tmp_path, more='keep_releases = "3h"')
     assert load_job(path).state.keep_releases == "3h"
     for wrong in ('"3"', '"-1h"', "3"):
-        accounts.write(path, JOB.format(source=SOURCES["folder"], period="",
-                                   state=f"keep_releases = {wrong}"))  # fmt: skip
-        refused("keep_releases", 2, "plan", path)
-    files = 'kind = "csv"\npath = "in/*.csv"'
-    text = JOB.format(source=files, period="", state='keep_releases = "3h"')
-    accounts.write(
-        path, text.replace("trigger_every", 'end = "2024-01-02T00:00:00Z"\ntrigger_every')
-    )
-    assert "--releases-before" in refused("keep_releases", 2, "plan", path)
+        path = job_file(tmp_path, covers="lifetime", more=f"keep_releases = {wrong}")
+        refused("job.hourly.keep_releases", 2, "plan", "--project", path)
+    more = 'end = "2024-01-02T00:00:00Z"\nkeep_releases = "3h"'
+    text = JOB.format(table='path = "in/*.csv"', covers="lifetime", more=more)
+    path.write_text(text)
+    assert "--releases-before" in refused("job.hourly.keep_releases", 2, "plan", "--project", path)
 
 
 def test_committed_names_are_in_public_order(job: Path) -> None:

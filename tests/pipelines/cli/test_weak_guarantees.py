@@ -19,18 +19,12 @@ from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call, refused
-from tests.pipelines.cli.mistakes import JOB, visits
+from tests.pipelines.cli.mistakes import visits, with_account
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
 from tests.pipelines.tabulation.office import SIZE, office, project
 from tests.pipelines.workload.survey import survey, write
 
 WEAK = "promises little"
-LEDGER = """
-[ledger]
-path = "ledger.db"
-data_set = "visits"
-limit = { epsilon = 10.0, delta = 1e-4 }
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -49,73 +43,79 @@ def of_json(*args: str | Path) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Callable[..., Path]:
-    """A job on real visits, whose lines are changed."""
+    """A project file with a job on real visits, in which parts are changed."""
     pa.parquet.write_table(visits(), tmp_path / "visits.parquet")
     new_key(tmp_path / "noise.key")
 
     def write(*changes: tuple[str, str]) -> Path:
-        text = JOB + LEDGER
+        text = with_account(10.0, delta=1e-4)
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        accounts.write(tmp_path / "job.toml", text)
-        return tmp_path / "job.toml"
+        accounts.write(tmp_path / "dpstream.toml", text)
+        return tmp_path / "dpstream.toml"
 
     return write
 
 
 EPSILON, DELTA = ("epsilon = 6.0", "epsilon = 12.0"), ("delta = 1e-6", "delta = 0.02")
-ALLOWED = ("delta = 1e-6", "delta = 0.02\nallow_large_delta = true")
-LIMIT = "limit = { epsilon = 10.0, delta = 1e-4 }"
+_REST = ', covers = "lifetime" }\n'
+ALLOWED = (
+    f"delta = 1e-6{_REST}", f"delta = 0.02{_REST}mechanism.allow_large_delta = true\n",
+)  # fmt: skip
+LIMIT = "limit = { epsilon = 10.0, delta = 0.0001 }"
 #: Limits that are warned of; `account create` and `account limit` refuse the second unasked.
 WIDE = (LIMIT, "limit = { epsilon = 100.0, delta = 1e-4 }")
 WANTED = (LIMIT, "limit = { epsilon = 10.0, delta = 0.5 }")
 
 
 def test_streams(place: Callable[..., Path], tmp_path: Path) -> None:
-    assert not any(WEAK in w for w in of_json("plan", place()))
-    job = place(EPSILON)
-    assert WEAK in call("plan", job).stdout and any(WEAK in w for w in of_json("plan", job))
-    job = place(EPSILON, WIDE)
-    done = call("run", job, "--quiet")
+    project = ("--project", place())
+    assert not any(WEAK in w for w in of_json("plan", *project))
+    place(EPSILON)
+    assert WEAK in call("plan", *project).stdout
+    assert any(WEAK in w for w in of_json("plan", *project))
+    place(EPSILON, WIDE)
+    done = call("run", *project, "--quiet")
     assert done.exit_code == 0 and done.stderr.count(WEAK) == 2
-    assert sum(WEAK in w for w in of_json("run", job, "--quiet")) == 2
+    assert sum(WEAK in w for w in of_json("run", *project, "--quiet")) == 2
 
 
 def test_a_large_delta_of_a_job(place: Callable[..., Path], tmp_path: Path) -> None:
-    job = place(DELTA)
+    project = ("--project", place(DELTA))
     for command in ("plan", "run", "choose"):
         more = ("--dry-run", "--first", "1d", "--epsilon", "1") if command == "choose" else ()
-        assert "allow_large_delta" in refused(command, job, *more, code=3)
+        assert "allow_large_delta" in refused(command, *project, *more, code=3)
     assert accounts.charges(tmp_path / "ledger.db") == []
-    job = place(ALLOWED, WANTED)
-    assert sum(WEAK in w for w in of_json("plan", job)) == 2
-    assert load_job(job).plan.hash != load_job(place()).plan.hash
-    assert call("run", place(ALLOWED, WANTED), "--quiet").exit_code == 0
+    allowed = load_job(place(ALLOWED, WANTED)).plan
+    assert sum(WEAK in w for w in of_json("plan", *project)) == 2
+    assert allowed.hash != load_job(place()).plan.hash
+    place(ALLOWED, WANTED)
+    assert call("run", *project, "--quiet").exit_code == 0
 
 
 def test_the_limit_of_a_job(place: Callable[..., Path]) -> None:
     """The limit is the guarantee of all runs together: it is judged as that of one run is."""
     for changed in (WIDE, WANTED):
-        job = place(changed)
-        assert sum(WEAK in w for w in of_json("plan", job)) == 1
-        assert call("plan", job).stdout.count(WEAK) == 1
-        choose = ("choose", job, "--dry-run", "--first", "1d", "--epsilon", "1")
+        project = ("--project", place(changed))
+        assert sum(WEAK in w for w in of_json("plan", *project)) == 1
+        assert call("plan", *project).stdout.count(WEAK) == 1
+        choose = ("choose", *project, "--dry-run", "--first", "1d", "--epsilon", "1")
         assert sum(WEAK in w for w in of_json(*choose)) == 1
     # The switch of a job is about its own runs alone.
-    large = ("account", "limit", place(ALLOWED), "--epsilon", "9", "--delta", "0.5")
+    large = ("account", "limit", "--project", place(ALLOWED), "--epsilon", "9", "--delta", "0.5")
     assert "--allow-large-delta" in refused(*large, code=3)
 
 
 def test_tuning(place: Callable[..., Path], tmp_path: Path) -> None:
-    ask = ("choose", place(), "--first", "1d", "--dry-run")
+    ask = ("choose", "--project", place(), "--first", "1d", "--dry-run")
     assert of_json(*ask, "--epsilon", "1") == []
     place(WIDE)
     assert len(of_json(*ask, "--epsilon", "12")) == 2  # and the limit's
     assert call(*ask, "--epsilon", "12").stdout.count(WEAK) == 2
     assert "allow_large_delta" in refused(*ask, "--epsilon", "1", "--delta", "0.02", code=3)
-    wanted = ("choose", place(ALLOWED, WANTED), *ask[2:], "--epsilon", "1", "--delta", "0.02")
-    assert len(of_json(*wanted)) == 2  # and the limit's
+    place(ALLOWED, WANTED)
+    assert len(of_json(*ask, "--epsilon", "1", "--delta", "0.02")) == 2  # and the limit's
 
 
 def test_sql(tmp_path: Path) -> None:
@@ -249,14 +249,14 @@ def test_workloads(tmp_path: Path) -> None:
     large = (*plan, "--epsilon", "1", "--delta", "0.02")
     assert "allow-large-delta" in refused(*large, code=3)
     assert len(of_json(*large, "--allow-large-delta")) == 1
-    job = tmp_path / "job.toml"
+    job = tmp_path / "dpstream.toml"
     text = job.read_text()
     weak = text.replace("epsilon = 6.0", "epsilon = 12.0", 1)
     assert weak != text
     accounts.write(job, weak)
-    answer = ("answer", workload, job, *cache, "--out")
+    answer = ("workload", "answer", workload, "--project", job, *cache, "--out")
     done = call(*answer, tmp_path / "out")
     assert done.exit_code in (0, 3), done.output
     assert done.stderr.count(WEAK) == 2  # of the job and of its ledger's limit
-    again = ("answer", workload, job, "--out", tmp_path / "again", *cache)
+    again = (*answer, tmp_path / "again")
     assert len(of_json(*again, "--dry-run", "--fresh")) == 1

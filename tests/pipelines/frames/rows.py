@@ -11,56 +11,47 @@ import dpstream
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from tests import accounts
 
-JOB = """
-[source]
-kind = "parquet"
+PROJECT = """
+version = 1
+
+[data_set.visits]
+unit = { name = "user", type = "int" }
+ACCOUNT
+insecure_test_secret = "1111111111111111111111111111111111111111111111111111111111111111"
+
+[table.visits]
 path = "visits-*.parquet"
-[schema]
-unit = { column = "user", type = "int" }
-key = [{ column = "page" }]
-event_time = { column = "at" }
+unit_column = "user"
+time_column = "at"
 RECORD_ID
-[[aggregate]]
-name = "n"
-kind = "count"
-[[aggregate]]
-name = "s"
-kind = "sum"
-column = "seconds"
-clamp = [0, 64]
-grid = 1.0
-[time]
+
+[job.daily]
+table = "visits"
+key = ["page"]
+aggregate.n = { kind = "count" }
+aggregate.s = { kind = "sum", column = "seconds", bounds = [0, 64], grid = 1.0 }
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-03T00:00:00Z"
 window = "1d"
-trigger_every = "12h"
-[privacy]
-epsilon = 6.0
-delta = 1e-3
+release_every = "12h"
+budget = { epsilon = 6.0, delta = 1e-3, covers = "lifetime" }
 contributions = 9
-insecure_test_key = "1111111111111111111111111111111111111111111111111111111111111111"
 insecure_test_run_id = "22222222222222222222222222222222"
-[state]
-store = "sqlite:s.db"
+store = "s.db"
 shards = 2
-[sink]
-kind = "parquet"
-path = "out"
+sink = { kind = "parquet", path = "out" }
 """
-LEDGER = """
-[ledger]
-path = "book.db"
-data_set = "visits"
-limit = { epsilon = 9.0, delta = 0.01 }
-"""
+ACCOUNT = 'account = { path = "book.db", limit = { epsilon = 9.0, delta = 0.01 } }'
 START = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 
 
-def a_job(folder: Path, record_id: bool = False, more: str = "") -> dpstream.Job:
+def a_job(folder: Path, record_id: bool = False, more: str = "", account: str = "") -> dpstream.Job:
+    """The job of a project file; ``more`` are further lines of its section."""
     folder.mkdir(exist_ok=True)
     named = 'record_id = { column = "id", type = "int" }' if record_id else ""
-    accounts.write(folder / "job.toml", JOB.replace("RECORD_ID", named) + more)
-    return dpstream.load_job(folder / "job.toml")
+    text = PROJECT.replace("RECORD_ID", named).replace("ACCOUNT", account)
+    accounts.write(folder / "dpstream.toml", text + more)
+    return dpstream.load_job(folder / "dpstream.toml")
 
 
 def dicts(rows: int = 600) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tests.pipelines.frames.rows import a_job, dicts
 
 
 def test_batches_are_numbered_through(tmp_path: Path) -> None:
-    job, rows = a_job(tmp_path, more="[performance]\nbatch_rows = 100\n"), dicts(250)
+    job, rows = a_job(tmp_path, more="batch_rows = 100\n"), dicts(250)
 
     def check(batches: list[pa.RecordBatch]) -> None:
         places = {}

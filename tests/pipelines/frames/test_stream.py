@@ -18,7 +18,7 @@ from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests import accounts
-from tests.pipelines.frames.rows import LEDGER, a_job, batches, dicts
+from tests.pipelines.frames.rows import ACCOUNT, a_job, batches, dicts
 
 GOT: list[pa.RecordBatch] = []
 
@@ -106,7 +106,7 @@ def test_a_table_says_what_it_is_and_positions_may_come_with_rows(tmp_path: Path
 
 
 def test_a_jobs_own_files_need_no_name(tmp_path: Path) -> None:
-    job = a_job(tmp_path, more=LEDGER)
+    job = a_job(tmp_path, account=ACCOUNT)
     pq.write_table(pa.Table.from_pylist(dicts()), tmp_path / "visits-1.parquet")
     releases = released(job, lambda p: (p | dpstream.ReadFiles(job)).records)
     assert releases.num_rows > 4 and len(accounts.charges(tmp_path / "book.db")) == 1
@@ -160,7 +160,7 @@ def test_batches_without_positions_and_what_is_no_batch_name_the_adapter(tmp_pat
 def test_what_is_refused_is_not_charged(
     given: dict[str, Any], read: Any, field: str, tmp_path: Path
 ) -> None:
-    job = a_job(tmp_path, more=LEDGER)
+    job = a_job(tmp_path, account=ACCOUNT)
     with pytest.raises(DpstreamError) as error:
         released(job, read, **given)
     assert error.value.field == field
@@ -178,23 +178,25 @@ def test_public_keys_are_published_with_or_without_records(tmp_path: Path) -> No
     with pytest.raises(PolicyError):  # other keys are another plan
         released(job, read(), public_keys=["p1"])
     (tmp_path / "keys.csv").write_text("page\nzz\np1\n")
-    listed = a_job(tmp_path, more='[keys]\npublic = "keys.csv"\n')
+    listed = a_job(tmp_path, more='public_keys = "keys.csv"\n')
     again = released(listed, dpstream.ReadTable(pd.DataFrame(dicts()), listed))
     assert again.equals(releases)
     with pytest.raises(PolicyError, match="others than the job's"):
         dpstream.DPStream(listed, public_keys=["p1"])
 
 
-@pytest.mark.parametrize("settings", ['strategy = "auto"', "", 'optimise = "lifetime"'])
+@pytest.mark.parametrize(
+    "settings", ['mechanism.strategy = "auto"', "", 'mechanism.optimise = "lifetime"']
+)
 def test_public_keys_of_a_call_have_the_strategy_of_those_of_a_file(
     tmp_path: Path, settings: str
 ) -> None:
     path = a_job(tmp_path).path
     (tmp_path / "keys.csv").write_text("page\nzz\np1\n")
-    text = path.read_text().replace("[privacy]", f"[privacy]\n{settings}")
+    text = f"{path.read_text()}{settings}\n"
     path.write_text(text)
     called = dpstream.DPStream(dpstream.load_job(path), public_keys=["p1", "zz"])._job
-    path.write_text(text + '[keys]\npublic = "keys.csv"\n')
+    path.write_text(text + 'public_keys = "keys.csv"\n')
     assert called is not None and called.plan == dpstream.load_job(path).plan
 
 
@@ -219,7 +221,7 @@ def test_a_begun_run_has_its_keys(tmp_path: Path) -> None:
         dpstream.DPStream(job, run, public_keys=["p1"])
 
 
-@pytest.mark.parametrize("given", ["job.toml", None, 7])
+@pytest.mark.parametrize("given", ["dpstream.toml", None, 7])
 def test_what_is_no_job_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="load_job"):
         dpstream.DPStream(given, source="v1")

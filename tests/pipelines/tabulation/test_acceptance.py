@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from tests.pipelines.cli.called import call
-from tests.pipelines.cli.test_plans_and_charges import acceptance, same_refusal, tabulate
+from tests.pipelines.cli.test_plans_and_charges import acceptance, census, same_refusal
 
 
 def test_a_place_is_looked_at_as_it_is_made(tmp_path: Path) -> None:
     """OUT of an execution that is there already, and of another one's draft."""
-    of = tabulate(tmp_path)
+    of = census(tmp_path)
     out = tmp_path / "a"
-    plan = (*of.plan[:4], out, *of.plan[4:])
+    plan = (*of.plan, "--out", out)
     assert acceptance(plan)[1]["charged"] and not out.exists()
     assert call(*of.ask).exit_code == 0
     code, report = acceptance(plan)

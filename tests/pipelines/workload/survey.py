@@ -24,34 +24,29 @@ QUERIES = [
     {"factors": {}},
 ]
 JOB = """
-[source]
-kind = "parquet"
+version = 1
+
+[data_set.people]
+unit = {{ name = "user", type = "int" }}
+account = {{ path = "ledger.db", limit = {{ epsilon = 900.0, delta = 1e-6 }} }}
+insecure_test_secret = "{key}"
+
+[table.records]
 path = "records.parquet"
-stamp = "event_time"
-[schema]
-unit = {{ column = "user", type = "int" }}
-key = [{{ column = "sex" }}, {{ column = "age", type = "int" }}]
-event_time = {{ column = "at" }}
-[[aggregate]]
-name = "n"
-kind = "count"
-[time]
+unit_column = "user"
+time_column = "at"
+
+[job.people]
+table = "records"
+key = ["sex", {{ column = "age", type = "int" }}]
+aggregate.n = {{ kind = "count" }}
 start = "2024-01-01T00:00:00Z"
 end = "2024-01-03T00:00:00Z"
 window = "1d"
-trigger_every = "6h"
-[privacy]
-epsilon = {epsilon}
-delta = 1e-9
+release_every = "6h"
+budget = {{ epsilon = {epsilon}, delta = 1e-9, covers = "lifetime" }}
 contributions = 1
-insecure_test_key = "{key}"
-[ledger]
-path = "ledger.db"
-data_set = "people"
-limit = {{ epsilon = 900.0, delta = 1e-6 }}
-[sink]
-kind = "parquet"
-path = "releases"
+sink = {{ kind = "parquet", path = "releases" }}
 """
 KEY = "5e" * 32
 
@@ -61,7 +56,7 @@ def workload(queries: list[dict[str, Any]] = QUERIES, domain: Any = None) -> Wor
 
 
 def survey(folder: Path, rows: int = 2000, epsilon: float = 6.0, text: str = JOB) -> Job:
-    """Records of one each, some outside the domain, and the job."""
+    """Records of one each, some outside the domain, and the project with the job."""
     rng = np.random.default_rng(7)
     age = rng.integers(-10, 180, rows) / 2.0
     at = 1_704_067_200_000_000 + rng.integers(0, 2 * 86_400, rows) * 1_000_000
@@ -74,9 +69,9 @@ def survey(folder: Path, rows: int = 2000, epsilon: float = 6.0, text: str = JOB
         "amount": rng.integers(0, 9, rows),
     }
     pq.write_table(pa.table(table), folder / "records.parquet")
-    accounts.write(folder / "job.toml", text.format(epsilon=epsilon, key=KEY))
+    accounts.write(folder / "dpstream.toml", text.format(epsilon=epsilon, key=KEY))
     write(folder / "asked.json")
-    return load_job(folder / "job.toml", workload=True)
+    return load_job(folder / "dpstream.toml", workload=True)
 
 
 def write(path: Path, queries: list[dict[str, Any]] = QUERIES, domain: Any = None) -> Path:

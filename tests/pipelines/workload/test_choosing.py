@@ -33,7 +33,7 @@ def charges(folder: Path) -> list[Charge]:
 
 def asked(folder: Path, out: str, *more: str, queries: list[dict[str, object]] = RANGES) -> None:
     file = write(folder / "r.json", queries)
-    done = call("answer", file, folder / "job.toml", "--out", folder / out, "--cache",
+    done = call("workload", "answer", file, "--project", folder, "--out", folder / out, "--cache",
                 folder / "cache", "--quiet", *more)  # fmt: skip
     assert done.exit_code == 0, done.output
 
@@ -89,34 +89,38 @@ def test_what_geometric_noise_cannot_answer_is_gaussian(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [(), ("--mechanism", "geometric")])
 def test_without_a_delta_noise_is_geometric(tmp_path: Path, more: tuple[str, ...]) -> None:
     survey(tmp_path, 300)
-    text = (tmp_path / "job.toml").read_text()
-    (tmp_path / "job.toml").write_text(text.replace("delta = 1e-9", "delta = 0"))
+    text = (tmp_path / "dpstream.toml").read_text()
+    assert "delta = 1e-9" in text
+    (tmp_path / "dpstream.toml").write_text(text.replace("delta = 1e-9", "delta = 0"))
     asked(tmp_path, "out", *more)
     assert families(tmp_path) == ["geometric"]
     asked(tmp_path, "out", *more)
     assert len(charges(tmp_path)) == 1
-    given = ("answer", tmp_path / "r.json", tmp_path / "job.toml", "--out", tmp_path / "new")
+    given = ("workload", "answer", tmp_path / "r.json", "--project", tmp_path, "--out",
+             tmp_path / "new")  # fmt: skip
     assert "--mechanism" in refused(*given, "--mechanism", "gaussian")
     assert "--tables" in refused(*given, "--tables")
     assert "write budget.delta = 1e-9" in refused(*given, "--over-time")
-    assert "budget.delta" in refused("plan", tmp_path / "job.toml")
+    assert "budget.delta" in refused("plan", "--project", tmp_path)
 
 
 @pytest.mark.parametrize(
-    "line", ['trigger_every = "1m"', 'trigger_every = "6h"\nallowed_lateness = "1d"']
+    "line", ['release_every = "1m"', 'release_every = "6h"\nallowed_lateness = "1d"']
 )
 def test_without_a_delta_the_triggers_of_a_job_do_not_matter(tmp_path: Path, line: str) -> None:
     """Geometric noise takes few triggers a window, and one answer has one."""
     text = JOB.replace('window = "1d"', 'window = "2d"').replace("delta = 1e-9", "delta = 0")
     survey(tmp_path, 300, text=JOB)
-    accounts.write(tmp_path / "job.toml", text.format(epsilon=6.0, key=KEY))
+    accounts.write(tmp_path / "dpstream.toml", text.format(epsilon=6.0, key=KEY))
     asked(tmp_path, "out")
-    job = (tmp_path / "job.toml").read_text()
-    (tmp_path / "job.toml").write_text(job.replace('trigger_every = "6h"', line))
+    job = (tmp_path / "dpstream.toml").read_text()
+    assert 'release_every = "6h"' in job and "delta = 0," in job and 'window = "2d"' in job
+    (tmp_path / "dpstream.toml").write_text(job.replace('release_every = "6h"', line))
     asked(tmp_path, "again")
     assert families(tmp_path) == ["geometric"]  # the same question
-    (tmp_path / "job.toml").write_text(job.replace('end = "2024-01-03T00:00:00Z"\n', ""))
-    given = ("answer", tmp_path / "r.json", tmp_path / "job.toml", "--out", tmp_path / "new")
+    (tmp_path / "dpstream.toml").write_text(job.replace('end = "2024-01-03T00:00:00Z"\n', ""))
+    given = ("workload", "answer", tmp_path / "r.json", "--project", tmp_path, "--out",
+             tmp_path / "new")  # fmt: skip
     assert "end" in refused(*given)
 
 
@@ -129,7 +133,7 @@ def test_a_strategy_by_name_is_for_gaussian_noise(tmp_path: Path) -> None:
 def test_what_is_left_of_a_limit(tmp_path: Path) -> None:
     survey(tmp_path, 300)
     asked(tmp_path, "out", "--mechanism", "geometric")
-    ledger = load_job(tmp_path / "job.toml").ledger
+    ledger = load_job(tmp_path / "dpstream.toml").ledger
     assert ledger is not None
     limit = limit_of(read_book(ledger))
     assert limit is not None and float(limit.total.plain) == 6.0
@@ -178,8 +182,8 @@ def test_what_was_cut_off_keeps_its_family(
     with monkeypatch.context() as cut:
         cut.setattr(registered, "bounded", mock.Mock(side_effect=KeyboardInterrupt))
         file = write(tmp_path / "r.json", RANGES)
-        call("answer", file, tmp_path / "job.toml", "--out", tmp_path / "out", "--cache",
-             tmp_path / "cache", "--optimise", "answer", "--quiet", *fresh)  # fmt: skip
+        call("workload", "answer", file, "--project", tmp_path, "--out", tmp_path / "out",
+             "--cache", tmp_path / "cache", "--optimise", "answer", "--quiet", *fresh)  # fmt: skip
     assert families(tmp_path) == ["geometric"] and not (tmp_path / "out").exists()
     asked(tmp_path, "out", "--optimise", "limit", *fresh)
     assert families(tmp_path) == ["geometric"]

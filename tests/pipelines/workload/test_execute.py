@@ -61,7 +61,7 @@ def test_without_noise_answers_are_exact(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("silent")
 def test_sums_at_every_trigger(tmp_path: Path) -> None:
-    text = JOB.replace('kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]')
+    text = JOB.replace('kind = "count"', 'kind = "sum", column = "amount", bounds = [0, 9]')
     answered(tmp_path, text=text, over_time=True)
     answer_rows = rows(tmp_path)
     assert len(answer_rows) == 8 * workload().queries
@@ -75,11 +75,10 @@ def test_sums_at_every_trigger(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("silent")
 def test_rows_that_went_through_a_query(tmp_path: Path) -> None:
-    query = """[source.query]
-text = "SELECT age / 2 AS age, sex FROM records WHERE amount > 3"
-columns = {{ age = "FLOAT64", sex = "STRING", amount = "INT64" }}
-[schema]"""
-    answered(tmp_path, text=JOB.replace("[schema]", query))
+    (tmp_path / "halves.sql").write_text("SELECT age / 2 AS age, sex FROM records WHERE amount > 3")
+    columns = 'columns = {{ age = "FLOAT64", sex = "STRING", amount = "INT64" }}'
+    text = JOB.replace("time_column", f"{columns}\ntime_column")
+    answered(tmp_path, text=text.replace("\nkey =", '\nquery = "halves.sql"\nkey ='))
     total = rows(tmp_path)[-1]["value"]
     path = tmp_path / "records.parquet"
     [[expected]] = duckdb.sql(
@@ -92,7 +91,7 @@ columns = {{ age = "FLOAT64", sex = "STRING", amount = "INT64" }}
 def test_errors_are_those_of_the_release_in_its_own_units(tmp_path: Path) -> None:
     """Of sums in steps of 0.5, where the sink has each cell's sd too."""
     text = JOB.replace(
-        'kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]\ngrid = 0.5'
+        'kind = "count"', 'kind = "sum", column = "amount", bounds = [0, 9], grid = 0.5'
     )
     done = answered(tmp_path, text=text)
     estimate = read_release(tmp_path / "out").estimate
@@ -165,7 +164,7 @@ def test_refused_before_a_charge(tmp_path: Path) -> None:
         answered(tmp_path)
     with pytest.raises(PolicyError):
         answered(tmp_path, "much", epsilon=950.0)
-    assert not (tmp_path / "job.state.db").exists()
+    assert not (tmp_path / "people.store.db").exists()
     assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
 
 

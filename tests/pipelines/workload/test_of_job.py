@@ -1,4 +1,4 @@
-"""Job files as the jobs of workloads."""
+"""Jobs of the project file as the jobs of workloads."""
 
 from pathlib import Path
 
@@ -42,14 +42,14 @@ def test_the_domain_is_part_of_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [('kind = "count"', 'kind = "units"'),
-     ('kind = "count"', 'kind = "mean"\ncolumn = "amount"\nclamp = [0, 9]'),
-     ('{{ column = "sex" }}, ', ""),
-     ('{{ column = "sex" }}', '{{ column = "sex", type = "bytes" }}'),
-     ("[time]", "[keys]\npublic = \"keys.csv\"\n[time]"),
-     ("contributions = 1", 'contributions = 1\nperiod = "1d"'),
-     ('column = "user"', 'column = "cell"'),
+     ('kind = "count"', 'kind = "mean", column = "amount", bounds = [0, 9]'),
+     ('"sex", ', ""),
+     ('"sex"', '{{ column = "sex", type = "bytes" }}'),
+     ("window =", 'public_keys = "keys.csv"\nwindow ='),
+     ('covers = "lifetime"', 'covers = "1d"'),
+     ('unit_column = "user"', 'unit_column = "cell"'),
      ("contributions = 1", "contributions = 4\nper_key_bound = 1"),
-     ("contributions = 1", "contributions = 1\nmode = 'rounds'")],
+     ("contributions = 1", "contributions = 1\nmechanism.mode = 'rounds'")],
 )  # fmt: skip
 def test_jobs_that_do_not_fit(old: str, new: str, tmp_path: Path) -> None:
     (tmp_path / "keys.csv").write_text("sex,age\nf,1\n")
@@ -61,7 +61,7 @@ def test_jobs_that_do_not_fit(old: str, new: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["tree", "toeplitz"])
 def test_integer_nodes_are_not_mixed_over_time(strategy: str, tmp_path: Path) -> None:
-    text = JOB.replace("contributions = 1", f"contributions = 1\nstrategy = '{strategy}'")
+    text = JOB.replace("contributions = 1", f"contributions = 1\nmechanism.strategy = '{strategy}'")
     job = survey(tmp_path, text=text)
     with pytest.raises(DpstreamError, match="integers"):
         cells_job(job, workload(), MIXING, True)
@@ -69,8 +69,8 @@ def test_integer_nodes_are_not_mixed_over_time(strategy: str, tmp_path: Path) ->
 
 
 def test_a_stream_without_end_has_no_one_answer(tmp_path: Path) -> None:
-    text = JOB.replace('kind = "parquet"\npath = "records.parquet"\nstamp = "event_time"',
-                       'kind = "folder"\npath = "in"\nformat = "parquet"', 1)  # fmt: skip
+    assert 'path = "records.parquet"' in JOB
+    text = JOB.replace('path = "records.parquet"', 'folder = "in"\nformat = "parquet"')
     job = survey(tmp_path, text=text.replace('end = "2024-01-03T00:00:00Z"\n', ""))
     with pytest.raises(UsageError, match="end"):
         cells_job(job, workload(), MIXING, False)

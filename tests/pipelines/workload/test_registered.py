@@ -1,6 +1,7 @@
 """Answers through the register, from end to end."""
 
 import contextlib
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -186,19 +187,19 @@ def test_no_more_than_c_records_of_a_unit(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("old", "new"),
     [('end = "2024-01-03T00:00:00Z"\n', 'end = "2024-01-03T00:00:00Z"\nslide = "6h"\n'),
-     ('kind = "count"', 'kind = "sum"\ncolumn = "amount"\nclamp = [0, 9]'),
-     ("[ledger]", "[not_a_ledger]"), ("contributions = 1", 'contributions = 1\nperiod = "1d"'),
+     ('kind = "count"', 'kind = "sum", column = "amount", bounds = [0, 9]'),
+     ("account =", "not_an_account ="), ('covers = "lifetime"', 'covers = "1d"'),
      ("contributions = 1", "contributions = 1\nper_key_bound = 1"),
-     ("epsilon = 900.0", "epsilon = 1.0"), ('{{ column = "sex" }}', '{{ column = "amount" }}')],
+     ("epsilon = 900.0", "epsilon = 1.0"), ('"sex"', '"amount"')],
 )  # fmt: skip
 def test_refused_before_a_charge(old: str, new: str, tmp_path: Path) -> None:
+    assert old in JOB
     text = JOB.replace(old, new)
     if "slide" in new:  # windows of the job do not matter for one answer
         assert answered(tmp_path, "tables", text=text).charged
         return
     if "not_a" in new:
-        cut, rest = JOB.index("[ledger]"), JOB.index("[sink]")
-        text = JOB[:cut] + JOB[rest:]
+        text = re.sub(r"(?m)^account = .*\n", "", JOB)
     with pytest.raises(DpstreamError):
         answered(tmp_path, "tables", text=text)
     assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []

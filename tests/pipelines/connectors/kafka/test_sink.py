@@ -247,8 +247,9 @@ def test_a_topic_made_again_under_a_stream_is_refused_and_filled(
     broker: Broker, tmp_path: Path
 ) -> None:
     path, topic = job_file(tmp_path), topic_of(broker)
-    head, _, _ = path.read_text().partition("[sink]")
-    path.write_text(f"{head}[sink]\n{table(broker, topic)}\n")
+    head, anchor, _ = path.read_text().partition("sink =")
+    assert anchor
+    path.write_text(f"{head}[job.hourly.sink]\n{table(broker, topic)}\n")
     job = load_job(path)
     lived(job, 7)
     before = contents(job)
