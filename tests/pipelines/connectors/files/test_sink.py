@@ -443,7 +443,7 @@ def test_through_beam(make_job: MakeJob, kind: str) -> None:
     assert len(files(sink)) == 9
     assert read_releases(sink).num_rows == 3 * (0 + 1 + 2)
     folder = dead_letter_folder(job)
-    assert folder == sink.parent / "dead_letter" / "releases"
+    assert folder == sink.parent / "dead_letter" / job.name
     assert read_dead_letters(folder).num_rows == 20
 
 
