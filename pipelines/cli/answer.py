@@ -118,10 +118,10 @@ def answer(
 
     _check_given(job_name, release, out, covariance, dry_run)
     file, own_job = located(workload)
-    asked, how = read_workload(file), Asking(fresh, as_of)
+    query_set, how = read_workload(file), Asking(fresh, as_of)
     if release is not None:
         _check_free(over_time, how, dry_run)
-        _from(asked, release, out, nonnegative, covariance, as_json)
+        _from(query_set, release, out, nonnegative, covariance, as_json)
         return
     from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.choosing import Choice, by_choice
@@ -137,11 +137,11 @@ def answer(
     if mechanism == "geometric":
         check_geometric(strategy, objective)
     else:
-        plan = solved(asked, folder, objective, strategy)[0]
-        measured = tables_of(asked, plan.strategy) if tables else plan.strategy
-        order = Order(asked, loaded, measured, place or Path(), over_time, form, nonnegative,
+        plan = solved(query_set, folder, objective, strategy)[0]
+        measured = tables_of(query_set, plan.strategy) if tables else plan.strategy
+        order = Order(query_set, loaded, measured, place or Path(), over_time, form, nonnegative,
                       runner, ctx.args, fresh)  # fmt: skip
-        gaussian = _Gaussian(order, plan, tables or way_of(asked, measured) == "tables")
+        gaussian = _Gaussian(order, plan, tables or way_of(query_set, measured) == "tables")
 
     def ask(choice: Choice) -> None:
         geometric = choice.family == "geometric"
@@ -152,9 +152,9 @@ def answer(
             return
         if stored:
             raise _drawn_once(over_time, privacy.delta)
-        drawn = _drawn(asked, loaded, None if geometric else gaussian, folder)
+        drawn = _drawn(query_set, loaded, None if geometric else gaussian, folder)
         once(
-            asked, loaded, drawn, place, form, nonnegative, as_json, how, not geometric,
+            query_set, loaded, drawn, place, form, nonnegative, as_json, how, not geometric,
             dry_run, choice.accept,
         )  # fmt: skip
 

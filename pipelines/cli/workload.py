@@ -155,18 +155,18 @@ def plan(
         mechanism = "geometric"
     elif mechanism == "auto" and (mu is not None or drawn or (strategy, objective) != _LEFT_ALONE):
         mechanism = "gaussian"
-    asked, folder = read_workload(located(workload)[0]), folder_of(cache)
+    query_set, folder = read_workload(located(workload)[0]), folder_of(cache)
     if mechanism == "geometric":
         check_geometric(strategy, objective)
         if epsilon is None or mu is not None or drawn:
             raise UsageError(
                 "--mechanism", "geometric takes --epsilon", "omit --mu, --picture and --matrix"
             )
-        result = planned_purely(asked, epsilon, contributions, folder)
+        result = planned_purely(query_set, epsilon, contributions, folder)
     else:
         check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
         guarantee = guarantee_of(epsilon, delta, mu, contributions)
-        solved_plan = planned(asked, folder, objective, strategy)
+        solved_plan = planned(query_set, folder, objective, strategy)
         if drawn:
             from dpstream.pipelines.workload.picture import save
 

@@ -29,7 +29,7 @@ from dpstream.pipelines.project.text import (
     read_at_most,
     refuse_data_dependent,
 )
-from dpstream.state.ledger.open import PROJECT_FILE
+from dpstream.state.ledger.open import PROJECT_FILE, refuse_limit
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def decode_project(
         _put(tables, field, value)
     for name, job in _tables(tables.get("job")).items():
         refuse_data_dependent({f"job.{name}": job})
+    refuse_limit(tables)
     written = _sections(tables)
     _check_names(written)
     changes = dict[str, Any]()

@@ -58,19 +58,25 @@ class AccountPlace(msgspec.Struct, frozen=True):
 
 
 def refuse_limit(tables: dict[str, Any]) -> None:
-    """Refuse a file whose ``[ledger]`` has a limit, which is a part of the account.
+    """Refuse a file in which a data set's ``account`` has a limit, which is a part of the account.
 
     Raises:
-        UsageError: it has one.
+        UsageError: one has it.
     """
-    ledger = tables.get("ledger")
-    if isinstance(ledger, dict) and "limit" in ledger:
+    accounts = {"account": tables.get("ledger")}
+    data_sets = tables.get("data_set")
+    for name, section in data_sets.items() if isinstance(data_sets, dict) else ():
+        if isinstance(section, dict):
+            accounts[f"data_set.{name}.account"] = section.get("account")
+    for field, account in accounts.items():
+        if not isinstance(account, dict) or "limit" not in account:
+            continue
         raise UsageError(
-            "account.limit",
+            f"{field}.limit",
             "is not a setting of this file: the account has the limit, so that nobody who asks can "
             "raise it",
-            "remove the line; `dpstream account create` makes the account with its limit, and "
-            "`dpstream account limit FILE --epsilon E --delta D` changes it",
+            "remove it; `dpstream account create` makes the account with its limit, and "
+            "`dpstream account limit DATA_SET --epsilon E --delta D` changes it",
         )
 
 

@@ -30,9 +30,9 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     pq.write_table(flights(1, [1.0]), tmp_path / "flights.parquet")
     data = (tmp_path / "flights.parquet").read_bytes()
     job = prepare(tmp_path)
-    key = (tmp_path / "noise.key").read_bytes()
+    key = (tmp_path / "flights.secret").read_bytes()
     assert prepare(tmp_path).plan.hash == job.plan.hash
-    assert (tmp_path / "noise.key").read_bytes() == key
+    assert (tmp_path / "flights.secret").read_bytes() == key
     assert (tmp_path / "flights.parquet").read_bytes() == data
 
 

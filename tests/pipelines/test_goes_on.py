@@ -17,12 +17,6 @@ from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.pipelines.test_units import call, write
 
-#: Windows of 30 days that each meet 30 periods, with selected keys.
-DAYS = {
-    "epsilon = 20.0": 'period = "1d"\nepsilon = 1.0',
-    'trigger_every = "6h"': 'trigger_every = "1d"',
-}
-
 
 def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
     job = write(tmp_path, "a")
@@ -42,7 +36,7 @@ def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
 
 
 def shown(command: str, job: Path, *more: str) -> dict[str, Any]:
-    result = call(command, job, "--json", *more)
+    result = call(command, "--project", job, "--json", *more)
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
@@ -51,15 +45,17 @@ def shown(command: str, job: Path, *more: str) -> dict[str, Any]:
 def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
     """A later program's defaults are neither planned with nor reported."""
     out = f"--out={tmp_path / 'page.html'}"
-    job = write(tmp_path, "a", **{"contributions = 9": 'contributions = 9\nweights = "auto"'})
+    job = write(
+        tmp_path, "a", **{"contributions = 9": 'contributions = 9\nmechanism.weights = "auto"'}
+    )
     new = shown("plan", job)
-    assert new["run_id"] is None and "Figures " not in call("plan", job).stdout
-    run_id = json.loads(call("run", job, "--json").stdout)["run_id"]
+    assert new["run_id"] is None and "Figures " not in call("plan", "--project", job).stdout
+    run_id = json.loads(call("run", "--project", job, "--json").stdout)["run_id"]
     with mock.patch.object(shares, "knee", lambda costs: 0.5):
         late = allocate(load_job(job).plan)
         planned, page = shown("plan", job), shown("report", job, out)["plan"]
         other = shown("plan", write(tmp_path, "b"))
-        text = call("plan", job).stdout
+        text = call("plan", "--project", job).stdout
     assert late.selection is not None and late.selection.share == 0.5
     assert planned["acceptance"]["run_id"] == run_id and planned["acceptance"]["charged"] is None
     assert planned == new | {"run_id": run_id} | {
@@ -77,5 +73,7 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
         moved = shown("report", job, out)["plan"]["split"]["shares_of_mu_squared"]
     assert moved["selection"] == 0.5
     (tmp_path / "s.db").rename(tmp_path / "a" / "s.db")
-    another = call("plan", write(tmp_path, "a", **{"epsilon = 20.0": "epsilon = 2.0"}), "--json")
+    another = call(
+        "plan", "--project", write(tmp_path, "a", **{"epsilon = 20.0": "epsilon = 2.0"}), "--json"
+    )
     assert another.exit_code == 3 and json.loads(another.stdout)["run_id"] is None

@@ -1,4 +1,4 @@
-"""The same job on Spanner by its job file alone: same files, same commands."""
+"""The same job on Spanner by its project file alone: same files, same commands."""
 
 import json
 import os

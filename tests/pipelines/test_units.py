@@ -19,12 +19,6 @@ from dpstream.state import open as stores
 from tests import accounts
 from tests.audit.replays import text_of
 
-LEDGER = """
-[ledger]
-path = "ledger.db"
-data_set = "visits"
-limit = { epsilon = 30.0, delta = 0.05, allow_large_delta = true }
-"""
 MONTHS = {
     'start = "2024-01-01T00:00:00Z"': 'start = "2024-01-01T00:00:00Z"',
     'end = "2024-01-03T00:00:00Z"': 'end = "2024-03-31T00:00:00Z"',

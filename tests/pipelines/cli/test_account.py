@@ -66,22 +66,23 @@ def test_a_large_delta_is_asked_for(tmp_path: Path) -> None:
 def test_a_limit_is_changed_by_its_command_alone(tmp_path: Path) -> None:
     """A job that would pass a higher limit runs once the command has set it, and not before."""
     one = job(tmp_path, 1.0)
-    assert "account.limit" in refused("run", one.path, "--quiet", code=3)
-    assert call("plan", one.path).exit_code == 3
+    project = ("--project", one.path)
+    assert "account.limit" in refused("run", *project, "--quiet", code=3)
+    assert call("plan", *project).exit_code == 3
     text = one.path.read_text()
-    one.path.write_text(
-        text.replace("[ledger]", "[ledger]\nlimit = { epsilon = 99, delta = 1e-5 }")
-    )
+    assert "account = { " in text
+    limit = "limit = { epsilon = 99, delta = 1e-5 }"
+    one.path.write_text(text.replace("account = { ", f"account = {{ {limit}, "))
     for command in ("plan", "run"):
-        message = refused(command, one.path)
+        message = refused(command, *project)
         assert "account.limit" in message and "dpstream account limit" in message
     one.path.write_text(text)
-    done = call("account", "limit", one.path, "--epsilon", "40", "--delta", "1e-5", "--json")
+    done = call("account", "limit", *project, "--epsilon", "40", "--delta", "1e-5", "--json")
     assert json.loads(done.stdout) == {
         "old": {"epsilon": 1.0, "delta": 1e-5}, "new": {"epsilon": 40.0, "delta": 1e-5},
     }  # fmt: skip
-    assert call("plan", one.path).exit_code == 0
-    assert call("run", one.path, "--quiet").exit_code == 0
+    assert call("plan", *project).exit_code == 0
+    assert call("run", *project, "--quiet").exit_code == 0
     assert read_book(one.ledger).limit == (40.0, 1e-5)
 
 

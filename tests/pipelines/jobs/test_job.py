@@ -198,7 +198,7 @@ def test_unknown_fields_are_refused_at_every_level(tmp_path: Path, where: str) -
         ("[table.flights]", "[table.flights", "project file", "line 7"),
         ('key = ["origin"', 'key = ["flights"', "job.weekly.aggregate.name", "two columns"),
         ('id = "0acc', 'limit = { epsilon = 6.0, delta = 1e-9 }, id = "0acc',
-         "data_set.flights.account.limit", "is not a known key"),
+         "data_set.flights.account.limit", "dpstream account limit"),
         ('id = "0acc', 'id = "acc', "data_set.flights.account.id", "16 hexadecimal"),
         ('secret = "file:noise.key"', 'insecure_test_secret = "ab"',
          "data_set.flights.insecure_test_secret", "64"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,28 +35,30 @@ def test_an_account_in_figures(tmp_path: Path) -> None:
 
 
 def test_a_plan_says_what_a_run_would_be_told(tmp_path: Path) -> None:
-    path = job(tmp_path).path
-    first = call("plan", path, "--json")
+    path = ("--project", job(tmp_path).path)
+    first = call("plan", *path, "--json")
     assert first.exit_code == 0 and json.loads(first.stdout)["acceptance"]["accepted"]
     ran(job(tmp_path))
-    path = job(tmp_path, contributions="5").path  # changed: refused until it is begun afresh
-    planned, refused = call("plan", path, "--json"), call("run", path, "--quiet", "--json")
+    # Changed: refused until it is begun afresh.
+    path = ("--project", job(tmp_path, contributions="5").path)
+    planned, refused = call("plan", *path, "--json"), call("run", *path, "--quiet", "--json")
     assert planned.exit_code == refused.exit_code == 3
     refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
     assert refusal == json.loads(refused.stderr.splitlines()[-1])
     # What it says to type is typed: refused by the limit, as the plan of it says.
-    assert call("plan", path, "--fresh").exit_code == call("run", path, "--fresh").exit_code == 3
-    wide = job(tmp_path, 40.0, contributions="5").path
-    assert call("plan", wide, "--fresh").exit_code == 0
-    done = call("run", wide, "--fresh", "--quiet")
+    assert call("plan", *path, "--fresh").exit_code == call("run", *path, "--fresh").exit_code == 3
+    wide = ("--project", job(tmp_path, 40.0, contributions="5").path)
+    assert call("plan", *wide, "--fresh").exit_code == 0
+    done = call("run", *wide, "--fresh", "--quiet")
     assert done.exit_code == 0, done.output
 
 
 def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
     one = job(tmp_path)
-    text = one.path.read_text()
-    accounts.write(one.path, text[: text.index("[ledger]")])
-    acceptance = json.loads(call("plan", one.path, "--json").stdout)["acceptance"]
+    text, removed = re.subn(r"(?m)^account = .*\n", "", one.path.read_text())
+    assert removed == 1
+    one.path.write_text(text)
+    acceptance = json.loads(call("plan", "--project", one.path, "--json").stdout)["acceptance"]
     assert acceptance["accepted"] and acceptance["account"] is None
 
 
