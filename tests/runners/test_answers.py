@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.workload.execute import Order, execute
 from tests import accounts
 from tests.pipelines.workload.survey import JOB, survey, workload
@@ -25,8 +24,7 @@ TEXT = JOB.replace(
 
 def answered(folder: Path, over_time: bool, runner: str, flags: list[str]) -> dict[str, bytes]:
     """Every file of the answer, and of the job's own sink."""
-    survey(folder, text=TEXT)
-    job = load_job(folder / "dpstream.toml")
+    job = survey(folder, text=TEXT)
     order = Order(ASKED, job, STRATEGY, folder / "out", over_time, runner=runner, beam_args=flags)
     execute(order)
     with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:
