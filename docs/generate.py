@@ -188,8 +188,8 @@ def project_file() -> str:
         fields = struct_table(definition, written)
         parts.append(f"## {title} {{#{name.lower()}}}\n\n{plain}\n\n{fields}")
     parts.append(
-        "## Schema\n\n[dpstream.schema.json](dpstream.schema.json) is the JSON schema of all this, for "
-        "editors that check TOML.\n"
+        "## Schema\n\n[dpstream.schema.json](dpstream.schema.json) is the JSON schema of all this, "
+        "for editors that check TOML.\n"
     )
     return "\n".join(parts)
 

@@ -153,20 +153,26 @@ def init(
             "next": shlex.join(words),
         })  # fmt: skip
         return
-    read = "values were read, as public" if public_sample else "its schema, and no values"
-    sections = ", ".join(f"[{section}]" for section in target.sections)
-    click.echo(f"Project      {os.path.relpath(path)}: {sections}")
-    if own is not None:
-        click.echo(f"Account      {own.account}, id {own.id}, limit: {own.limit_in_words}")
-        click.echo(f"Secret       {own.secret} ({_SECRET[secret_made]})")
-    click.echo(f"Read         {read}")
-    click.echo(f"Windows      of {replies.windows.length} from {replies.windows.start}"
-               f" to {replies.windows.end}")  # fmt: skip
+    _tell(target, replies, secret_made, public_sample)
     for i, row in enumerate(rows):
         click.echo(f"{'' if i else 'Covers':<13}{row}")
     for note in notes:
         click.echo(f"Note         {note}")
     click.echo(f"Next         {shlex.join(words)}")
+
+
+def _tell(target: "Target", replies: "Answers", secret_made: bool, public_sample: bool) -> None:
+    """What was written and made."""
+    sections = ", ".join(f"[{section}]" for section in target.sections)
+    click.echo(f"Project      {os.path.relpath(target.path)}: {sections}")
+    own = target.new_data_set
+    if own is not None:
+        click.echo(f"Account      {own.account}, id {own.id}, limit: {own.limit_in_words}")
+        click.echo(f"Secret       {own.secret} ({_SECRET[secret_made]})")
+    read = "values were read, as public" if public_sample else "its schema, and no values"
+    windows = replies.windows
+    click.echo(f"Read         {read}")
+    click.echo(f"Windows      of {windows.length} from {windows.start} to {windows.end}")
 
 
 _FIRST_ONLY = "Of the files of the pattern only the first was looked at."

@@ -109,23 +109,13 @@ def ask(request: Request) -> Asked:
         UsageError: the job or a figure is not usable, or the budget allows no answer.
         PolicyError: a private tuning without a ledger.
     """
-    _check_asking(request)
     check_new_name(request.project, request.new, "--as", existing=True)
     job, names = tuning_file.base_job(request.project, request.job, request.bounds)
     private = request.proxy is None
-    if private and job.source.unbounded:
-        raise UsageError(
-            "table.format",
-            f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
-            "choose from recorded files with --proxy, or write C and bounds into the job",
-        )
-    if private and (request.first is None or request.epsilon is None):
-        missing = "--first" if request.first is None else "--epsilon"
-        raise UsageError(missing, "is required to choose from the stream itself", "give it")
     if private:
-        _refuse_uncharged(job)
-    elif request.epsilon is not None or request.delta is not None:
-        raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
+        _check_private(request, job)
+    else:
+        _check_proxy(request)
     first, horizon = _horizon(request, job.plan)
     if not 0 < first <= horizon:
         raise UsageError("--first", "must not exceed the stream or budget.covers", "shorten it")
@@ -160,17 +150,40 @@ def ask(request: Request) -> Asked:
     tuning_file.render(request.project, request.job, request.new, 1, widest, ChoiceSection())
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
     tuning = Asked(request, job, question, design(question, private), ranges)
-    asked = (tuning.digest, request.as_of)
-    same = tuning_file.question_of(request.project, request.new) == asked
+    question_of_file = tuning_file.question_of(request.project, request.new)
+    same = question_of_file == (tuning.digest, request.as_of)
     check_new_name(request.project, request.new, "--as", existing=same and not request.fresh)
     return tuning
 
 
-def _check_asking(request: Request) -> None:
-    if request.how != ONCE and request.proxy is not None:
+def _check_private(request: Request, job: Job) -> None:
+    """Refuse a choice from the stream itself that has no first hours, budget or account."""
+    if job.source.unbounded:
+        raise UsageError(
+            "table.format",
+            f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
+            "choose from recorded files with --proxy, or write C and bounds into the job",
+        )
+    if request.first is None or request.epsilon is None:
+        missing = "--first" if request.first is None else "--epsilon"
+        raise UsageError(missing, "is required to choose from the stream itself", "give it")
+    if job.ledger is None:
+        raise PolicyError(
+            "account",
+            "is required: tuning on the stream's own records is a release and is charged",
+            "make one with `dpstream account create`, which prints the line, or choose from other "
+            "data with --proxy",
+        )
+
+
+def _check_proxy(request: Request) -> None:
+    """Refuse flags of a charge where nothing is charged."""
+    if request.how != ONCE:
         raise UsageError(
             "--proxy", "charges nothing, so --fresh and --as-of mean nothing with it", "omit them"
         )
+    if request.epsilon is not None or request.delta is not None:
+        raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
 
 
 def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
@@ -202,13 +215,3 @@ def _scale(given: float | None, default: Fraction) -> str:
     if not 0 < given < 1e9:
         raise UsageError("--scale", "must be positive and finite", "write e.g. 4")
     return str(Fraction(str(given)))
-
-
-def _refuse_uncharged(job: Job) -> None:
-    if job.ledger is None:
-        raise PolicyError(
-            "account",
-            "is required: tuning on the stream's own records is a release and is charged",
-            "make one with `dpstream account create`, which prints the line, or choose from other "
-            "data with --proxy",
-        )

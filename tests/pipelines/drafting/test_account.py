@@ -70,10 +70,10 @@ def test_which_data_set(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             chosen_data_set(project, name, NOBODY, unit, "visits")
         assert caught.value.field == "--data-set"
-    shown = list[str]()
-    person = Person(lambda _, proposal: proposal or "", shown.append)
+    messages = list[str]()
+    person = Person(lambda _, proposal: proposal or "", messages.append)
     assert chosen_data_set(project, None, person, USER, "shop") == ("shop2", False)
-    assert "shop, unit customer" in shown[0]
+    assert "shop, unit customer" in messages[0]
 
 
 @pytest.mark.parametrize(("typed", "chosen"), [("2", "b.db"), ("new", None), ("7 1", "a.db")])
