@@ -30,7 +30,6 @@ ID = "0acc0acc0acc0acc"
 LIMIT = (4.0, 1e-6)
 #: The unit of charges that tests make up.
 USER = UnitIdentity("user", "string").text
-_LIMIT = re.compile(r"(?m)^limit = \{[^}\n]*\}$")
 
 
 def create(
@@ -68,14 +67,9 @@ def charges(path: str | Path) -> list[Charge]:
 
 
 def write(path: Path, text: str, id_: str = ID) -> None:
-    """Write a project file or a job file; see the module."""
+    """Write a project file; see the module."""
     with contextlib.suppress(tomllib.TOMLDecodeError):
-        tables = tomllib.loads(text)
-        if "version" in tables:
-            text = _with_accounts(path.absolute().parent, tables, text, id_)
-        ledger = tables.get("ledger")
-        if isinstance(ledger, dict) and "id" not in ledger and "path" in ledger:
-            text = _with_account(path.absolute().parent, tables, text, id_)
+        text = _with_accounts(path.absolute().parent, tomllib.loads(text), text, id_)
     path.write_text(text, encoding="utf-8")
 
 
@@ -98,25 +92,6 @@ def _with_accounts(folder: Path, tables: dict[str, Any], text: str, id_: str) ->
         new = f'account = {{ path = "{account["path"]}", id = "{id_}" }}'
         text = text[: line.start()] + new + text[line.end() :]
     return text
-
-
-def _with_account(folder: Path, tables: dict[str, Any], text: str, id_: str) -> str:
-    ledger, limit = tables["ledger"], tables["ledger"].get("limit")
-    line = f'id = "{id_}"'
-    if limit is None:
-        return text
-    unit, type_ = _unit(tables)
-    text, pair = _LIMIT.sub(line, text), (limit["epsilon"], limit["delta"])
-    create(place_below(folder, ledger["path"]), ledger["data_set"], pair, unit, type_, id_)
-    return text
-
-
-def _unit(tables: dict[str, Any]) -> tuple[str, str]:
-    """Name and type of the privacy unit of a file."""
-    unit = tables["schema"]["unit"]
-    column = unit if isinstance(unit, str) else unit["column"]
-    type_ = "string" if isinstance(unit, str) else unit.get("type", "string")
-    return tables["ledger"].get("unit", column), type_
 
 
 def of_records(path: str | Path, data_set: str = "people") -> Ledger:

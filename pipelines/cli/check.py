@@ -48,7 +48,7 @@ def check(job: Chosen, limit: int | None, quiet: bool, as_json: bool) -> None:
     if as_json:
         print_json({"operator_only": to_builtins(checked)})
     else:
-        click.echo("\n".join(_lines(checked, loaded.called + job.flags)))
+        click.echo("\n".join(_lines(checked, loaded.name + job.flags)))
     if checked.usable == 0:
         click.get_current_context().exit(_UNUSABLE)
 

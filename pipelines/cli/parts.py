@@ -179,22 +179,9 @@ JOB = section("job")
 
 
 def load_job(job: Chosen, workload: bool = False) -> "Job":
-    """`pipelines.jobs.job.load_job`, which a command that only shows its help must not load.
-
-    Raises:
-        UsageError: a file is named, and an option that says which file, or that tries a change.
-    """
-    from dpstream.accounting.errors import UsageError
+    """The checked job; its module is loaded only now, because help does not need it."""
     from dpstream.pipelines.jobs import job as jobs
 
-    if job.name is not None and job.name.endswith(".toml"):
-        if job.project is not None or job.tries:
-            option = "--try" if job.tries else "--project"
-            fix = "name the job by its name in the project file"
-            raise UsageError(option, "does not go with the name of a file", fix)
-        return jobs.load_job(
-            job.name, environment=job.environment, settings=job.settings, workload=workload
-        )
     return jobs.job_in(job.load(), job.name, workload)
 
 

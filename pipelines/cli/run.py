@@ -231,7 +231,7 @@ def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
     Raises:
         RunError: with ``fail_if_empty``.
     """
-    job = checked.called
+    job = checked.name
     why = "no key has enough units in a window, no record is usable, or there is no record"
     fix = (
         f"`dpstream plan {job}` says how many units a key needs, and `dpstream check {job}` counts"

@@ -79,7 +79,7 @@ def fresh_command(job: Job) -> str:
     """What to type for a new run."""
     if job.cells is not None:
         return "`dpstream workload answer` as before with --fresh and a new --out"
-    return f"`dpstream run {job.called} --fresh`"
+    return f"`dpstream run {job.name} --fresh`"
 
 
 def store_identity(job: Job) -> "RunIdentity | None":

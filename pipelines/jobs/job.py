@@ -1,16 +1,14 @@
-"""The job file: TOML tables decoded into frozen structs, and the public plan they mean.
+"""A job of the project file: its parts, checked, and the public plan that they mean.
 
-``load_job(path)`` is the one entry.  Unknown keys are refused at every level; durations and
-times are texts that are parsed exactly; paths are resolved against the job file's folder.
-Everything that decides what is released ends up in ``Job.plan``; ``[performance]`` does not
-and cannot change a released byte.
+``load_job`` is the one entry.  Durations and times are texts that are parsed exactly; paths are
+resolved against the project file's folder.  Everything that decides what is released ends up in
+``Job.plan``; threads and sizes of batches do not, and cannot change a released byte.
 """
 
 import glob
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -27,7 +25,7 @@ from dpstream.pipelines.jobs.parts import parts_of, relocate, written_source_nam
 from dpstream.pipelines.jobs.tables import (
     GIVEN_COLUMNS,
     MESSAGE_ID,
-    JobFile,
+    JobParts,
     KeysConfig,
     PerformanceConfig,
     PrivacyConfig,
@@ -40,17 +38,12 @@ from dpstream.pipelines.jobs.tables import (
 )
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project, load_project
-from dpstream.pipelines.project.shapes import with_columns
 from dpstream.pipelines.project.text import (
     duration_micros,
     instant_micros,
-    parse_toml,
-    raise_decode_error,
-    read_at_most,
-    refuse_data_dependent,
 )
 from dpstream.state import open as stores
-from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace, refuse_limit
+from dpstream.state.ledger.open import AccountPlace
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
@@ -86,11 +79,6 @@ class Job(msgspec.Struct, frozen=True):
     plan: Plan
     tuning: ChoiceSection | None = None
     cells: "JobCells | None" = None
-
-    @property
-    def called(self) -> str:
-        """What a command takes for it."""
-        return self.name if self.path.name == PROJECT_FILE else self.path.name
 
     @property
     def key(self) -> tuple[Field, ...]:
@@ -152,18 +140,7 @@ def load_job(
         PolicyError: settings that no privacy guarantee survives, or a [choice] that its account
             does not know.
     """
-    path = None if path is None else Path(path)
-    if path is not None and path.is_file() and _is_job_file(path):
-        if name is not None or environment is not None or settings:
-            raise UsageError(
-                "job file",
-                "has one job, and no environment or setting changes it",
-                f"leave them out, or describe the job in {PROJECT_FILE}",
-            )
-        job = job_of(decode_job(read_text(path.absolute())), path.absolute(), workload)
-        check_tuning(job)
-        return job
-    project = load_project(path, environment, settings)
+    project = load_project(None if path is None else Path(path), environment, settings)
     return job_in(project, name, workload)
 
 
@@ -181,66 +158,29 @@ def job_in(
     name, _ = project.job(name)
     parts, source_name = parts_of(project, name, query), written_source_name(project, name)
     try:
-        job = job_of(parts, project.path, workload, name, source_name)
+        job = job_of(parts, project.path, name, source_name, workload)
         check_tuning(job)
     except DpstreamError as error:
         relocate(error, project, name)
     return job
 
 
-def _is_job_file(path: Path) -> bool:
-    return not re.search(rb"(?m)^version\s*=", read_text(path))
-
-
-def read_text(path: Path) -> bytes:
-    """The text of a job file.
-
-    Raises:
-        UsageError: unreadable or too long.
-    """
-    return read_at_most(path, "job file", "give a job file")
-
-
-def decode_job(text: bytes) -> JobFile:
-    """The tables of a job file's text; raises as `load_job` does."""
-    return decode_tables(parse_toml(text))
-
-
-def decode_tables(tables: dict[str, Any]) -> JobFile:
-    """Parsed tables as structs; raises as `load_job` does."""
-    refuse_data_dependent(tables)
-    refuse_limit(tables)
-    try:
-        return msgspec.convert(with_columns(tables), JobFile)
-    except msgspec.ValidationError as error:
-        try:
-            raise_decode_error(error, JobFile)
-        except UsageError as named:
-            field = named.field
-            for old, new in sorted(_RENAMED.items(), reverse=True):
-                if field == old or field.startswith((f"{old}.", f"{old}[")):
-                    field = new + field[len(old) :]
-                    break
-            raise UsageError(field, named.rule, named.fix) from None
-
-
 def job_of(
-    file: JobFile,
+    file: JobParts,
     path: Path,
+    name: str,
+    source_name: str,
     workload: bool = False,
-    name: str | None = None,
-    source_name: str | None = None,
 ) -> Job:
     """The checked job of its parts; raises as `load_job` does.
 
     Args:
         path: absolute, of the file that paths start from.
-        workload: as of `load_job`.
         name: of the job.
         source_name: what the plan calls its input.
+        workload: as of `load_job`.
     """
     keep_beside(path)
-    name = name or path.stem
     check_parts(file)
     folder = path.parent
     public_keys = _under(folder, file.keys.public, "public_keys")
@@ -248,7 +188,7 @@ def job_of(
     # The cells of a workload are named by its domain, which is charged with the job's plan.
     domain = workload and keys.public is None and file.privacy.delta == 0
     plan = Plan(
-        source=source_name or file.source.name,
+        source=source_name,
         unit=file.schema.unit,
         key=file.schema.key,
         event_time=file.schema.event_time.column,
@@ -274,8 +214,8 @@ def job_of(
     if source.query is not None:
         source, digest = _with_query(source, source.query, plan, folder)
         plan = replace(plan, query=digest).check()
-    store = stores.backend(file.state.store or f"sqlite:{name}.state.db").below(folder).url
-    ledger = None if file.ledger is None else file.ledger.place(folder, path)
+    store = stores.backend(file.state.store).below(folder).url
+    ledger = file.ledger
     keep_beside(store, None if ledger is None else ledger.path, path)
     return Job(
         path=path,
@@ -353,7 +293,7 @@ def _sink_below(folder: Path, name: str, sink: SinkConfig) -> SinkConfig:
     return replace(sink, dead_letter=str(below(folder, dead, "dead_letter")))
 
 
-def _record_id(file: JobFile) -> Field | None:
+def _record_id(file: JobParts) -> Field | None:
     """Pub/Sub delivers a message again at no fixed position: its id names it."""
     if file.schema.record_id is None and file.source.kind == "pubsub":
         return Field(MESSAGE_ID)
@@ -383,7 +323,7 @@ def _remember(text: str | None) -> Literal["run", "never"] | int | None:
         raise UsageError("remember_keys", error.rule, fix) from None
 
 
-def _timeline(file: JobFile) -> Timeline:
+def _timeline(file: JobParts) -> Timeline:
     """The time axis in micros; a bounded source needs its end."""
     time = file.time
     if time.end is None and not file.source.unbounded:
@@ -406,8 +346,8 @@ def _timeline(file: JobFile) -> Timeline:
     )
 
 
-def _privacy(file: JobFile, public: bool, workload: bool) -> Privacy:
-    """``[privacy]`` with defaults.
+def _privacy(file: JobParts, public: bool, workload: bool) -> Privacy:
+    """Privacy with its defaults.
 
     Args:
         public: whether keys are public.
@@ -425,7 +365,7 @@ def _privacy(file: JobFile, public: bool, workload: bool) -> Privacy:
     return Privacy(**given)
 
 
-def _weights(file: JobFile, public: bool) -> SelectionWeights | None:
+def _weights(file: JobParts, public: bool) -> SelectionWeights | None:
     """``auto``: what is usual for the job's kind."""
     privacy = file.privacy
     if isinstance(privacy.weights, SelectionWeights):
@@ -439,63 +379,3 @@ def _weights(file: JobFile, public: bool) -> SelectionWeights | None:
         fused=any(a.kind == "units" for a in file.aggregate) and not privacy.skip,
         skip=bool(privacy.skip),
     )
-
-
-#: Fields of job files by their names in a project file, until no job file is read.
-_RENAMED = {
-    "source.query.text": "query",
-    "source.query": "query",
-    "source.kind": "table.format",
-    "source.path": "table.path",
-    "source.stamp": "table.stamp",
-    "source.format": "table.format",
-    "source.topic": "table.topic",
-    "source.servers": "table.servers",
-    "source.subscription": "table.subscription",
-    "source.options": "table.options",
-    "source.settle": "table.settle",
-    "schema.unit": "table.unit_column",
-    "schema.key": "key",
-    "schema.event_time": "table.time_column",
-    "schema.record_id": "table.record_id",
-    "time.start": "start",
-    "time.end": "end",
-    "time.window": "window",
-    "time.slide": "slide",
-    "time.trigger_every": "release_every",
-    "time.allowed_lateness": "allowed_lateness",
-    "time.max_skew": "max_skew",
-    "privacy.epsilon": "budget.epsilon",
-    "privacy.delta": "budget.delta",
-    "privacy.period": "budget.covers",
-    "privacy.contributions": "contributions",
-    "privacy.per_key_bound": "per_key_bound",
-    "privacy.key_file": "secret",
-    "privacy.key": "secret",
-    "privacy.insecure_test_key": "insecure_test_secret",
-    "privacy.insecure_test_run_id": "insecure_test_run_id",
-    "keys.public": "public_keys",
-    "keys.remember": "remember_keys",
-    "state.store": "store",
-    "state.shards": "shards",
-    "state.keep_releases": "keep_releases",
-    "sink.dead_letter": "dead_letter",
-    "performance.threads": "threads",
-    "performance.batch_rows": "batch_rows",
-    "performance.look_ahead": "look_ahead",
-    "privacy.mode": "mechanism.mode",
-    "privacy.strategy": "mechanism.strategy",
-    "privacy.optimise": "mechanism.optimise",
-    "privacy.theta": "mechanism.theta",
-    "privacy.pre_threshold": "mechanism.pre_threshold",
-    "privacy.refresh_every": "mechanism.refresh_every",
-    "privacy.selection_share": "mechanism.selection_share",
-    "privacy.final_flush": "mechanism.final_flush",
-    "privacy.weights": "mechanism.weights",
-    "privacy.combine": "mechanism.combine",
-    "privacy.select_every": "mechanism.select_every",
-    "privacy.periods_share_windows": "mechanism.periods_share_windows",
-    "privacy.tests": "mechanism.tests",
-    "privacy.skip": "mechanism.skip",
-    "privacy.allow_large_delta": "mechanism.allow_large_delta",
-}

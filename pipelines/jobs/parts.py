@@ -12,9 +12,8 @@ import msgspec
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, required
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.pipelines.jobs.tables import (
-    JobFile,
+    JobParts,
     KeysConfig,
-    LedgerConfig,
     LookUpConfig,
     PerformanceConfig,
     PrivacyConfig,
@@ -25,7 +24,7 @@ from dpstream.pipelines.jobs.tables import (
     StateConfig,
     TimeConfig,
 )
-from dpstream.pipelines.project.data_sets import account_id, unit_of
+from dpstream.pipelines.project.data_sets import account_of, unit_of
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_section import JobSection
 from dpstream.pipelines.project.project import Project
@@ -48,7 +47,7 @@ _SECTIONS = {
 }
 
 
-def parts_of(project: Project, name: str, query: str | None = None) -> JobFile:
+def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
     """The parts of a job.
 
     Args:
@@ -62,9 +61,8 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobFile:
     table, data_set_name, data_set, unit = described(project, name, job.table)
     if query is None and job.query is not None:
         query = _query_text(project, name, job.query)
-    account = data_set.account
     covers = job.budget.covers
-    return JobFile(
+    return JobParts(
         source=source_of(project, job.table, query),
         schema=_schema(job, table, unit),
         aggregate=_aggregates(job),
@@ -93,11 +91,7 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobFile:
         state=StateConfig(
             _store(job.store) or f"sqlite:{name}.store.db", job.shards, job.keep_releases
         ),
-        ledger=None
-        if account is None
-        else LedgerConfig(
-            account.path, data_set_name, account_id(project, data_set_name, account), unit.name
-        ),
+        ledger=None if data_set.account is None else account_of(project, data_set_name),
         performance=_performance(job),
         choice=job.choice,
     )

@@ -1,7 +1,7 @@
-"""The tables of a job file as frozen structs; unknown keys are refused at every level.
+"""The parts of a job as frozen structs, as `jobs.parts` takes them from the project file.
 
 Durations, times and paths are texts here, as written; `pipelines.jobs.job` parses and resolves
-them.  ``[performance]`` is apart from everything that enters the plan.
+them.  `PerformanceConfig` is apart from everything that enters the plan.
 """
 
 import re
@@ -16,7 +16,6 @@ from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.noise.references import parse_reference
-from dpstream.pipelines.project.data_sets import account_place
 from dpstream.pipelines.project.file_kinds import FileKind
 from dpstream.pipelines.project.job_section import ChoiceSection, SinkKind
 from dpstream.pipelines.project.sections import TimeColumn
@@ -38,7 +37,7 @@ GIVEN_COLUMNS = {f"_{stamp}" for stamps in GIVEN_STAMPS.values() for stamp in st
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the job file: frozen, unknown keys refused."""
+    """A part of a job: frozen, unknown keys refused."""
 
 
 class LookUpConfig(_Table, frozen=True):
@@ -77,7 +76,7 @@ class QueryConfig(_Table, frozen=True):
 
 
 class SourceConfig(_Table, frozen=True):
-    """``[source]``: where records come from.
+    """Where records come from.
 
     Attributes:
         kind: files that are all there (``parquet``, ``csv``, ``jsonl``); or a source without end:
@@ -124,7 +123,7 @@ class SourceConfig(_Table, frozen=True):
 
 
 class SchemaConfig(_Table, frozen=True):
-    """``[schema]``: which columns are the unit, the key and the event time; and, where a source
+    """Which columns are the unit, the key and the event time; and, where a source
     may deliver a record again at another position, the column that names it."""
 
     unit: Field
@@ -134,7 +133,7 @@ class SchemaConfig(_Table, frozen=True):
 
 
 class TimeConfig(_Table, frozen=True):
-    """``[time]``: RFC 3339 times and durations, as texts."""
+    """RFC 3339 times and durations, as texts."""
 
     start: str
     window: str
@@ -146,7 +145,7 @@ class TimeConfig(_Table, frozen=True):
 
 
 class PrivacyConfig(_Table, frozen=True):
-    """``[privacy]``: see `accounting.plan.plan.Privacy`; plus the period and where the key is.
+    """See `accounting.plan.plan.Privacy`; plus the period and where the key is.
 
     ``allow_large_delta``: a delta above 0.01 is wanted (`accounting.strength`).
     ``strategy`` is ``auto`` unless it is written; of private keys ``auto`` takes ``blt`` or
@@ -193,7 +192,7 @@ class PrivacyConfig(_Table, frozen=True):
 
 
 class KeysConfig(_Table, frozen=True):
-    """``[keys]``: a CSV file whose header names the key columns; no selection is needed.
+    """A CSV file whose header names the key columns; no selection is needed.
 
     ``remember``: how long later windows know what a window has published: ``run``, ``never``, or a
     duration (`accounting.plan.remembering`).
@@ -204,52 +203,24 @@ class KeysConfig(_Table, frozen=True):
 
 
 class StateConfig(_Table, frozen=True):
-    """``[state]``: where state lives (``sqlite:PATH``, the default, beside the job file; or
+    """Where state lives (``sqlite:PATH`` or
     ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
     is made.  ``keep_releases``: how long the releases of a window that has ended stay in the store
     of a source without end once the sink has them (default: for ever)."""
 
-    store: str | None = None
+    store: str
     shards: int = 4
     keep_releases: str | None = None
 
     @property
     def path(self) -> Path | None:
         """File of the embedded store, ``None`` where the store is no file."""
-        kind, _, path = (self.store or "").partition(":")
+        kind, _, path = self.store.partition(":")
         return Path(path) if kind == "sqlite" else None
 
 
-class LedgerConfig(_Table, frozen=True):
-    """``[ledger]``: the data set's account, shared by its jobs; its limit is in the account.
-
-    Attributes:
-        path: its file, or ``spanner://PROJECT/INSTANCE/DATABASE`` of an account's own database.
-        data_set: the name it knows the data by.
-        id: of the account, as `dpstream account create` and `account show` print it.
-        unit: what the data set calls the privacy unit, where jobs find the same ids in columns of
-            different names (default: the unit's column).
-    """
-
-    path: str
-    data_set: str
-    id: str
-    unit: str | None = None
-
-    def place(self, folder: Path, file: Path | None = None) -> AccountPlace:
-        """The account, with a file's path from the folder of the file that names it.
-
-        Args:
-            file: that file, whole path.
-
-        Raises:
-            UsageError: a name or the id is none, or the URL is none of an account.
-        """
-        return account_place(folder, file, self.path, self.data_set, self.id, self.unit)
-
-
 class SinkConfig(_Table, frozen=True):
-    """``[sink]``: where releases go.
+    """Where releases go.
 
     Attributes:
         kind: files (``parquet``, ``csv``, ``jsonl``), ``kafka``, ``pubsub`` or ``bigquery``.
@@ -258,7 +229,7 @@ class SinkConfig(_Table, frozen=True):
         servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
         table: of BigQuery, ``project.dataset.table``.
         dead_letter: folder of the dead letters, which are files with every kind; default: beside
-            the folder of the releases, or beside the job file.
+            the folder of the releases, or beside the project file.
         formulas: of CSV: ``guard`` (the default) writes an apostrophe before text that a
             spreadsheet would take for a formula, ``keep`` writes it as it is.
     """
@@ -304,8 +275,8 @@ class PerformanceConfig(_Table, frozen=True):
     threads: int | None = None
 
 
-class JobFile(_Table, frozen=True):
-    """The tables of a job file, as written."""
+class JobParts(_Table, frozen=True):
+    """The parts of a job, as written."""
 
     source: SourceConfig
     schema: SchemaConfig
@@ -313,14 +284,14 @@ class JobFile(_Table, frozen=True):
     time: TimeConfig
     privacy: PrivacyConfig
     sink: SinkConfig
-    keys: KeysConfig = KeysConfig()
-    state: StateConfig = StateConfig()
-    ledger: LedgerConfig | None = None
-    performance: PerformanceConfig = PerformanceConfig()
-    choice: ChoiceSection | None = None
+    keys: KeysConfig
+    state: StateConfig
+    ledger: AccountPlace | None
+    performance: PerformanceConfig
+    choice: ChoiceSection | None
 
 
-def check_parts(file: JobFile) -> None:
+def check_parts(file: JobParts) -> None:
     """Rules of the tables that do not enter the plan."""
     threads = file.performance.threads
     ranges = [
@@ -373,7 +344,7 @@ def _check_fields(
     """Refuse fields that are of other kinds; gives the texts that must say something.
 
     Args:
-        name: of the table in the job file.
+        name: of the part, for messages.
         table: as written.
         needed: fields of its kind; ``options`` may be empty.
         allowed: further ones that its kind may have.

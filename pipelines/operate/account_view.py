@@ -26,7 +26,6 @@ from dpstream.state.ledger.events import Event, Limit
 from dpstream.state.ledger.open import (
     AccountPlace,
     book_of,
-    check_names,
     file_of,
     open_ledger,
     open_path,
@@ -60,11 +59,10 @@ def of_data_set(project: Project, name: str | None) -> AccountPlace:
 
 
 def named_by(given: str) -> AccountPlace | str:
-    """The account that a file names, or an account's own path or URL.
+    """The account that a project file names, or an account's own path or URL.
 
     Args:
-        given: a project file, a job file, or an account's file or its URL; a file need not be
-            complete otherwise.
+        given: a project file, or an account's file or its URL.
 
     Raises:
         UsageError: it cannot be read, or names no account.
@@ -81,22 +79,12 @@ def named_by(given: str) -> AccountPlace | str:
     if data.startswith(b"SQLite format 3\0"):
         return given
     try:
-        tables = tomllib.loads(data.decode())
-        if "version" in tables:
-            return of_data_set(load_project(file), None)
-        table = tables.get("ledger", {})
-        path, data_set, id_ = (table.get(name) for name in ("path", "data_set", "id"))
-    except (ValueError, AttributeError):
+        tomllib.loads(data.decode())
+    except ValueError:
         raise UsageError(
             "FILE", "is neither TOML nor an account", "name a project file or an account"
         ) from None
-    if not all(isinstance(text, str) and text for text in (path, data_set, id_)):
-        raise UsageError(
-            "FILE", "names no account", "add [ledger] with path, data_set and id, or name the path"
-        )
-    check_names(data_set, id_)
-    account = place_below(file.absolute().parent, path)
-    return AccountPlace(account, data_set, id_, file=str(file.absolute()))
+    return of_data_set(load_project(file), None)
 
 
 def path_of(named: AccountPlace | str) -> str:

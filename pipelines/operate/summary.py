@@ -208,7 +208,7 @@ def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Recor
 
 def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
     """Why a run has no row, where not every record that it read was unusable."""
-    name = job.called
+    name = job.name
     if not counts:
         return Cause(
             "nothing was released; an earlier command or other workers read the records, so the"

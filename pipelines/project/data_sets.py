@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.noise.references import KeyPlace
@@ -49,21 +48,16 @@ def account_of(project: Project, name: str, to_make: bool = False) -> AccountPla
                 _making(project, name),
             )
         account = AccountSection(f"{name}.account.db")
-    id_ = account.id if to_make else account_id(project, name, account)
+    if account.id is None and not to_make:
+        raise UsageError(f"{where}.account.id", "is required", _making(project, name))
     unit = None if section.unit is None else section.unit.name
     with _located(where):
-        return account_place(project.folder, project.path, account.path, name, id_, unit)
-
-
-def account_id(project: Project, name: str, account: AccountSection) -> str:
-    """The id of a data set's account.
-
-    Raises:
-        UsageError: it has none yet.
-    """
-    if account.id is None:
-        raise UsageError(f"data_set.{name}.account.id", "is required", _making(project, name))
-    return account.id
+        for field, text in (("account.path", account.path), ("unit.name", unit)):
+            if text is not None and (not text or "\0" in text):
+                raise UsageError(field, "must not be empty", "write a name")
+        check_names(name, account.id)
+        place = place_below(project.folder, account.path)
+        return AccountPlace(place, name, account.id or "", unit, str(project.path))
 
 
 def _making(project: Project, name: str) -> str:
@@ -86,26 +80,6 @@ def _session_table(project: Project, data_set: str) -> str | None:
         if is_session_table(table) and (table.data_set or only) == data_set:
             return name
     return None
-
-
-def account_place(
-    folder: Path, file: Path | None, path: str, data_set: str, id_: str | None, unit: str | None
-) -> AccountPlace:
-    """An account as a file names it; it need not be there.
-
-    Args:
-        folder: from which a path starts; file: that names the account, whole path.
-        id_: ``None``: it is not made yet.
-
-    Raises:
-        UsageError: a name or the id is none, or the URL is none of an account.
-    """
-    for field, text in (("account.path", path), ("unit.name", unit)):
-        if text is not None and (not text or "\0" in text):
-            raise UsageError(field, "must not be empty", "write a name")
-    check_names(data_set, id_)
-    named = None if file is None else str(file)
-    return AccountPlace(place_below(folder, path), data_set, id_ or "", unit, named)
 
 
 def secret_of(project: Project, name: str) -> KeyPlace:

@@ -1,14 +1,6 @@
-"""Shapes of a job file: a column by its name alone, and what is said to a table of another shape.
-
-``unit = "author"`` is short for ``unit = { column = "author" }``; so are ``key = "page"``, ``key =
-["page", "lang"]``, ``event_time = "at"`` and ``record_id = "id"``.  The type is that of the long
-form then: string.
-"""
+"""What is said to a field of a project file that has another shape, or is missing."""
 
 import re
-from typing import Any
-
-from dpstream.accounting.errors import UsageError
 
 #: A line that may be copied, for each field whose shape is often another, or that is forgotten.
 EXAMPLES = {
@@ -36,41 +28,6 @@ EXAMPLES = {
     "job.sink": 'sink = { kind = "parquet", path = "releases" }',
     "job.sink.kind": 'kind = "parquet"',
 }
-
-
-def with_columns(tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables with every column in its long form; ``tables`` itself is not changed.
-
-    Raises:
-        UsageError: ``aggregate`` is one table, of which there may be several.
-    """
-    if isinstance(tables.get("aggregate"), dict):
-        raise UsageError(
-            "aggregate",
-            "is one table in single brackets, and there may be several",
-            'write [[aggregate]] with name = "records" and kind = "count"',
-        )
-    schema = tables.get("schema")
-    if not isinstance(schema, dict):
-        return tables
-    long = {
-        name: _column(schema[name])
-        for name in ("unit", "event_time", "record_id")
-        if name in schema
-    }
-    if "key" in schema:
-        key = schema["key"]
-        long["key"] = list(map(_column, key)) if isinstance(key, list) else _single(key)
-    return tables | {"schema": schema | long}
-
-
-def _column(written: Any) -> Any:
-    return {"column": written} if isinstance(written, str) else written
-
-
-def _single(key: Any) -> Any:
-    """One key column that is in no list; anything else is refused where tables are decoded."""
-    return [_column(key)] if isinstance(key, str | dict) else key
 
 
 def example(path: str) -> str | None:

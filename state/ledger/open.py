@@ -63,16 +63,13 @@ def refuse_limit(tables: dict[str, Any]) -> None:
     Raises:
         UsageError: one has it.
     """
-    accounts = {"account": tables.get("ledger")}
     data_sets = tables.get("data_set")
     for name, section in data_sets.items() if isinstance(data_sets, dict) else ():
-        if isinstance(section, dict):
-            accounts[f"data_set.{name}.account"] = section.get("account")
-    for field, account in accounts.items():
+        account = section.get("account") if isinstance(section, dict) else None
         if not isinstance(account, dict) or "limit" not in account:
             continue
         raise UsageError(
-            f"{field}.limit",
+            f"data_set.{name}.account.limit",
             "is not a setting of this file: the account has the limit, so that nobody who asks can "
             "raise it",
             "remove it; `dpstream account create` makes the account with its limit, and "

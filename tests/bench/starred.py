@@ -5,8 +5,8 @@
 Three shapes of data: the demo's flights (units are aircraft and weeks), and two that are generated
 with 1,000 and 100,000 units.  Of those a unit has a Pareto number of records (exponent 1.3, median
 2, up to 5,000), half of which return to a key that the unit had before; the others follow Zipf's
-law of exponent 1.1.  For every C the job is the one that a job file gives; the plan stars one way
-to noise it by its public reference population alone, and here that way and a grid of shares,
+law of exponent 1.1.  For every C the job is the one that a project file gives; the plan stars one
+way to noise it by its public reference population alone, and here that way and a grid of shares,
 weights and strategies are held against the data itself: expected published keys at the windows'
 close (a key's chance is that of its easiest test), and sd of the count (`typical_sd`).
 """

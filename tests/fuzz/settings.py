@@ -114,7 +114,7 @@ def _workload(path: Path) -> str:
 
 
 READERS: dict[str, Callable[[bytes], Any]] = {
-    "job": _file("job.toml", load_job),
+    "job": _file("dpstream.toml", load_job),
     "catalog": _file("dpstream.toml", load_catalog),
     "table": _file("dpstream.toml", load_config),
     "workload": _file("asked.json", _workload),

@@ -92,7 +92,7 @@ NAMED = [path for path in leaves(full()) if path not in _APART]
 
 
 def test_whose_weights_they_are_is_no_part_of_the_hash() -> None:
-    """A job file that names no weights is the same plan as before it mattered."""
+    """A job that names no weights is the same plan as before it mattered."""
     assert of(weights=WEIGHTS, usual_weights=True).hash == of(weights=WEIGHTS).hash
 
 

@@ -98,7 +98,7 @@ def test_fewer_records_are_no_gain_for_nothing(plan: Plan) -> None:
     assert half.noise < 0.6 and not half.helps
     assert half.cut == pytest.approx(1 - (137 / 60) / (7381 / 2520))
     assert "22% fewer records" in half.effect
-    # A job file of C = 5 that names no weights has none.
+    # A job of C = 5 that names no weights has none.
     assert half.settings["mechanism.weights"] == MILD
 
 

@@ -1,4 +1,4 @@
-"""Settings in the words of a job file."""
+"""Settings in the words of a project file."""
 
 import tomllib
 

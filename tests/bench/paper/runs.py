@@ -1,6 +1,6 @@
 """Run modes and baselines on one data set and hold them against the truth.
 
-First every job file is written and checked, then every mode runs in a process of its own, then
+First every project file is written and checked, then every mode runs in a process of its own, then
 the truth is read and everything is measured: a mistake is reported before anything is computed,
 and the truth's memory is not there beside a run's.
 """
@@ -56,7 +56,7 @@ class Contest(NamedTuple):
 
 
 def check(contest: Contest) -> list[Path]:
-    """Write and check every job and baseline; returns the job files.
+    """Write and check every job and baseline; returns the project files.
 
     Raises:
         UsageError, PolicyError: a setting is refused.

@@ -195,7 +195,7 @@ def _sorted(population: str, contributions: int) -> tuple[Sorted, int]:
 
 
 def settings(contributions: int, triggers: int, at_close: bool) -> dict[str, dict[str, Any]]:
-    """Kinds of jobs that count each person once a key, as a job file would say.
+    """Kinds of jobs that count each person once a key, as a project file would say.
 
     Args:
         at_close: keys are published once, at the close; else from their first test on.

@@ -1,4 +1,4 @@
-"""``[sink]`` of a job file: fields of its kind and no others; where dead letters go."""
+"""The sink of a job: fields of its kind and no others; where dead letters go."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""Tests of job files."""
+"""Tests of jobs."""

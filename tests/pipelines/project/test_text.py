@@ -1,4 +1,4 @@
-"""Durations and times are exact; what is wrong is said in the job file's own words."""
+"""Durations and times are exact; what is wrong is said in the project file's own words."""
 
 import json
 from pathlib import Path
