@@ -42,7 +42,7 @@ def job_to(folder: Path, sink: str) -> Job:
     files = '{ kind = "parquet", path = "releases" }'
     text = path.read_text(encoding="utf-8")
     assert files in text
-    path.write_text(text.replace(files, sink), encoding="utf-8")
+    path.write_text(text.replace(files, f"{{ {sink} }}"), encoding="utf-8")
     return load_job(path)
 
 
@@ -77,7 +77,7 @@ def test_kafka(
     options = '{ "client.id" = "env:NAME_OF_CLIENT", "message.timeout.ms" = "3000" }'
     job = job_to(
         tmp_path / "job",
-        f'kind = "kafka"\ntopic = "{topic}"\nservers = "{kafka.servers}"\noptions = {options}',
+        f'kind = "kafka", topic = "{topic}", servers = "{kafka.servers}", options = {options}',
     )
     try:
         with before(2, KafkaTopic, "send", lambda: FAULTS[fault](kafka, topic)):
@@ -91,7 +91,7 @@ def test_kafka(
 def test_pubsub(tmp_path: Path, capfd: pytest.CaptureFixture[str], gone: bool) -> None:
     with pubsub_emulator.running() as started:
         topic, _ = started.subscription(enable_message_ordering=True)
-        job = job_to(tmp_path / "job", f'kind = "pubsub"\ntopic = "{topic}"')
+        job = job_to(tmp_path / "job", f'kind = "pubsub", topic = "{topic}"')
 
         def fault() -> None:
             if gone:
@@ -108,7 +108,7 @@ def test_a_client_that_says_what_it_sends_is_caught(
 ) -> None:
     topic = kafka.topic(1, cleanup_policy="compact")
     job = job_to(
-        tmp_path / "job", f'kind = "kafka"\ntopic = "{topic}"\nservers = "{kafka.servers}"'
+        tmp_path / "job", f'kind = "kafka", topic = "{topic}", servers = "{kafka.servers}"'
     )
     with (
         before(2, KafkaTopic, "send", lambda: print(f"sends {KEY}")),

@@ -50,6 +50,7 @@ from tests.audit.leaks import (
     opened,
     shown,
 )
+from tests.projects import typed
 from tests.written import read_dead_letters
 
 TEXT = f"cannot use {UNIT} at {KEY}: {VALUE}"
@@ -196,13 +197,13 @@ def test_command_line(tmp_path: Path) -> None:
         job = make_job(tmp_path / str(n))
         options = ["--quiet", *["--json"][: n % 2]]
         with mock.patch.object(*PLACES[7 * n + 2], Forced(make)):
-            result = CliRunner().invoke(cli.cli, ["run", str(job.path), *options])
+            result = CliRunner().invoke(cli.cli, typed("run", job.path, *options))
         assert result.exit_code == 4
         assert not hits(result.output) and not hits(result.stderr)
         *warnings, _ = result.stderr.splitlines()
         assert all(line.startswith("Warning: ") for line in warnings)
         assert not warnings or "--json" not in options
-        assert not hits(CliRunner().invoke(cli.cli, ["plan", str(job.path)]).output)
+        assert not hits(CliRunner().invoke(cli.cli, typed("plan", job.path)).output)
 
 
 def test_pipeline_and_its_pickles(tmp_path: Path) -> None:

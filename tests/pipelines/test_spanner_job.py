@@ -138,7 +138,7 @@ def test_the_plan_says_how_many_shards_avoid_parts(tmp_path: Path) -> None:
     need = state["shards_needed"]
     # Shares of a keyed hash: the fullest of the shards still fits, and no fewer shards would do.
     assert 1_000_000 / need < state["keys_of_a_commit"] <= 1_000_000 / (0.9 * need)
-    plan_text = CliRunner().invoke(cli, ["plan", str(there), "--changed-keys", "1000000"]).stdout
+    plan_text = CliRunner().invoke(cli, typed("plan", there, "--changed-keys", "1000000")).stdout
     assert f"set shards = {need}" in plan_text
     assert "state" not in call("plan", write_job(tmp_path / "file", "sqlite:s.db"))
 

@@ -179,7 +179,7 @@ def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     assert f"{objects['FlinkDeployment']['metadata']['name']}-rest:8081" in named
     before = pods(objects)["launcher"]["initContainers"]
     assert [c["name"] for c in before] == ["noise-key", "store"]
-    assert before[1]["command"] == ["dpstream", "state", "init", words[2]]
+    assert before[1]["command"] == ["dpstream", "state", "init", *words[2:4]]
 
 
 def test_policies_let_in_only_whom_flink_needs(objects: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from dpstream.pipelines.cli.check import check as command
 from tests.pipelines.cli.called import call, examples_of
 from tests.pipelines.operate.test_check import CANARY, csv_job, hostile_csv
+from tests.projects import typed
 
 
 def test_examples() -> None:
@@ -15,19 +16,19 @@ def test_examples() -> None:
 def test_a_wrong_format_of_times(tmp_path: Path) -> None:
     """Nothing is usable: the exit code says so, and a run is known to be no use before it."""
     path = csv_job(tmp_path, [f"{n},p1,{n % 28 + 1}/01/2024 10:00,1" for n in range(50)])
-    outcome = call("check", path)
+    outcome = call(*typed("check", path))
     assert outcome.exit_code == 2 and "RFC 3339" in outcome.output and "50" in outcome.output
-    figures = json.loads(call("check", path, "--json").stdout)["operator_only"]
+    figures = json.loads(call(*typed("check", path, "--json")).stdout)["operator_only"]
     assert figures["usable"] == 0 and figures["unusable"][0]["no_time"] == 50
     assert not list(tmp_path.glob("*.db")) and not (tmp_path / "out").exists()
     rows = [f"{n},p1,2024-01-0{n % 4 + 1}T10:00:00Z,1" for n in range(50)]  # as the fix says
     (tmp_path / "in" / "a.csv").write_text("user,page,at,amount\n" + "\n".join(rows))
-    assert call("check", path).exit_code == 0
+    assert call(*typed("check", path)).exit_code == 0
 
 
 def test_no_record_is_not_usable(tmp_path: Path) -> None:
     path = csv_job(tmp_path, [])
-    assert call("check", path).exit_code == 2
+    assert call(*typed("check", path)).exit_code == 2
 
 
 def test_help_says_for_whom_it_is() -> None:
@@ -35,7 +36,7 @@ def test_help_says_for_whom_it_is() -> None:
 
 
 def test_nothing_of_a_record_is_shown(tmp_path: Path) -> None:
-    outcome = call("check", hostile_csv(tmp_path))
+    outcome = call(*typed("check", hostile_csv(tmp_path)))
     assert (
         outcome.exit_code == 0
         and CANARY not in outcome.output

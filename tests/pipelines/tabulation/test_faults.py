@@ -31,5 +31,5 @@ def test_a_refusal_shows_the_first_and_counts_the_others() -> None:
     one = Fault("config.json", None, "run_us", "is required", "add it")
     with pytest.raises(UsageError, match=r"^config.json run_us: is required. Fix: add it.$"):
         refuse([one])
-    with pytest.raises(UsageError, match=r"\(2 faults\). Fix: add it; `dpstream tabulate validate"):
+    with pytest.raises(UsageError, match=r"\(2 faults\). Fix: add it; `dpstream census validate"):
         refuse([one, Fault("GRF-C.txt", 2, "", "", "")])

@@ -21,6 +21,7 @@ from dpstream.pipelines.connectors.replay import republish
 from dpstream.pipelines.jobs.job import Job
 from tests.kafka_broker import Broker
 from tests.pipelines.connectors.replay.test_source import SECOND, messy, table, write
+from tests.projects import typed
 from tests.pubsub_emulator import HOST, running
 from tests.relay import Relay
 
@@ -33,7 +34,7 @@ def _no_index_of_old_files() -> None:
 
 
 def call(job: Job, *args: str) -> dict[str, float]:
-    printed = CliRunner().invoke(cli, ["replay", str(job.path), "--json", "--operator", *args])
+    printed = CliRunner().invoke(cli, typed("replay", job.path, "--json", "--operator", *args))
     assert printed.exit_code == 0, printed.output
     counts: dict[str, float] = json.loads(printed.output)["operator_only"]
     return counts
