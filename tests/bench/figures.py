@@ -77,7 +77,7 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
 def _job(frame: Frame, mode: str) -> Path:
     """A job under a fixed key and run id: its keys and errors differ by a percent at most."""
     named = parse_mode(mode)
-    fixed = {**named.privacy, "insecure_test_run_id": "f1" * 16}
+    fixed = {**named.fields, "insecure_test_run_id": "f1" * 16}
     setting = Setting(Mode(named.name, fixed), TRIGGERS, CONTRIBUTIONS)
     job = write_job(frame, setting)
     (job.parent / "noise.key").write_text(hashlib.sha256(b"figures").hexdigest() + "\n")
