@@ -145,26 +145,6 @@ class Register:
         alike.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
         return alike[-1].run_id if alike else None
 
-    def resume(self, run_id: str, request: str) -> None:
-        """Check that a run id was charged for this very request.
-
-        Raises:
-            PolicyError: it was not.
-        """
-        entry = self._ledger.asked(run_id)
-        if entry is None or not self._mine(entry):
-            raise PolicyError(
-                "--resume",
-                f"no {self._kind} with this run id is in the account",
-                "omit it to ask anew",
-            )
-        if entry.request != request:
-            raise PolicyError(
-                "--resume",
-                "that run was charged for another question, noise key or input",
-                "ask exactly what was asked then, or omit it: another question is a new charge",
-            )
-
     def commit(self, run_id: str, receipt: bytes, view: bytes | None = None) -> None:
         """Commit what a charged request is answered, unless another receipt stands already.
 

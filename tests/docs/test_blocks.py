@@ -96,7 +96,8 @@ def test_what_is_marked_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(releases) == 4 and again == releases and (tmp_path / "report.html").exists()
     first_job = Path("dpstream.toml").read_text()
     for path in (README, *AFTER_README):
-        Path("dpstream.toml").write_text(first_job)  # a guide adds to the first job's sections
+        # A guide adds data sets, and commands of the next need --data-set where there are several.
+        Path("dpstream.toml").write_text(first_job)
         run_page(path, ran)
     assert len(AFTER_README) >= 3 and len(ran) >= 8
 

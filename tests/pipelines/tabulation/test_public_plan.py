@@ -48,7 +48,7 @@ def test_households_before_their_totals_are_there(made: Office) -> None:
 
 
 def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
-    with pytest.raises(UsageError, match="estimates: "):
+    with pytest.raises(UsageError, match=r"^estimates: "):
         plan(*made, Choice("h", estimates="combined"))
     for delta in (0.0, 1.0, float("nan")):
         with pytest.raises(UsageError, match="--delta"):
