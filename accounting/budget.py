@@ -487,6 +487,6 @@ def _statistic(plan: Resolved, selection: StreamNoise, plain: StreamNoise | None
 ASSUMPTIONS = (
     "stamps come from the source and no record can influence another record's stamp",
     "a unit's records carry its id; records of different units are independent of each other",
-    "the noise key stays secret; AES-256 and BLAKE2b behave as pseudorandom functions",
+    "the secret stays secret; AES-256 and BLAKE2b behave as pseudorandom functions",
     "a record that turns up after the step of its trigger time was committed joins the next one",
 )

@@ -45,7 +45,7 @@ EXTRAS = {
     "bigquery": Extra("BigQuery as sink", ("google.cloud.bigquery_storage_v1", _API)),
     "spanner": Extra("state and account in Cloud Spanner", ("google.cloud.spanner_v1", _API)),
     "gcp-secrets": Extra(
-        "the noise key in Google Secret Manager",
+        "the secret in Google Secret Manager",
         ("google.cloud.secretmanager_v1", "google_crc32c", _API),
     ),
     "yaml": Extra("Beam YAML", ("docstring_parser", "jsonschema")),

@@ -41,7 +41,7 @@ RELEASE_COLUMNS = {
     "trigger": "Step index in the window, 1 .. T. The last one is the window's final value.",
     "trigger_time": "The trigger time: what the value says is true of records stamped before it.",
     "plan_hash": "Digest of every public parameter of the job.",
-    "run_id": "Random name of the run. `INSECURE-` in front: a fixed test key was used; "
+    "run_id": "Random name of the run. `INSECURE-` in front: a fixed test secret was used; "
     "`UNSOUND-`: a comparison with numbers that have no guarantee.",
 }
 

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.flow import Bound, DPStream, Output, Release, run_in_memory
-    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.dp_transforms.run import Performance, Run, begin_run
 
 __all__ = [
     "Bound",
     "DPStream",
-    "KeySource",
     "Output",
     "Performance",
     "Release",
     "Run",
+    "SecretSource",
     "begin_run",
     "run_in_memory",
 ]
-_OF_RUN = {"KeySource", "Performance", "Run", "begin_run"}
+_OF_RUN = {"SecretSource", "Performance", "Run", "begin_run"}
 
 
 if not TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """The flow: the only place that joins the stages.
 
-    releases = (records | DPStream(plan, key_file="noise.key", store="sqlite:state.db")).releases
+    stream = DPStream(plan, secret="file:noise.secret", store="sqlite:state.db")
+    releases = (records | stream).releases
 
 ``records`` is a PCollection of Arrow batches with the plan's columns, each with the position
 of its first row in its schema's metadata (``batches.PARTITION``, ``OFFSET``); the result has
@@ -40,7 +41,7 @@ from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
 from dpstream.dp_transforms.loop import Stages, alternate
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.pacing import Pace, stops
 from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.published_keys import PublishedKeys
@@ -84,8 +85,8 @@ class DPStream(beam.PTransform):
         plan: the public plan.
         run: a run that was begun before (``dp_transforms.run.begin_run``); without it one is
             begun or resumed here, when the pipeline is built.
-        key_file, store, shards: for a run that is begun here.
-        key: a reference to the key instead of ``key_file`` (``env:NAME``, ``gcp:...``).
+        secret: a reference to the secret (``file:PATH``, ``env:NAME``, ``gcp:...``); with store and
+            shards for a run that is begun here.
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
         account: the ledger that a run which is begun here is charged in
@@ -103,8 +104,7 @@ class DPStream(beam.PTransform):
         plan: Plan,
         run: Run | None = None,
         *,
-        key_file: str | None = None,
-        key: str | None = None,
+        secret: str | None = None,
         store: str = "sqlite:dpstream.db",
         shards: int = 4,
         source: str | None = None,
@@ -122,9 +122,7 @@ class DPStream(beam.PTransform):
                     "is required: a store goes on only with the input it was begun with",
                     "give DPStream(source=...) a name or digest that tells this input from others",
                 )
-            if key_file is not None and key is not None:
-                raise UsageError("key", "excludes key_file", "keep one of the two")
-            keys = KeySource(key if key_file is None else f"file:{key_file}")
+            keys = SecretSource(secret)
             parts = [source.encode()]
             run, _ = begin_run(
                 plan, keys, store, shards, source=parts, account=account, public=public

@@ -1,4 +1,4 @@
-"""A run: the plan, the key's place and the store it was begun on; picklable, without secrets."""
+"""A run: the plan, the secret's place and the store it was begun on; picklable, without secrets."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -12,7 +12,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.cells import checked_mixing
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
+from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.state import open as stores
 from dpstream.state.private_log import keep_beside
 from dpstream.state.run_ids import new_run_id
@@ -39,7 +39,7 @@ class Run(NamedTuple):
     Attributes:
         plan: the public plan, with the rules that the run was begun with; what it leaves to
             defaults is as this program has them (see ``explicit``).
-        keys: where the noise key is found.
+        keys: where the secret is found.
         store: URL of an initialised store, e.g. ``sqlite:flights.db``.
         shards: key shards and unit shards, as recorded in the store.
         run_id: the run that was begun on the store.
@@ -53,7 +53,7 @@ class Run(NamedTuple):
     """
 
     plan: Plan
-    keys: KeySource
+    keys: SecretSource
     store: str
     shards: int
     run_id: str
@@ -96,7 +96,7 @@ class Account(Protocol):
 
 def begin_run(
     plan: Plan,
-    keys: KeySource,
+    keys: SecretSource,
     store: str,
     shards: int = 4,
     *,
@@ -140,10 +140,10 @@ def begin_run(
         run_id=run_id or new_run_id(),
         epoch=0,
         shards=shards,
-        key_fingerprint=fingerprint,
+        secret_fingerprint=fingerprint,
         source_fingerprint=source_fingerprint,
         plan=msgspec.json.encode(plan, order="sorted").decode(),
-        insecure=keys.insecure_test_key is not None or run_id is not None,
+        insecure=keys.insecure_test_secret is not None or run_id is not None,
     )
     store_identity = stores.initialise(
         store, identity, lambda: calibrate(plan) if calibration is None else calibration

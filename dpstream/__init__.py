@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
     from dpstream.dp_transforms.flow import Output, run_in_memory
-    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.dp_transforms.run import Performance, Run, begin_run
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.beam_yaml import DPStreamRows
@@ -46,7 +46,7 @@ _HOMES = {
     "DpstreamError": "accounting.errors",
     "Field": "accounting.plan.fields",
     "Job": "pipelines.jobs.job",
-    "KeySource": "dp_transforms.run",
+    "SecretSource": "dp_transforms.run",
     "LedgerAccount": "pipelines.account",
     "Output": "dp_transforms.flow",
     "Performance": "dp_transforms.run",
@@ -85,7 +85,6 @@ __all__ = [
     "DpstreamError",
     "Field",
     "Job",
-    "KeySource",
     "LedgerAccount",
     "Output",
     "Performance",
@@ -100,6 +99,7 @@ __all__ = [
     "Rows",
     "Run",
     "RunError",
+    "SecretSource",
     "Session",
     "Timeline",
     "UsageError",

@@ -28,7 +28,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.report.releases import floats
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.open import PROJECT_FILE, create_account, open_path
@@ -99,7 +99,7 @@ def prepare(folder: Path) -> Job:
         )
         project.write_text(text.replace(_NO_ID, _account(folder)), encoding="utf-8")
     if not (folder / "flights.secret").exists():
-        new_key(folder / "flights.secret")
+        new_secret(folder / "flights.secret")
     return load_job(project)
 
 

@@ -264,11 +264,11 @@ def initialise(
             "holds the state of a job with another plan",
             "use a new store (a new run, charged again) or restore the old job",
         )
-    if stored_identity.key_fingerprint != identity.key_fingerprint:
+    if stored_identity.secret_fingerprint != identity.secret_fingerprint:
         raise PolicyError(
             "secret",
-            "is not the key this store was begun with",
-            "use the run's own key; to rotate it, begin a new run: a new store, charged again",
+            "is not the one this store was begun with",
+            "use the run's own secret; to rotate it, begin a new run: a new store, charged again",
         )
     if stored_identity.source_fingerprint != identity.source_fingerprint:
         raise PolicyError(

@@ -56,10 +56,10 @@ class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         run_id: 128 random bits in hex; part of every noise node's name.
         epoch: 0; a restore that cannot replay its input counts it up.
         shards: key shards and unit shards.
-        key_fingerprint: keyed fingerprint of the noise key.
+        secret_fingerprint: keyed fingerprint of the secret.
         source_fingerprint: keyed fingerprint of the input.
         plan: the plan itself as JSON, for people.
-        insecure: a fixed test key or run id was used; releases are stamped with it.
+        insecure: a fixed test secret or run id was used; releases are stamped with it.
         calibration: the numbers of the run (``accounting.calibration``).
     """
 
@@ -67,7 +67,7 @@ class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_id: str
     epoch: int
     shards: int
-    key_fingerprint: str
+    secret_fingerprint: str
     source_fingerprint: str
     plan: str
     insecure: bool = False

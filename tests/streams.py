@@ -16,14 +16,14 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Performance, Run, begin_run
 from dpstream.state import open as stores
 
 #: Distance of public triggers; all test plans count time in these.
 STEP = 1_000_000
 START = 1_700_000_000 * STEP
-KEYS = KeySource(None, "11" * 32)
+KEYS = SecretSource(None, "11" * 32)
 RUN_ID = "22" * 16
 
 COUNT = Aggregate("n", "count")
@@ -212,7 +212,7 @@ def begin(
     public: pa.Table | None = None,
     look_ahead: int | None = None,
 ) -> Run:
-    """A run with the fixed test key and run id on a store: a SQLite file, or a URL."""
+    """A run with the fixed test secret and run id on a store: a SQLite file, or a URL."""
     url = os.fspath(path)
     if not url.startswith("spanner:"):
         url = f"sqlite:{url}"

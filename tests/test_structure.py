@@ -63,7 +63,7 @@ def imports(source: str) -> set[str]:
     return out
 
 
-#: The one module of the flow that asks a cloud service, and only for the noise key.
+#: The one module of the flow that asks a cloud service, and only for the secret.
 CLOUD = "dp_transforms/noise/secret_manager.py"
 
 

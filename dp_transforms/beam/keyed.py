@@ -2,27 +2,27 @@
 
 import apache_beam as beam
 
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.telemetry import guarded
 
 
 class Keyed(beam.DoFn):
-    """Reads the key when a worker begins, and lets go of it when the worker ends.
+    """Reads the secret when a worker begins, and lets go of it when the worker ends.
 
-    Only the key's place is pickled, never the key.
+    Only the secret's place is pickled, never the secret.
 
     Args:
-        keys: where a worker finds the key, bound to the run.
+        keys: where a worker finds the secret, bound to the run.
     """
 
-    def __init__(self, keys: KeySource) -> None:
+    def __init__(self, keys: SecretSource) -> None:
         self._keys = keys
 
     @guarded("release")
     def setup(self) -> None:
-        """Read the key."""
+        """Read the secret."""
         self._ring = self._keys.ring()
 
     def teardown(self) -> None:
-        """Let go of the key."""
+        """Destroy the key ring."""
         self.__dict__.pop("_ring", None)

@@ -28,13 +28,13 @@ def unit_ids() -> IdsOf:
 
 
 class KeyIds:
-    """Builds, with the key of a run, what gives the ids of the keys of rows."""
+    """Builds, with the secret of a run, what gives the ids of the keys of rows."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def __call__(self) -> IdsOf:
-        """Read the key on the worker."""
+        """Read the secret on the worker."""
         plan, ring = self._run.plan, self._run.keys.ring()
         return lambda rows: key_ids(plan, ring.key, rows)
 
@@ -80,7 +80,7 @@ class SplitByShard(beam.DoFn):
         self._workers = Workers(self._make, self._threads)
 
     def teardown(self) -> None:
-        """Let go of the key."""
+        """Destroy the key ring."""
         self.__dict__.pop("_workers", None)
 
     def start_bundle(self) -> None:

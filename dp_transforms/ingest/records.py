@@ -34,8 +34,8 @@ from dpstream.dp_transforms.batches import (
 from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.ingest.ids import typed_ids
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.positions import ADAPTERS
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
@@ -335,7 +335,7 @@ class CanonicaliserFactory:
     def __init__(
         self,
         plan: Plan,
-        keys: KeySource,
+        keys: SecretSource,
         public: pa.Table | None = None,
         joined: Sequence[tuple[int, int]] = (),
     ) -> None:

@@ -15,7 +15,7 @@ perturbed, not of files that are read beside them: nothing can change in between
 **Why a sum.**  The digest is the sum, modulo 2^64 in each half, of one AES-256 CBC-MAC of three
 blocks for each number: its label, its item, its place and value.  It depends on neither the order
 of the items nor on how workers share them, so that an answer has the same bytes on every runner.
-Without the key nobody can choose inputs of one sum; two different inputs have one with chance
+Without the secret nobody can choose inputs of one sum; two different inputs have one with chance
 2^-128, or 2^-64 if they differ only in how often up to 2^32 equal rows occur.  A number that is 0
 adds nothing: whether its item was listed does not matter, and sparse arrays cost what is in them.
 

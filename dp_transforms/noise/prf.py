@@ -106,7 +106,7 @@ class KeyRing:
 
     def __init__(self, secret: Secret) -> None:
         if len(secret) != KEY_BYTES:
-            raise UsageError("secret", "must be 64 hex digits", "run `dpstream key new`")
+            raise UsageError("secret", "must be 64 hex digits", "run `dpstream secret new`")
         self._alive = True
         self.node = _prf(secret, "node noise")
         self.tweak = _prf(secret, "node name tweak")

@@ -1,4 +1,4 @@
-"""Where a noise key is, in one grammar, and how it is had: the only module that reads a key.
+"""Where a secret is, in one grammar, and how it is read: the only module that reads one.
 
     file:PATH                                    64 hex digits in a file of mode 0600
     env:NAME                                     64 hex digits in an environment variable
@@ -6,23 +6,19 @@
 
 A reference is public (it stands in project files and pickles); what it leads to is not: it is read
 into a buffer that is overwritten after its children are derived, and no error quotes it, nor is
-raised while an exception of a library (which might) is handled.  A reference names one key for
-good: a run must go on with the key it was begun with, so moving names are refused.
+raised while an exception of a library (which might) is handled.  A reference names one secret for
+good: a run must go on with the secret it was begun with, so moving names are refused.
 """
 
 import os
 import re
 import stat
-from pathlib import Path
-
-import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.places import below
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 
 FIELD = "secret"
-#: Bytes of a key's text with the white space around it.
+#: Bytes of a secret's text with the white space around it.
 MAX_TEXT = 256
 #: Distinct bytes that 32 random ones have but for a chance of 2^-75; a placeholder has fewer.
 MIN_DISTINCT = 12
@@ -31,33 +27,11 @@ _SECRET = re.compile(r"projects/[a-z0-9.:-]{1,100}/secrets/[A-Za-z0-9_-]{1,255}/
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 
 
-class KeyPlace(msgspec.Struct, frozen=True):
-    """Where the secret of a data set is: a reference, or for tests 64 hex digits."""
-
-    key: str | None = None
-    insecure_test_key: str | None = None
-
-    def below(self, folder: Path) -> "KeyPlace":
-        """The same with a file's absolute path.
-
-        Args:
-            folder: from which a path starts.
-
-        Raises:
-            UsageError: the key is given twice, or the path is no path.
-        """
-        if self.key is not None and self.insecure_test_key is not None:
-            raise UsageError(FIELD, "is given twice", "keep one of secret, insecure_test_secret")
-        if self.key is None or not self.key.startswith("file:"):
-            return self
-        return KeyPlace(f"file:{below(folder, self.key.removeprefix('file:'), FIELD)}")
-
-
 def parse_reference(text: str) -> tuple[str, str]:
     """(scheme, place) of a reference; nothing is read.
 
     Raises:
-        UsageError: not of the grammar; the text is not repeated, because it may be a key.
+        UsageError: not of the grammar; the text is not repeated, because it may be a secret.
         PolicyError: a version of a secret by a name that can move (``latest``, an alias).
     """
     scheme, _, place = text.partition(":")
@@ -69,25 +43,25 @@ def parse_reference(text: str) -> tuple[str, str]:
     if secret is None:
         raise UsageError(
             FIELD,
-            "is not a reference to a key",
+            "is not a reference to a secret",
             "write 'file:PATH', 'env:NAME' or 'gcp:projects/P/secrets/S/versions/NUMBER', never "
-            "the key itself",
+            "the secret itself",
         )
     if not _VERSION.fullmatch(secret[1]):
         raise PolicyError(
             FIELD,
-            "must name a version by its number: a run goes on with the key it was begun with, and "
-            "any other name can move to another key",
+            "must name a version by its number: a run goes on with the secret it was begun with, "
+            "and any other name can move to another secret",
             "write '.../versions/NUMBER'",
         )
     return scheme, place
 
 
-def read_key(reference: str) -> bytearray:
+def read_secret(reference: str) -> bytearray:
     """The 32 bytes a reference leads to, in a buffer that the caller overwrites (``wipe``).
 
     Raises:
-        UsageError: there is no key, or something else; PolicyError: others can read it.
+        UsageError: there is no secret, or something else; PolicyError: others can read it.
         RunError: the secret manager could not be asked.
     """
     scheme, place = parse_reference(reference)
@@ -108,7 +82,7 @@ def read_key(reference: str) -> bytearray:
 
 
 def _of_file(path: str) -> bytearray:
-    """The text of a key file that nobody else can read; permissions of what was opened."""
+    """The text of a file that nobody else can read; permissions of what was opened."""
     text = bytearray(MAX_TEXT)
     problem: DpstreamError | None = None
     try:
@@ -116,20 +90,20 @@ def _of_file(path: str) -> bytearray:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 problem = PolicyError(
                     FIELD,
-                    "the noise key can be read or changed by other users",
+                    "the secret can be read or changed by other users",
                     "run chmod 600 on the file",
                 )
             else:
                 del text[file.readinto(text) or 0 :]
     except PermissionError:
         problem = UsageError(
-            FIELD, "the noise key file may not be read", "check its owner and its folder"
+            FIELD, "the secret file may not be read", "check its owner and its folder"
         )
     except (OSError, ValueError):
         problem = UsageError(
             FIELD,
-            "the noise key file is missing or no file",
-            "restore it, or create one for a new run with `dpstream key new FILE`",
+            "the secret file is missing or no file",
+            "restore it, or create one for a new run with `dpstream secret new FILE`",
         )
     if problem is not None:
         raise problem
@@ -155,7 +129,7 @@ def _decoded(text: bytearray) -> bytearray:
         raise UsageError(
             FIELD,
             "what it leads to is not 64 hex digits",
-            "make a key with `dpstream key new FILE` and keep its text there",
+            "make a secret with `dpstream secret new FILE` and keep its text there",
         )
     begin, secret = digits.start(1), bytearray(KEY_BYTES)
     for index in range(KEY_BYTES):
@@ -165,7 +139,7 @@ def _decoded(text: bytearray) -> bytearray:
         wipe(secret)
         raise PolicyError(
             FIELD,
-            "what it leads to is a placeholder, not a random key",
-            "make a key with `dpstream key new FILE`",
+            "what it leads to is a placeholder, not a random secret",
+            "make a secret with `dpstream secret new FILE`",
         )
     return secret

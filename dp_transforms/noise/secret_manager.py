@@ -27,7 +27,7 @@ RETRY_SECONDS, FIRST_WAIT, LAST_WAIT = 15.0, 0.25, 4.0
 CALL_SECONDS = 10.0
 _THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-#: The client's logger of requests and answers: at DEBUG it would write the key.
+#: The client's logger of requests and answers: at DEBUG it would write the secret.
 _TALKATIVE = "google.cloud.secretmanager_v1.services.secret_manager_service.transports.grpc"
 #: What to do about the codes that a person can mend; any other may pass.
 _FIXES = {
@@ -62,7 +62,7 @@ def access(name: str) -> bytes:
     data = _intact(payload)
     payload = None  # a report of this frame must not show what was damaged only in part
     if data is None:
-        raise RunError(FIELD, "the key was damaged on its way (CRC32C)", "run it again")
+        raise RunError(FIELD, "the secret was damaged on its way (CRC32C)", "run it again")
     return data
 
 

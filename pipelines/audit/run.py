@@ -1,4 +1,4 @@
-"""One run of the real flow on synthetic rows: own folder, own key, own store, nothing charged."""
+"""One run of the real flow on synthetic rows: own folder, own secret, own store, nothing charged."""
 
 import glob
 from bisect import bisect_left
@@ -17,6 +17,7 @@ from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.release import released_table
 from dpstream.dp_transforms.run import begin_run
 from dpstream.pipelines.audit.rows import key_columns
@@ -25,7 +26,7 @@ from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_key_digest
-from dpstream.pipelines.jobs.noise_key import key_source, new_key
+from dpstream.pipelines.jobs.secret import new_secret, secret_source
 from dpstream.pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
@@ -37,9 +38,9 @@ _WINDOWS, MAX_WINDOWS = 2, 200
 
 
 class Fixed(NamedTuple):
-    """A fixed test key and run id, so that a test's draws are always the same."""
+    """A fixed test secret and run id, so that a test's draws are always the same."""
 
-    insecure_test_key: str
+    insecure_test_secret: str
     insecure_test_run_id: str
 
 
@@ -107,9 +108,9 @@ class Runner:
         self.plan = audited_plan(job.plan)
         self._job, self._folder = job, folder
         self._beam, self._fixed, self._runs = through_beam, fixed, 0
-        self._key = folder / "noise.key"
+        self._secret = folder / "noise.secret"
         if fixed is None:
-            new_key(self._key)
+            new_secret(self._secret)
 
     def run(self, given: TrialInput, again: bool = False) -> pa.Table:
         """All releases of a new run.
@@ -135,9 +136,9 @@ class Runner:
             source=SourceConfig("parquet", pattern, self._job.source.stamp_column),
             privacy=replace(
                 self._job.privacy,
-                key=None,
-                key_file=None if fixed else str(self._key),
-                insecure_test_key=fixed.insecure_test_key if fixed else None,
+                secret=SecretSource(None, fixed.insecure_test_secret)
+                if fixed
+                else SecretSource(f"file:{self._secret}"),
                 insecure_test_run_id=run_id,
             ),
             keys=KeysConfig(str(folder / "keys.csv") if not self.plan.design.selects else None),
@@ -160,7 +161,7 @@ class Runner:
             public = canonical_public_keys(self.plan, pa.table(key_columns(self.plan, given.keys)))
         run, _ = begin_run(
             self.plan,
-            key_source(job),
+            secret_source(job),
             job.state.store or "",
             job.state.shards,
             source=[b"audit"],

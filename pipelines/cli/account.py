@@ -45,7 +45,7 @@ def _place(named: Chosen) -> "AccountPlace | str":
     return account_view.named_by(str(named.name))
 
 
-@click.group()
+@click.group(short_help="Make a data set's account, show it, or change its limit.")
 def account() -> None:
     """Make a data set's account, look into it, change its limit, and recover it; all of it is
     public.

@@ -375,7 +375,7 @@ def tell(receipt: "Receipt", workload: "Workload", out: Path, resumed: bool, as_
             f" charge: `dpstream workload answer PART.json --from {out.name}`"
         )
     if receipt.insecure:
-        click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
+        click.echo("INSECURE: a fixed test secret or run id was used; do not publish.")
 
 
 def _from(

@@ -11,11 +11,12 @@ REFUTED = 5
 
 
 @click.command(
+    short_help="Test a job's mechanism: a lower bound of its epsilon.",
     epilog=examples(
         "dpstream audit daily",
         "dpstream audit daily --trials 100000 --picture audit.png",
         "dpstream audit daily --beam --trials 2000 --json",
-    )
+    ),
 )
 @JOB
 @click.option("--trials", default=10_000, show_default=True, help="Trials on each side.")
@@ -36,7 +37,8 @@ def audit(
     """Test a job's mechanism as a black box: a lower bound of epsilon beside the claim.
 
     Runs the real flow with the job's plan on synthetic neighbours, in a temporary folder with a
-    fresh key. The job's data, key, store, sink and account are not touched, and nothing is charged.
+    fresh secret. The job's data, secret, store, sink and account are not touched, and nothing is
+    charged.
     Exit code 5: the claim is refuted.
     """
     from dpstream.pipelines.audit.audit import Ask, as_dict

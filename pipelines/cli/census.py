@@ -23,8 +23,7 @@ from dpstream.pipelines.cli.parts import (
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.noise.key_source import KeySource
-    from dpstream.dp_transforms.noise.references import KeyPlace
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.pipelines.tabulation.config import Choice
     from dpstream.state.ledger.open import AccountPlace
 
@@ -50,15 +49,8 @@ class Described(NamedTuple):
     parameters: Path
     data: Path
     choice: "Choice"
-    secret: "KeyPlace | None"
+    secret: "SecretSource | None"
     account: "AccountPlace | None"
-
-    def key(self) -> "KeySource | None":
-        """Where workers read the secret."""
-        from dpstream.dp_transforms.noise.key_source import KeySource
-
-        given = self.secret
-        return None if given is None else KeySource(given.key, given.insecure_test_key)
 
 
 def described(census: Chosen) -> Described:
@@ -77,9 +69,8 @@ def described(census: Chosen) -> Described:
     if written.data_set is not None or project.sections.data_set:
         field = f"census.{name}.data_set"
         data_set, section = project.data_set(written.data_set, field)
-        place = secret_of(project, data_set)
-        if place.key is not None or place.insecure_test_key is not None:
-            secret = place
+        source = secret_of(project, data_set)
+        secret = source if source.given else None
         if section.account is not None:
             account = account_of(project, data_set)
     folder = project.folder
@@ -88,7 +79,7 @@ def described(census: Chosen) -> Described:
     )
 
 
-@click.group()
+@click.group(short_help="Make census tables of detailed groups by region.")
 def census() -> None:
     """Census tables: adaptive detail for groups of people by region, race and ethnicity.
 
@@ -175,7 +166,7 @@ def plan(
         accepted = acceptance(
             inputs_of(of.parameters, of.data, of.choice),
             table_plan.prepared.plan,
-            of.key(),
+            of.secret,
             of.account,
             Asking(fresh, as_of),
             None if out is None else out.absolute(),
@@ -238,17 +229,17 @@ def execute(
     from dpstream.pipelines.tabulation.inputs import inputs_of
 
     of = described(census)
-    key = of.key()
-    if key is None:
+    secret = of.secret
+    if secret is None:
         raise UsageError(
             "secret",
             f"is required: all noise of [census.{of.name}] comes from it",
-            "make one with `dpstream key new FILE`, and name it in a data set",
+            "make one with `dpstream secret new FILE`, and name it in a data set",
         )
     order = Order(
         inputs_of(of.parameters, of.data, of.choice),
         (out or Path("tables") / of.name).absolute(),
-        key,
+        secret,
         of.account,
         runner_of(runner, parallelism, beam_flag),
         Asking(fresh, as_of),
@@ -283,7 +274,7 @@ def execute(
     if order.letters is not None and order.letters.exists():
         echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
     if manifest.insecure:
-        click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
+        click.echo("INSECURE: a fixed test secret was used; do not publish.", err=True)
 
 
 @census.command(

@@ -15,11 +15,12 @@ _UNUSABLE = 2
 
 
 @click.command(
+    short_help="Read a job's data and count unusable records by reason.",
     epilog=examples(
         "dpstream check daily",
         "dpstream check daily --limit 100000",
         "dpstream check daily --json",
-    )
+    ),
 )
 @JOB
 @click.option(

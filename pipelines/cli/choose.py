@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="Choose a job's contributions and missing bounds from the data.",
     epilog=examples(
         "dpstream choose daily --first 2h --epsilon 0.5 --dry-run",
         "dpstream choose daily --first 2h --epsilon 0.5 --as chosen",
         "dpstream choose daily --first 1d --epsilon 1 --cover 0.95 --bounds --as chosen",
         "dpstream choose daily --proxy 'last-year/*.parquet' --proxy-start 2012-01-01T00:00:00Z",
         "    --as chosen",
-    )
+    ),
 )
 @JOB
 @click.option("--as", "new", metavar="NAME", help="Of the new job in the project file.")
@@ -137,7 +138,7 @@ def _told(outcome: "Outcome", records: int) -> str:
     else:
         lines.append("Label       from other data: not charged, shown in every plan")
     if outcome.insecure:
-        lines.append("INSECURE: a fixed test key was used; do not publish.")
+        lines.append("INSECURE: a fixed test secret was used; do not publish.")
     return "\n".join([*lines, f"Job         {outcome.job}: `dpstream plan {outcome.job}`"]) + "\n"
 
 

@@ -8,7 +8,10 @@ import click
 from dpstream.pipelines.cli.parts import Bar, examples
 
 
-@click.command(epilog=examples("dpstream demo", "dpstream demo --folder flights"))
+@click.command(
+    short_help="Run a year of real flights through a stream.",
+    epilog=examples("dpstream demo", "dpstream demo --folder flights"),
+)
 @click.option(
     "--folder",
     default="demo",

@@ -10,7 +10,8 @@ from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
 
 
 @click.command(
-    epilog=examples("dpstream doctor", "dpstream doctor --fix", "dpstream doctor --json")
+    short_help="Say what this machine can run.",
+    epilog=examples("dpstream doctor", "dpstream doctor --fix", "dpstream doctor --json"),
 )
 @click.option("--fix", is_flag=True, help="Build Prism, Beam's streaming engine, by Go (a minute).")
 @AS_JSON

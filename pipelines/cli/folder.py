@@ -8,7 +8,7 @@ from dpstream.state.disk_errors import file_errors
 PATH = click.argument("path", metavar="FOLDER_OR_URL")
 
 
-@click.group()
+@click.group(short_help="Close files of a growing folder; find a dead letter's file.")
 def folder() -> None:
     """Close files of a folder that grows; find the file of a dead letter."""
 

@@ -63,13 +63,14 @@ _BUDGET = options(
 
 
 @click.command(
+    short_help="Describe a file of records in the project file: first step.",
     epilog=examples(
         "dpstream init visits.parquet",
         "dpstream init visits.csv.gz --unit user --key page --time at --start 2024-01-01",
         "    --end 2025-01-01 --window week --epsilon 1",
         "dpstream init visits.parquet --job hourly --data-set visits --window hour",
         "dpstream init demo.parquet --unit user --key page --time at --epsilon 1 --public-sample",
-    )
+    ),
 )
 @click.argument("file")
 @_COLUMNS

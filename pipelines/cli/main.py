@@ -28,12 +28,12 @@ from dpstream.pipelines.cli.demo import demo
 from dpstream.pipelines.cli.doctor import doctor
 from dpstream.pipelines.cli.folder import folder
 from dpstream.pipelines.cli.init import init
-from dpstream.pipelines.cli.key import key
 from dpstream.pipelines.cli.parts import examples, print_warnings
 from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.replay import replay
 from dpstream.pipelines.cli.report import report
 from dpstream.pipelines.cli.run import run
+from dpstream.pipelines.cli.secret import secret
 from dpstream.pipelines.cli.session import session
 from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.state import state
@@ -42,10 +42,13 @@ from dpstream.state.connecting import show_connecting
 from dpstream.state.disk_errors import require_memory
 from dpstream.state.private_log import keep_in, unexpected
 
-COMMANDS = (
-    *(init, check, plan, run, report, demo, doctor),
-    *(account, audit, choose, folder, key, replay, session, sql, state, census, workload),
-)
+#: The commands by what they are for, in the order in which a newcomer meets them.
+GROUPS = {
+    "Start": (init, check, plan, run, report, demo, doctor),
+    "Ask": (sql, session, workload, census, choose),
+    "Account": (account, secret),
+    "Operate": (state, folder, replay, audit),
+}
 
 #: Commands that read data, and words after which they only look at what is public.
 _READS = frozenset(
@@ -78,6 +81,14 @@ class Coded(click.Group):
         click.echo(text, err=True)
         ctx.exit(coded.exit_code)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands group by group."""
+        width = max(len(name) for name in self.commands)
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                lines = [(each.name or "", each.get_short_help_str(80)) for each in group]
+                formatter.write_dl([(name.ljust(width), text) for name, text in lines])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -99,8 +110,9 @@ def cli() -> None:
     silence()
 
 
-for command in COMMANDS:
-    cli.add_command(command)
+for commands in GROUPS.values():
+    for command in commands:
+        cli.add_command(command)
 workload.add_command(answer)
 
 

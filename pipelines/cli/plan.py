@@ -71,6 +71,7 @@ SCALE = options(
 
 
 @click.command(
+    short_help="Say whether a job can run, what it publishes and what it costs.",
     epilog=examples(
         "dpstream plan daily",
         "dpstream plan daily --units 5000 --records 40000",
@@ -78,7 +79,7 @@ SCALE = options(
         "dpstream plan daily --try job.daily.contributions=20",
         "dpstream plan daily --json",
         "dpstream plan daily --scale --keys 1000000 --records-per-day 100000000",
-    )
+    ),
 )
 @JOB
 @click.option(

@@ -8,11 +8,12 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_p
 
 
 @click.command(
+    short_help="Copy a job's files into a growing folder at their own pace.",
     epilog=examples(
         "dpstream replay recorded --to folder:incoming --speed 60",
         "dpstream replay recorded --to kafka:localhost:9092/clicks --speed 1",
         "dpstream replay recorded --to pubsub:projects/P/topics/T",
-    )
+    ),
 )
 @JOB
 @click.option(

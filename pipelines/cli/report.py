@@ -19,12 +19,13 @@ _PAGE = Path("report.html")
 
 
 @click.command(
+    short_help="Write one HTML page about a run.",
     epilog=examples(
         "dpstream report daily",
         "dpstream report daily --out week.html",
         "dpstream report daily --serve",
         "dpstream report daily --truth 'public/*.parquet'",
-    )
+    ),
 )
 @JOB
 @click.option(

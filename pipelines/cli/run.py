@@ -63,6 +63,7 @@ METRICS = options(
 
 
 @click.command(
+    short_help="Run a job, or continue it.",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     epilog=examples(
         "dpstream run daily",
@@ -200,7 +201,7 @@ def _print_result(checked: "Job", result: "Result") -> None:
         click.echo(released_in_words(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
-        click.echo("INSECURE: a fixed test key or run id was used; do not publish.")
+        click.echo("INSECURE: a fixed test secret or run id was used; do not publish.")
 
 
 def released_in_words(released: "Released") -> str:

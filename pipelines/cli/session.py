@@ -30,6 +30,7 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_t
 
 
 @click.group(
+    short_help="Ask a table whose records have budgets of their own.",
     cls=ExtraGroup,
     extra="sql",
     epilog=examples(
@@ -66,7 +67,7 @@ def init(table: Chosen, as_json: bool) -> None:
 
     project = table.load()
     config, new = with_account(project, table.name)
-    secret = (config.secret.key or "").removeprefix("file:")
+    secret = config.secret.file or ""
     keep_out_of_git(project.folder, secret, f"{config.account.path}*", config.folder)
     if new and not as_json:
         data_set, id_ = config.account.data_set, config.account.id

@@ -188,7 +188,7 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
         if waste > 1.0001:
             click.echo(f"Points charged, for each point asked: {human(waste)}", err=True)
     if answer.insecure:
-        click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
+        click.echo("INSECURE: a fixed test secret was used; do not publish.", err=True)
 
 
 def _waste(session: "Session", run_id: str) -> float:

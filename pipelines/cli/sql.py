@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="Ask the tables of a data set in SQL.",
     epilog=examples(
         'dpstream sql "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9,',
         "    max_groups_contributed = 4) page, COUNT(DISTINCT uid) AS visitors",
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
         "    delta = 1e-9, max_rows_contributed = 32) page, COUNT(*) AS views, SUM(seconds,",
         "    contribution_bounds_per_row => (0, 60)) AS seconds FROM visits WHERE seconds > 1",
         '    GROUP BY page" --emit visits.toml',
-    )
+    ),
 )
 @click.argument("statement", required=False)
 @data_set
@@ -227,7 +228,7 @@ def _ask(
         click.echo(REPEATED, err=True)
     print_warnings(warnings)
     if answer.insecure:
-        click.echo("INSECURE: a fixed test key was used; do not publish.", err=True)
+        click.echo("INSECURE: a fixed test secret was used; do not publish.", err=True)
 
 
 def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:

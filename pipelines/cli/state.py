@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.project.file_kinds import FileKind
 
 
-@click.group()
+@click.group(short_help="Show and manage a job's state store.")
 def state() -> None:
     """Look into a job's state store, and manage it; nothing private is shown."""
 
@@ -175,7 +175,7 @@ def backup(job: Chosen, out: Path, as_json: bool) -> None:
     """Write all of a store to one file, as of one instant, also while the job runs.
 
     The file holds unit ids and exact counts: keep it as private as the store. It does not hold
-    the noise key: back that up apart. An existing file is never overwritten.
+    the secret: back that up apart. An existing file is never overwritten.
     """
     from dpstream.pipelines.operate.state_admin import backup as run
 

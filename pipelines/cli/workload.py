@@ -82,7 +82,7 @@ def check_geometric(strategy: str, objective: str) -> None:
         )
 
 
-@click.group()
+@click.group(short_help="Answer many linear queries together: ranges, tables, curves.")
 def workload() -> None:
     """Many linear answers (ranges, tables, cumulative curves, any matrix) from one estimate.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.drafting.draft import release_folder, store_name
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import Project, decode_project, find, is_name, locate
 from dpstream.pipelines.project.text import read_at_most
 from dpstream.state.disk_errors import file_error
@@ -141,5 +141,5 @@ def make_secret(path: Path) -> bool:
         raise UsageError("--secret", "is there, and is no file", "choose another name")
     if path.exists():
         return False
-    new_key(path)
+    new_secret(path)
     return True

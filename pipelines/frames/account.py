@@ -1,4 +1,4 @@
-"""The account and the noise key of a question about a table in memory, as its asker gives them."""
+"""The account and the secret of a question about a table in memory, as its asker gives them."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -7,28 +7,28 @@ from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.ask.question import Asking
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.state.ledger.open import AccountPlace
 
 
 class Account(NamedTuple):
-    """Where a question is charged, and where the data set's noise key is."""
+    """Where a question is charged, and where the data set's secret is."""
 
     ledger: "AccountPlace"
-    key: "KeySource"
+    secret: "SecretSource"
 
 
 def account_of(
-    account: LedgerAccount | None, noise_key: "str | KeySource | None", how: Asking
+    account: LedgerAccount | None, secret: "str | SecretSource | None", how: Asking
 ) -> Account | None:
     """Where a question is charged; ``None``: nowhere.
 
     Raises:
-        DpstreamError: it is no account, there is no reference to a key, or without an account
+        DpstreamError: it is no account, there is no reference to a secret, or without an account
             something is given that means nothing then.
     """
     if account is None:
-        given = {"noise_key": noise_key is not None, "fresh": how.fresh, "as_of": bool(how.as_of)}
+        given = {"secret": secret is not None, "fresh": how.fresh, "as_of": bool(how.as_of)}
         for argument in (name for name, is_given in given.items() if is_given):
             raise UsageError(
                 argument,
@@ -42,23 +42,23 @@ def account_of(
             "is no account that can be named",
             "write account=dpstream.LedgerAccount('ledger.db', 'visits', id='...')",
         )
-    return Account(account.ledger, _key(noise_key))
+    return Account(account.ledger, _source(secret))
 
 
-def _key(noise_key: "str | KeySource | None") -> "KeySource":
-    from dpstream.dp_transforms.noise.key_source import KeySource
+def _source(secret: "str | SecretSource | None") -> "SecretSource":
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
 
-    if isinstance(noise_key, KeySource):
-        return noise_key
-    if noise_key is None:
+    if isinstance(secret, SecretSource):
+        return secret
+    if secret is None:
         raise UsageError(
-            "noise_key",
+            "secret",
             "is required with an account: it is what the same answer is given again by",
-            "make one with `dpstream key new noise.key`, once for the data set, and write "
-            "noise_key='file:noise.key'",
+            "make one with `dpstream secret new noise.secret`, once for the data set, and write "
+            "secret='file:noise.secret'",
         )
-    if not isinstance(noise_key, str):
+    if not isinstance(secret, str):
         raise UsageError(
-            "noise_key", "is not a reference to a key", "write noise_key='file:noise.key'"
+            "secret", "is not a reference to a secret", "write secret='file:noise.secret'"
         )
-    return KeySource(noise_key)
+    return SecretSource(secret)

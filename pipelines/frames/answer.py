@@ -35,7 +35,7 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
 
 
 class TableQuestion(NamedTuple):
@@ -83,20 +83,20 @@ def ask(
     question: Question,
     columns: Mapping[str, pa.ChunkedArray],
     account: LedgerAccount | None,
-    noise_key: "str | KeySource | None",
+    secret: "str | SecretSource | None",
     how: Asking,
 ) -> PrivateTable:
     """The private answer of a question.
 
     Args:
         account: the data set's; ``None``: charged nowhere.
-        noise_key: where the noise key is; needed with an account.
+        secret: where the secret is; needed with an account.
         how: whether it is asked anew, and of which state of the data.
 
     Raises:
-        DpstreamError: beyond the limit, or no key can be had.
+        DpstreamError: beyond the limit, or no secret can be had.
     """
-    place = account_of(account, noise_key, how)
+    place = account_of(account, secret, how)
     if place is None:
         receipt = ask_uncharged(TableQuestion(question, columns))
         return private_table(question, decoded(Answer("", receipt, "", False), False), None)
@@ -107,7 +107,7 @@ def ask(
         contextlib.closing(open_ledger(ledger)) as opened,
     ):
         answer = sequence.ask(table_question, opened, ring, how)
-    insecure = source.insecure_test_key is not None
+    insecure = source.insecure_test_secret is not None
     return private_table(question, decoded(answer, insecure), ledger.data_set)
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from dpstream.accounting.query.families import Optimise
     from dpstream.accounting.query.plan import Mechanism
-    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.ask.question import Asking
     from dpstream.pipelines.frames.plan import QuestionPlan
@@ -51,7 +51,7 @@ def histogram(
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
-    noise_key: "str | KeySource | None" = None,
+    secret: "str | SecretSource | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -75,7 +75,7 @@ def histogram(
             account), or ``"limit"``, at an equal share of what is left of the account's limit (the
             default with one), because Gaussian charges cost less together.
         account: the account that the answer is charged in; ``None``: nobody counts what is spent.
-        noise_key: where the noise key is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
+        secret: where the secret is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
             account, which tells by it that a question was asked before.
         fresh: ask anew, at a new charge, what was answered before.
         as_of: a public label of the state of the data, e.g. a date: the same question with another
@@ -104,7 +104,7 @@ def keys(
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
-    noise_key: "str | KeySource | None" = None,
+    secret: "str | SecretSource | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -142,7 +142,7 @@ def count(
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
-    noise_key: "str | KeySource | None" = None,
+    secret: "str | SecretSource | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -179,7 +179,7 @@ def sum(
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
-    noise_key: "str | KeySource | None" = None,
+    secret: "str | SecretSource | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -221,7 +221,7 @@ def mean(
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
     account: "LedgerAccount | None" = None,
-    noise_key: "str | KeySource | None" = None,
+    secret: "str | SecretSource | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -282,7 +282,7 @@ def plan(
     given = inspect.signature(function).bind(data, **arguments)
     given.apply_defaults()
     call = given.arguments
-    place = call["account"], call["noise_key"]
+    place = call["account"], call["secret"]
     return planned(data, _asked(kind, call), *place, _how(call), call["allow_large_delta"])
 
 
@@ -328,4 +328,4 @@ def _ask(kind: "Figure", call: Mapping[str, Any]) -> "PrivateTable":
     check_delta(plan.delta, call["allow_large_delta"], switch="allow_large_delta=True")
     for weakness in weaknesses(plan.epsilon, plan.delta):
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)  # whoever called `count`, ...
-    return ask(question, columns, call["account"], call["noise_key"], _how(call))
+    return ask(question, columns, call["account"], call["secret"], _how(call))

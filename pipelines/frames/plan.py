@@ -1,6 +1,6 @@
 """The dry run of a question about a table in memory: `dpstream.plan`.
 
-It uses names and types of columns, the account and the noise key, never a row: so it is the same
+It uses names and types of columns, the account and the secret, never a row: so it is the same
 for all tables with these columns, and writes nothing.
 """
 
@@ -22,7 +22,7 @@ from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, 
 from dpstream.state.ledger.open import read_book
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.noise.key_source import KeySource
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.pipelines.account import LedgerAccount
     from dpstream.state.ledger.charges import Charge
 
@@ -119,7 +119,7 @@ def planned(
     data: Any,
     request: Asked,
     account: "LedgerAccount | None",
-    noise_key: "str | KeySource | None",
+    secret: "str | SecretSource | None",
     how: Asking,
     allow_large_delta: bool,
 ) -> QuestionPlan:
@@ -133,7 +133,7 @@ def planned(
     acceptance, place = Acceptance(None, (charge.epsilon, charge.delta), None, None), None
     try:
         check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
-        place = account_of(account, noise_key, how)
+        place = account_of(account, secret, how)
         if place is not None:
             limit = _limit(place)
             question = question.taking(question.families.taken(limit))
@@ -177,7 +177,7 @@ def _acceptance(question: Question, charge: "Charge", place: Account, how: Askin
     """
     from dpstream.pipelines.ask.sequence import request_of
 
-    with place.key.ring() as keys:
+    with place.secret.ring() as keys:
         request = request_of(question.kind, question.request, keys, how.as_of)
     return of_requests(place.ledger, [Request(charge, lambda: request)], how.fresh)
 

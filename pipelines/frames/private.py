@@ -19,7 +19,7 @@ _NOT_CHARGED = (
     "Charged to no account: whoever asks again spends epsilon again, and only you add it up "
     "(account=dpstream.LedgerAccount(...) does)."
 )
-_INSECURE = "NOT PRIVATE: drawn with a fixed test key, which whoever knows it subtracts."
+_INSECURE = "NOT PRIVATE: drawn with a fixed test secret, which whoever knows it subtracts."
 
 
 class PrivateTable:

@@ -47,9 +47,10 @@ class DPStream(flow.DPStream):
         source: what tells these records from others (a name and version, a digest), because a store
             goes on only with the input that it was begun with.  A job's own files and a table of
             ``ReadTable`` tell it themselves.
-        key_file, key, store, shards, account: of a plan whose run is begun here: a file with the
-            noise key, or a reference to it; the store's URL and its shards; the account that the
-            run is charged in (``LedgerAccount``), without which nobody counts what is spent.
+        secret, store, shards, account: of a plan whose run is begun here: a reference to the
+            secret (``file:PATH``, ``env:NAME``, ``gcp:...``); the store's URL and its shards;
+            the account that the run is charged in (``LedgerAccount``), without which nobody counts
+            what is spent.
         clock: announces trigger times (`dp_transforms.beam.clock`).
 
     Raises:
@@ -64,8 +65,7 @@ class DPStream(flow.DPStream):
         *,
         public_keys: Any = None,
         source: str | None = None,
-        key_file: str | None = None,
-        key: str | None = None,
+        secret: str | None = None,
         store: str | None = None,
         shards: int | None = None,
         account: Account | None = None,
@@ -82,8 +82,7 @@ class DPStream(flow.DPStream):
             raise UsageError("public_keys", "belong to a run's begin", "give them to begin_run")
         if isinstance(plan, Job) and run is None:
             given = {
-                "key_file": key_file,
-                "key": key,
+                "secret": secret,
                 "store": store,
                 "shards": shards,
                 "account": account,
@@ -104,8 +103,7 @@ class DPStream(flow.DPStream):
         super().__init__(
             plan,
             run,
-            key_file=key_file,
-            key=key,
+            secret=secret,
             store=store or "sqlite:dpstream.db",
             shards=4 if shards is None else shards,
             source=source,

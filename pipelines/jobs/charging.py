@@ -196,7 +196,7 @@ def refuse_private_in_sink(job: Job) -> None:
     """
     folder = job.sink.folder
     private = {
-        "secret": job.privacy.key_file,
+        "secret": job.privacy.secret.file,
         "store": job.state.path and str(job.state.path),
         "account.path": job.ledger and file_of(job.ledger.path),
     }

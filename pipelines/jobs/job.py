@@ -112,8 +112,9 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def insecure(self) -> bool:
-        """Whether a fixed test key or run id is set; the output must be stamped so."""
-        return (self.privacy.insecure_test_key or self.privacy.insecure_test_run_id) is not None
+        """Whether a fixed test secret or run id is set; the output must be stamped so."""
+        fixed = self.privacy.secret.insecure_test_secret or self.privacy.insecure_test_run_id
+        return fixed is not None
 
 
 def load_job(
@@ -222,7 +223,7 @@ def job_of(
         name=name,
         source=source,
         schema=file.schema,
-        privacy=_key_below(folder, file.privacy),
+        privacy=file.privacy,
         keys=keys,
         state=replace(file.state, store=store),
         ledger=ledger,
@@ -302,14 +303,6 @@ def _record_id(file: JobParts) -> Field | None:
 
 def _under(folder: Path, path: str | None, field: str) -> str | None:
     return None if path is None else str(below(folder, path, field))
-
-
-def _key_below(folder: Path, privacy: PrivacyConfig) -> PrivacyConfig:
-    """A key's file in either spelling starts from the job's folder, and is a ``key_file`` then."""
-    path, key = privacy.key_file, privacy.key
-    if key is not None and key.startswith("file:"):
-        path, key = key.removeprefix("file:"), None
-    return msgspec.structs.replace(privacy, key_file=_under(folder, path, "secret"), key=key)
 
 
 def _remember(text: str | None) -> Literal["run", "never"] | int | None:

@@ -24,7 +24,7 @@ from dpstream.pipelines.jobs.tables import (
     StateConfig,
     TimeConfig,
 )
-from dpstream.pipelines.project.data_sets import account_of, unit_of
+from dpstream.pipelines.project.data_sets import account_of, secret_of, unit_of
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_section import JobSection
 from dpstream.pipelines.project.project import Project
@@ -81,8 +81,7 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
             contributions=job.contributions,
             period={"lifetime": None, "window": job.window}.get(covers, covers),
             per_key_bound=job.per_key_bound,
-            key=data_set.secret,
-            insecure_test_key=data_set.insecure_test_secret,
+            secret=secret_of(project, data_set_name),
             insecure_test_run_id=job.insecure_test_run_id,
             **_fields(job.mechanism),
         ),

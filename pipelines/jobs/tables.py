@@ -15,7 +15,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.file_kinds import FileKind
 from dpstream.pipelines.project.job_section import ChoiceSection, SinkKind
 from dpstream.pipelines.project.sections import TimeColumn
@@ -154,10 +154,8 @@ class PrivacyConfig(_Table, frozen=True):
     (`accounting.weights.SelectionWeights`), ``uniform``, or ``auto``: the best known for the job's
     kind (see `pipelines.jobs.job`).
 
-    The key is found at ``key`` (see `dp_transforms.noise.references`); ``key_file = "PATH"`` is
-    short for ``key = "file:PATH"``.  ``insecure_test_key`` (64 hex digits) and
-    ``insecure_test_run_id`` (32) are for tests on public data: whoever knows them can subtract
-    the noise.
+    ``insecure_test_run_id`` (32 hex digits) is for tests on public data: whoever knows it and the
+    secret can subtract the noise.
     """
 
     epsilon: float
@@ -180,15 +178,8 @@ class PrivacyConfig(_Table, frozen=True):
     tests: int | tuple[int, ...] | None = None
     skip: bool | None = None
     allow_large_delta: bool = False
-    key_file: str | None = None
-    key: str | None = None
-    insecure_test_key: str | None = None
+    secret: SecretSource = SecretSource()
     insecure_test_run_id: str | None = None
-
-    @property
-    def reference(self) -> str | None:
-        """Where the noise key is, whichever way it is written."""
-        return self.key if self.key_file is None else f"file:{self.key_file}"
 
 
 class KeysConfig(_Table, frozen=True):
@@ -317,7 +308,7 @@ def check_parts(file: JobParts) -> None:
             raise UsageError(field, "must not be empty", "write a name")
     if file.state.store is not None:
         stores.backend(file.state.store)
-    _check_key(file.privacy)
+    _check_run_id(file.privacy)
 
 
 #: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
@@ -390,16 +381,7 @@ def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
     return texts
 
 
-def _check_key(privacy: PrivacyConfig) -> None:
-    named = [n for n in ("insecure_test_key", "key", "key_file") if getattr(privacy, n) is not None]
-    if len(named) > 1:
-        raise UsageError("secret", "is given twice", "keep one of secret and insecure_test_secret")
-    if privacy.reference is not None:
-        parse_reference(privacy.reference)
-    fixed = (
-        ("insecure_test_secret", privacy.insecure_test_key, 64),
-        ("insecure_test_run_id", privacy.insecure_test_run_id, 32),
-    )
-    for name, text, digits in fixed:
-        if text is not None and (len(text) != digits or set(text) - set("0123456789abcdef")):
-            raise UsageError(name, f"must be {digits} hex digits", "correct it")
+def _check_run_id(privacy: PrivacyConfig) -> None:
+    text = privacy.insecure_test_run_id
+    if text is not None and (len(text) != 32 or set(text) - set("0123456789abcdef")):
+        raise UsageError("insecure_test_run_id", "must be 32 hex digits", "correct it")

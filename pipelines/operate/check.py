@@ -2,7 +2,7 @@
 
 Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
 query and cells, and RECORDS (`Canonicaliser`).  So what is counted as unusable here is what the run
-would write to the dead letter.  Nothing is charged, drawn, stored or written, and no noise key is
+would write to the dead letter.  Nothing is charged, drawn, stored or written, and no secret is
 needed: ids are made with a random key that is discarded.  Whether anything will appear is counted
 before bounds on contributions, which only make keys smaller.
 
@@ -31,7 +31,7 @@ from dpstream.dp_transforms.ingest.records import (
     canonical_public_keys,
     positions,
 )
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.connectors.cells import in_cells
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input
@@ -130,7 +130,7 @@ def check_source(
     public = None
     if plan.public_keys is not None:
         public = canonical_public_keys(plan, read_public_keys(job))
-    key = KeySource(None, insecure_test_key=secrets.token_hex(32))
+    key = SecretSource(None, insecure_test_secret=secrets.token_hex(32))
     canonical = CanonicaliserFactory(plan, key, public)()
     tally, no_time, largest = reading.tally, 0, _LargestKey(plan)
     for batch in in_cells(job, queried(job, reading.batches())):

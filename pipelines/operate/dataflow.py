@@ -12,7 +12,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.runners.settings import refuse_at_least_once
 from dpstream.state.private_log import unexpected
 
@@ -69,8 +69,8 @@ def submit(built: Callable[[beam.Pipeline], None], beam_args: Sequence[str]) -> 
     pipeline.run()
 
 
-def in_stores(own: argparse.Namespace, *names: str) -> tuple[list[str], KeySource]:
-    """The places that a launcher was given, and where workers find the key.
+def in_stores(own: argparse.Namespace, *names: str) -> tuple[list[str], SecretSource]:
+    """The places that a launcher was given, and where workers find the secret.
 
     Raises:
         UsageError: one of them is on a machine that is thrown away.
@@ -79,13 +79,13 @@ def in_stores(own: argparse.Namespace, *names: str) -> tuple[list[str], KeySourc
     fixes = {
         f"--{name}": "use gs://" for name, at in zip(names, places, strict=True) if "://" not in at
     }
-    if not own.key.startswith("gcp:"):
-        fixes["--key"] = (
+    if not own.secret.startswith("gcp:"):
+        fixes["--secret"] = (
             "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"
         )
     for field, fix in fixes.items():
         raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
-    return [place.rstrip("/") for place in places], KeySource(own.key)
+    return [place.rstrip("/") for place in places], SecretSource(own.secret)
 
 
 def parser(

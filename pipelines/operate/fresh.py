@@ -18,7 +18,7 @@ from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.charging import check_begin, folder_used, store_identity
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
 from dpstream.state.durable import sync_folders
 from dpstream.state.ledger.book import Accept
@@ -58,7 +58,7 @@ def set_aside(job: Job, accept: Accept | None = None) -> Moved:
             "name another store and another place in sink: that is a new run as well",
         )
     check_begin(job, fresh=True, accept=accept)
-    key_source(job).ring().destroy()
+    secret_source(job).ring().destroy()
     if not job.source.unbounded:
         check_types(job)
     stores.close_all()

@@ -34,7 +34,7 @@ def check_remote(job: Job) -> None:
     Raises:
         UsageError: names the field.
     """
-    key, source = job.privacy.reference, job.source
+    source = job.source
     here = not source.unbounded or (source.kind == "folder" and "://" not in source.path)
     local = [
         ("store", job.state.path is not None, "use spanner://project/instance/database"),
@@ -46,7 +46,7 @@ def check_remote(job: Job) -> None:
         ),
         (
             "secret",
-            key is None or not key.startswith("gcp:"),
+            job.privacy.secret.kind != "gcp",
             "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
         ),
         ("table.path", here, "use a topic or a subscription, or a folder that is a gs:// URL"),

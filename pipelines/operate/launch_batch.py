@@ -15,7 +15,7 @@ import apache_beam as beam
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.operate import dataflow
 from dpstream.pipelines.session.batch import shards_for
 from dpstream.pipelines.session.flow import ANSWER, Task, build
@@ -34,20 +34,20 @@ class Asked(NamedTuple):
 
     Attributes:
         ticket: URL of the file; table, out: URLs of folders.
-        keys: where workers find the key.
+        keys: where workers find the secret.
     """
 
     ticket: str
     table: str
     out: str
-    keys: KeySource
+    keys: SecretSource
 
     @classmethod
     def of(cls, own: argparse.Namespace) -> "Asked":
         """Of the launcher's own flags.
 
         Raises:
-            UsageError: a place or the key is on a machine that is thrown away.
+            UsageError: a place or the secret is on a machine that is thrown away.
         """
         names = ("ticket", "table_folder", "out_folder")
         (ticket, table, out), keys = dataflow.in_stores(own, *names)
@@ -71,7 +71,7 @@ def begin(options: Asked) -> Begin:
 
     Raises:
         UsageError: there is no ticket.
-        PolicyError: it is not of this key, or the output is another's.
+        PolicyError: it is not of this secret, or the output is another's.
     """
     folder, _, name = options.ticket.rpartition("/")
     data = get(folder, name)
@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
         ticket="the ticket of the paid batch",
         table_folder="the table's parts",
         out_folder="where the answer is put",
-        key="gcp:projects/P/secrets/S/versions/N",
+        secret="gcp:projects/P/secrets/S/versions/N",
     )
 
 

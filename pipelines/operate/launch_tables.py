@@ -19,7 +19,7 @@ import apache_beam as beam
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, required
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.operate import dataflow
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, decoded, of_run
@@ -37,21 +37,21 @@ class Asked(NamedTuple):
 
     Attributes:
         parameters, data, out: URLs of folders.
-        choice: what is asked for beside the files; keys: where workers find the key.
+        choice: what is asked for beside the files; keys: where workers find the secret.
     """
 
     parameters: str
     data: str
     out: str
     choice: Choice
-    keys: KeySource
+    keys: SecretSource
 
     @classmethod
     def of(cls, own: argparse.Namespace) -> "Asked":
         """Of the launcher's own flags.
 
         Raises:
-            UsageError: a folder or the key is on a machine that is thrown away.
+            UsageError: a folder or the secret is on a machine that is thrown away.
         """
         names = ("parameters_folder", "data_folder", "out_folder")
         (parameters, data, out), keys = dataflow.in_stores(own, *names)
@@ -108,7 +108,7 @@ def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     path = f"{task.inputs.data}/{name}"
     pieces = [Piece(path, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)]
     published = build(pipeline, task, pieces, len(parts_of(began.prepared)))
-    sealed(published, task, task.keys.insecure_test_key is not None)
+    sealed(published, task, task.keys.insecure_test_secret is not None)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         parameters_folder="config.json and code lists",
         data_folder="GRF-C.txt and the records",
         out_folder="where the tables are put",
-        key="gcp:projects/P/secrets/S/versions/N",
+        secret="gcp:projects/P/secrets/S/versions/N",
     )
     parser.add_argument("--program", choices=("p", "h"), default="p", help="persons or households")
     parser.add_argument("--noise", choices=("census", "rounded"), default="census")

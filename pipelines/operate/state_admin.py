@@ -20,7 +20,7 @@ from dpstream.pipelines.connectors.run_manifest import resealed
 from dpstream.pipelines.connectors.sink import holds_release, known_releases
 from dpstream.pipelines.connectors.watch import refuse_changed
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.operate.state_view import open_job_store, store_run
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.stream.begin import begun_epoch, charge_restored, prepare
@@ -148,7 +148,7 @@ def restore(
 
 
 def _same_key(job: Job, identity: RunIdentity) -> None:
-    with key_source(job).of_run(identity.run_id, identity.key_fingerprint).ring():
+    with secret_source(job).of_run(identity.run_id, identity.secret_fingerprint).ring():
         """Another key is refused."""
 
 
@@ -214,7 +214,7 @@ def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
     Units count from the backup on, so whatever epoch was begun since is spent.
     """
     parts = input_of(job).identity()
-    with key_source(job).ring() as ring:
+    with secret_source(job).ring() as ring:
         source = ring.source_fingerprint(parts)
 
     def begun(old: RunIdentity) -> RunIdentity:

@@ -20,7 +20,7 @@ from dpstream.pipelines.connectors.run_manifest import check_sink, write_manifes
 from dpstream.pipelines.connectors.sink import ReadableSink, Sink
 from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.file_kinds import FileKind
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begun_epoch
@@ -163,6 +163,6 @@ def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
 def store_run(job: Job) -> Run:
     """The run of a job's store; its key is checked where it is used."""
     identity = open_job_store(job).identity
-    keys = key_source(job).of_run(identity.run_id, identity.key_fingerprint)
+    keys = secret_source(job).of_run(identity.run_id, identity.secret_fingerprint)
     plan = begun(job.plan, identity.calibration)
     return Run(plan, keys, job.state.store or "", identity.shards, identity.run_id)

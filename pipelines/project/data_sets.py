@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.dp_transforms.noise.references import KeyPlace
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.sections import AccountSection, TableSection, UnitSection
 from dpstream.state.ledger.open import AccountPlace, check_names, place_below
@@ -82,7 +82,7 @@ def _session_table(project: Project, data_set: str) -> str | None:
     return None
 
 
-def secret_of(project: Project, name: str) -> KeyPlace:
+def secret_of(project: Project, name: str) -> SecretSource:
     """Where the secret of a data set is, a file by its absolute path; nothing is read.
 
     Raises:
@@ -90,8 +90,8 @@ def secret_of(project: Project, name: str) -> KeyPlace:
     """
     section = project.sections.data_set[name]
     with _located(f"data_set.{name}"):
-        place = KeyPlace(key=section.secret, insecure_test_key=section.insecure_test_secret)
-        return place.below(project.folder)
+        source = SecretSource(section.secret, section.insecure_test_secret)
+        return source.below(project.folder)
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
     """(name, value) of every setting that is public.
 
     Paths of key, state, ledger and releases are the operator's and stay out, and so does an
-    insecure test key: it would take the noise off.
+    insecure test secret: it would take the noise off.
 
     Args:
         in_force: the plan as the run has it: so what it leaves open is shown.
@@ -136,7 +136,7 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
     privacy = plan["privacy"] | msgspec.to_builtins(resolved)
     rows += [(job_field(k), v) for k, v in privacy.items() if k != "usual_weights"]
     rows += [
-        ("secret", "INSECURE: fixed for tests" if job.insecure else "a secret key file"),
+        ("secret", "INSECURE: fixed for tests" if job.insecure else "a secret in a file"),
         ("sink.kind", job.sink.kind),
         ("shards", job.state.shards),
         ("batch_rows", job.performance.batch_rows),

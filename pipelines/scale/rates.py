@@ -26,7 +26,7 @@ _PROJECT = """
 version = 1
 [data_set.day]
 unit = {{ name = "user", type = "int" }}
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.day]
 path = "data.parquet"
 unit_column = "user"
@@ -148,20 +148,20 @@ def records_per_core_second(runs: int = 3) -> float:
     from dpstream.dp_transforms.run import begin_run
     from dpstream.pipelines.connectors.files.source import batches
     from dpstream.pipelines.jobs.job import load_job
-    from dpstream.pipelines.jobs.noise_key import key_source, new_key
+    from dpstream.pipelines.jobs.secret import new_secret, secret_source
     from dpstream.state import open as stores
 
     best = 0.0
     with tempfile.TemporaryDirectory(prefix="dpstream-measure-") as scratch:
         folder = Path(scratch)
         rows = _generated(folder / "data.parquet")
-        new_key(folder / "noise.key")
+        new_secret(folder / "noise.secret")
         for number in range(runs + 1):  # the first one compiles kernels
             path = folder / f"job{number}.toml"
             path.write_text(_PROJECT.format(number=number), encoding="utf-8")
             job = load_job(path)
             run, _ = begin_run(
-                job.plan, key_source(job), job.state.store or "", 4, source=[b"measure"]
+                job.plan, secret_source(job), job.state.store or "", 4, source=[b"measure"]
             )
             read = list(batches(job))
             begin = time.process_time()

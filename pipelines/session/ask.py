@@ -270,7 +270,7 @@ def _read_and_drawn(open_table: Desk, request: Wish, charge: Charge, keys: KeyRi
     from dpstream.pipelines.session.batch import spread
 
     config, run_id = open_table.config, charge.run_id
-    source = config.key_source().of_run(run_id, keys.fingerprint)
+    source = config.secret_source().of_run(run_id, keys.fingerprint)
     return spread(
         open_table.runner,
         config.base,

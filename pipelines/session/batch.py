@@ -17,8 +17,8 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.session import Totals, answered
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.session.manifest import read_manifest
@@ -75,7 +75,7 @@ def spread(
     table: SessionTable,
     question: Question,
     read: Int64,
-    keys: KeySource,
+    keys: SecretSource,
     run_id: str,
 ) -> pa.Table:
     """The answer, drawn by a runner's workers.
@@ -83,7 +83,7 @@ def spread(
     Args:
         beside: a folder that workers share, for the hand-over; folder: of the table.
         read: (m, d, 2) boxes of the charge; run_id: its own.
-        keys: where workers find the key, bound to the run (``KeySource.of_run``).
+        keys: where workers find the key, bound to the run (``SecretSource.of_run``).
 
     Raises:
         DpstreamError: the pipeline failed.

@@ -69,8 +69,7 @@ from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
 from dpstream.accounting.sessions.table import AnyDimension, SessionTable
-from dpstream.dp_transforms.noise.key_source import KeySource
-from dpstream.dp_transforms.noise.references import KeyPlace
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.data_sets import account_of, is_session_table, secret_of
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.project import Project, load_project, section_named
@@ -117,7 +116,7 @@ class Config:
     records: str
     folder: Path
     account: AccountPlace
-    secret: KeyPlace
+    secret: SecretSource
     rules: Rules
     base: Path
 
@@ -126,19 +125,19 @@ class Config:
         """File of the account's snapshot, which any replay of the account can make again."""
         return self.folder / "account.npz"
 
-    def key_source(self) -> KeySource:
+    def secret_source(self) -> SecretSource:
         """Where the secret is.
 
         Raises:
             UsageError: the data set names none, or none that can be.
         """
-        if self.secret.key is None and self.secret.insecure_test_key is None:
+        if not self.secret.given:
             raise UsageError(
                 f"data_set.{self.account.data_set}.secret",
                 "is required to ask",
-                'make one with `dpstream key new FILE`, and write secret = "file:FILE"',
+                'make one with `dpstream secret new FILE`, and write secret = "file:FILE"',
             )
-        return KeySource(self.secret.key, self.secret.insecure_test_key)
+        return self.secret
 
 
 def load_config(

@@ -1,4 +1,4 @@
-"""What a session holds open: the account, the answers, the key, and the records when they are
+"""What a session holds open: the account, the answers, the secret, and the records when they are
 read."""
 
 import contextlib
@@ -68,19 +68,19 @@ class Desk:
 
     @property
     def ring(self) -> KeyRing:
-        """The noise key, read when it is needed first.
+        """The secret, read when it is needed first.
 
         Raises:
             DpstreamError: there is none.
         """
         if self._ring is None:
-            self._ring = self.config.key_source().ring()
+            self._ring = self.config.secret_source().ring()
         return self._ring
 
     @property
     def insecure(self) -> bool:
-        """Whether noise is drawn with a fixed test key."""
-        return self.config.secret.insecure_test_key is not None
+        """Whether noise is drawn with a fixed test secret."""
+        return self.config.secret.insecure_test_secret is not None
 
     def manifest(self) -> Manifest:
         """The version of the table that counts now; no record is read.
@@ -111,7 +111,7 @@ class Desk:
         return self._scan
 
     def close(self) -> None:
-        """Let go of everything, and wipe the key; what was charged is noted beside the table."""
+        """Close everything; destroy the key ring; note what was charged beside the table."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.ledger.close)
             if "account" in self.__dict__:

@@ -33,7 +33,7 @@ from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.beam.keyed import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.session import (
     Totals,
     encoded,
@@ -86,7 +86,7 @@ class Task(NamedTuple):
     run_id: str
     folder: str
     shards: int
-    keys: KeySource
+    keys: SecretSource
 
     @property
     def boxes(self) -> Int64:

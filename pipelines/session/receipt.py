@@ -46,7 +46,7 @@ class Answer(NamedTuple):
             of its noise and both ends of its 95% interval.
         receipt: the committed bytes; digest: binds them to the charge.
         charged: this very call was charged for it.
-        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
+        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
     """
 
     header: Header

@@ -3,12 +3,12 @@
 A service (Dataflow) works while nobody waits, and no ledger is on its machines.  So the batch is
 charged first, where the ledger is, and what is handed over is the ticket: run id, question, boxes
 of the charge, and the table's parts by their digests.  All that the answer depends on is in it,
-but the noise key: whoever works it off, and however often, gets the same bytes.  That is why its
+but the secret: whoever works it off, and however often, gets the same bytes.  That is why its
 name is committed as the request's receipt BEFORE it is handed over (``state.ledger.answers``): to
 commit what fixes the answer is to commit the answer.  A second ticket of one run id, of other
 records, would be the same noise on other sums; the name that stands first is the only one.
 
-The name is a MAC of the ticket under the noise key.  Nobody else can write one, so that none is
+The name is a MAC of the ticket under the secret.  Nobody else can write one, so that none is
 worked off that was not paid; and it says nothing of records: no two run ids have one name.
 
 PRIVATE: digests and sizes of parts are functions of the records, without noise.  A ticket lies
@@ -30,12 +30,12 @@ from dpstream.state.ledger.region_charge import packed, unpacked
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What fixes the bytes of an answer, with the noise key.
+    """What fixes the bytes of an answer, with the secret.
 
     Attributes:
         table: its model; parts: the records, by digest.
         question: that was paid; read: the boxes of its charge, packed.
-        run_id: of the charge; key: fingerprint of the noise key.
+        run_id: of the charge; key: fingerprint of the secret.
         form: of this file.
     """
 
@@ -90,7 +90,7 @@ def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
     """A ticket of its bytes, and its name.
 
     Raises:
-        PolicyError: it was not written with this key, or was changed since.
+        PolicyError: it was not written with this secret, or was changed since.
     """
     text, _, mac = data.removesuffix(b"\n").rpartition(b"\n")
     if hmac.compare_digest(mac, _mac(text, keys).encode()):
@@ -99,7 +99,7 @@ def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
         except (msgspec.MsgspecError, UnicodeError, DpstreamError):
             pass
     raise PolicyError(
-        "ticket", "was not written with this noise key", "use the ticket and the key of one table"
+        "ticket", "was not written with this secret", "use the ticket and the secret of one table"
     )
 
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
@@ -61,7 +61,7 @@ class StatementQuestion:
         self,
         question: Question,
         catalog: Catalog,
-        source: KeySource,
+        source: SecretSource,
         shards: int | None = None,
         runner: Runner | None = None,
     ) -> None:
@@ -138,11 +138,11 @@ def ask(
         shards, runner: see `StatementQuestion`.
 
     Raises:
-        DpstreamError: not usable or not private as written; beyond the ledger's limit; no key; a
-            table that cannot be read, or has a declared key that was not checked.
+        DpstreamError: not usable or not private as written; beyond the account's limit; no secret;
+            a table that cannot be read, or has a declared key that was not checked.
     """
     question, ledger = question_of(text, catalog), catalog.ledger
-    source = KeySource(catalog.key.key, catalog.key.insecure_test_key)
+    source = catalog.secret
     statement_question = StatementQuestion(question, catalog, source, shards, runner)
     sweep(catalog.beside)
     with (
@@ -152,7 +152,7 @@ def ask(
         answer = sequence.ask(
             statement_question, opened, keys, how, lambda of: _view(question, catalog, of)
         )
-    return decoded(answer, source.insecure_test_key is not None)
+    return decoded(answer, source.insecure_test_secret is not None)
 
 
 def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
@@ -192,9 +192,9 @@ def request_of(question: Question, catalog: Catalog, as_of: str = "") -> str:
     """The request by which a statement's answer is given again.
 
     Raises:
-        DpstreamError: there is no key.
+        DpstreamError: there is no secret.
     """
-    with KeySource(catalog.key.key, catalog.key.insecure_test_key).ring() as keys:
+    with catalog.secret.ring() as keys:
         return sequence.request_of(question.kind, identity_of(question, catalog), keys, as_of)
 
 

@@ -18,7 +18,7 @@ from sqlglot import exp
 
 from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.dp_transforms.noise.references import KeyPlace
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import Via
 from dpstream.state.ledger.open import AccountPlace, file_of
 
@@ -109,12 +109,12 @@ class Catalog(Tables):
 
     Attributes:
         ledger: the data set's account.
-        key: where the noise key is, a file by its absolute path.
+        secret: where the secret is, a file by its absolute path.
         folder: of the catalog's file.
     """
 
     ledger: AccountPlace
-    key: KeyPlace = dataclasses.field(default_factory=KeyPlace)
+    secret: SecretSource = dataclasses.field(default_factory=SecretSource)
     folder: Path = Path()
 
     @property

@@ -4,8 +4,8 @@
 
 A row whose unit comes by a key meets the row that owns it in a shuffle by that key before.  What
 decides are keyed hashes of units and of keys; no released byte depends on how many shards there
-are.  Workers get the place of the key, never the key, and hand over files (`handed`): the pipeline
-itself has no output but the numbers of shards that are done.
+are.  Workers get a reference to the secret, never the secret, and hand over files (`handed`):
+the pipeline itself has no output but the numbers of shards that are done.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from dpstream.accounting.errors import required
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
 from dpstream.dp_transforms.beam.keyed import Keyed
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.one_shot.groups import keyed
 from dpstream.dp_transforms.telemetry import guarded
@@ -43,14 +43,14 @@ Routed = tuple[int, tuple[int, pa.RecordBatch]]
 
 
 class Task(NamedTuple):
-    """What the workers are told; public, without the key.
+    """What the workers are told; public, without the secret.
 
     Attributes:
         work: of each shard; design: of the histograms, if these are what it is about.
-        catalog: of the tables that are read, without a key and without databases.
+        catalog: of the tables that are read, without a secret and without databases.
         columns: of each private table, those that matter; the tables that own others come first.
         weights: of selection; shards: how many; folder: where they hand over.
-        keys: where a worker finds the key.
+        keys: where a worker finds the secret.
     """
 
     work: Work
@@ -60,7 +60,7 @@ class Task(NamedTuple):
     weights: tuple[int, ...]
     shards: int
     folder: str
-    keys: KeySource
+    keys: SecretSource
 
 
 def build(pipeline: beam.Pipeline, task: Task, pieces: Sequence[Piece]) -> beam.PCollection:
@@ -126,7 +126,7 @@ def unit_of(table: Table) -> str | None:
 
 
 class _Keyed(Keyed):
-    """A stage of a statement that needs the key."""
+    """A stage of a statement that needs the secret."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task.keys)

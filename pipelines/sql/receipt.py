@@ -60,7 +60,7 @@ class SqlAnswer(NamedTuple):
         header: what it cost, and when it was first given.
         receipt: the committed bytes; digest: binds them to the charge.
         charged: this very call was charged for it.
-        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
+        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
     """
 
     table: pa.Table

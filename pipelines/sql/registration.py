@@ -17,10 +17,11 @@ Before that every file is looked at for what is read as something else, or not a
 is never closed, a text that is not UTF-8 (`wellformed`).  A file of which some units' rows are gone
 is as well formed as it was, so that here too neighbours have one outcome.
 
-A note is a MAC, under the noise key, of the table's contents, types and key columns: it cannot be
-made without the key, fits no other contents, and says nothing of them.  Notes lie in a file beside
-the ledger.  Rows of a server can change without a mark: there a key counts as unique only if the
-server itself keeps it so, by a constraint, and the values are unique as the catalog reads them.
+A note is a MAC, under the secret, of the table's contents, types and key columns: it cannot be
+made without the secret, fits no other contents, and says nothing of them.  Notes lie in a file
+beside the account.  Rows of a server can change without a mark: there a key counts as unique
+only if the server itself keeps it so, by a constraint, and the values are unique as the catalog
+reads them.
 """
 
 import contextlib
@@ -33,7 +34,6 @@ import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql.catalog import Catalog, Table, canonical
 from dpstream.pipelines.sql.databases import kept_unique
@@ -129,7 +129,7 @@ def _kept(table: Table, columns: tuple[str, ...]) -> bool:
 
 
 def _ring(catalog: Catalog) -> KeyRing:
-    return KeySource(catalog.key.key, catalog.key.insecure_test_key).ring()
+    return catalog.secret.ring()
 
 
 def _note(ring: KeyRing, table: Table, key: Key, contents: list[bytes]) -> str:

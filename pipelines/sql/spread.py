@@ -17,9 +17,8 @@ from sqlglot import exp
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign
-from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.references import KeyPlace
+from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.sql.catalog import Catalog, Table
@@ -59,7 +58,7 @@ class Spread:
         for table in tables.values():
             _check(table)
         self._runner, self._folder = runner, catalog.beside
-        self._catalog = dataclasses.replace(catalog, tables=tables, key=KeyPlace())
+        self._catalog = dataclasses.replace(catalog, tables=tables, secret=SecretSource())
         private = [table for table in _owners_first(tables) if table.unit is not None]
         columns = _columns(question)
         self._columns = {table.name: _needed(table, tables, columns) for table in private}
@@ -67,7 +66,7 @@ class Spread:
         self._shards = shards or min(MAX_SHARDS, max(1 + rows // ROWS_AT_ONCE, runner.parallelism))
         self._pieces = [piece for table in private for piece in _pieces(table)]
 
-    def place(self, keys: KeySource, ring: KeyRing, run_id: str) -> "Workers":
+    def place(self, keys: SecretSource, ring: KeyRing, run_id: str) -> "Workers":
         """The place of a charged run."""
         bound = keys.of_run(run_id, ring.fingerprint)
         return Workers(self, bound, ring, run_id)
@@ -75,7 +74,7 @@ class Spread:
     def run(
         self,
         folder: str,
-        keys: KeySource,
+        keys: SecretSource,
         work: Work,
         weights: Sequence[int],
         design: BoundsDesign | None,
@@ -126,7 +125,7 @@ class Spread:
 class Workers:
     """A runner's workers as the place of stage 1."""
 
-    def __init__(self, spread: Spread, keys: KeySource, ring: KeyRing, run_id: str) -> None:
+    def __init__(self, spread: Spread, keys: SecretSource, ring: KeyRing, run_id: str) -> None:
         self._spread, self._keys, self._ring, self._run_id = spread, keys, ring, run_id
         self._shards = spread.shards
 

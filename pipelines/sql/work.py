@@ -1,7 +1,7 @@
 """What is done with the units of a shard: rows of DuckDB become partials, bounds and sums.
 
 It is the same wherever it is done, in turns of this process or on a runner's workers, and all of
-it is public but the key, which comes from elsewhere.
+it is public but the secret, which comes from elsewhere.
 """
 
 from typing import NamedTuple

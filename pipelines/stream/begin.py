@@ -29,7 +29,7 @@ from dpstream.pipelines.jobs.charging import check_begin, spend_of, unnamed_ledg
 from dpstream.pipelines.jobs.committed import Ledgered, check_tuning
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
@@ -84,7 +84,7 @@ def prepare(
     Returns:
         (run, whether the store existed, whether it has committed all that is published).
     """
-    keys, plan = key_source(job), job.plan
+    keys, plan = secret_source(job), job.plan
     check_tuning(job)
     refuse_changed(job)
     check_begin(job, accept=accept)  # a refused charge leaves no store behind

@@ -30,7 +30,7 @@ from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.drafting.windows import instant, shown
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
@@ -164,7 +164,7 @@ def same_input(job: Job, store: Store) -> bool:
             return bool(_arranged(job, noted).known)
         except PolicyError:
             return False
-    with key_source(job).ring() as ring:
+    with secret_source(job).ring() as ring:
         parts = input_of(job).identity()
         return bool(ring.source_fingerprint(parts) == store.identity.source_fingerprint)
 
@@ -265,7 +265,7 @@ def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
 
 def _arranged(job: Job, noted: Passes | None) -> Arranged:
     files: tuple[SourceFile, ...] = manifest(job)
-    with key_source(job).ring() as ring:
+    with secret_source(job).ring() as ring:
         return arrange(files, noted, lambda part: ring.source_fingerprint([part]))
 
 

@@ -39,7 +39,7 @@ class Manifest(Header, frozen=True, kw_only=True):
         request: where no account is, what tells whether it answers a request, as `of_run` gives
             it; empty else.
         epsilon, delta, mu, rho: what it costs, ``epsilon`` null: nothing is promised.
-        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
+        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
         files: by name below the folder.
     """
 

@@ -16,8 +16,8 @@ from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.dp_transforms.noise.inputs import combined
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.folder import Archive, Output, archive_of, is_written
 from dpstream.pipelines.ask.question import ONCE, Asking
@@ -66,7 +66,7 @@ class Order(NamedTuple):
 
     Attributes:
         inputs: the files; out: the folder that is made.
-        key: where the noise key is.
+        secret: where the secret is.
         ledger: that is charged, ``None``: none is kept.
         runner: whose workers do the work, ``None``: this process.  No byte depends on it.
         how: whether it is asked anew, and of which state of the data.
@@ -76,7 +76,7 @@ class Order(NamedTuple):
 
     inputs: Inputs
     out: Path
-    key: KeySource
+    secret: SecretSource
     ledger: AccountPlace | None = None
     runner: Runner | None = None
     how: Asking = ONCE
@@ -154,7 +154,7 @@ class TablesQuestion:
             draw = _here if order.runner is None else _spread
             draw(order, setup, keys, charge.run_id, draft)
             files = self._archive.seal(draft, names_of(setup))
-            insecure = order.key.insecure_test_key is not None
+            insecure = order.secret.insecure_test_secret is not None
             receipt = encoded(manifest_of(setup.plan, answered_now(charge), insecure, files))
             self._archive.keep(draft, receipt)
         self.drawn = True
@@ -189,7 +189,7 @@ def execute(order: Order) -> Executed:
     with contextlib.ExitStack() as stack:
         if place is None:
             return _uncharged(order, setup, output, stack)
-        keys = stack.enter_context(order.key.ring())
+        keys = stack.enter_context(order.secret.ring())
         archive = Archive(archive_of(place.path, order.out.parent))
         question = TablesQuestion(order, setup, archive)
         ledger = stack.enter_context(contextlib.closing(open_ledger(place)))
@@ -217,7 +217,7 @@ def _uncharged(
     make_folder(order.out.parent)
     temporary = stack.enter_context(private_folder(order.out.parent, "OUT"))
     question = TablesQuestion(order, setup, Archive(temporary / "answers", "OUT"))
-    with order.key.ring() as keys:
+    with order.secret.ring() as keys:
         receipt = ask_uncharged(question, keys)
     return Executed(question.publish(receipt), False, True)
 
@@ -242,7 +242,7 @@ def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
 def acceptance(
     inputs: Inputs,
     plan: TablePlan,
-    key: KeySource | None,
+    secret: SecretSource | None,
     place: AccountPlace | None,
     how: Asking,
     out: Path | None = None,
@@ -250,19 +250,19 @@ def acceptance(
     """Whether an execution would be charged now, and what it would cost; charges nothing.
 
     Args:
-        key: where the noise key is; ``None``: what was executed before is not told apart.
+        secret: where the secret is; ``None``: what was executed before is not told apart.
         out: the folder that would be made; ``None``: a new one.
     """
 
     def request() -> str:
-        if key is None:
+        if secret is None:
             raise UsageError(
                 "secret",
                 "is required where these tables were charged before: it tells whether"
                 " they were of the same question",
                 "add secret to the data set, as for `dpstream census execute`",
             )
-        with key.ring() as keys:
+        with secret.ring() as keys:
             return sequence.request_of("table", identity_of(inputs, plan), keys, how.as_of)
 
     charge = charge_of(plan, new_run_id(), plan.cost())
@@ -305,6 +305,6 @@ def _spread(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Pa
     """Count and draw on a runner's workers."""
     if order.runner is None:
         raise InvariantError("a runner was asked for")
-    bound = order.key.of_run(run_id, keys.fingerprint)
+    bound = order.secret.of_run(run_id, keys.fingerprint)
     letters = None if order.letters is None else str(order.letters)
     spread(order.runner, order.inputs, setup, bound, run_id, draft, letters)

@@ -5,12 +5,12 @@
 
 Exact counts of a piece are summed before they are shuffled.  Every part of every table has an
 element of its own, so that parts without a record are published like the others.  Workers get the
-place of the key, never the key, and write files of the draft folder; the pipeline itself has no
-output but the names and digests of the files that are there.
+reference to the secret, never the secret, and write files of the draft folder; the pipeline itself
+has no output but the names and digests of the files that are there.
 
-Of the engine's own stages it takes the coder of batches, the place of the key, the table sampler,
-dead letters, durable files and the one way out for errors.  Three it does not take, each for a
-reason: BOUND, because a record's groups follow from the record alone, so there is nothing to
+Of the engine's own stages it takes the coder of batches, the reference to the secret, the table
+sampler, dead letters, durable files and the one way out for errors.  Three it does not take, each
+for a reason: BOUND, because a record's groups follow from the record alone, so there is nothing to
 remember of a unit; ``split_by_shard``, because counts are sorted by group and a shard is a slice of
 them; RELEASE, because a table is there once, not by window and trigger.
 """
@@ -28,7 +28,7 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import numbers
 from dpstream.dp_transforms.beam.keyed import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
 from dpstream.pipelines.ask.folder import Written
@@ -53,14 +53,14 @@ _SCHEMA = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 
 
 class Task(NamedTuple):
-    """What the workers are told; public, without the key.
+    """What the workers are told; public, without the secret.
 
     Attributes:
         inputs: where the files are.
         run_id: that was charged.
         folder: the draft, or the URL of a folder in a store.
         letters: folder of refused records, ``None``: they refuse the file.
-        keys: where a worker finds the key.
+        keys: where a worker finds the secret.
         request: fingerprint of what was asked; for `Seal`.
         stamp: of the records in a store when the execution began; ``None`` on a disk, where the
             launcher looks before it publishes.
@@ -70,7 +70,7 @@ class Task(NamedTuple):
     run_id: str
     folder: str
     letters: str | None
-    keys: KeySource
+    keys: SecretSource
     request: str = ""
     stamp: Stamp | None = None
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dpstream.accounting.errors import UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource, destroy_keys
+from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.tabulation.inputs import Inputs, Prepared
 from dpstream.pipelines.tabulation.pieces import pieces
@@ -25,7 +25,7 @@ def spread(
     runner: Runner,
     inputs: Inputs,
     setup: Prepared,
-    keys: KeySource,
+    keys: SecretSource,
     run_id: str,
     folder: Path,
     letters: str | None,

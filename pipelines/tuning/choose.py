@@ -28,7 +28,7 @@ from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.text import instant_micros
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
             end, in records at the bound; ``None``: not known.
         per_key: other bounds per key, what C they would take and what they cut.
         notes: remarks; run_id: of the charge; resumed: whether it was charged before.
-        insecure: a fixed test key was used: its noise can be subtracted by whoever knows it.
+        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
     """
 
     job: str
@@ -81,7 +81,7 @@ def choose(tuning: Asked) -> Outcome:
     """
     if not tuning.private:
         return _proxy(tuning)
-    with key_source(tuning.job).ring() as ring:
+    with secret_source(tuning.job).ring() as ring:
         return _private(tuning, ring)
 
 
@@ -136,7 +136,7 @@ def acceptance(tuning: Asked) -> Acceptance:
 
     def request() -> str:
         question = TuningQuestion(tuning)
-        with key_source(tuning.job).ring() as ring:
+        with secret_source(tuning.job).ring() as ring:
             return sequence.request_of(question.kind, question.identity, ring, how.as_of)
 
     return of_requests(

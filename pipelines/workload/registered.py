@@ -30,7 +30,7 @@ from dpstream.pipelines.connectors.files.source import pieces
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.answers import answers
@@ -280,7 +280,7 @@ def answer_once(
         raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
     place = question.ledger
     with (
-        key_source(job).ring() as keys,
+        secret_source(job).ring() as keys,
         contextlib.closing(open_ledger(place)) as ledger,
     ):
         answer = sequence.ask(question, ledger, keys, how)
@@ -311,7 +311,7 @@ def acceptance(
     question = WorkloadQuestion(workload, job, mechanism, partial)
 
     def request() -> str:
-        with key_source(job).ring() as keys:
+        with secret_source(job).ring() as keys:
             return sequence.request_of(question.kind, question.identity, keys, how.as_of)
 
     charge = question.decide(new_run_id(), Book()).charge

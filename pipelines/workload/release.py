@@ -64,7 +64,7 @@ class Receipt(Header, frozen=True, kw_only=True):
         epsilon, delta, mu: what it cost.
         contributions: records of a unit that count.
         aggregate: name and kind of what is counted or summed.
-        insecure: a fixed test key was used.
+        insecure: a fixed test secret was used.
         moments: one for each estimate, in order; files: by name.
     """
 

@@ -22,7 +22,7 @@ version = 1
 [data_set.d]
 unit = { name = "user" }
 account = { path = "ledger.db", id = "0acc0acc0acc0acc" }
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.t]
 path = "in.parquet"
 unit_column = "user"
@@ -46,7 +46,7 @@ version = 1
 [data_set.d]
 unit = { name = "user" }
 account = { path = "ledger.db", id = "0acc0acc0acc0acc" }
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.t]
 path = "t.parquet"
 unit_column = "user"
@@ -56,7 +56,7 @@ TABLE = """
 version = 1
 [data_set.d]
 account = { path = "ledger.db", id = "0acc0acc0acc0acc" }
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.t]
 path = "r.csv"
 coordinates = "t"
@@ -82,16 +82,16 @@ def refused(read: object, text: str, old: str, url: str, folder: Path) -> str:
     [
         (load_job, JOB, "in.parquet", "table.t.path"),
         (load_job, JOB, "keys.csv", "job.j.public_keys"),
-        (load_job, JOB, "noise.key", "data_set.d.secret"),
+        (load_job, JOB, "noise.secret", "data_set.d.secret"),
         (load_job, JOB, "run.db", "job.j.store"),
         (load_job, JOB, "out", "job.j.sink.path"),
         (load_job, JOB, "ledger.db", "data_set.d.account.path"),
         (load_catalog, PROJECT, "t.parquet", "table.t.path"),
-        (load_catalog, PROJECT, "noise.key", "data_set.d.secret"),
+        (load_catalog, PROJECT, "noise.secret", "data_set.d.secret"),
         (load_catalog, PROJECT, "ledger.db", "data_set.d.account.path"),
         (load_config, TABLE, "r.csv", "table.t.path"),
         (load_config, TABLE, 'coordinates = "t"', "table.t.coordinates"),
-        (load_config, TABLE, "noise.key", "data_set.d.secret"),
+        (load_config, TABLE, "noise.secret", "data_set.d.secret"),
         (load_config, TABLE, "ledger.db", "data_set.d.account.path"),
     ],
 )  # fmt: skip

@@ -16,9 +16,9 @@ from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.beam.split import KeyIds
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, canonical_public_keys
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
@@ -84,7 +84,7 @@ class Trace:
         return {serial: sorted(pairs) for serial, pairs in out.items()}
 
 
-def begin(plan: Plan, folder: Path, shards: int, keys: KeySource = KEYS) -> Run:
+def begin(plan: Plan, folder: Path, shards: int, keys: SecretSource = KEYS) -> Run:
     """A run on a new store below ``folder``."""
     number = len(list(folder.glob("s*.db")))
     public = None

@@ -164,7 +164,7 @@ def sampler_of(sigma: float, rounded: bool) -> Sampler:
 
 @functools.cache
 def key_ring() -> KeyRing:
-    """The key ring of the fixed test key."""
+    """The key ring of the fixed test secret."""
     return KEYS.ring()
 
 

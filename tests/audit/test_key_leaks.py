@@ -1,4 +1,4 @@
-"""P7 for the noise key: wherever it is kept, it is in no plan, pickle, log, error or file."""
+"""P7 for the secret: wherever it is kept, it is in no plan, pickle, log, error or file."""
 
 import hashlib
 import logging
@@ -15,11 +15,11 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms.flow import DPStream
-from dpstream.dp_transforms.noise import key_source, prf
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise import prf, secret_source
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.references import read_key
+from dpstream.dp_transforms.noise.references import read_secret
 from dpstream.dp_transforms.noise.secret import Secret
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.records.formats import read_releases
@@ -33,7 +33,7 @@ from tests.secret_server import NAME, REFERENCE, secret_server
 
 SECRET = hashlib.sha256(b"a key of the tests").digest()
 FORMS = key_forms(SECRET)
-KEY_FILE = "kept/noise.key"
+KEY_FILE = "kept/noise.secret"
 
 
 def key_hits(data: str | bytes) -> int:
@@ -111,7 +111,7 @@ def test_a_run_leaves_no_key(job: Job, tmp_path: Path, capfd: pytest.CaptureFixt
 def test_nothing_that_travels_has_the_key(job: Job) -> None:
     data = what_travels(job)
     # The search sees into the pickles: where the key is stands there.
-    reference = (job.privacy.reference or "").encode()
+    reference = (job.privacy.secret.reference or "").encode()
     assert reference in data and data.count(reference) > 4
     assert not key_hits(data)
 
@@ -134,7 +134,7 @@ def test_no_error_has_the_key(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_pat
                     make(self)
 
             with monkeypatch.context() as patched:
-                patched.setattr(key_source, "KeyRing", Other)
+                patched.setattr(secret_source, "KeyRing", Other)
                 with pytest.raises(DpstreamError) as caught:
                     run_job(job)
             errors.append(caught.value)
@@ -146,19 +146,19 @@ def test_no_error_has_the_key(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_pat
 # --- sabotage: the search finds each of these ------------------------------------------------
 
 
-class KeepsKey(KeySource):
+class KeepsKey(SecretSource):
     """A source that remembers what it has read."""
 
-    def __init__(self, reference: str | None, insecure_test_key: str | None = None) -> None:
-        super().__init__(reference, insecure_test_key)
-        self.kept = self.form(bytes(read_key(reference or "")))
+    def __init__(self, reference: str | None, insecure_test_secret: str | None = None) -> None:
+        super().__init__(reference, insecure_test_secret)
+        self.kept = self.form(bytes(read_secret(reference or "")))
 
     @staticmethod
     def form(secret: bytes) -> object:
         """As it is kept."""
         return secret
 
-    def of_run(self, run_id: str, fingerprint: str) -> KeySource:
+    def of_run(self, run_id: str, fingerprint: str) -> SecretSource:
         return self
 
 
@@ -180,9 +180,9 @@ class KeepsChild(KeepsKey):
 
 @pytest.mark.parametrize("source", [KeepsKey, KeepsHex, KeepsChild])
 def test_a_source_that_keeps_the_key_is_caught(
-    job: Job, monkeypatch: pytest.MonkeyPatch, source: type[KeySource]
+    job: Job, monkeypatch: pytest.MonkeyPatch, source: type[SecretSource]
 ) -> None:
-    monkeypatch.setattr(key_source, "KeySource", source)
+    monkeypatch.setattr(secret_source, "SecretSource", source)
     run, _ = begin(job)
     assert key_hits(pickle.dumps(run))
     pipeline = beam.Pipeline(runner=FnApiRunner())
@@ -199,6 +199,6 @@ def test_a_fingerprint_that_is_the_key_is_caught(
             super().__init__(secret)
             self.fingerprint = secret.hex()
 
-    monkeypatch.setattr(key_source, "KeyRing", Telling)
+    monkeypatch.setattr(secret_source, "KeyRing", Telling)
     run_job(job)
     assert [name for name in files_with_key(tmp_path) if "state/s.db" in name]

@@ -14,7 +14,7 @@ from dpstream.pipelines.audit import run as audit_run
 from dpstream.pipelines.audit import values as audit_values
 from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.connectors.files import source as files_source
-from dpstream.pipelines.jobs import noise_key
+from dpstream.pipelines.jobs import secret
 from dpstream.pipelines.operate import account_view, doctor, state_view
 from dpstream.pipelines.report import releases as report_releases
 from dpstream.pipelines.report import report
@@ -51,7 +51,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (INFO, SqliteStore, "completed"),
     (EXPORT, SqliteStore, "committed_releases"),
     (EXPORT, state_view, "publish_committed"),
-    (EXPORT, state_view, "key_source"),
+    (EXPORT, state_view, "secret_source"),
     (CHOOSE, choose, "tally"),
     (CHOOSE, choose, "noisy"),
     (CHOOSE, choose, "fingerprint_parts"),
@@ -67,7 +67,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (("run", *JOB), beginning, "check_sink"),
     (("run", *JOB), beginning, "write_manifest"),
     (("account", "show", *JOB), account_view, "read_ledger"),
-    (("key", "new", "{out}/noise.key"), noise_key, "new_key"),
+    (("secret", "new", "{out}/noise.secret"), secret, "new_secret"),
     (("doctor",), doctor, "examine"),
 ]
 

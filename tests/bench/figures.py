@@ -80,7 +80,7 @@ def _job(frame: Frame, mode: str) -> Path:
     fixed = {**named.fields, "insecure_test_run_id": "f1" * 16}
     setting = Setting(Mode(named.name, fixed), TRIGGERS, CONTRIBUTIONS)
     job = write_job(frame, setting)
-    (job.parent / "noise.key").write_text(hashlib.sha256(b"figures").hexdigest() + "\n")
+    (job.parent / "noise.secret").write_text(hashlib.sha256(b"figures").hexdigest() + "\n")
     return job
 
 

@@ -27,7 +27,7 @@ import polars as pl
 import pyarrow as pa
 
 import dpstream
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
 from tests.bench.common import child_seconds, emit, machine
 
@@ -102,10 +102,10 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                            args.repeats)  # fmt: skip
             timings[name][called] = statistics.median(runs)
         timings[name]["times_exact"] = timings[name]["histogram"] / baseline
-    new_key(folder / "noise.key")
+    new_secret(folder / "noise.secret")
     place = accounts.create(folder / "ledger.db", "bench", (100.0, 1e-6))
     account = dpstream.LedgerAccount(place.path, "bench", id=place.id)
-    paid: dict[str, Any] = {**both, "account": account, "noise_key": f"file:{folder / 'noise.key'}"}
+    paid: dict[str, Any] = {**both, "account": account, "secret": f"file:{folder / 'noise.secret'}"}
     timings["charged_histogram"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
     timings["asked_again"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
     loaded = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True)

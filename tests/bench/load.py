@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state.idtable import shard_of
 from tests.bench.common import emit, machine
 from tests.bench.paper.jobs import Frame, Setting, write_job
@@ -33,12 +33,12 @@ KINDS = ("even", "half of the keys on one shard", "ten times the records in one 
 
 
 def key_names(path: Path, keys: int, uneven: bool) -> npt.NDArray[np.str_]:
-    """Names of keys; with ``uneven`` half of them are of shard 0 under the job's own noise key."""
+    """Names of keys; with ``uneven`` half of them are of shard 0 under the job's own secret."""
     names = np.array([f"key {n:09d}" for n in range(keys * (SHARDS + 1) if uneven else keys)])
     if not uneven:
         return names
     job = load_job(path)
-    with key_source(job).ring() as ring:
+    with secret_source(job).ring() as ring:
         ids = typed_ids(ring.key, [("string", pa.array(names, pa.string()))])
     first = shard_of(ids, SHARDS) == 0
     half = keys // 2

@@ -35,7 +35,7 @@ from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.dp_transforms.step import Stepper
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables
@@ -148,7 +148,7 @@ def measure(url: str, size: Size, folder: Path) -> dict[str, Any]:
     data.touch()
     frame = Frame(data, "int", folder / "runs", 6.0, 1e-9, 1)
     job = load_job(write_job(frame, Setting(parse_mode("sticky"), TRIGGERS, 32)))
-    run, _ = begin_run(job.plan, key_source(job), url, 1, source=[b"microbatch"])
+    run, _ = begin_run(job.plan, secret_source(job), url, 1, source=[b"microbatch"])
     shard, rng = Shard(run), np.random.default_rng(1)
     names = pa.array([f"key {n:09d}" for n in range(keys)])
     timings = []

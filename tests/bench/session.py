@@ -148,7 +148,7 @@ class Ways:
         config = load_config(project)
         self.session = self._stack.enter_context(Session(config, held=held))
         self._scan = self._stack.enter_context(Scan(config.folder, config.table, held=held))
-        self._ring = self._stack.enter_context(config.key_source().ring())
+        self._ring = self._stack.enter_context(config.secret_source().ring())
         self._space = config.table.space
         self._places = {d.name: i for i, d in enumerate(self._space.dimensions)}
         self._global = accounts.opened(

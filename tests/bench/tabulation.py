@@ -28,7 +28,7 @@ KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 LIMITS = {1_000_000: (20.0, 15.0, 2_048.0), 10_000_000: (150.0, 150.0, 4_096.0)}
 _WARM = """
 import json, pathlib, resource, sys, time
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Order, execute, inputs_of
@@ -38,7 +38,7 @@ folder, out, key, runner = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]),
 wall, cpu = time.perf_counter(), tree_seconds()
 inputs = inputs_of(folder / "parameters", folder / "data", Choice("p"))
 workers = Runner(runner) if runner else None
-done = execute(Order(inputs, out, KeySource(None, key), runner=workers))
+done = execute(Order(inputs, out, SecretSource(None, key), runner=workers))
 wall, cpu = time.perf_counter() - wall, tree_seconds() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 groups = sum(level.groups for level in prepared(inputs).domain.levels)
@@ -71,7 +71,7 @@ def warm(folder: Path, out: Path, runner: str) -> dict[str, Any]:
 
 def cold(folder: Path, out: Path) -> dict[str, float]:
     """The command in a process of its own, with a key in a file."""
-    key = folder / "noise.key"
+    key = folder / "noise.secret"
     if not key.exists():
         key.write_text(KEY + "\n")
         key.chmod(0o600)

@@ -226,5 +226,5 @@ class Stack:
 
 def own_key(folder: Path) -> None:
     """The host's key file, as the text at the top of compose.yaml makes it."""
-    line = f"(umask 077; {shutil.which('openssl')} rand -hex 32 > noise_key)"
+    line = f"(umask 077; {shutil.which('openssl')} rand -hex 32 > secret)"
     subprocess.run(["sh", "-c", line], cwd=folder, check=True)

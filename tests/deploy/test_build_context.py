@@ -24,13 +24,14 @@ ROOT = Path(__file__).parents[2]
 RULES = (ROOT / ".dockerignore").read_text()
 #: Files that lie about where jobs are tried, at the top and inside the packages.
 NOISE = (
-    "noise.key", "other.key", "job.state.db", "job.state.db-wal", "ledger.db", "demo/out.parquet",
+    "noise.secret", "other.secret", "job.state.db", "job.state.db-wal", "ledger.db",
+    "demo/out.parquet",
     "runs/bench.jsonl", ".git/config", ".tools/kafka/kafka.jar", ".venv/bin/python", "orders.csv",
-    "build/lib/state/open.py", "dead_letter/out/part.parquet", "deploy/beam_yaml/noise.key",
-    "accounting/noise.key", "state/ledger.db", "pipelines/examples/noise.key",
+    "build/lib/state/open.py", "dead_letter/out/part.parquet", "deploy/beam_yaml/noise.secret",
+    "accounting/noise.secret", "state/ledger.db", "pipelines/examples/noise.secret",
     "pipelines/examples/releases/run.json", "pipelines/examples/flights.state.db",
-    "dp_transforms/noise/key.txt", "state/__pycache__/open.cpython-311.pyc", "deploy/noise.key",
-    ".dockerignore", "Dockerfile", "tests/test_x.py", "deploy/compose/noise.key", ".env",
+    "dp_transforms/noise/key.txt", "state/__pycache__/open.cpython-311.pyc", "deploy/noise.secret",
+    ".dockerignore", "Dockerfile", "tests/test_x.py", "deploy/compose/noise.secret", ".env",
 )  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "rules",
-    ["", "noise.key\n*.db\n.git\n", RULES.replace("**\n", "", 1), RULES + "!**/*.key\n",
+    ["", "noise.secret\n*.db\n.git\n", RULES.replace("**\n", "", 1), RULES + "!**/*.key\n",
      RULES.replace("!pipelines/examples/*.toml", "!pipelines/examples")],
     ids=["none", "a deny list", "no denial", "keys let in", "a whole folder"],
 )  # fmt: skip

@@ -74,7 +74,7 @@ def test_only_dataflows_images_run_as_root() -> None:
     flink = (DEPLOY / "flink" / "Dockerfile").read_text()
     assert flink.rstrip().endswith("USER 9999:9999")
     root = [name for name, service in SERVICES.items() if str(service.get("user", "")) == "0:0"]
-    assert root == ["noise-key"] and SERVICES["noise-key"]["network_mode"] == "none"
+    assert root == ["secret"] and SERVICES["secret"]["network_mode"] == "none"
 
 
 def test_no_folder_of_compiled_functions_is_roots() -> None:
@@ -158,14 +158,14 @@ def test_no_secret_is_in_an_environment() -> None:
     """`docker inspect` shows environments: the key is a file there, of its reader's own."""
     job = tomllib.loads((DEPLOY / "compose" / "dpstream.toml").read_text())
     kind, path = parse_reference(job["data_set"]["visits"]["secret"])
-    assert (kind, path) == ("file", "/run/secrets/noise_key")
+    assert (kind, path) == ("file", "/run/secrets/secret")
     for service in SERVICES.values():
         assert not [name for name in service.get("environment", {}) if "KEY" in name]
-        assert "NOISE_KEY" not in str(service)
+        assert "SECRET_FILE" not in str(service)
     for name in ("store", "workers", "job"):
         assert "keys:/run/secrets:ro" in SERVICES[name]["volumes"]
     assert STACK["volumes"]["keys"]["driver_opts"]["type"] == "tmpfs"
-    made, _, then = SERVICES["noise-key"]["command"][0].partition(" && ")
+    made, _, then = SERVICES["secret"]["command"][0].partition(" && ")
     assert {"--mode=0400", "--owner=10001"} <= set(made.split()) and then == "exec sleep infinity"
 
 
@@ -206,7 +206,7 @@ def test_the_job_of_the_stack() -> None:
     # The store is made before the job, and looks at the key and the topic while it is.
     assert SERVICES["store"]["command"] == "state init"
     assert "store" in needs(SERVICES["job"])
-    assert {"spanner-instance", "kafka-topics", "noise-key"} <= set(needs(SERVICES["store"]))
+    assert {"spanner-instance", "kafka-topics", "secret"} <= set(needs(SERVICES["store"]))
 
 
 def test_the_jobs_command_line() -> None:

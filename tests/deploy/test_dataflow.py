@@ -135,7 +135,7 @@ def test_flags_that_are_refused(tmp_path: Path, flag: str) -> None:
     ("edit", "field"),
     [
         (('store = "spanner://p/i/d"', 'store = "s.db"'), "store"),
-        (("gcp:projects/p/secrets/noise/versions/1", "file:noise.key"), "secret"),
+        (("gcp:projects/p/secrets/noise/versions/1", "file:noise.secret"), "secret"),
         (("gcp:projects/p/secrets/noise/versions/1", "env:KEY"), "secret"),
         (('subscription = "projects/p/subscriptions/s"',
           'folder = "in"\nformat = "parquet"'), "table.path"),

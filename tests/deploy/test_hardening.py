@@ -15,7 +15,7 @@ import yaml
 from tests.deploy.stack import DEPLOY, ROOT, STACK
 
 #: Runs as root, without a network, to give the key to another user.
-ROOT_SERVICES = {"noise-key"}
+ROOT_SERVICES = {"secret"}
 #: Dataflow mounts folders of root's into these; each runs in a machine of its own.
 ROOT_STAGES = {"dataflow", "launcher"}
 #: Needs Kubernetes' API, for Flink's high availability.

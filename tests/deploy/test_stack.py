@@ -97,14 +97,14 @@ def visits(stack: Stack) -> int:
 AS_USERS = """
 import json, os, sys
 from dpstream.accounting.errors import DpstreamError
-from dpstream.dp_transforms.noise.references import read_key
+from dpstream.dp_transforms.noise.references import read_secret
 for user, mode in json.loads(sys.argv[2]):
     os.chmod(sys.argv[1], mode)
     child = os.fork()
     if child == 0:
         os.setgroups([]), os.setgid(user), os.setuid(user)
         try:
-            print(len(read_key(f"file:{sys.argv[1]}")), flush=True)
+            print(len(read_secret(f"file:{sys.argv[1]}")), flush=True)
         except DpstreamError as error:
             print(error, flush=True)
         os._exit(0)
@@ -114,7 +114,7 @@ for user, mode in json.loads(sys.argv[2]):
 
 @pytest.fixture
 def root() -> None:
-    """The service `noise-key` gives the key to another user."""
+    """The service `secret` gives the key to another user."""
     need(os.geteuid() == 0, "a user who can give files to others is missing (run as root)")
 
 
@@ -126,9 +126,9 @@ def test_the_key_is_its_users_alone() -> None:
     stack = Stack(folder)
     try:
         own_key(folder)
-        key = stack.volumes["keys"] / "noise_key"
-        assert not key.exists() and not stack.healthy("noise-key")
-        step(stack, "noise-key", Path())
+        key = stack.volumes["keys"] / "secret"
+        assert not key.exists() and not stack.healthy("secret")
+        step(stack, "secret", Path())
         status = key.stat()
         assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o400, 10001)
 
@@ -181,7 +181,7 @@ def test_the_store_is_there_before_the_job(stack: Stack) -> None:
             assert refused.exit_code == 2 and "holds no run yet" in refused.stderr
         if name in before:
             step(stack, name, Path())
-    assert before == {"spanner", "spanner-instance", "kafka", "kafka-topics", "noise-key", "store"}
+    assert before == {"spanner", "spanner-instance", "kafka", "kafka-topics", "secret", "store"}
     outcome = CliRunner().invoke(cli, info)
     assert outcome.exit_code == 0 and json.loads(outcome.stdout)["run_id"], outcome.stderr
 

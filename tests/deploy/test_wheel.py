@@ -168,7 +168,7 @@ NEEDS = (
     ("dpstream run --project charged-in-spanner.toml", "spanner"),
     (f"dpstream account show {SPANNER}", "spanner"),
     (f"dpstream account create {SPANNER} --unit u --epsilon 1 --delta 1e-6", "spanner"),
-    ("dpstream key check --project with-gcp.toml", "gcp-secrets"),
+    ("dpstream secret check --project with-gcp.toml", "gcp-secrets"),
     ("dpstream run --project with-gcp.toml", "gcp-secrets"),
     ("dpstream run daily --runner=DataflowRunner --gcp-project=p --region=r "
      "--temp_location=gs://b/f --sdk_container_image=i", "dataflow"),

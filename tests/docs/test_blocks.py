@@ -199,9 +199,9 @@ def test_commands_that_are_shown(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["dpstream plam daily", "dpstream plan a b c", "dpstream key new", "make tests",
+    "line", ["dpstream plam daily", "dpstream plan a b c", "dpstream secret new", "make tests",
              "python deploy/none.py", "python -m tests.bench.none"],
 )  # fmt: skip
 def test_a_command_that_is_wrong_is_seen(line: str) -> None:
     with pytest.raises((AssertionError, click.UsageError)):
-        check([*line.split(), "--none"] if line == "dpstream key new" else line.split())
+        check([*line.split(), "--none"] if line == "dpstream secret new" else line.split())

@@ -31,5 +31,5 @@ def store_paths(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ring() -> KeyRing:
-    """The key ring of the fixed test key."""
+    """The key ring of the fixed test secret."""
     return KEYS.ring()

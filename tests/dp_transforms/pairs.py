@@ -48,6 +48,6 @@ def states_of(plan: Plan, keys: Sequence[int] = ()) -> KeyShard:
 
 
 def noise_stream(plan: Plan, noise: StreamNoise, role: str = "value") -> NoiseStream:
-    """A stream of the first window, under the fixed test key."""
+    """A stream of the first window, under the fixed test secret."""
     bounds = plan.timeline.window_bounds(0)
     return NoiseStream(KEYS.ring(), (b"run",), bounds, role, noise, _sampler(noise))

@@ -22,7 +22,7 @@ from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, ArrowBatchCoder, release_schema
 from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from tests.streams import (
@@ -148,9 +148,9 @@ def test_empty_input_seals_an_empty_object_for_every_window_and_trigger(
 
 
 def test_python_interface(store_paths: Iterator[str], tmp_path: Path) -> None:
-    """``records | DPStream(plan, key_file=..., store=...)`` with fresh noise each run."""
+    """``records | DPStream(plan, secret=..., store=...)`` with fresh noise each run."""
     plan = PLANS["sticky"]
-    key = tmp_path / "noise.key"
+    key = tmp_path / "noise.secret"
     key.write_text(KEY.hex())
     key.chmod(0o600)
     source = generate(plan).batches(300)
@@ -158,8 +158,8 @@ def test_python_interface(store_paths: Iterator[str], tmp_path: Path) -> None:
     for number in range(2):
         store = f"sqlite:{next(store_paths)}"
         with pytest.raises(UsageError, match="source"):
-            DPStream(plan, key_file=str(key), store=store, shards=2)
-        transform = DPStream(plan, key_file=str(key), store=store, shards=2, source="stream 1")
+            DPStream(plan, secret=f"file:{key}", store=store, shards=2)
+        transform = DPStream(plan, secret=f"file:{key}", store=store, shards=2, source="stream 1")
         results.append(through_beam(transform, source, tmp_path / str(number))[0])
     first, second = ([row for data in r.values() for row in as_rows(data)] for r in results)
     assert len(first) > 50 and len(second) > 50
@@ -179,10 +179,10 @@ def test_a_stream_with_another_plan_than_its_run_is_refused(store_paths: Iterato
 
 
 def test_the_pipeline_holds_the_keys_path_and_never_the_key(tmp_path: Path) -> None:
-    key = tmp_path / "noise.key"
+    key = tmp_path / "noise.secret"
     key.write_text(KEY.hex())
     key.chmod(0o600)
-    run = Run(PLANS["sticky"], KeySource(f"file:{key}"), "sqlite:none", 2, RUN_ID)
+    run = Run(PLANS["sticky"], SecretSource(f"file:{key}"), "sqlite:none", 2, RUN_ID)
     pickled = pickle.dumps(run)
     assert str(key).encode() in pickled
     assert KEY.hex().encode()[:16] not in pickled and KEY[:8] not in pickled
@@ -279,7 +279,7 @@ def test_other_plans_keys_and_runs_give_other_noise(
     honest = released(plan, source, next(store_paths))
     other = msgspec.structs.replace(plan, source="another")
     assert figures(released(other, source, next(store_paths))) != figures(honest)
-    monkeypatch.setattr(KEYS, "insecure_test_key", "12" * 32)
+    monkeypatch.setattr(KEYS, "insecure_test_secret", "12" * 32)
     assert figures(released(plan, source, next(store_paths))) != figures(honest)
 
 

@@ -14,8 +14,8 @@ from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.release import Seal
 from dpstream.dp_transforms.run import Run, begin_run
 from tests.dp_transforms.runs import PLANS
@@ -30,7 +30,7 @@ PLAN = PLANS["sticky"]
 def run(store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run whose key is in the environment."""
     monkeypatch.setenv(VARIABLE, KEY)
-    keys = KeySource(f"env:{VARIABLE}")
+    keys = SecretSource(f"env:{VARIABLE}")
     return begin_run(PLAN, keys, f"sqlite:{next(store_paths)}", 2, source=[b"1"])[0]
 
 
@@ -61,7 +61,7 @@ def test_a_worker_with_another_key_is_refused(run: Run, monkeypatch: pytest.Monk
             make()
     # Sabotage: a source that is not bound to its run takes what there is.
     monkeypatch.setenv(VARIABLE, OTHER)
-    unbound = run._replace(keys=KeySource(f"env:{VARIABLE}"))
+    unbound = run._replace(keys=SecretSource(f"env:{VARIABLE}"))
     assert len([make() for make in makers(unbound)]) == 4
 
 
@@ -99,13 +99,13 @@ def test_a_worker_finds_the_key_for_itself(run: Run, monkeypatch: pytest.MonkeyP
 def made(monkeypatch: pytest.MonkeyPatch) -> list[KeyRing]:
     """All rings that are made, kept alive as a runner's cache of workers would."""
     rings: list[KeyRing] = []
-    honest = KeySource.ring
+    honest = SecretSource.ring
 
-    def ring(source: KeySource) -> KeyRing:
+    def ring(source: SecretSource) -> KeyRing:
         rings.append(honest(source))
         return rings[-1]
 
-    monkeypatch.setattr(KeySource, "ring", ring)
+    monkeypatch.setattr(SecretSource, "ring", ring)
     return rings
 
 
@@ -146,7 +146,7 @@ def test_what_begins_a_run_is_destroyed_there(
     begin(PLAN, path)
     assert len(made) == 1 and alive(made) == 0
     with pytest.raises(PolicyError):
-        begin_run(PLAN, KeySource(None, "12" * 32), f"sqlite:{path}", 2)
+        begin_run(PLAN, SecretSource(None, "12" * 32), f"sqlite:{path}", 2)
     assert len(made) == 2 and alive(made) == 0
 
 
@@ -175,10 +175,8 @@ def test_the_interface_takes_a_reference(
 ) -> None:
     monkeypatch.setenv(VARIABLE, KEY)
     store = f"sqlite:{next(store_paths)}"
-    made = flow.DPStream(PLAN, key=f"env:{VARIABLE}", store=store, source="s")
+    made = flow.DPStream(PLAN, secret=f"env:{VARIABLE}", store=store, source="s")
     assert made._run.keys.reference == f"env:{VARIABLE}"
-    with pytest.raises(UsageError, match="excludes"):
-        flow.DPStream(PLAN, key=f"env:{VARIABLE}", key_file="k", store=store, source="s")
     with pytest.raises(UsageError, match="required to run"):
         flow.DPStream(PLAN, store=store, source="s")
 
@@ -188,7 +186,7 @@ def test_the_flow_does_not_depend_on_where_the_key_is(
 ) -> None:
     monkeypatch.setenv(VARIABLE, KEY)
     releases = []
-    for keys in (KeySource(None, KEY), KeySource(f"env:{VARIABLE}"), KEYS):
+    for keys in (SecretSource(None, KEY), SecretSource(f"env:{VARIABLE}"), KEYS):
         url = f"sqlite:{next(store_paths)}"
         run, _ = begin_run(PLAN, keys, url, 2, run_id="22" * 16)
         releases.append(

@@ -1,7 +1,7 @@
 """A checker that sees commands from outside: one noise of one charge never meets two inputs.
 
 It records what each attempt at a question read and drew.  Read is what the files held.  Drawn are
-the blocks that the noise key made, which are the randomness of every law of every system, whatever
+the blocks that the secret made, which are the randomness of every law of every system, whatever
 they are named by.  Blocks that two attempts on different rows have both are one noise on two
 inputs: the difference of the two answers is the exact difference of the rows.
 """
@@ -80,7 +80,7 @@ class Attempt(NamedTuple):
 
 @contextlib.contextmanager
 def recorded_noise() -> Iterator[set[bytes]]:
-    """The blocks that noise keys make in this process."""
+    """The blocks that secrets make in this process."""
     drawn = set[bytes]()
     nodes = weakref.WeakSet[Prf]()
     begin, blocks = KeyRing.__init__, Prf.blocks

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
 from tests.faults import damage
 from tests.pipelines.session.small import PROJECT, RECORDS
@@ -64,9 +64,9 @@ def _sql(folder: Path) -> None:
 
 def _census(folder: Path) -> None:
     folder.mkdir()
-    new_key(folder / "noise.key")
+    new_secret(folder / "noise.secret")
     made = office(folder)
-    project(folder, made, secret="file:noise.key", limit=(30.0, 1e-9)).rename(
+    project(folder, made, secret="file:noise.secret", limit=(30.0, 1e-9)).rename(
         folder / "dpstream.toml"
     )
     with open(folder / "data" / "person-records.txt", "a") as file:

@@ -44,7 +44,7 @@ FAST = {
     "workload answer --mechanism=geometric": 3,
     "choose": 3,
     "init": 4,
-    "key new": 4,
+    "secret new": 4,
 }
 FAST_READ = ("plan", "sql --explain")
 ARM = """
@@ -115,7 +115,7 @@ def test_a_command_that_reads_writes_nothing(name: str, server: Server, tmp_path
 
 
 def test_a_command_that_writes_is_seen(server: Server, tmp_path: Path) -> None:
-    assert _writes(server, COMMANDS["key new"], tmp_path) != []
+    assert _writes(server, COMMANDS["secret new"], tmp_path) != []
 
 
 def test_a_lost_answer_is_seen(server: Server, tmp_path: Path) -> None:

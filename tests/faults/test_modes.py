@@ -9,7 +9,7 @@ from tests.faults.systems import SYSTEMS, charged, done
 
 #: What is made for its owner alone, by the beginnings of names below the folder.
 PRIVATE = (
-    "book", "ledger.db", "state", "dead_letter", "small.table", "noise.key", "cache", "job.db",
+    "book", "ledger.db", "state", "dead_letter", "small.table", "noise.secret", "cache", "job.db",
     "small.names", "s.db",
 )  # fmt: skip
 

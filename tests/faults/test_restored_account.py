@@ -47,8 +47,8 @@ class Kind(NamedTuple):
 
 
 def _key(folder: Path) -> None:
-    (folder / "noise.key").write_text(KEY)
-    (folder / "noise.key").chmod(0o600)
+    (folder / "noise.secret").write_text(KEY)
+    (folder / "noise.secret").chmod(0o600)
 
 
 def _frame(folder: Path) -> None:

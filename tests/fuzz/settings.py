@@ -84,8 +84,8 @@ def _folder() -> Path:
     for name in ("in.csv", "orders.csv", "pages.csv"):
         (folder / name).write_text("user,page,time,price,customer,product,title\n")
     (folder / "keys.csv").write_text("page,day\np1,3\n")
-    (folder / "noise.key").write_text("3f" * 32 + "\n")
-    os.chmod(folder / "noise.key", 0o600)
+    (folder / "noise.secret").write_text("3f" * 32 + "\n")
+    os.chmod(folder / "noise.secret", 0o600)
     return folder
 
 

@@ -20,7 +20,7 @@ import scipy.special
 from click.testing import CliRunner
 
 import dpstream
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.cli.main import cli
 from tests import accounts
 from tests.fixed import fixed_run_ids
@@ -92,7 +92,7 @@ def of_frames(folder: Path, _: Sequence[str]) -> Cases:
     place = accounts.create(folder / "ledger.db", "visits", (100.0, 1e-5), type_="int")
     account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
     of: dict[str, Any] = {
-        "unit": "user", "epsilon": 4.0, "account": account, "noise_key": KeySource(None, KEY),
+        "unit": "user", "epsilon": 4.0, "account": account, "secret": SecretSource(None, KEY),
     }  # fmt: skip
     by_page, given = {"key": "page"}, {"max_keys": 3, "max_rows": 2}
     geometric = {"max_keys": 2, "mechanism": "geometric"}
@@ -188,7 +188,7 @@ def of_tuning(folder: Path, _: Sequence[str]) -> Cases:
     (folder / "in").mkdir()
     (folder / "in" / "a.csv").write_text(tuning.records(tuning.USERS))
     (folder / "keys").mkdir()
-    key = folder / "keys" / "noise.key"
+    key = folder / "keys" / "noise.secret"
     key.write_text(KEY)
     key.chmod(0o600)
     file = folder / "dpstream.toml"
@@ -218,7 +218,7 @@ def _tabulated(folder: Path, program: str, names: Sequence[str], runner: Sequenc
     thresholds = f"thresholds_{program}"
     if program == "p":  # every detail is reached in a small office
         made.configure(**{thresholds: {label: [4, 20, 60] for label in config[thresholds]}})
-    key = folder / "noise.key"
+    key = folder / "noise.secret"
     key.write_text(KEY)
     key.chmod(0o600)
 

@@ -11,7 +11,7 @@ import pytest
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.account import LedgerAccount
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.retention_store import BEGIN, RESTORE
@@ -30,7 +30,7 @@ def closed_stores() -> Iterator[None]:
 def place(tmp_path: Path) -> Place:
     place = new_place(tmp_path / "place")
     (place.folder / "book").mkdir()
-    new_key(place.folder / "noise.key")
+    new_secret(place.folder / "noise.secret")
     return place
 
 
@@ -48,7 +48,7 @@ def stream(
         plan = place.job().plan
         accounts.set_limit(place.folder / "book" / "ledger.db", (epsilon, 0.01))
         return dpstream.DPStream(
-            plan, key=f"file:{place.folder / 'noise.key'}", source="visits, version 1",
+            plan, secret=f"file:{place.folder / 'noise.secret'}", source="visits, version 1",
             store=f"sqlite:{place.folder / store}", **options,
         )  # fmt: skip
     finally:

@@ -201,7 +201,7 @@ def test_a_tuning(tmp_path: Path, url: str) -> None:
 
 def tuning_key(folder: Path) -> None:
     (folder / "keys").mkdir()
-    made = CliRunner().invoke(cli, ["key", "new", str(folder / "keys" / "noise.key")])
+    made = CliRunner().invoke(cli, ["secret", "new", str(folder / "keys" / "noise.secret")])
     assert made.exit_code == 0, made.output
 
 
@@ -255,7 +255,7 @@ def by_a_function(url: str, *options: str) -> Said:
     try:
         answer = dpstream.count(
             pa.csv.read_csv("in.csv", convert_options=read), unit="user", key="page",
-            epsilon=5.0, max_keys=4, max_rows=5, noise_key="file:noise.key",
+            epsilon=5.0, max_keys=4, max_rows=5, secret="file:noise.secret",
             account=LedgerAccount(url, "d", id=accounts.ID), fresh="--fresh" in options,
             as_of="May" if "May" in options else "",
         )  # fmt: skip

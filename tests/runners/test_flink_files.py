@@ -141,7 +141,7 @@ def test_the_key_is_a_file_of_the_workers_user_alone(objects: dict[str, Any]) ->
         assert not [
             c for c in pod_containers.values() for e in c.get("env", ()) if "valueFrom" in e
         ]
-        copy = pod_containers["noise-key"]
+        copy = pod_containers["secret"]
         assert copy["command"][:2] == ["install", "--mode=0400"]
         made = mounts(copy)
         source, target = (made[word.rpartition("/")[0]] for word in copy["command"][2:])
@@ -151,9 +151,9 @@ def test_the_key_is_a_file_of_the_workers_user_alone(objects: dict[str, Any]) ->
         reads = {
             name for name, c in pod_containers.items() if mounts(c).get("/run/secrets") == target
         }
-        assert seen == {"noise-key"} and reads == readers
+        assert seen == {"secret"} and reads == readers
         users = [pod.get("securityContext", {}) | pod_containers[c].get("securityContext", {})
-                 for c in ("noise-key", *readers)]  # fmt: skip
+                 for c in ("secret", *readers)]  # fmt: skip
         assert all(u["runAsNonRoot"] and u["runAsUser"] == 10001 for u in users)
         assert all(u["allowPrivilegeEscalation"] is False for u in users)
 
@@ -178,7 +178,7 @@ def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     assert {f"{service}:{p['port']}" for p in objects["Service"]["spec"]["ports"]} <= named
     assert f"{objects['FlinkDeployment']['metadata']['name']}-rest:8081" in named
     before = pods(objects)["launcher"]["initContainers"]
-    assert [c["name"] for c in before] == ["noise-key", "store"]
+    assert [c["name"] for c in before] == ["secret", "store"]
     assert before[1]["command"] == ["dpstream", "state", "init", *words[2:4]]
 
 

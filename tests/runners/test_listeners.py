@@ -104,7 +104,7 @@ def ask(address: str, control: str) -> str:
 
 
 def test_no_worker_is_started_for_other_machines() -> None:
-    """The attack: code of a stranger in the process that holds the noise key."""
+    """The attack: code of a stranger in the process that holds the secret."""
     address, pool = LoopbackPool.start()
     try:
         port = address.partition(":")[2]

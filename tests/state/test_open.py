@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import begin_run
 from dpstream.state import open as stores
 from dpstream.state.open import backend, key_schema
@@ -24,7 +24,7 @@ def test_a_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
         ("store", lambda: begin_run(make_plan(triggers=6), KEYS, url, 3, source=source)),
         (
             "secret",
-            lambda: begin_run(plan, KeySource(None, "12" * 32), url, 3, source=source),
+            lambda: begin_run(plan, SecretSource(None, "12" * 32), url, 3, source=source),
         ),
         ("source", lambda: begin_run(plan, KEYS, url, 3, source=(b"file", b"other"))),
         ("source", lambda: begin_run(plan, KEYS, url, 3, source=(b"filedigest",))),
@@ -43,10 +43,10 @@ def test_a_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
 def test_fingerprints_are_keyed(tmp_path: Path) -> None:
     plan = make_plan()
     identities: list[RunIdentity] = []
-    for number, keys in enumerate((KEYS, KeySource(None, "12" * 32))):
+    for number, keys in enumerate((KEYS, SecretSource(None, "12" * 32))):
         url = f"sqlite:{tmp_path / f'{number}.db'}"
         identities.append(begin_run(plan, keys, url, source=(b"digest",))[0].open().identity)
-    assert identities[0].key_fingerprint != identities[1].key_fingerprint
+    assert identities[0].secret_fingerprint != identities[1].secret_fingerprint
     assert identities[0].source_fingerprint != identities[1].source_fingerprint
     assert identities[0].run_id != identities[1].run_id and len(identities[0].run_id) == 32
     assert "11" * 32 not in msgspec.json.encode(identities[0]).decode()

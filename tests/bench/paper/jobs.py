@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tomlkit
 
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from tests.bench.paper.modes import Mode
 from tests.bench.paper.synth import DAY_MICROS
 
@@ -48,7 +48,7 @@ def write_job(
     name = f"{setting.mode.slug}-T{setting.triggers}-C{setting.contributions}-"
     frame.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=name, dir=frame.folder))
-    new_key(folder / "noise.key")
+    new_secret(folder / "noise.secret")
     job = {
         "table": "day",
         "key": ["key"],
@@ -70,7 +70,7 @@ def write_job(
         "data_set": {
             "day": {
                 "unit": {"name": "user", "type": frame.user_type},
-                "secret": "file:noise.key",
+                "secret": "file:noise.secret",
             }
         },
         "table": {

@@ -26,7 +26,7 @@ from dpstream.accounting.weights import Statistic
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 
 TABLE1_RECORDS = 59_052_062
 TABLE2_RECORDS = 3_848_330
@@ -84,7 +84,7 @@ def begin_as_published(job: Job) -> Run:
     parts = input_of(job).identity()
     url, shards = job.state.store or "", job.state.shards
     run, _ = begin_run(
-        job.plan, key_source(job), url, shards, source=parts, calibration=calibration
+        job.plan, secret_source(job), url, shards, source=parts, calibration=calibration
     )
     return run
 

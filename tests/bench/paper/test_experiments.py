@@ -210,7 +210,7 @@ def test_table1_command(tmp_path: Path) -> None:
     assert {p.name for p in out.parent.iterdir()} == {"t.json", "t.png", "t.svg"}
     jobs = sorted((tmp_path / "runs").glob("*/dpstream.toml"))
     assert ["selection_share = 0.5" in job.read_text() for job in jobs] == [True, False]
-    keys = {(job.parent / "noise.key").read_text() for job in jobs}
+    keys = {(job.parent / "noise.secret").read_text() for job in jobs}
     assert len(keys) == 2, "every run has a key of its own"
 
 

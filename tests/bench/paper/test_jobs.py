@@ -12,7 +12,7 @@ def test_a_written_job_says_what_was_set(tmp_path: Path) -> None:
     setting = Setting(parse_mode("rounds"), 10, 3)
     one, other = (write_job(frame, setting) for _ in range(2))
     assert one.parent != other.parent
-    keys = [(path.parent / "noise.key").read_bytes() for path in (one, other)]
+    keys = [(path.parent / "noise.secret").read_bytes() for path in (one, other)]
     assert keys[0] != keys[1]
     plan, job = load_job(one).plan, load_job(one)
     assert (plan.privacy.mode, plan.privacy.contributions, plan.privacy.epsilon) == (

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Iterator
 
 from dpstream.dp_transforms.beam.keyed import Keyed
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 
 SECRET = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 
@@ -15,7 +15,7 @@ class Prints(Keyed):
 
 
 def test_the_key_is_read_when_the_worker_begins() -> None:
-    source = KeySource(None, SECRET)
+    source = SecretSource(None, SECRET)
     stage = pickle.loads(pickle.dumps(Prints(source)))  # noqa: S301 - our own bytes
     assert not hasattr(stage, "_ring")
     stage.setup()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.references import parse_reference, read_key
+from dpstream.dp_transforms.noise.references import parse_reference, read_secret
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from tests.audit.leaks import kept, shown
 
 KEY = bytes(range(32))
@@ -23,7 +23,7 @@ VERSION = "gcp:projects/my-project/secrets/noise/versions"
 @pytest.mark.parametrize(
     "text",
     [
-        "file:noise.key",
+        "file:noise.secret",
         "file:/a/b:c.key",
         "env:DPSTREAM_KEY",
         "env:_k1",
@@ -34,15 +34,15 @@ VERSION = "gcp:projects/my-project/secrets/noise/versions"
 )
 def test_references(text: str) -> None:
     assert ":".join(parse_reference(text)) == text
-    assert pickle.loads(pickle.dumps(KeySource(text))).reference == text  # noqa: S301
-    assert KeySource(text).kind == text.partition(":")[0]
+    assert pickle.loads(pickle.dumps(SecretSource(text))).reference == text  # noqa: S301
+    assert SecretSource(text).kind == text.partition(":")[0]
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "noise.key",
+        "noise.secret",
         KEY.hex(),
         "file:",
         "file:a\0b",
@@ -62,7 +62,7 @@ def test_references(text: str) -> None:
 )
 def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        KeySource(text)
+        SecretSource(text)
     assert caught.value.field == "secret"
     assert KEY.hex() not in shown(caught.value)
 
@@ -70,14 +70,14 @@ def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
 @pytest.mark.parametrize("version", ["latest", "current", "0", "01", "-1", "1 ", "", "1/2", "٣"])
 def test_versions_that_can_move_are_refused(version: str) -> None:
     with pytest.raises(PolicyError, match="by its number"):
-        KeySource(f"{VERSION}/{version}")
+        SecretSource(f"{VERSION}/{version}")
 
 
 # --- what they lead to -----------------------------------------------------------------------
 
 
 def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
-    path = folder / "noise.key"
+    path = folder / "noise.secret"
     path.write_bytes(text.encode("utf-8"))
     path.chmod(mode)
     return f"file:{path}"
@@ -85,7 +85,7 @@ def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
 
 def refusal(reference: str) -> DpstreamError:
     with pytest.raises(DpstreamError) as caught:
-        read_key(reference)
+        read_secret(reference)
     assert caught.value.field == "secret"
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     return caught.value
@@ -98,8 +98,8 @@ def test_a_key_is_read(
 ) -> None:
     monkeypatch.setenv("DPSTREAM_TEST_KEY", text)
     for reference in (key_file(tmp_path, text, mode), "env:DPSTREAM_TEST_KEY"):
-        assert read_key(reference) == KEY
-        assert KeySource(reference).ring().fingerprint == KeyRing(KEY).fingerprint
+        assert read_secret(reference) == KEY
+        assert SecretSource(reference).ring().fingerprint == KeyRing(KEY).fingerprint
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o620, 0o601, 0o610, 0o777])
@@ -147,7 +147,7 @@ def test_random_keys_are_no_placeholders(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(200):
         text = os.urandom(32).hex()
         monkeypatch.setenv("DPSTREAM_TEST_KEY", text)
-        assert read_key("env:DPSTREAM_TEST_KEY").hex() == text
+        assert read_secret("env:DPSTREAM_TEST_KEY").hex() == text
 
 
 def test_missing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_missing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("missing" in refusal(f"file:{path}").rule for path in none)
     assert "not set" in refusal("env:DPSTREAM_TEST_KEY").rule
     with pytest.raises(UsageError, match="required to run"):
-        KeySource(None).ring()
+        SecretSource(None).ring()
 
 
 @pytest.fixture

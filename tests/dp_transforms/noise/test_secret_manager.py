@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise import secret_manager
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.references import read_key
+from dpstream.dp_transforms.noise.references import read_secret
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.state import connecting
 from tests.audit.leaks import kept, shown
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
@@ -43,7 +43,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
 def refusal(*never: str) -> DpstreamError:
     """The error of reading the key; nothing of library, service or key is in or behind it."""
     with pytest.raises(DpstreamError) as caught:
-        read_key(REFERENCE)
+        read_secret(REFERENCE)
     error = caught.value
     assert error.__cause__ is None and error.__context__ is None
     text = shown(error) + kept(error)
@@ -53,8 +53,8 @@ def refusal(*never: str) -> DpstreamError:
 
 
 def test_a_key_is_read(server: SecretServer) -> None:
-    assert read_key(REFERENCE) == KEY
-    with KeySource(REFERENCE).ring() as ring:
+    assert read_secret(REFERENCE) == KEY
+    with SecretSource(REFERENCE).ring() as ring:
         assert ring.fingerprint == KeyRing(KEY).fingerprint
     assert server.calls == [NAME, NAME]
 
@@ -67,7 +67,7 @@ def test_a_damaged_answer_is_refused(server: SecretServer) -> None:
     server.damage, server.no_checksum = False, True
     assert "CRC32C" in refusal().rule
     server.no_checksum = False
-    assert read_key(REFERENCE) == KEY
+    assert read_secret(REFERENCE) == KEY
 
 
 @pytest.mark.parametrize("data", [b"", KEY, TEXT[:-1], b"\xff" * 64, TEXT * 100])
@@ -105,7 +105,7 @@ def test_a_secret_that_is_not_there(server: SecretServer) -> None:
 
 def test_a_short_outage_is_waited_for(server: SecretServer) -> None:
     server.faults = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED]
-    assert read_key(REFERENCE) == KEY
+    assert read_secret(REFERENCE) == KEY
     assert len(server.calls) == 4
 
 
@@ -115,7 +115,7 @@ def test_an_answer_that_does_not_come_is_asked_for_again(
     monkeypatch.setattr(secret_manager, "RETRY_SECONDS", 30.0)
     monkeypatch.setattr(secret_manager, "CALL_SECONDS", 0.5)
     server.delays = [2.0]
-    assert read_key(REFERENCE) == KEY
+    assert read_secret(REFERENCE) == KEY
     assert len(server.calls) >= 2
 
 
@@ -320,10 +320,10 @@ def test_the_clients_debug_log_does_not_get_the_key(
     server: SecretServer, everything_logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = base64.b64encode(TEXT + b"\n").decode()
-    assert read_key(REFERENCE) == KEY
+    assert read_secret(REFERENCE) == KEY
     assert not [x for x in everything_logged if KEY.hex() in x or encoded in x]
     # Sabotage: the client's logger is left as it is.
     logging.getLogger(secret_manager._TALKATIVE).disabled = False
     monkeypatch.setattr(secret_manager, "_TALKATIVE", "another")
-    read_key(REFERENCE)
+    read_secret(REFERENCE)
     assert [x for x in everything_logged if KEY.hex() in x or encoded in x]

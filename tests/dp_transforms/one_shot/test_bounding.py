@@ -44,7 +44,7 @@ from tests.queries import (
 
 GROUPS = 64
 NEWCOMER = 60
-#: Sampling keys of three rows under the fixed test key.
+#: Sampling keys of three rows under the fixed test secret.
 PINNED = [
     "e808c2ef494869f0d244064d94334a28",
     "043fc0f1af9307f586fe02d54c7affa6",

@@ -50,7 +50,7 @@ version = 1
 [data_set.d]
 unit = { name = "user", type = "int" }
 account = { path = "account/ledger.db", limit = { epsilon = 40, delta = 1e-5 } }
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.visits]
 path = "in.csv"
 unit_column = "user"
@@ -104,8 +104,8 @@ def catalog(folder: Path) -> None:
     """The same records as a table of a project file."""
     visits(folder)
     accounts.write(folder / "dpstream.toml", PROJECT)
-    (folder / "noise.key").write_text(KEY + "\n")
-    (folder / "noise.key").chmod(0o600)
+    (folder / "noise.secret").write_text(KEY + "\n")
+    (folder / "noise.secret").chmod(0o600)
 
 
 def choosing(folder: Path) -> None:
@@ -168,9 +168,9 @@ version = 1
 [data_set.d]
 unit = {{ name = "{unit}" }}
 account = {{ path = "account/ledger.db", id = "{id}" }}
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [data_set.free]
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [census.paid]
 data_set = "d"
 parameters = "parameters"
@@ -185,8 +185,8 @@ data = "data"
 
 def census(folder: Path, unit: str = "person") -> None:
     """A secret, the project file and the account; `census generate` writes the rest."""
-    (folder / "noise.key").write_text(KEY + "\n")
-    (folder / "noise.key").chmod(0o600)
+    (folder / "noise.secret").write_text(KEY + "\n")
+    (folder / "noise.secret").chmod(0o600)
     accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), unit)
     program = {"person": "p", "household": "h"}[unit]
     text = CENSUS.format(unit=unit, program=program, id=accounts.ID)
@@ -370,8 +370,8 @@ COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
     "init": Command(visits, INIT, lines("dpstream.toml", "in.secret"), charged=None,
                     repeats=False, done="is in dpstream.toml already", then=("plan", "--json")),
-    "key new": Command(empty, ("key", "new", "noise.key"), lines("noise.key"), charged=None,
-                       repeats=False, done="exists"),
+    "secret new": Command(empty, ("secret", "new", "noise.secret"), lines("noise.secret"),
+                       charged=None, repeats=False, done="exists"),
     "run": Command(stream, RUN, released("out")),
     "run --fresh": Command(stream, (*RUN, "--fresh"), both_runs, (RUN,), onward=RUN),
     "workload answer": Command(stream, (*ANSWER, "answers"), released("answers")),
@@ -465,7 +465,7 @@ READ_ONLY: Mapping[str, Command] = {
     "check": Command(stream, ("check", "--quiet"), nothing),
     "plan": Command(stream, ("plan",), nothing),
     "plan, of an account": Command(stream, ("plan",), nothing, (RUN,)),
-    "key check": Command(stream, ("key", "check"), nothing, (RUN,)),
+    "secret check": Command(stream, ("secret", "check"), nothing, (RUN,)),
     "account show": Command(stream, ("account", "show", "account/ledger.db"), nothing, (RUN,)),
     "state info": Command(stream, INFO, nothing, (RUN,)),
     "workload answer --dry-run": Command(

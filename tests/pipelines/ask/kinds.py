@@ -226,7 +226,7 @@ def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: 
     try:
         answer = function(
             table, unit="user", key="page", epsilon=5.0, account=account,
-            noise_key="file:noise.key", **how,
+            secret="file:noise.secret", **how,
         )  # fmt: skip
     except DpstreamError as error:
         return Said(error.exit_code, "", str(error))

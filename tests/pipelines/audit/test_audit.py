@@ -103,9 +103,9 @@ def test_nothing_of_the_job_is_touched(
     )
     (tmp_path / "shop.secret").write_text("not a key")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    read, key_refs = references.read_key, []
+    read, key_refs = references.read_secret, []
     monkeypatch.setattr(
-        "dpstream.dp_transforms.noise.key_source.read_key",
+        "dpstream.dp_transforms.noise.secret_source.read_secret",
         lambda reference: (key_refs.append(reference), read(reference))[1],
     )
     temporary = tmp_path / "tmp"

@@ -37,7 +37,7 @@ def test_a_runner_has_a_fresh_key_unless_a_test_fixes_one(
         folder.mkdir()
     Runner(job, folders[0], False, None)
     Runner(job, folders[1], False, None)
-    first, second = ((folder / "noise.key").read_bytes() for folder in folders[:2])
+    first, second = ((folder / "noise.secret").read_bytes() for folder in folders[:2])
     assert first != second
     Runner(job, folders[2], False, Fixed("0f" * 32, "0" * 32))
     assert list(folders[2].iterdir()) == []

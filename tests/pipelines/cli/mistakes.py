@@ -16,7 +16,7 @@ PROJECT = """
 version = 1
 [data_set.v]
 unit = { name = "user" }
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.visits]
 path = "visits.parquet"
 unit_column = "user"
@@ -75,7 +75,7 @@ class Hour:
         self.folder, self.message = folder, ""
         self.put("visits.parquet", visits())
         (folder / "dpstream.toml").write_text(PROJECT)
-        assert call("key", "new", folder / "noise.key").exit_code == 0
+        assert call("secret", "new", folder / "noise.secret").exit_code == 0
 
     def put(self, name: str, table: pa.Table) -> None:
         """A file of the folder, of the kind its name says."""

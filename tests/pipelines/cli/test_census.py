@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from tests.pipelines.tabulation.office import SIZE, Office, office, project
 
 
@@ -21,13 +21,13 @@ def _run(*words: object) -> Result:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Office:
     """An office that nobody changes, with a key beside it."""
     folder = tmp_path_factory.mktemp("office")
-    new_key(folder / "noise.key")
+    new_secret(folder / "noise.secret")
     return office(folder, SIZE)
 
 
 def of(folder: Path, made: Office, **given: Any) -> tuple[str, Path]:
     """The option that names a project file of an office, with the secret beside it."""
-    secret = f"file:{made.parameters.parent / 'noise.key'}"
+    secret = f"file:{made.parameters.parent / 'noise.secret'}"
     return "--project", project(folder, made, **({"secret": secret} | given))
 
 
@@ -56,7 +56,7 @@ def test_validate(made: Office, tmp_path: Path) -> None:
         shutil.copytree(folder, copy)
     own.configure(reader="cef", max_race_codes=0)
     own.spoil("race-and-ethnicity-codes.txt", lambda lines: [*lines, lines[1]])
-    secret = f"file:{made.data.parent / 'noise.key'}"
+    secret = f"file:{made.data.parent / 'noise.secret'}"
     given = of(tmp_path, own, secret=secret)
     wrong = _run("validate", *given)
     assert wrong.exit_code == 2 and wrong.stdout.count("\n") == 4
@@ -120,7 +120,7 @@ def test_exact_counts_are_announced(made: Office, tmp_path: Path) -> None:
     own = Office(tmp_path / "p", made.data)
     shutil.copytree(made.parameters, own.parameters)
     own.configure(privacy_budget_p_level_1_usa=float("inf"))
-    given = of(tmp_path, own, secret=f"file:{made.data.parent / 'noise.key'}")
+    given = of(tmp_path, own, secret=f"file:{made.data.parent / 'noise.secret'}")
     plan = json.loads(_run("plan", *given, "--json").stdout)
     assert plan["warnings"] and plan["guarantee"]["epsilon"] is None
     done = _run("execute", *given, "--out", tmp_path / "out", "--json")

@@ -149,22 +149,22 @@ def again(hour: Hour) -> None:
 
 
 def opened_key(hour: Hour) -> None:
-    os.chmod(hour.folder / "noise.key", 0o644)
+    os.chmod(hour.folder / "noise.secret", 0o644)
 
 
 def closed_key(hour: Hour) -> None:
     assert "chmod 600" in hour.fix or "0600" in hour.fix
-    os.chmod(hour.folder / "noise.key", 0o600)
+    os.chmod(hour.folder / "noise.secret", 0o600)
 
 
 def no_key(hour: Hour) -> None:
-    hour.edit('secret = "file:noise.key"\n', "")
+    hour.edit('secret = "file:noise.secret"\n', "")
 
 
 def a_key(hour: Hour) -> None:
-    command = hour.shown(r"dpstream key new")
-    assert call(*command.split()[1:], hour.folder / "other.key").exit_code == 0
-    line = hour.shown('secret = "[^"]*"').replace("noise.key", "other.key")
+    command = hour.shown(r"dpstream secret new")
+    assert call(*command.split()[1:], hour.folder / "other.secret").exit_code == 0
+    line = hour.shown('secret = "[^"]*"').replace("noise.secret", "other.secret")
     hour.edit("[table.visits]", f"{line}\n[table.visits]")
 
 
@@ -206,13 +206,13 @@ def take_away(hour: Hour) -> None:
 
 def key_inside(hour: Hour) -> None:
     (hour.folder / "releases").mkdir()
-    (hour.folder / "noise.key").rename(hour.folder / "releases" / "noise.key")
-    hour.edit("file:noise.key", "file:releases/noise.key")
+    (hour.folder / "noise.secret").rename(hour.folder / "releases" / "noise.secret")
+    hour.edit("file:noise.secret", "file:releases/noise.secret")
 
 
 def key_outside(hour: Hour) -> None:
-    (hour.folder / "releases" / "noise.key").rename(hour.folder / "noise.key")
-    hour.edit("file:releases/noise.key", "file:noise.key")
+    (hour.folder / "releases" / "noise.secret").rename(hour.folder / "noise.secret")
+    hour.edit("file:releases/noise.secret", "file:noise.secret")
 
 
 def in_quotes(hour: Hour) -> None:
@@ -312,7 +312,7 @@ MISTAKES = {
     "no contributions": Mistake(
         edit("contributions = 4\n", ""), 2, ("contributions", "is required"),
         lambda hour: hour.edit("budget =", hour.shown(r"contributions = \d+") + "\nbudget =")),
-    "no noise key": Mistake(no_key, 2, ("secret", "is required to run"), a_key),
+    "no secret": Mistake(no_key, 2, ("secret", "is required to run"), a_key),
     "a key that others can read": Mistake(opened_key, 3, ("secret",), closed_key),
     "a key among the releases": Mistake(
         key_inside, 3, ("secret", "folder of the releases", "elsewhere"), key_outside),

@@ -137,7 +137,7 @@ def test_exit_codes_andsilence(
         ("run",),
         ("report",),
         ("choose",),
-        ("key", "new"),
+        ("secret", "new"),
         ("doctor",),
     ],
 )
@@ -164,17 +164,17 @@ def test_plan_reads_no_data(make_job: MakeJob) -> None:
 
 
 def test_key_new(tmp_path: Path) -> None:
-    path = tmp_path / "noise.key"
-    result = call("key", "new", path)
+    path = tmp_path / "noise.secret"
+    result = call("secret", "new", path)
     assert result.exit_code == 0
     secret = path.read_text().strip()
     assert len(bytes.fromhex(secret)) == 32
     assert path.stat().st_mode & 0o777 == 0o600
     assert secret not in result.output
-    again = call("key", "new", path)
+    again = call("secret", "new", path)
     assert again.exit_code == 3
     assert path.read_text().strip() == secret and secret not in again.output
-    assert json.loads(call("key", "new", tmp_path / "b.key", "--json").stdout) == {
+    assert json.loads(call("secret", "new", tmp_path / "b.key", "--json").stdout) == {
         "created": "b.key"
     }
 

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import make
 from tests import accounts
@@ -58,7 +58,7 @@ def choose(folder: Path) -> System:
     (folder / "in").mkdir()
     (folder / "in" / "records.csv").write_text(records(USERS))
     (folder / "keys").mkdir()
-    new_key(folder / "keys" / "noise.key")
+    new_secret(folder / "keys" / "noise.secret")
     text = TUNED.replace("deliveries.account.db", "ledger.db")
     accounts.write(folder / "dpstream.toml", text.replace("epsilon = 3.0", "epsilon = 30.0"))
     ask = ("choose", "hourly", "--project", folder, "--first", "12h", "--epsilon", "1")
@@ -79,8 +79,8 @@ def session(folder: Path) -> System:
 
 
 def census(folder: Path) -> System:
-    new_key(folder / "noise.key")
-    file = project(folder, office(folder), secret="file:noise.key")
+    new_secret(folder / "noise.secret")
+    file = project(folder, office(folder), secret="file:noise.secret")
     account = 'account = { path = "ledger.db", limit = { epsilon = 60.0, delta = 1e-9 } }'
     text = file.read_text()
     assert "[census." in text
@@ -193,7 +193,7 @@ def test_answers_over_time_say_what_the_budget_covers(tmp_path: Path) -> None:
 
 def stream(folder: Path) -> System:
     pa.parquet.write_table(visits(), folder / "visits.parquet")
-    new_key(folder / "noise.key")
+    new_secret(folder / "noise.secret")
     accounts.write(folder / "dpstream.toml", with_account(100.0, delta=1e-4))
     run = ("run", "--project", folder, "--quiet")
     return System(("plan", "--project", folder), run, run, run, narrowed(folder, 0.5))

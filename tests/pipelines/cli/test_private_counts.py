@@ -87,10 +87,10 @@ def session_delete(folder: Path, more: bool) -> list[str | Path]:
 
 def tables(folder: Path, more: bool) -> list[str | Path]:
     made: Office = office(folder)
-    _done("key", "new", folder / "noise.key")
+    _done("secret", "new", folder / "noise.secret")
     if more:
         _append(made.path("person-records.txt"), "200|1|True|01|001|000100|1000" + "|01" * 10)
-    file = project(folder, made, secret="file:noise.key")
+    file = project(folder, made, secret="file:noise.secret")
     return ["census", "execute", "--project", file, "--out", folder / "out"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from tests.bench.common import child_seconds
 
 #: Beside the standard library and the project's own modules.
@@ -90,7 +90,7 @@ def test_help_loads_no_library_that_works_on_data(arguments: list[str]) -> None:
 @pytest.mark.parametrize("mode", ["sticky", "rounds"])
 def test_a_plan_loads_neither_runner_nor_compiler(mode: str, tmp_path: Path) -> None:
     (tmp_path / "dpstream.toml").write_text(f'{PROJECT}mechanism.mode = "{mode}"\n')
-    new_key(tmp_path / "site.secret")
+    new_secret(tmp_path / "site.secret")
     slow = {*TOO_SLOW, *SCIPY} - ({"scipy.fft"} if mode == "rounds" else set())
     assert slow & (names := loaded(["plan", "--project", str(tmp_path)])) == set()
     assert {"dpstream.accounting.tuning.outlook", "scipy.special"} <= names
@@ -100,7 +100,7 @@ def test_a_plan_of_few_triggers_loads_neither_arrow_nor_linear_algebra(tmp_path:
     """Encoders of up to 64 triggers are found without it."""
     assert '"15m"' in PROJECT
     (tmp_path / "dpstream.toml").write_text(PROJECT.replace('"15m"', '"1h"'))
-    new_key(tmp_path / "site.secret")
+    new_secret(tmp_path / "site.secret")
     names = loaded(["plan", "--project", str(tmp_path)])
     assert {"pyarrow", "scipy.linalg", "numba"} & names == set()
     assert "dpstream.accounting.strategies.prefix_optimum" in names
@@ -214,8 +214,8 @@ def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> N
 def test_tables_are_made_without_a_runner(tmp_path: Path) -> None:
     from tests.pipelines.tabulation.office import office, project
 
-    new_key(tmp_path / "noise.key")
-    file = project(tmp_path, office(tmp_path), secret="file:noise.key")
+    new_secret(tmp_path / "noise.secret")
+    file = project(tmp_path, office(tmp_path), secret="file:noise.secret")
     command = ["census", "execute", "--project", str(file), "--out", str(tmp_path / "out")]
     names = loaded(command)
     assert NOT_FOR_ANSWERS & names == set() and (tmp_path / "out" / "manifest.json").exists()

@@ -23,7 +23,7 @@ def test_a_page_before_the_first_release(make_job: Callable[..., Job], tmp_path:
     out = tmp_path / "page.html"
     outcome = call("report", "--project", make_job().path, "--out", out)
     assert outcome.exit_code == 0 and "0 of 4 releases" in outcome.output
-    assert "do not publish" in outcome.output  # a fixed test key
+    assert "do not publish" in outcome.output  # a fixed test secret
     assert out.read_text().lstrip().lower().startswith("<!doctype html>")
 
 

@@ -87,7 +87,7 @@ def test_tables_without_a_secret(tmp_path: Path) -> None:
     assert call(*of.ask).exit_code == 0
     file = tmp_path / "persons.toml"
     text = file.read_text()
-    file.write_text(text.replace('secret = "file:noise.key"\n', ""))
+    file.write_text(text.replace('secret = "file:noise.secret"\n', ""))
     refused = call(*of.plan)
     assert refused.exit_code == 2 and "secret" in refused.output
     file.write_text(text)

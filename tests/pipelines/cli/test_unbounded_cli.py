@@ -205,7 +205,7 @@ def test_triggers_must_last_for_a_year(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", TABLES)
 def test_key_check_and_audit(tmp_path: Path, kind: str) -> None:
     path = job_file(tmp_path, kind)
-    assert told("key", "check", "--project", path)["store"] == "new"
+    assert told("secret", "check", "--project", path)["store"] == "new"
     assert told("audit", "--project", path, "--trials", "400")["verdict"] == "consistent"
 
 

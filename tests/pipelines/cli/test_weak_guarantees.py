@@ -13,7 +13,7 @@ import dpstream
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
@@ -45,7 +45,7 @@ def of_json(*args: str | Path) -> list[str]:
 def place(tmp_path: Path) -> Callable[..., Path]:
     """A project file with a job on real visits, in which parts are changed."""
     pa.parquet.write_table(visits(), tmp_path / "visits.parquet")
-    new_key(tmp_path / "noise.key")
+    new_secret(tmp_path / "noise.secret")
 
     def write(*changes: tuple[str, str]) -> Path:
         text = with_account(10.0, delta=1e-4)
@@ -182,11 +182,11 @@ def test_frames(kind: str) -> None:
 def test_frames_are_refused_before_a_charge(tmp_path: Path) -> None:
     place = accounts.create(tmp_path / "l.db", "visits", (4.0, 1e-4))
     account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
-    new_key(tmp_path / "noise.key")
+    new_secret(tmp_path / "noise.secret")
     with pytest.raises(PolicyError, match="delta"):
         dpstream.histogram(
             visits(), unit="user", key="page", epsilon=1.0, delta=0.02, account=account,
-            noise_key=f"file:{tmp_path / 'noise.key'}",
+            secret=f"file:{tmp_path / 'noise.secret'}",
         )  # fmt: skip
     assert accounts.charges(place.path) == []
 
@@ -219,8 +219,8 @@ def test_sessions(tmp_path: Path) -> None:
 
 def test_census_tables(tmp_path: Path) -> None:
     made = office(tmp_path, SIZE)
-    new_key(tmp_path / "noise.key")
-    given = ("--project", project(tmp_path, made, secret="file:noise.key"))
+    new_secret(tmp_path / "noise.secret")
+    given = ("--project", project(tmp_path, made, secret="file:noise.secret"))
     plan = ("census", "plan", *given)
     assert len(of_json(*plan)) == 1 and WEAK in call(*plan).stdout  # production's budgets
     assert "allow-large-delta" in refused(*plan, "--delta", "0.02", code=3)
@@ -228,7 +228,7 @@ def test_census_tables(tmp_path: Path) -> None:
     out = ("census", "execute", *given, "--out", tmp_path / "out")
     assert WEAK in call(*out).stderr
     assert len(of_json(*out)) == 1
-    project(tmp_path, made, secret="file:noise.key", limit=(30.0, 0.02))
+    project(tmp_path, made, secret="file:noise.secret", limit=(30.0, 0.02))
     assert call(*plan).stdout.count(WEAK) == 3
     accounts.set_limit(tmp_path / "persons.account.db", (30.0, 1e-9))
     assert call(*plan).stdout.count(WEAK) == 2

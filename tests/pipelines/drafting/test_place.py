@@ -63,18 +63,18 @@ def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: 
     """The names match what git is asked about; what was there stays."""
     folder, ignored = tmp_path / "jobs", tmp_path / "jobs" / ".gitignore"
     folder.mkdir()
-    keep_out_of_git(folder, folder / "noise.key")
+    keep_out_of_git(folder, folder / "noise.secret")
     assert not ignored.exists()
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     ignored.write_text("releases/")  # without an end of the line
     for _ in range(2):
-        keep_out_of_git(folder, folder / "noise.key")
+        keep_out_of_git(folder, folder / "noise.secret")
         keep_out_of_git(
-            folder, tmp_path / "other.key", "ledger.db*", "../other.db*", "spanner://a/b"
+            folder, tmp_path / "other.secret", "ledger.db*", "../other.db*", "spanner://a/b"
         )
-    lines = ["releases/", "noise.key", *PRIVATE_FILES, "ledger.db*"]
+    lines = ["releases/", "noise.secret", *PRIVATE_FILES, "ledger.db*"]
     assert ignored.read_text().splitlines() == lines
-    names = ["noise.key", "dpstream-0acc0acc0acc0acc.head", "ledger.db-journal", "job.toml"]
+    names = ["noise.secret", "dpstream-0acc0acc0acc0acc.head", "ledger.db-journal", "job.toml"]
     command = ["git", "-C", str(folder), "check-ignore", *names]
     assert (
         subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

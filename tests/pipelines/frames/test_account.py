@@ -7,7 +7,7 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.frames.account import account_of
 from tests import accounts
@@ -19,10 +19,10 @@ def book(folder: Path) -> dpstream.LedgerAccount:
 
 
 def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:
-    account = account_of(book(tmp_path), "file:noise.key", ONCE)
+    account = account_of(book(tmp_path), "file:noise.secret", ONCE)
     assert account is not None and account.ledger.data_set == "visits"
-    assert account.key.reference == "file:noise.key"
-    source = KeySource(None, KEY)
+    assert account.secret.reference == "file:noise.secret"
+    source = SecretSource(None, KEY)
     given = account_of(book(tmp_path), source, ONCE)
     assert given is not None and given.key is source
     assert list(tmp_path.iterdir()) == []
@@ -32,13 +32,13 @@ def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:
 def test_a_key_that_is_none_is_refused(key: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         account_of(book(tmp_path), key, ONCE)
-    assert error.value.field == "noise_key"
+    assert error.value.field == "secret"
 
 
 @pytest.mark.parametrize(
     ("account", "key", "how", "field"),
     [
-        ("l.db", "file:k", ONCE, "account"), (None, "file:k", ONCE, "noise_key"),
+        ("l.db", "file:k", ONCE, "account"), (None, "file:k", ONCE, "secret"),
         (None, None, Asking(fresh=True), "fresh"), (None, None, Asking(as_of="May"), "as_of"),
     ],
 )  # fmt: skip

@@ -8,10 +8,10 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.receipt import table_of
 from dpstream.pipelines.frames import answer as module
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.charges import Charge
 from tests import accounts
 from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits
@@ -94,17 +94,17 @@ def test_noise_is_named_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_another_key_asks_anew(tmp_path: Path) -> None:
     paid = account(tmp_path)
     dpstream.histogram(TABLE, **ASKED, **paid)
-    new_key(tmp_path / "other.key")
-    paid["noise_key"] = f"file:{tmp_path / 'other.key'}"
+    new_secret(tmp_path / "other.secret")
+    paid["secret"] = f"file:{tmp_path / 'other.secret'}"
     assert dpstream.histogram(TABLE, **ASKED, **paid).charged
 
 
 def test_a_key_is_needed_where_answers_are_given_again(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    del paid["noise_key"]
-    with pytest.raises(UsageError, match="dpstream key new") as error:
+    del paid["secret"]
+    with pytest.raises(UsageError, match="dpstream secret new") as error:
         dpstream.histogram(TABLE, **ASKED, **paid)
-    assert error.value.field == "noise_key" and entries(tmp_path) == []
+    assert error.value.field == "secret" and entries(tmp_path) == []
 
 
 def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
@@ -116,7 +116,7 @@ def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
 def test_a_fixed_test_key_is_said(tmp_path: Path) -> None:
     paid = account(tmp_path)
     answer = dpstream.histogram(TABLE, **ASKED, account=paid["account"],
-                               noise_key=KeySource(None, KEY))  # fmt: skip
+                               secret=SecretSource(None, KEY))  # fmt: skip
     assert answer.guarantee.startswith("NOT PRIVATE")
 
 

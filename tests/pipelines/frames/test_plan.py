@@ -104,7 +104,7 @@ def test_what_was_cut_off_goes_on_at_no_charge(tmp_path: Path) -> None:
     "given",
     [
         {"epsilon": 9.0}, {"unit": "page", "key": None}, {"delta": 0.5}, {"delta": 0},
-        {"noise_key": None}, {"noise_key": "file:none.key"}, {"noise_key": 7}, {"account": "l.db"},
+        {"secret": None}, {"secret": "file:none.key"}, {"secret": 7}, {"account": "l.db"},
         {"account": None}, {"as_of": "a\nb"}, {"unit": "usr"}, {"key": "user"}, {"max_keys": 0},
         {"epsilon": -1}, {"public_keys": []}, {"max_rows": "many"},
     ],
@@ -194,7 +194,7 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     account = dpstream.LedgerAccount(tmp_path / "ledger.db", "shop", id=accounts.ID)
     plan = dpstream.plan(
         figure, asking.visits(), unit="uid", key="page", epsilon=2.0, max_keys=12, **given,  # type: ignore[arg-type]
-        account=account, noise_key=f"file:{tmp_path / 'noise.key'}",
+        account=account, secret=f"file:{tmp_path / 'noise.secret'}",
     )  # fmt: skip
     assert (plan.cost, plan.thresholds) == (statement.cost, [statement.selection])
     [one], [other] = plan.columns, statement.columns
@@ -202,8 +202,8 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     assert plan.account == explanation.acceptance.account
     assert plan.charge == explanation.acceptance.cost
     dpstream.histogram(asking.visits(), unit="uid", key="page", epsilon=2.0, max_keys=12,
-                       account=account, noise_key=f"file:{tmp_path / 'noise.key'}")  # fmt: skip
+                       account=account, secret=f"file:{tmp_path / 'noise.secret'}")  # fmt: skip
     again = dpstream.plan("histogram", asking.visits(), unit="uid", key="page", epsilon=2.0,
                           max_keys=12, account=account,
-                          noise_key=f"file:{tmp_path / 'noise.key'}")  # fmt: skip
+                          secret=f"file:{tmp_path / 'noise.secret'}")  # fmt: skip
     assert again.answered and again.left == budget(catalog)["left"]

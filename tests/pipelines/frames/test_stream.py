@@ -201,11 +201,11 @@ def test_public_keys_of_a_call_have_the_strategy_of_those_of_a_file(
 
 
 def test_a_plan_takes_public_keys_and_a_store(tmp_path: Path) -> None:
-    dpstream_key = tmp_path / "noise.key"
+    dpstream_key = tmp_path / "noise.secret"
     dpstream_key.write_text("3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8")
     dpstream_key.chmod(0o600)
     transform = dpstream.DPStream(
-        a_job(tmp_path).plan, key_file=str(dpstream_key), store=f"sqlite:{tmp_path / 'own.db'}",
+        a_job(tmp_path).plan, secret=f"file:{dpstream_key}", store=f"sqlite:{tmp_path / 'own.db'}",
         source="v1", public_keys=pl.DataFrame({"page": ["b", "a", "b"]}),
     )  # fmt: skip
     assert transform._run.public is not None

@@ -11,7 +11,7 @@ import pyarrow as pa
 import dpstream
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.frames.question import Asked, Question, question_of
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
@@ -56,8 +56,8 @@ def question(data: Any, **given: Any) -> tuple[Question, dict[str, pa.ChunkedArr
 
 def account(folder: Path, epsilon: float = 100.0) -> dict[str, Any]:
     """Arguments of a question that is charged."""
-    if not (folder / "noise.key").exists():
-        new_key(folder / "noise.key")
+    if not (folder / "noise.secret").exists():
+        new_secret(folder / "noise.secret")
     place = accounts.create(folder / "ledger.db", "visits", (epsilon, 1e-5), type_="int")
     ledger_account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
-    return {"account": ledger_account, "noise_key": f"file:{folder / 'noise.key'}"}
+    return {"account": ledger_account, "secret": f"file:{folder / 'noise.secret'}"}

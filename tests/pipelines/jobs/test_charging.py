@@ -8,7 +8,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.jobs.charging import check_begin, check_charge, folder_used, store_identity
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
@@ -17,9 +17,9 @@ from tests.pipelines.cli.mistakes import PROJECT, visits, with_account
 
 def job(folder: Path, limit: float = 8.0, contributions: int = 4) -> Job:
     """A job on real visits."""
-    if not (folder / "noise.key").exists():
+    if not (folder / "noise.secret").exists():
         pq.write_table(visits(), folder / "visits.parquet")
-        new_key(folder / "noise.key")
+        new_secret(folder / "noise.secret")
     text = with_account(limit)
     text = text.replace("contributions = 4", f"contributions = {contributions}")
     accounts.write(folder / "dpstream.toml", text)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.text import duration_micros, instant_micros
 
@@ -25,7 +25,7 @@ version = 1
 [data_set.flights]
 unit = { name = "tailnum", type = "string" }
 account = { path = "ledger.db", id = "0acc0acc0acc0acc" }
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.flights]
 path = "flights/*.parquet"
 unit_column = "tailnum"
@@ -74,7 +74,7 @@ def test_the_example_of_the_design(tmp_path: Path) -> None:
     assert job.plan.privacy.contributions == 8
     assert job.plan.public_keys is None
     assert job.columns == ("tailnum", "origin", "carrier", "time_hour", "dep_delay")
-    assert job.privacy.key_file == str(tmp_path / "noise.key")
+    assert job.privacy.secret.file == str(tmp_path / "noise.secret")
     assert job.state.path == tmp_path / "flights.db"
     assert job.ledger is not None and job.ledger.path == str(tmp_path / "ledger.db")
     assert job.sink.path == str(tmp_path / "releases")
@@ -200,7 +200,7 @@ def test_unknown_fields_are_refused_at_every_level(tmp_path: Path, where: str) -
         ('id = "0acc', 'limit = { epsilon = 6.0, delta = 1e-9 }, id = "0acc',
          "data_set.flights.account.limit", "dpstream account limit"),
         ('id = "0acc', 'id = "acc', "data_set.flights.account.id", "16 hexadecimal"),
-        ('secret = "file:noise.key"', 'insecure_test_secret = "ab"',
+        ('secret = "file:noise.secret"', 'insecure_test_secret = "ab"',
          "data_set.flights.insecure_test_secret", "64"),
     ],
 )  # fmt: skip
@@ -379,27 +379,27 @@ def test_typed_public_keys(tmp_path: Path) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    with KeySource(f"file:{path}").ring() as ring:
+    with SecretSource(f"file:{path}").ring() as ring:
         return ring.fingerprint
 
 
-def test_noise_keys(tmp_path: Path) -> None:
-    path = tmp_path / "noise.key"
-    new_key(path)
+def test_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "noise.secret"
+    new_secret(path)
     assert os.stat(path).st_mode & 0o777 == 0o600
     first = fingerprint(path)
     with pytest.raises(PolicyError):
-        new_key(path)
+        new_secret(path)
     assert fingerprint(path) == first
-    new_key(tmp_path / "other.key")
-    assert fingerprint(tmp_path / "other.key") != first
+    new_secret(tmp_path / "other.secret")
+    assert fingerprint(tmp_path / "other.secret") != first
     with pytest.raises(RunError):
-        new_key(tmp_path / "none" / "noise.key")
+        new_secret(tmp_path / "none" / "noise.secret")
 
 
 def test_insecure_settings_show(tmp_path: Path) -> None:
     fixed = f'insecure_test_secret = "{"0f" * 32}"'
-    assert load(tmp_path, 'secret = "file:noise.key"', fixed).insecure
+    assert load(tmp_path, 'secret = "file:noise.secret"', fixed).insecure
     with pytest.raises(UsageError):
         load(tmp_path, "secret =", f"{fixed}\nsecret =")
 

@@ -7,7 +7,6 @@ import pytest
 
 from dpstream.pipelines.jobs.tables import (
     GIVEN_STAMPS,
-    PrivacyConfig,
     SinkConfig,
     SourceConfig,
     StateConfig,
@@ -31,13 +30,6 @@ def test_names_of_sources_say_where() -> None:
     assert SourceConfig("kafka", topic="t").name == "kafka:t"
     assert SourceConfig("pubsub", subscription="s").name == "pubsub:s"
     assert SourceConfig("csv", "in/*.csv").name == "csv:in/*.csv"
-
-
-def test_a_key_file_is_short_for_a_reference() -> None:
-    made = {"epsilon": 1.0, "delta": 1e-9, "contributions": 1}
-    assert PrivacyConfig(**made, key_file="k").reference == "file:k"
-    assert PrivacyConfig(**made, key="env:K").reference == "env:K"
-    assert PrivacyConfig(**made).reference is None
 
 
 def test_only_an_embedded_store_is_a_file() -> None:

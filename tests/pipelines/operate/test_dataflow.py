@@ -22,10 +22,10 @@ def test_flags_are_added_once() -> None:
 def test_places_are_in_stores() -> None:
     own = argparse.Namespace(out="gs://b/out/", key="gcp:projects/p/secrets/s/versions/1")
     assert in_stores(own, "out")[0] == ["gs://b/out"]
-    own.key = "env:KEY"
+    own.secret = "env:KEY"
     with pytest.raises(UsageError) as error:
         in_stores(own, "out")
-    assert error.value.field == "--key"
+    assert error.value.field == "--secret"
 
 
 def test_required_parameters() -> None:

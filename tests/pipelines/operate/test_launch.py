@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import SinkConfig, SourceConfig
 from dpstream.pipelines.operate.launch import check_remote, fetch, main, parser
@@ -16,11 +17,10 @@ from dpstream.pipelines.project.text import MAX_FILE_BYTES
 @pytest.fixture
 def remote(make_job: Callable[..., Job]) -> Job:
     job, replace = make_job(), msgspec.structs.replace
-    key = "gcp:projects/P/secrets/S/versions/1"
     return replace(
         job,
         source=SourceConfig("pubsub", subscription="projects/p/subscriptions/s"),
-        privacy=replace(job.privacy, key=key, insecure_test_key=None),
+        privacy=replace(job.privacy, secret=SecretSource("gcp:projects/P/secrets/S/versions/1")),
         state=replace(job.state, store="spanner://p/i/d"),
         sink=SinkConfig(
             "pubsub",
@@ -38,7 +38,7 @@ def test_a_job_with_nothing_on_the_launcher(remote: Job) -> None:
     ("table", "change", "field"),
     [
         ("state", {"store": "sqlite:/x.db"}, "store"),
-        ("privacy", {"key": "env:K"}, "secret"),
+        ("privacy", {"secret": SecretSource("env:K")}, "secret"),
         ("source", {"kind": "csv"}, "table.path"),
         ("source", {"kind": "folder", "path": "/in"}, "table.path"),
         ("sink", {"kind": "csv"}, "sink.path"),

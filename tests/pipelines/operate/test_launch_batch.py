@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.session import encoded
 from dpstream.pipelines.operate import launch_batch
 from dpstream.pipelines.operate.dataflow import flags
@@ -36,7 +36,7 @@ FOLDER = Path(__file__).parents[3] / "deploy" / "dataflow"
 METADATA: dict[str, Any] = json.loads((FOLDER / "batch.json").read_text())
 GIVEN = [
     "--ticket=gs://b/tickets/one.json", "--table_folder=gs://b/rides.table/",
-    "--out_folder=gs://b/out", "--key=gcp:projects/p/secrets/noise/versions/1",
+    "--out_folder=gs://b/out", "--secret=gcp:projects/p/secrets/noise/versions/1",
 ]  # fmt: skip
 CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
          "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
@@ -91,11 +91,11 @@ def test_the_answer_is_that_of_this_process(table: Made, tmp_path: Path) -> None
 
 def test_nothing_is_done_without_a_ticket_of_the_key(table: Made, tmp_path: Path) -> None:
     request = asked_of(table, tmp_path)
-    with pytest.raises(PolicyError, match="noise key"):
-        begin(request._replace(keys=KeySource(None, "11" * 32)))
+    with pytest.raises(PolicyError, match="secret"):
+        begin(request._replace(keys=SecretSource(None, "11" * 32)))
     path = tmp_path / f"{RUN}.json"
     path.write_bytes(path.read_bytes().replace(b'"amount":700000', b'"amount":900000'))
-    with pytest.raises(PolicyError, match="noise key"):
+    with pytest.raises(PolicyError, match="secret"):
         begin(request)
     assert not (tmp_path / "out").exists()
 
@@ -123,7 +123,7 @@ def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_
         ("gs://b/tickets/one.json", "one.json"),
         ("gs://b/rides.table/", "rides.table"),
         ("gs://b/out", "out"),
-        ("gcp:projects/p/secrets/noise/versions/1", "file:noise.key"),
+        ("gcp:projects/p/secrets/noise/versions/1", "file:noise.secret"),
         ("gcp:projects/p/secrets/noise/versions/1", "env:KEY"),
     ],
 )

@@ -14,7 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.operate import launch_tables
 from dpstream.pipelines.operate.dataflow import flags
 from dpstream.pipelines.operate.launch_tables import (
@@ -37,7 +37,7 @@ FOLDER = Path(__file__).parents[3] / "deploy" / "dataflow"
 METADATA: dict[str, Any] = json.loads((FOLDER / "tables.json").read_text())
 GIVEN = [
     "--parameters_folder=gs://b/parameters", "--data_folder=gs://b/data/",
-    "--out_folder=gs://b/out", "--key=gcp:projects/p/secrets/noise/versions/1",
+    "--out_folder=gs://b/out", "--secret=gcp:projects/p/secrets/noise/versions/1",
 ]  # fmt: skip
 CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
          "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
@@ -50,7 +50,7 @@ def own(tmp_path: Path) -> Office:
 
 def asked_of(own: Office, out: Path) -> Asked:
     """The office as folders of a store; only a test may have its key here."""
-    keys = KeySource(None, KEY)
+    keys = SecretSource(None, KEY)
     return Asked(own.parameters.as_uri(), own.data.as_uri(), out.as_uri(), Choice("p"), keys)
 
 
@@ -98,10 +98,10 @@ def test_without_all_tables_there_is_no_manifest(own: Office, tmp_path: Path) ->
 
 def test_the_template_is_built_with_the_options_of_the_service(own: Office, tmp_path: Path) -> None:
     """What Dataflow is handed: a pipeline that ends, without the key and without a record."""
-    key = tmp_path / "noise.key"
+    key = tmp_path / "noise.secret"
     key.write_text(KEY + "\n")
     key.chmod(0o600)
-    began = begin(asked_of(own, tmp_path / "out")._replace(keys=KeySource(f"file:{key}")))
+    began = begin(asked_of(own, tmp_path / "out")._replace(keys=SecretSource(f"file:{key}")))
     options = PipelineOptions(
         [flag for flag in flags(CLOUD, streaming=False) if not flag.startswith("--runner")]
     )
@@ -135,7 +135,7 @@ def test_flags_for_dataflow() -> None:
         ("gs://b/parameters", "/b/parameters"),
         ("gs://b/data/", "data"),
         ("gs://b/out", "out"),
-        ("gcp:projects/p/secrets/noise/versions/1", "file:noise.key"),
+        ("gcp:projects/p/secrets/noise/versions/1", "file:noise.secret"),
         ("gcp:projects/p/secrets/noise/versions/1", "env:KEY"),
     ],
 )

@@ -25,7 +25,9 @@ def test_places_start_from_the_folder_of_the_file() -> None:
     assert secret_of(project(secret="file:s"), "d").key == "file:/shop/s"
     assert secret_of(project(secret="env:SECRET"), "d").key == "env:SECRET"
     test_secret = "0f" * 32
-    assert secret_of(project(insecure_test_secret=test_secret), "d").insecure_test_key is not None
+    assert (
+        secret_of(project(insecure_test_secret=test_secret), "d").insecure_test_secret is not None
+    )
 
 
 @pytest.mark.parametrize(

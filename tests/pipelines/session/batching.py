@@ -17,7 +17,7 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.session import Totals, tallied
 from dpstream.pipelines.session import load
 from dpstream.pipelines.session.manifest import read_manifest
@@ -74,9 +74,9 @@ def made(
     return Made(config.folder, config.table)
 
 
-def key_file(folder: Path) -> KeySource:
+def key_file(folder: Path) -> SecretSource:
     """The test key in a file."""
-    path = folder / "noise.key"
+    path = folder / "noise.secret"
     path.write_text(KEY + "\n")
     path.chmod(0o600)
-    return KeySource(f"file:{path}")
+    return SecretSource(f"file:{path}")

@@ -51,7 +51,7 @@ def test_the_documented_file_is_one() -> None:
     assert quotas.of("rho", "alice") is None
     assert config.rules.unlock is not None and config.rules.unlock.start == START
     assert config.rules.usable(START + 2 * DAY) == 300_000
-    source = config.key_source()
+    source = config.secret_source()
     assert source.reference == "file:/somewhere/rides.secret"
 
 
@@ -62,7 +62,7 @@ def test_a_small_table(tmp_path: Path) -> None:
     assert config.table.dimensions[5] == Budget(name="rho", kind="rho", most=1.0)
     assert config.columns[2:] == ("time", "vendor", "budget", None)
     assert config.fixed[4:] == (None, 0.25)
-    assert config.key_source().kind == "insecure_test_key"
+    assert config.secret_source().kind == "insecure_test_secret"
 
 
 def test_places_and_rules_are_no_part_of_the_model() -> None:
@@ -77,7 +77,7 @@ def test_places_and_rules_are_no_part_of_the_model() -> None:
     table["dimension"]["pickup"]["grid"] = "2d"
     assert config_of(tables).table.digest != one.table.digest
     with pytest.raises(UsageError, match=r"data_set\.rides\.secret: is required"):
-        other.key_source()
+        other.secret_source()
 
 
 def test_the_model_has_the_name_of_the_data_set() -> None:

@@ -34,12 +34,12 @@ def test_a_ticket_says_what_was_paid_and_is_of_its_key(table: Made, tmp_path: Pa
         changed = data.replace(b'"amount":700000', b'"amount":700001')
         assert changed != data
         for bad in (changed, data[:-5] + b"00000", b"", b"\n", data[1:]):
-            with pytest.raises(PolicyError, match="noise key"):
+            with pytest.raises(PolicyError, match="secret"):
                 opened(bad, keys)
         # A form that this program does not know, of the right key.
         text = msgspec.json.encode({"form": 2})
         sealed = text + b"\n" + keys.source_fingerprint([b"session ticket", text]).encode()
-        with pytest.raises(PolicyError, match="noise key"):
+        with pytest.raises(PolicyError, match="secret"):
             opened(sealed, keys)
-    with KeyRing(bytearray(range(32))) as stranger, pytest.raises(PolicyError, match="noise key"):
+    with KeyRing(bytearray(range(32))) as stranger, pytest.raises(PolicyError, match="secret"):
         opened(data, stranger)

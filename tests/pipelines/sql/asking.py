@@ -23,7 +23,7 @@ version = 1
 [data_set.shop]
 unit = {{ name = "uid", type = "int" }}
 account = {{ path = "ledger.db", limit = {{ epsilon = {epsilon}, delta = 1e-5 }} }}
-secret = "file:noise.key"
+secret = "file:noise.secret"
 [table.visits]
 path = "visits.{kind}"
 unit_column = "uid"
@@ -84,9 +84,9 @@ def data_set(
         con.close()
     pages = "".join(f"p{i},Title {i % 3}\n" for i in range(12))
     (folder / "pages.csv").write_text("page,title\n" + pages)
-    if not (folder / "noise.key").exists():
-        (folder / "noise.key").write_text(KEY)
-        (folder / "noise.key").chmod(0o600)
+    if not (folder / "noise.secret").exists():
+        (folder / "noise.secret").write_text(KEY)
+        (folder / "noise.secret").chmod(0o600)
     columns = "" if kind == "parquet" else _DECLARED
     path = folder / "dpstream.toml"
     accounts.write(path, PROJECT.format(kind=kind, columns=columns, epsilon=epsilon))

@@ -248,7 +248,7 @@ def test_a_tiny_budget_ends_alike_with_and_without_rows(tmp_path: Path, epsilon:
 
 def test_a_key_is_needed(tmp_path: Path) -> None:
     path = data_set(tmp_path)
-    path.write_text(path.read_text().replace('secret = "file:noise.key"', ""))
+    path.write_text(path.read_text().replace('secret = "file:noise.secret"', ""))
     with pytest.raises(UsageError, match=r"secret"):
         asked(tmp_path, dp(f"page, {COUNTED} AS n"))
     assert charges(tmp_path) == []

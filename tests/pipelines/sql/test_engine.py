@@ -30,7 +30,7 @@ _FORBIDDEN = [
     "SELECT * FROM '{folder}/secret.csv'",
     "SELECT * FROM read_csv('{folder}/secret.csv')",
     "SELECT * FROM read_parquet('{folder}/*.parquet')",
-    "SELECT * FROM read_text('{folder}/noise.key')",
+    "SELECT * FROM read_text('{folder}/noise.secret')",
     "SELECT * FROM glob('{folder}/*')",
     "SELECT * FROM local_table",
     "CREATE SECRET s (TYPE http)",

@@ -21,7 +21,7 @@ _TEXT = dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u, AVG(seconds) AS a")
 def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
     catalog = load_catalog(data_set(tmp_path, kind="csv"))
     (tmp_path / "visits.csv").unlink()
-    (tmp_path / "noise.key").unlink()
+    (tmp_path / "noise.secret").unlink()
     explanation = explain(catalog, [_TEXT, dp(f"{COUNTED} AS n", "FROM visits")])
     first, second = explanation.statements
     assert '"group_0"' in first.plan and first.selection is not None and second.selection is None

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.sql import flow
 from dpstream.pipelines.sql.flow import Own, Owners, Task, ToKey, build, unit_of
 from dpstream.pipelines.sql.load import load_catalog
@@ -32,7 +32,7 @@ def task_of(folder: Path) -> tuple[Task, list[Any]]:
     question = question_of(JOINED, catalog)
     spread = Spread(DIRECT, question, catalog, 4)
     work = Work.of(question.asked, catalog, question.plan, (b"run", question.digest.encode()))
-    keys = KeySource(catalog.key.key).of_run("5a" * 16, "")
+    keys = catalog.secret.of_run("5a" * 16, "")
     task = Task(work, None, spread._catalog, spread._columns, (), 4, str(folder), keys)
     return task, spread._pieces
 
@@ -77,7 +77,7 @@ def test_neither_key_nor_database_is_in_the_pipeline(tmp_path: Path) -> None:
     proto = pipeline.to_runner_api().SerializeToString() + pickle.dumps(task)
     assert KEY.encode() not in proto and bytes.fromhex(KEY) not in proto
     assert set(task.catalog.tables) == {"people", "orders", "items", "pages"}
-    assert task.catalog.key.key is None
+    assert not task.catalog.secret.given
     assert list(task.columns) == ["people", "orders", "items"]  # who owns others comes first
     assert task.columns["people"] == ("uid", "code") and "day" in task.columns["orders"]
 
@@ -87,7 +87,7 @@ def test_rows_get_the_shard_of_whoever_owns_them(tmp_path: Path) -> None:
     task, _ = task_of(tmp_path)
     assert unit_of(task.catalog.tables["people"]) == "uid"
     assert unit_of(task.catalog.tables["items"]) is None
-    task = task._replace(keys=KeySource(f"file:{tmp_path}/noise.key"))
+    task = task._replace(keys=SecretSource(f"file:{tmp_path}/noise.secret"))
     people = pa.RecordBatch.from_pydict(
         {"uid": pa.array([1, 2, None, 3], pa.int64()), "code": ["a", "b", "c", None]}
     )

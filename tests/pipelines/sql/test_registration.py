@@ -114,9 +114,9 @@ def test_a_note_is_of_these_keys_only_and_cannot_be_made_up(tmp_path: Path) -> N
     with pytest.raises(PolicyError, match="was not checked"):
         ask(catalog(tmp_path), _TEXT)  # another key of the same file
     accounts.write(path, before)
-    (tmp_path / "noise.key").write_text(KEY[::-1])
+    (tmp_path / "noise.secret").write_text(KEY[::-1])
     with pytest.raises(PolicyError, match="was not checked"):
-        ask(catalog(tmp_path), _TEXT)  # another noise key
+        ask(catalog(tmp_path), _TEXT)  # another secret
     for broken in ("", "{}", "[1, null]", '["' + "0" * 32 + '"]'):
         notes.write_text(broken)
         with pytest.raises(PolicyError, match="was not checked"):

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
@@ -32,11 +33,11 @@ def job(make_job: Make, tmp_path: Path) -> Job:
 def with_limit(job: Job, tmp_path: Path, epsilon: float) -> Job:
     limit, unit = (epsilon, job.plan.privacy.delta), job.plan.unit
     ledger = accounts.create(tmp_path / "ledger.db", "d", limit, unit.column, unit.type)
-    key = tmp_path / "noise.key"
+    key = tmp_path / "noise.secret"
     if not key.exists():
-        new_key(key)
+        new_secret(key)
     privacy = msgspec.structs.replace(
-        job.privacy, key_file=str(key), insecure_test_key=None, insecure_test_run_id=None
+        job.privacy, secret=SecretSource(f"file:{key}"), insecure_test_run_id=None
     )
     return msgspec.structs.replace(job, ledger=ledger, privacy=privacy)
 

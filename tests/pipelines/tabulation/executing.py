@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Executed, Order, execute
@@ -22,7 +22,7 @@ def ledger_of(folder: Path, epsilon: float = 1e3, unit: str = "person") -> Accou
 
 def order(made: Office, out: Path, choice: Choice | None = None, **more: Any) -> Order:
     inputs = inputs_of(made.parameters, made.data, choice or Choice("p"))
-    return Order(inputs, out, KeySource(None, KEY), **more)
+    return Order(inputs, out, SecretSource(None, KEY), **more)
 
 
 def executed(

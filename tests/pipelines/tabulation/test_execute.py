@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.folder import Archive
 from dpstream.pipelines.tabulation import execute as module
 from dpstream.pipelines.tabulation.config import Choice
@@ -152,7 +152,7 @@ def test_something_else_at_the_place_is_not_touched(made: Office, tmp_path: Path
 def test_other_keys_are_other_executions(made: Office, tmp_path: Path) -> None:
     place = ledger_of(tmp_path)
     executed(made, tmp_path / "a", ledger=place)
-    other = order(made, tmp_path / "a", ledger=place)._replace(key=KeySource(None, "1f" * 32))
+    other = order(made, tmp_path / "a", ledger=place)._replace(key=SecretSource(None, "1f" * 32))
     with pytest.raises(PolicyError) as caught:
         execute(other)
     assert caught.value.field == "OUT"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.noise.key_source import KeySource
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.tabulation import flow
 from dpstream.pipelines.tabulation.flow import Begin, Count, Task, build
 from dpstream.pipelines.tabulation.inputs import prepared
@@ -24,10 +24,10 @@ _SECRET = "7d" * 32
 
 
 def task_of(made: Office, folder: Path) -> Task:
-    (folder / "noise.key").write_text(_SECRET + "\n")
-    (folder / "noise.key").chmod(0o600)
+    (folder / "noise.secret").write_text(_SECRET + "\n")
+    (folder / "noise.secret").chmod(0o600)
     inputs = order(made, folder / "out").inputs
-    keys = KeySource(f"file:{folder}/noise.key")
+    keys = SecretSource(f"file:{folder}/noise.secret")
     return Task(inputs, "5a" * 16, str(folder / "draft"), str(folder / "letters"), keys)
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state import open as stores
 from tests import accounts
 
@@ -22,7 +22,7 @@ version = 1
 [data_set.deliveries]
 unit = { name = "user" }
 account = { path = "deliveries.account.db", limit = { epsilon = 3.0, delta = 1e-6 } }
-secret = "file:keys/noise.key"
+secret = "file:keys/noise.secret"
 
 [table.records]
 path = "in/*.csv"
@@ -81,7 +81,7 @@ def project_file(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     (tmp_path / "keys").mkdir()
     (tmp_path / "in" / "a.csv").write_text(records(USERS))
-    new_key(tmp_path / "keys" / "noise.key")
+    new_secret(tmp_path / "keys" / "noise.secret")
     write(tmp_path / "dpstream.toml", PROJECT)
     return tmp_path / "dpstream.toml"
 

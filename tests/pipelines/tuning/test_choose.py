@@ -271,7 +271,7 @@ def test_jobs_that_cannot_be_tuned(project: Path, old: str, new: str, field: str
 
 def test_dry_run_reads_no_data_and_costs_nothing(project: Path) -> None:
     (project.parent / "in" / "a.csv").unlink()
-    (project.parent / "keys" / "noise.key").unlink()
+    (project.parent / "keys" / "noise.secret").unlink()
     text = done(call("choose", "--project", project, *ASK, "--dry-run")).stdout
     assert "Cost        (1, 1e-08)-DP per unit" in text and "units (95%)" in text
     figures = json.loads(
@@ -294,7 +294,7 @@ def test_the_guides_example_runs(project: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_test_key_is_stamped(project: Path) -> None:
-    write(project, ('secret = "file:keys/noise.key"', f'insecure_test_secret = "{"0f" * 32}"'))
+    write(project, ('secret = "file:keys/noise.secret"', f'insecure_test_secret = "{"0f" * 32}"'))
     assert "INSECURE" in done(choose(project)).stdout
     assert load_job(project, "new").insecure
 

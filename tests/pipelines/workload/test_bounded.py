@@ -5,7 +5,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from dpstream.pipelines.jobs.noise_key import key_source
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.workload.bounded import bounded
 from dpstream.pipelines.workload.of_job import asked_once, domain_of_job
 from tests.pipelines.workload.survey import JOB, survey, workload
@@ -14,7 +14,7 @@ from tests.pipelines.workload.survey import JOB, survey, workload
 def test_cells_of_all_records_in_the_domain(tmp_path: Path) -> None:
     job = asked_once(survey(tmp_path))
     domain = domain_of_job(job, workload())
-    bounded_cells = bounded(job.reading(domain.key), domain, key_source(job).ring())
+    bounded_cells = bounded(job.reading(domain.key), domain, secret_source(job).ring())
     assert bounded_cells.beyond == 0 and bounded_cells.codes.shape == (
         2000 - bounded_cells.dead_letters,
         2,
@@ -38,7 +38,7 @@ def test_the_first_c_by_their_stamps(tmp_path: Path) -> None:
     path, counts = tmp_path / "records.parquet", []
     for order in (np.arange(len(users)), np.random.default_rng(1).permutation(len(users))):
         pq.write_table(table.take(order), path)
-        bounded_cells = bounded(job.reading(domain.key), domain, key_source(job).ring())
+        bounded_cells = bounded(job.reading(domain.key), domain, secret_source(job).ring())
         assert len(bounded_cells.codes) == 200 and bounded_cells.beyond > 1000
         counts.append(
             np.bincount(bounded_cells.codes[:, 0] * 2 + bounded_cells.codes[:, 1], minlength=10)
@@ -58,4 +58,4 @@ def test_the_first_c_by_their_stamps(tmp_path: Path) -> None:
 def test_nothing(tmp_path: Path) -> None:
     job = asked_once(survey(tmp_path, 0))
     domain = domain_of_job(job, workload())
-    assert bounded(job.reading(domain.key), domain, key_source(job).ring()).codes.shape == (0, 2)
+    assert bounded(job.reading(domain.key), domain, secret_source(job).ring()).codes.shape == (0, 2)

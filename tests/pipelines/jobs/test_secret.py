@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms import flow
-from dpstream.dp_transforms.noise.key_source import KeySource
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.jobs.noise_key import new_key
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
@@ -29,7 +29,7 @@ from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 KEY, OTHER = os.urandom(32).hex(), os.urandom(32).hex()
 VARIABLE = "DPSTREAM_TEST_KEY"
 LINES = {
-    "file": 'secret = "file:keys/noise.key"',
+    "file": 'secret = "file:keys/noise.secret"',
     "env": f'secret = "env:{VARIABLE}"',
     "gcp": f'secret = "{REFERENCE}"',
 }
@@ -56,7 +56,7 @@ def job_in(folder: Path, line: str, key: str = KEY, more: str = "") -> Job:
     """The job with a line that says where its key is, and a key in a file."""
     folder.mkdir(exist_ok=True)
     (folder / "keys").mkdir(exist_ok=True)
-    path = folder / "keys" / "noise.key"
+    path = folder / "keys" / "noise.secret"
     path.write_text(key)
     path.chmod(0o600)
     if (folder / "dpstream.toml").exists():
@@ -95,7 +95,7 @@ def test_the_place_of_the_key_changes_no_byte(
         (f'{LINES["env"]}\ninsecure_test_secret = "{KEY}"', "secret"),
         (f'{LINES["file"]}\ninsecure_test_secret = "{KEY}"', "secret"),
         (f'secret = "{KEY}"', "secret"),
-        ('secret = "noise.key"', "secret"),
+        ('secret = "noise.secret"', "secret"),
         ('secret = "file:"', "secret"),
         (f'secret = "env:{KEY}!"', "secret"),
     ],
@@ -116,7 +116,7 @@ def test_a_moving_version_is_refused_before_anything_is_done(
 
 
 def test_the_key_does_not_lie_with_the_releases(tmp_path: Path) -> None:
-    job = make_job(tmp_path, 'secret = "file:releases/noise.key"')
+    job = make_job(tmp_path, 'secret = "file:releases/noise.secret"')
     with pytest.raises(PolicyError, match="lies in the folder of the releases"):
         run_job(job)
 
@@ -146,14 +146,14 @@ def test_rotation_is_a_new_run(tmp_path: Path) -> None:
 def rings_of(job: Job, *patches: Any) -> tuple[list[KeyRing], DpstreamError | None]:
     """All rings that a run has made, kept alive, and how the run ended."""
     rings: list[KeyRing] = []
-    honest = KeySource.ring
+    honest = SecretSource.ring
 
-    def ring(source: KeySource) -> KeyRing:
+    def ring(source: SecretSource) -> KeyRing:
         rings.append(honest(source))
         return rings[-1]
 
     error = None
-    with mock.patch.object(KeySource, "ring", ring):
+    with mock.patch.object(SecretSource, "ring", ring):
         for patch in patches:
             patch.start()
         try:
@@ -190,11 +190,11 @@ def test_no_key_outlives_its_run(tmp_path: Path) -> None:
     assert alive(rings) >= 4
 
 
-# --- dpstream key check ----------------------------------------------------------------------
+# --- dpstream secret check ----------------------------------------------------------------------
 
 
 def check(job: Job, *options: str) -> Result:
-    return CliRunner().invoke(cli, ["key", "check", "--project", str(job.path), *options])
+    return CliRunner().invoke(cli, ["secret", "check", "--project", str(job.path), *options])
 
 
 def test_check(tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,15 +245,15 @@ def test_check_of_a_test_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_key_that_cannot_be_flushed_is_no_key(number: int, tmp_path: Path) -> None:
     """A file that was cut off would be refused for ever as a key that exists."""
-    path = tmp_path / "noise.key"
+    path = tmp_path / "noise.secret"
     with (
         mock.patch.object(os, "fsync", side_effect=OSError(number, "")),
         pytest.raises(DpstreamError) as failed,
     ):
-        new_key(path)
+        new_secret(path)
     assert failed.value.field == "key file"
     assert list(tmp_path.iterdir()) == []
-    new_key(path)
+    new_secret(path)
     assert len(path.read_text()) == 65 and path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(PolicyError):
-        new_key(path)
+        new_secret(path)

@@ -1,0 +1,79 @@
+"""The secret of a job: making one, where it is, and whether it is the one of its store.
+
+A secret is 32 random bytes, written once as hex in a file that only its owner can read.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.noise.secret import KEY_BYTES
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.jobs.job import Job
+from dpstream.state import open as stores
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.durable import PRIVATE, put_entry, sync
+
+
+def new_secret(path: Path) -> None:
+    """Write a new secret (hex, mode 0600, whole and on disk or not at all); never overwrites.
+
+    Raises:
+        PolicyError: the file exists (overwriting it would orphan its store).
+        RunError: the file cannot be written.
+    """
+    text = secrets.token_bytes(KEY_BYTES).hex() + "\n"
+    with file_errors("secret file", "cannot be created"):
+        os.stat(path.absolute().parent)  # a folder is not made: its name may be misspelt
+        made = not path.is_symlink() and put_entry(path.absolute(), text.encode(), PRIVATE)
+        sync(path.absolute().parent)
+    if not made:
+        raise PolicyError(
+            "secret file",
+            "exists, and the releases made with it cannot be continued with another secret",
+            "choose another name",
+        )
+
+
+def secret_source(job: Job) -> SecretSource:
+    """Where the job's secret is.
+
+    Raises:
+        UsageError: its data set names none.
+    """
+    if not job.privacy.secret.given:
+        raise UsageError(
+            "secret",
+            "is required to run",
+            "make one with `dpstream secret new noise.secret` beside the project file, and write "
+            'secret = "file:noise.secret" into its data set',
+        )
+    return job.privacy.secret
+
+
+def check_secret(job: Job) -> dict[str, str]:
+    """Read the secret as a worker would, compare it with the store's, and destroy it.
+
+    Returns:
+        ``where`` (``file``, ``env``, ``gcp`` or ``insecure_test_secret``), ``store`` (``new`` or
+        ``fits``) and the secret's ``fingerprint``, which tells secrets apart and nothing else.
+
+    Raises:
+        UsageError, PolicyError, RunError: the secret cannot be read, the store is of another
+            plan, or was begun with another secret.
+    """
+    keys, url = secret_source(job), job.state.store or ""
+    with keys.ring() as ring:
+        fingerprint = ring.fingerprint
+    store = "new"
+    if stores.exists(url):
+        if stores.identity_of(url, job.plan).secret_fingerprint != fingerprint:
+            raise PolicyError(
+                "secret",
+                "is not the one this store was begun with",
+                "use the run's own secret; to rotate it, begin a new run: a new store, charged "
+                "again",
+            )
+        store = "fits"
+    return {"where": keys.kind, "store": store, "fingerprint": fingerprint}
