@@ -19,7 +19,7 @@ from apache_beam.transforms.window import TimestampedValue
 
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.ingest.columns import instant
-from dpstream.pipelines.connectors.unbounded import Whole
+from dpstream.pipelines.connectors.unbounded import ProgressProvider
 
 
 class Bundle(NamedTuple):
@@ -51,7 +51,7 @@ class Drive:
     ) -> None:
         self.dofn, self.stamp, self.fresh, self.element = dofn, stamp, fresh, element
         self.begin = begin
-        self.progress = Whole().initial_restriction(element)
+        self.progress = ProgressProvider().initial_restriction(element)
         self.estimator = ManualWatermarkEstimator(None)
         self.ended = self._set_up = False
 
@@ -61,7 +61,7 @@ class Drive:
         if self.fresh or not self._set_up:
             dofn.setup()
             self._set_up = True
-        tracker = ThreadsafeRestrictionTracker(Whole().create_tracker(self.progress))
+        tracker = ThreadsafeRestrictionTracker(ProgressProvider().create_tracker(self.progress))
         view = RestrictionTrackerView(tracker)
         records: list[Any] = []
         dead: list[pa.RecordBatch] = []

@@ -22,7 +22,7 @@ from dpstream.accounting.tabulation.guarantee import (
 )
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_losses
-from dpstream.accounting.tabulation.plan import TablePlan, shown
+from dpstream.accounting.tabulation.plan import TablePlan, thresholds_json
 from dpstream.accounting.tabulation.scales import Draws
 from dpstream.accounting.tabulation.tables import Table
 from dpstream.accounting.tabulation.targets import same_margins
@@ -169,7 +169,7 @@ def _level(
         "stability": stability.groups,
         "stability_rule": stability.words,
         "scales": {kind: one and one.scale for kind, one in noise._asdict().items()},
-        "thresholds": shown(parameters.thresholds[table.name][level]),
+        "thresholds": thresholds_json(parameters.thresholds[table.name][level]),
         "groups": groups.get(level),
         "suppressed_at": _suppressed_at(plan, level, noise),
         "figures": figures(plan, table, level, noise),

@@ -143,7 +143,7 @@ class TablePlan(msgspec.Struct, frozen=True):
         return Cost(zcdp_epsilon(budget, delta), delta, rho=rounded_up(budget))
 
 
-def shown(thresholds: tuple[float, ...]) -> list[float | str]:
+def thresholds_json(thresholds: tuple[float, ...]) -> list[float | str]:
     """Thresholds as JSON has them: an infinite one is a text."""
     return [float(x) if math.isfinite(x) else repr(float(x)) for x in thresholds]
 
@@ -172,7 +172,7 @@ def canonical(plan: TablePlan) -> dict[str, Any]:
                 "iteration_level": level.iteration_level,
                 "region_type": level.region_type,
                 "budget": str(parameters.budget(table.name, level)),
-                "thresholds": shown(parameters.thresholds[table.name][level]),
+                "thresholds": thresholds_json(parameters.thresholds[table.name][level]),
                 "stability": plan.stability[level].groups,
             }
             for table, level, _ in plan.measured()

@@ -29,8 +29,8 @@ from dpstream.accounting.tuning.weighing import (
     NoiseOf,
     PerKey,
     best,
+    coverage_of,
     errors,
-    kept,
     per_key,
 )
 
@@ -99,7 +99,7 @@ def read_off(
     noise = noise_with(clamps)
     scale, most = Fraction(question.scale), question.max_contributions
     bounds = np.array([contributions_of(pair, scale, most) for pair in pairs.candidates])
-    part = kept(pairs, estimates[0])
+    part = coverage_of(pairs, estimates[0])
     sd = np.array([noise(int(count), per_key_bound) for count in bounds])
     notes: list[str] = []
     if question.key_records is not None and np.isfinite(sd).any():
@@ -202,7 +202,7 @@ class Tuned(msgspec.Struct, frozen=True):
         return f" and bounds of {', '.join(self.clamps)}" if self.clamps else ""
 
 
-def rule_in_words(question: Question) -> str:
+def rule_text(question: Question) -> str:
     """How C follows from the first hours."""
     if question.key_records is not None:
         return (

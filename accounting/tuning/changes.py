@@ -18,12 +18,16 @@ from dpstream.accounting.limits import MAX_CONTRIBUTIONS
 from dpstream.accounting.plan.fields import job_field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.accounting.tuning.reference import Standing, kept, stand
+from dpstream.accounting.tuning.reference import (
+    ReferenceFigures,
+    mean_contributions,
+    reference_figures,
+)
 from dpstream.accounting.tuning.starred import Way, Ways, usual, with_privacy
 from dpstream.accounting.tuning.wording import (
     duration_text,
-    in_words,
-    per_key_in_words,
+    per_key_text,
+    settings_text,
     written,
 )
 from dpstream.accounting.weights import STEEP
@@ -90,7 +94,7 @@ def changes(plan: Plan, ways: Ways) -> list[Change]:
         row = None if way is None else _of_way(plan, way, effect)
         if row is not None and all(row.settings != other.settings for other in rows):
             rows.append(row)
-    own = stand(plan, allocate(plan))
+    own = reference_figures(plan, allocate(plan))
     others = [row for other in _others(plan) if (row := _row(plan, own, *other)) is not None]
     return [*rows, *sorted(others, key=lambda row: -row.gain)]
 
@@ -104,22 +108,26 @@ def _of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Ch
         if not settings:
             effect = "the job as it is"
     return Change(
-        settings, in_words(settings), effect, way.keys, way.noise, same=True, starred=starred
+        settings, settings_text(settings), effect, way.keys, way.noise, same=True, starred=starred
     )
 
 
-def _early(own: Standing, other: Standing) -> float | None:
+def _early(own: ReferenceFigures, other: ReferenceFigures) -> float | None:
     early = other.early_against(own)
     return early if math.isfinite(early) else None
 
 
 def _row(
-    plan: Plan, own: Standing, settings: dict[str, Any], effect: str, change: Callable[[], Plan]
+    plan: Plan,
+    own: ReferenceFigures,
+    settings: dict[str, Any],
+    effect: str,
+    change: Callable[[], Plan],
 ) -> Change | None:
     """One change, or ``None`` where the job cannot be run so, or gets the same."""
     try:
         other = change()
-        figures = stand(other, allocate(other), plan.privacy.contributions)
+        figures = reference_figures(other, allocate(other), plan.privacy.contributions)
     except DpstreamError:
         return None
     keys: float | None = figures.keys_against(own) if plan.design.selects else 1.0
@@ -129,13 +137,15 @@ def _row(
     if keys is not None and max(abs(keys - 1), abs(noise - 1)) < _NOTHING:
         return None
     settings = written(settings | _said(plan, other))
-    cut = 1 - kept(other.privacy.contributions) / kept(plan.privacy.contributions)
+    cut = 1 - mean_contributions(other.privacy.contributions) / mean_contributions(
+        plan.privacy.contributions
+    )
     another = other.privacy.per_key_bound != plan.privacy.per_key_bound
     early = _early(own, figures)
     if _BY_THEN in effect:
         ratio_text = "no" if not early else f"x{early:.2g}"
         effect = effect.replace(_BY_THEN, f"{ratio_text} keys by a tenth of the window")
-    words = in_words(settings)
+    words = settings_text(settings)
     return Change(settings, words, effect, keys, noise, max(cut, 0.0), another, early=early)
 
 
@@ -223,19 +233,19 @@ def _bounds(plan: Plan) -> Iterator[Other]:
     """Another C, another bound per key, the combined statistic."""
     privacy, total = plan.privacy, plan.privacy.contributions
     if total > 1:
-        less = 100 * (1 - kept(total // 2) / kept(total))
+        less = 100 * (1 - mean_contributions(total // 2) / mean_contributions(total))
         effect = f"counts {less:.0f}% fewer records where units have at least i with chance 1/i"
         yield _privacy(plan, {"contributions": total // 2}, effect)
     if 2 * total <= MAX_CONTRIBUTIONS:
         yield _privacy(plan, {"contributions": 2 * total}, "counts more records of heavy units")
     for bound in PER_KEY_BOUNDS:
         if bound != privacy.per_key_bound and not (bound is None and privacy.combine):
-            effect = "another figure: " + per_key_in_words(bound)
+            effect = "another figure: " + per_key_text(bound)
             yield _privacy(plan, {"per_key_bound": bound}, effect)
     counts = any(kind_of(a).uses_count or kind_of(a).counts_units for a in plan.aggregates)
     if plan.design.selects and counts and not privacy.combine:
         settings = {"per_key_bound": 1, "weights": STEEP, "combine": True, "selection_share": None}
-        effect = "another figure: " + per_key_in_words(1)
+        effect = "another figure: " + per_key_text(1)
         yield _privacy(plan, _differ(plan, settings), effect)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.tuning.question import Histogram, covariance_of, encoder_matrix
-from dpstream.accounting.tuning.weighing import kept
+from dpstream.accounting.tuning.weighing import coverage_of
 
 #: Prefixes are whole numbers without noise; the decoder's float error is far below this.
 _FLOAT_ERROR = 1e-7
@@ -40,7 +40,7 @@ def quantile_cell(estimate: Float64, target: float) -> int:
 
 def cover_cell(of: Histogram, estimate: Float64, cover: float) -> int:
     """First cell whose candidate, as a bound, keeps ``cover`` of all pairs."""
-    return int(np.argmax(kept(of, estimate).part[1:] >= cover * (1 - _SLACK)))
+    return int(np.argmax(coverage_of(of, estimate).part[1:] >= cover * (1 - _SLACK)))
 
 
 def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:

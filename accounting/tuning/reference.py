@@ -51,7 +51,7 @@ _MASS = np.where(SIZES <= LARGEST, SIZES ** (DENSITY + 2), 0.0)
 _MASS /= _MASS.sum()
 
 
-class Standing(msgspec.Struct, frozen=True):
+class ReferenceFigures(msgspec.Struct, frozen=True):
     """A plan on the reference population.
 
     Attributes:
@@ -67,24 +67,24 @@ class Standing(msgspec.Struct, frozen=True):
     units: float
     noise: dict[str, float]
 
-    def noise_against(self, other: "Standing") -> float:
+    def noise_against(self, other: "ReferenceFigures") -> float:
         """This one's sd over the other's: root mean square over the running sums of both."""
         names = self.noise.keys() & other.noise.keys()
         squares = [(self.noise[name] / other.noise[name]) ** 2 for name in names]
         return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
 
-    def keys_against(self, other: "Standing") -> float:
+    def keys_against(self, other: "ReferenceFigures") -> float:
         """Ratio of expected keys; not a number where neither publishes any."""
         if math.isinf(self.keys) or other.keys <= 0:
             return math.nan if self.keys <= 0 else math.inf
         return self.keys / other.keys
 
-    def early_against(self, other: "Standing") -> float:
+    def early_against(self, other: "ReferenceFigures") -> float:
         """Ratio of expected keys by a tenth of the window; not a number where there are none."""
         return self.early / other.early if 0 < other.early < math.inf else math.nan
 
 
-def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
+def reference_figures(plan: Plan, budget: Budget, of: int | None = None) -> ReferenceFigures:
     """A plan's standing on the reference population.
 
     Args:
@@ -95,10 +95,12 @@ def stand(plan: Plan, budget: Budget, of: int | None = None) -> Standing:
     if budget.units is not None:
         noise["units"] = noise.pop(budget.units.name)
     if budget.tau is None:
-        return Standing(math.inf, math.inf, 0.0, noise)
+        return ReferenceFigures(math.inf, math.inf, 0.0, noise)
     publication = published_sizes(plan, budget, of)
     keys, early = (_of_density(publication.by(time)) for time in (1.0, EARLY))
-    return Standing(keys, early, float(np.interp(0.5, publication.chances[-1], SIZES)), noise)
+    return ReferenceFigures(
+        keys, early, float(np.interp(0.5, publication.chances[-1], SIZES)), noise
+    )
 
 
 def mean_over_keys(figures: Float64) -> float:
@@ -119,9 +121,11 @@ def published_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Publis
     """When keys of ``SIZES`` units are published.
 
     Args:
-        of: as for ``stand``.
+        of: as for ``reference_figures``.
     """
-    part = kept(plan.privacy.contributions) / kept(of or plan.privacy.contributions)
+    part = mean_contributions(plan.privacy.contributions) / mean_contributions(
+        of or plan.privacy.contributions
+    )
     return published(plan, budget, SIZES * part, _MASS)
 
 
@@ -141,7 +145,7 @@ def final_sd(plan: Plan, budget: Budget) -> float:
     return float(required(budget.units, "budget.units is there").sd[-1])
 
 
-def kept(contributions: int) -> float:
+def mean_contributions(contributions: int) -> float:
     """Mean records of a reference unit that a bound C keeps."""
     return harmonic(contributions)
 

@@ -24,7 +24,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.sizes import suits_sizes
-from dpstream.accounting.tuning.reference import Standing, stand
+from dpstream.accounting.tuning.reference import ReferenceFigures, reference_figures
 from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeights, usual_weights
 
 #: Keys within this factor of the most count as the most: the last percents cost the most noise.
@@ -59,7 +59,7 @@ class Way(NamedTuple):
     """One way to noise the job: fields of ``Privacy`` that differ from it, and its standing."""
 
     settings: dict[str, Any]
-    standing: Standing
+    standing: ReferenceFigures
     keys: float
     noise: float
 
@@ -84,7 +84,7 @@ def ways(plan: Plan) -> Ways:
     Raises:
         UsageError, PolicyError: the job itself cannot be run.
     """
-    own = stand(plan, allocate(plan))
+    own = reference_figures(plan, allocate(plan))
     candidates = [Way({}, own, 1.0, 1.0)]
     for settings in _candidates(plan):
         figures = _standing(plan, settings)
@@ -118,7 +118,7 @@ def _quieter(candidates: list[Way]) -> Way | None:
 def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
     """Fields of ``Privacy`` that differ from the job's; strategies first by themselves."""
     privacy, best = plan.privacy, plan.privacy.strategy
-    least = stand(plan, allocate(plan))
+    least = reference_figures(plan, allocate(plan))
     for strategy in _strategies(plan):
         figures = _standing(plan, {"strategy": strategy})
         if figures is not None and figures.noise_against(least) < _ANOTHER:
@@ -184,11 +184,11 @@ def _shares(plan: Plan) -> tuple[float, ...]:
     return _SHARES[::4] if large else _SHARES
 
 
-def _standing(plan: Plan, settings: dict[str, Any]) -> Standing | None:
+def _standing(plan: Plan, settings: dict[str, Any]) -> ReferenceFigures | None:
     """``None`` where the job cannot be run so."""
     try:
         other = with_privacy(plan, **settings)
-        return stand(other, allocate(other))
+        return reference_figures(other, allocate(other))
     except DpstreamError:
         return None
 

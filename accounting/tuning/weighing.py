@@ -1,8 +1,8 @@
 """Which C: noise, which grows with it, against what it cuts, which falls.
 
 All of it is post-processing of the noisy histogram of pairs per unit, and of the plan: no further
-look at data.  A bound C keeps the part ``kept(C)`` of all pairs, sum over units of min(pairs, C)
-over sum of pairs.  A key of n records is expected to be short by n (1 - kept(C)), if the units that
+look at data.  A bound C keeps the part ``coverage_of(C)`` of all pairs, sum over units of min(pairs, C)
+over sum of pairs.  A key of n records is expected to be short by n (1 - coverage_of(C)), if the units that
 are cut are in it as they are everywhere, and its noise at a window's end has an sd that the plan
 gives for each C.  The root of both squares is weighed; a quantile of pairs knows nothing of noise,
 and of few units with very many pairs it makes a C that drowns everything.
@@ -32,7 +32,7 @@ _GAIN = 0.95
 _FLOAT_ERROR = 1e-7
 
 
-class Kept(NamedTuple):
+class Coverage(NamedTuple):
     """Pairs that a bound keeps: (edges,) increasing bounds in pairs of the first hours, from 0,
     and the part of all pairs kept by each."""
 
@@ -59,7 +59,7 @@ class PerKey(msgspec.Struct, frozen=True):
     sd: float
 
 
-def kept(of: Histogram, estimate: Float64) -> Kept:
+def coverage_of(of: Histogram, estimate: Float64) -> Coverage:
     """Pairs are summed as survivors: sum over c of #{units with >= c pairs}, linear inside a wide
     cell.  Survivors below the rank error are noise and count as none (a few units with very many
     pairs stay unseen); beyond the largest candidate a unit counts with that candidate.
@@ -73,7 +73,7 @@ def kept(of: Histogram, estimate: Float64) -> Kept:
     width = np.diff(edges)
     mass = width * above[:-1] + (width - 1) / 2 * (above[1:] - above[:-1])
     sums = np.concatenate([[0.0], np.cumsum(mass)])
-    return Kept(edges, sums / sums[-1])
+    return Coverage(edges, sums / sums[-1])
 
 
 def errors(part: Float64, sd: Float64, records: int) -> Float64:

@@ -7,7 +7,7 @@ from dpstream.accounting.limits import MICROS_PER_SECOND
 from dpstream.accounting.weights import SelectionWeights
 
 
-def per_key_in_words(bound: int | None) -> str:
+def per_key_text(bound: int | None) -> str:
     """What a bound per key makes of the figures."""
     if bound is None:
         return "every record counts"
@@ -31,7 +31,7 @@ def written(settings: dict[str, Any]) -> dict[str, Any]:
     return {k: equal.get(k) if v is None else v for k, v in settings.items()}
 
 
-def in_words(settings: dict[str, Any]) -> str:
+def settings_text(settings: dict[str, Any]) -> str:
     """Settings as they stand in a job."""
     return ", ".join(_word(field, value) for field, value in settings.items())
 

@@ -106,7 +106,7 @@ class BufferUntilTriggerTime(beam.DoFn):
     def setup(self) -> None:
         """Open store and key on the worker."""
         self._of_shard: dict[int, ShardCallback] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _Pending] = {}
         self._workers = Workers(_nothing if self._per_shard else self._make, self._threads)
 
     def teardown(self) -> None:
@@ -175,7 +175,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         if self._threads.number > 1:
             least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
             small = sum(batch.num_rows for batch in batches) < least
-            self._asked[shard] = _Asked(rows, instant(self._line, upto, self._ticks))
+            self._asked[shard] = _Pending(rows, instant(self._line, upto, self._ticks))
             self._workers.ask(work, small)
             rows.clear()
         else:
@@ -223,7 +223,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         return self._of_shard[shard]
 
 
-class _Asked(NamedTuple):
+class _Pending(NamedTuple):
     """Where a call's waiting rows go, and the time of its outputs."""
 
     rows: Any

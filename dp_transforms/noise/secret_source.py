@@ -1,6 +1,7 @@
 """Where a process finds the secret: a reference that it follows for itself, and what it opened.
 
-Apart from ``run``: a command that needs the secret but takes part in no run loads no store.
+Apart from ``run``: a command that needs the secret but takes part in no run loads no store.  What
+reads no secret, as a plan, does not load ciphers either.
 """
 
 import dataclasses
@@ -8,16 +9,19 @@ import re
 import threading
 import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.places import below
-from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import FIELD, parse_reference, read_secret
 from dpstream.dp_transforms.noise.secret import wipe
 
+if TYPE_CHECKING:
+    from dpstream.dp_transforms.noise.prf import KeyRing
+
 _HEX = re.compile("[0-9a-f]{64}")
 #: Rings of this process that are in use, by the run they were made for.
-_LIVE: dict[str, weakref.WeakSet[KeyRing]] = {}
+_LIVE: dict[str, "weakref.WeakSet[KeyRing]"] = {}
 _LOCK = threading.Lock()
 
 
@@ -88,12 +92,14 @@ class SecretSource:
         """The same place for the workers of a run: only the run's own secret is taken there."""
         return dataclasses.replace(self, run_id=run_id, fingerprint=fingerprint)
 
-    def ring(self) -> KeyRing:
+    def ring(self) -> "KeyRing":
         """A new key ring; the caller, or the end of its run, destroys it.
 
         Raises:
             UsageError, PolicyError, RunError: the secret cannot be read, or it is not the run's.
         """
+        from dpstream.dp_transforms.noise.prf import KeyRing  # loads cryptography
+
         secret = self._secret()
         try:
             ring = KeyRing(secret)

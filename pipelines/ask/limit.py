@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.history import History
 
 
-def limit_of(account: Book, more: Sequence[Charge] = ()) -> Limit | None:
+def limit_of(account: History, more: Sequence[Charge] = ()) -> Limit | None:
     """The limit of an account, and what its charges cost together; both are public.
 
     Args:
         more: charges of the account's unit that come before the one that is decided.
 
     Returns:
-        ``None`` without a limit, or where costs do not add up (`Book.check` then refuses).
+        ``None`` without a limit, or where costs do not add up (`History.check` then refuses).
     """
     if account.limit is None:
         return None

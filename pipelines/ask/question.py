@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.prf import KeyRing
     from dpstream.state.ledger.answers import Decision
-    from dpstream.state.ledger.book import Book
     from dpstream.state.ledger.charges import Charge, ChargeKind
+    from dpstream.state.ledger.history import History
 
 
 class Asking(NamedTuple):
@@ -57,7 +57,7 @@ class Question(Protocol):
         """
         ...
 
-    def decide(self, run_id: str, account: "Book") -> "Decision":
+    def decide(self, run_id: str, account: "History") -> "Decision":
         """What the answer costs, and what it may read.  Called in the transaction that charges,
         perhaps several times: it changes nothing.
 

@@ -39,10 +39,10 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
-from dpstream.state.ledger.answers import Answer, Register
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.answers import Answer, AnswerLog
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.history import History
 from dpstream.state.run_ids import new_run_id
 
 #: Characters of a label.
@@ -70,7 +70,7 @@ def ask(
     Raises:
         DpstreamError: the question is refused, or failed; the module says what was charged.
     """
-    register = Register(ledger, question.kind)
+    register = AnswerLog(ledger, question.kind)
     request = request_of(question.kind, question.identity, keys, how.as_of)
     run_id = None if how.fresh else register.find(request)
     answer, charged = None if run_id is None else register.read(run_id), False
@@ -103,7 +103,7 @@ def _made(make_view: MakeView, receipt: bytes) -> bytes:
     raise failed
 
 
-def _read(register: Register, run_id: str) -> Answer:
+def _read(register: AnswerLog, run_id: str) -> Answer:
     answer = register.read(run_id)
     return required(answer, "a committed answer is read back")
 
@@ -117,7 +117,7 @@ def ask_uncharged(question: Question, keys: KeyRing | None = None) -> bytes:
     """
     with _thrown_away() if keys is None else contextlib.nullcontext(keys) as ring:
         question.check(ring)
-        return drawn(question, question.decide(new_run_id(), Book()).charge, ring)
+        return drawn(question, question.decide(new_run_id(), History()).charge, ring)
 
 
 def request_of(kind: ChargeKind, identity: Sequence[bytes], keys: KeyRing, as_of: str = "") -> str:

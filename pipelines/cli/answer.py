@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.workload.execute import Order
     from dpstream.pipelines.workload.registered import Mechanism
     from dpstream.pipelines.workload.release import Receipt
-    from dpstream.state.ledger.book import Accept
+    from dpstream.state.ledger.history import Accept
 
 _PATH = click.Path(path_type=Path)
 
@@ -286,7 +286,7 @@ def _through_store(
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
-    tell(done.receipt, workload, order.out, done.result.resumed, as_json)
+    echo_answer(done.receipt, workload, order.out, done.result.resumed, as_json)
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
@@ -346,10 +346,12 @@ def once(
     done = answer_once(workload, job, mechanism, out, form, partial_key, nonnegative, how, accept)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
-    tell(done.receipt, workload, out, not done.charged, as_json)
+    echo_answer(done.receipt, workload, out, not done.charged, as_json)
 
 
-def tell(receipt: "Receipt", workload: "Workload", out: Path, resumed: bool, as_json: bool) -> None:
+def echo_answer(
+    receipt: "Receipt", workload: "Workload", out: Path, resumed: bool, as_json: bool
+) -> None:
     """What was released."""
     from dpstream.accounting.strength import weaknesses
 

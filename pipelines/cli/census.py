@@ -151,7 +151,7 @@ def plan(
     whether `execute` would be accepted now, and ends with the exit code of the refusal if not.
     """
     from dpstream.accounting.strength import check_delta
-    from dpstream.pipelines.tabulation.public_plan import figures, words
+    from dpstream.pipelines.tabulation.public_plan import figures, plan_text
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
@@ -177,7 +177,7 @@ def plan(
         print_json(report | {"warnings": [*report["warnings"], *more]})
     else:
         first = [] if accepted is None else accepted.lines("Can make")
-        click.echo("\n".join([*first, words(report)]), nl=False)
+        click.echo("\n".join([*first, plan_text(report)]), nl=False)
     click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
 
 

@@ -198,13 +198,13 @@ def _print_result(checked: "Job", result: "Result") -> None:
         how = f"released through {result.through}; files may join with a later --through"
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     if result.summary is not None:
-        click.echo(released_in_words(result.summary.released))
+        click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).words}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test secret or run id was used; do not publish.")
 
 
-def released_in_words(released: "Released") -> str:
+def released_text(released: "Released") -> str:
     """The public figures of a run as one line."""
     empty = f" ({released.empty_windows:,} of them empty)" if released.empty_windows else ""
     text = (

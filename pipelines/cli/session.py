@@ -182,7 +182,7 @@ def close(table: Chosen, arrival: str, before: str, analyst: str, as_json: bool)
     What they spent is one region then, and their records may be deleted.
     """
     from dpstream.pipelines.session.figures import value_of
-    from dpstream.pipelines.session.standing import close_before
+    from dpstream.pipelines.session.sliding import close_before
 
     with opened(table, analyst) as open_session:
         open_table = open_session.desk

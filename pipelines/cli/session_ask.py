@@ -33,7 +33,7 @@ from dpstream.pipelines.cli.session_parts import (
 )
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.session.ask import Wish
+    from dpstream.pipelines.session.ask import SessionRequest
     from dpstream.pipelines.session.receipt import Answer
     from dpstream.pipelines.session.session import Asker, Session
 
@@ -125,7 +125,7 @@ def ask(
         _tell(session, answer, as_json)
 
 
-def _hand_out(session: "Session", question: "Wish", out: Path, as_json: bool) -> None:
+def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
     from dpstream.pipelines.session.hand_out import hand_out
 
     paid = hand_out(session.desk, question, out)
@@ -141,7 +141,7 @@ def _wish(
     figures: tuple[str, ...],
     by: tuple[str, ...],
     how: dict[str, Any],
-) -> "Wish":
+) -> "SessionRequest":
     """The question of a command."""
     from dpstream.pipelines.session.figures import figure_of
 
@@ -153,8 +153,8 @@ def _wish(
 
 
 def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
-    from dpstream.pipelines.session import words
-    from dpstream.pipelines.session.figures import records, shown
+    from dpstream.pipelines.session import sentences
+    from dpstream.pipelines.session.figures import answer_text, records
 
     head = answer.header
     question = head.question
@@ -174,8 +174,8 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
             }
         )
         return
-    click.echo(shown(answer), nl=False)
-    paid = f"{question.kind} {words.amount(question.amount)}"
+    click.echo(answer_text(answer), nl=False)
+    paid = f"{question.kind} {sentences.amount(question.amount)}"
     if not answer.charged:
         click.echo(f"Paid before ({paid}); first answered {head.answered}", err=True)
     elif head.allotment:
@@ -200,9 +200,9 @@ def _waste(session: "Session", run_id: str) -> float:
 
 
 def _left(budget: float) -> str:
-    from dpstream.pipelines.session import words
+    from dpstream.pipelines.session import sentences
 
-    return words.amount(round(budget * 1_000_000))
+    return sentences.amount(round(budget * 1_000_000))
 
 
 def _union(
@@ -213,14 +213,14 @@ def _union(
     inside: str | None,
     as_json: bool,
 ) -> None:
-    from dpstream.pipelines.session.figures import figure_of, union_words
+    from dpstream.pipelines.session.figures import figure_of, union_text
 
     for figure in map(figure_of, figures or ("count",)):
         union = subspace(session, table, where, inside).union(figure)
         if as_json:
             print_json({"figure": figure.name, **union._asdict()})
         else:
-            click.echo(f"{figure.name}: {union_words(union)}; free")
+            click.echo(f"{figure.name}: {union_text(union)}; free")
 
 
 @click.command(
@@ -351,7 +351,7 @@ def select(
     Names are kept in a public file beside the project file.  Points that have enough left stay the
     same when it is spent.
     """
-    from dpstream.pipelines.session import names, words
+    from dpstream.pipelines.session import names, sentences
     from dpstream.pipelines.session.pictures import kinds
 
     names.check(name)
@@ -363,13 +363,13 @@ def select(
                 points = points.with_budget(amount, kind)
         text = points.selection.text
         if points.selection.fixed is not None:
-            boxes = [words.box(session.desk.space, box) for box in points.boxes()]
+            boxes = [sentences.box(session.desk.space, box) for box in points.boxes()]
             text = " OR ".join(f"({box})" for box in boxes)
         spent: dict[Any, float] = {k: points.max_consumed(k) for k in kinds(session.desk.space)}  # type: ignore[arg-type]
         names.write(session.desk.config, name, text)
         if as_json:
             print_json({"name": name, "where": text, "max_consumed": spent})
             return
-        click.echo(f"{name}: {text or words.EVERYTHING}")
+        click.echo(f"{name}: {text or sentences.EVERYTHING}")
         for kind, most in spent.items():
             click.echo(f"Spent by a point, at most: {kind} {_left(most)}")

@@ -88,23 +88,25 @@ def opened(
 
 def lacking(space: "Space", decision: "Decision") -> list[str]:
     """Which points lack budget, and what they have left at least."""
-    from dpstream.pipelines.session import words
+    from dpstream.pipelines.session import sentences
 
     rows = zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True)
-    lines = [f"{words.amount(left)} left where {words.box(space, box)}" for box, left in rows]
+    lines = [
+        f"{sentences.amount(left)} left where {sentences.box(space, box)}" for box, left in rows
+    ]
     more = len(decision.lacking) - _BOXES
     return [*lines, f"... and {more:,} more boxes"] if more > 0 else lines
 
 
 def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
     """A decision for machines."""
-    from dpstream.pipelines.session import words
+    from dpstream.pipelines.session import sentences
 
     return {
         "accepted": decision.accepted,
-        "charged": words.boxes(space, decision.charged),
+        "charged": sentences.boxes(space, decision.charged),
         "lacking": [
-            {"where": words.box(space, box), "left": left / 1_000_000}
+            {"where": sentences.box(space, box), "left": left / 1_000_000}
             for box, left in zip(
                 decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True
             )

@@ -58,8 +58,8 @@ def stand(
     newer arrivals.
     """
     from dpstream.pipelines.session.figures import figure_of, value_of
-    from dpstream.pipelines.session.standing import Standing, arrival_of, cells_wide
-    from dpstream.pipelines.session.standing import tick as asked
+    from dpstream.pipelines.session.sliding import SlidingQuestion, arrival_of, cells_wide
+    from dpstream.pipelines.session.sliding import tick as asked
 
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst) as session:
@@ -70,7 +70,7 @@ def stand(
         dimension = open_table.space.dimensions[arrival_of(open_table.space, arrival)]
         end = dimension.edge(value_of(open_table.space, arrival, until))
         wide = cells_wide(open_table.space, arrival, width)
-        query = Standing(question.question, question.selection, arrival, wide)
+        query = SlidingQuestion(question.question, question.selection, arrival, wide)
         _tell(session, asked(open_table, query, end, tick), as_json)
 
 
@@ -111,7 +111,7 @@ def _kind(kind: str, part: dict[str, Any]) -> list[str]:
     rows = [
         f"            {'closed' if row['spent'] is None else _amount(row['spent']):>10}"
         f"  where {row['where']}"
-        for row in part["shown"]
+        for row in part["rows"]
     ]
     return [
         f"{kind:<11} spent by a point at most {_amount(part['most_spent'])}, at least "
@@ -122,9 +122,9 @@ def _kind(kind: str, part: dict[str, Any]) -> list[str]:
 
 
 def _amount(number: float) -> str:
-    from dpstream.pipelines.session import words
+    from dpstream.pipelines.session import sentences
 
-    return words.amount(round(number * 1_000_000))
+    return sentences.amount(round(number * 1_000_000))
 
 
 @click.command(

@@ -198,7 +198,7 @@ def _ask(
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.sql.ask import ask
     from dpstream.pipelines.sql.cut_text import lines_of
-    from dpstream.pipelines.sql.texts import records, shown
+    from dpstream.pipelines.sql.texts import answer_text, records
 
     answer = ask(catalog, text, how, runner=runner)
     head = answer.header
@@ -214,7 +214,7 @@ def _ask(
         }
         print_json({**public, **fields, "rows": records(answer)})
         return
-    click.echo(shown(answer), nl=False)
+    click.echo(answer_text(answer), nl=False)
     if not answer.table.num_rows:
         click.echo("Nothing was published: no group passed the threshold (see --explain).")
     click.echo("\n".join(lines_of(head, catalog.unit.name, "group", bool(answer.intervals))))

@@ -148,7 +148,7 @@ def plan(
     from dpstream.pipelines.workload.families import compared
     from dpstream.pipelines.workload.files import read_workload
     from dpstream.pipelines.workload.lattice import planned_purely
-    from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, words
+    from dpstream.pipelines.workload.planning import figures, guarantee_of, plan_text, planned
 
     drawn = picture is not None or matrix is not None
     if mechanism == "auto" and epsilon is not None and mu is None and not delta:
@@ -178,4 +178,4 @@ def plan(
     if as_json:
         print_json(result)
     else:
-        click.echo(words(result), nl=False)
+        click.echo(plan_text(result), nl=False)

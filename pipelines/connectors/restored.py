@@ -13,7 +13,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.run_manifest import resealed
-from dpstream.pipelines.connectors.sink import ReadableSink, Sink, known_releases, known_unsealed
+from dpstream.pipelines.connectors.sink import ReadableSink, Sink, releases_of, unsealed_of
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
 
@@ -38,8 +38,8 @@ def catch_up(run: Run, sink: Sink) -> None:
     """
     store = run.open()
     done, first = store.completed(run.shards), store.retained_windows.first
-    published = [(one.window, one.trigger) for one in known_releases(sink)]
-    for window, trigger in [*published, *known_unsealed(sink)]:
+    published = [(one.window, one.trigger) for one in releases_of(sink)]
+    for window, trigger in [*published, *unsealed_of(sink)]:
         if window >= first and trigger > done.get(window, 0):
             raise PolicyError(
                 "store",
@@ -75,8 +75,8 @@ class Catching:
 
     def _look(self) -> int:
         line, first = self._run.plan.timeline, self._run.open().retained_windows.first
-        names = [(one.window, one.trigger) for one in known_releases(self._sink)]
-        names += known_unsealed(self._sink)
+        names = [(one.window, one.trigger) for one in releases_of(self._sink)]
+        names += unsealed_of(self._sink)
         return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
@@ -92,7 +92,7 @@ class Catching:
 
 def publish_missing(run: Run, sink: Sink) -> None:
     """Write what is committed and what the runner did not bring to the sink, if there is any."""
-    there = {(one.window, one.trigger) for one in known_releases(sink)}
+    there = {(one.window, one.trigger) for one in releases_of(sink)}
     store = run.open()
     names = [n for n in committed_names(run, store) if n[0] >= store.retained_windows.first]
     lost = [name for name in names if name not in there]
@@ -144,7 +144,7 @@ def note_complete(run: Run, sink: Sink) -> None:
     content = _content(sink) if finished(run) else None
     if content is None:
         return
-    store, there = run.open(), {(one.window, one.trigger) for one in known_releases(sink)}
+    store, there = run.open(), {(one.window, one.trigger) for one in releases_of(sink)}
     dropped = store.retained_windows.dropped
     if all(name in there for name in committed_names(run, store) if name[0] >= dropped):
         store.set_metadata(_PUBLISHED, content)

@@ -33,9 +33,9 @@ from dpstream.pipelines.connectors.sink import (
     ReadableSink,
     RunManifest,
     Sink,
-    known_manifests,
-    known_releases,
-    known_unsealed,
+    manifests_of,
+    releases_of,
+    unsealed_of,
 )
 from dpstream.pipelines.jobs.charging import lost_store
 from dpstream.pipelines.project.job_section import SinkKind
@@ -95,7 +95,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     _refuse_foreign(manifest_of(run, sink.kind), sink)
     store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
     # In this order: what another worker publishes meanwhile is committed before.
-    published = known_releases(sink)
+    published = releases_of(sink)
     line, first = run.plan.timeline, store.retained_windows.first
     done = reached(store, line)
     for one in published:
@@ -115,7 +115,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
         newest = sorted(latest)[-COMPARED_WINDOWS:]
         _refuse_forked(run, store, sink, {window: latest[window] for window in newest})
     if replaying:  # the sink compares these with what is committed again
-        caught_up = caught_up and not any(window >= first for window, _ in known_unsealed(sink))
+        caught_up = caught_up and not any(window >= first for window, _ in unsealed_of(sink))
     return caught_up
 
 
@@ -154,13 +154,13 @@ def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch
 
 def published_epoch(sink: Sink, run_id: str) -> int:
     """The last epoch that a manifest of the run names; -1: none does."""
-    named = [manifest for manifest in known_manifests(sink) if manifest is not None]
+    named = [manifest for manifest in manifests_of(sink) if manifest is not None]
     mine = [manifest.epoch for manifest in named if manifest.run_id.rpartition("-")[2] == run_id]
     return max(mine, default=-1)
 
 
 def _refuse_foreign(mine: RunManifest, sink: Sink) -> None:
-    for manifest in known_manifests(sink):
+    for manifest in manifests_of(sink):
         if manifest is None or manifest.format != FORMAT:
             raise PolicyError(
                 sink.field,

@@ -168,17 +168,17 @@ class ReadableSink(Sink):
         """Whether this release is published with this content."""
 
 
-def known_manifests(sink: Sink) -> list[RunManifest | None]:
+def manifests_of(sink: Sink) -> list[RunManifest | None]:
     """The manifests that a sink tells of: none where it cannot be read back."""
     return sink.manifests() if isinstance(sink, ReadableSink) else []
 
 
-def known_releases(sink: Sink) -> list[PublishedRelease]:
+def releases_of(sink: Sink) -> list[PublishedRelease]:
     """The published releases that a sink tells of: none where it cannot be read back."""
     return list(sink.published()) if isinstance(sink, ReadableSink) else []
 
 
-def known_unsealed(sink: Sink) -> list[Name]:
+def unsealed_of(sink: Sink) -> list[Name]:
     """The releases without a seal that a sink tells of: none where it cannot be read back."""
     return list(sink.unsealed()) if isinstance(sink, ReadableSink) else []
 

@@ -94,7 +94,7 @@ class ProgressTracker(RestrictionTracker):  # type: ignore[misc]
         return False
 
 
-class Whole(beam.transforms.core.RestrictionProvider):  # type: ignore[misc]
+class ProgressProvider(beam.transforms.core.RestrictionProvider):  # type: ignore[misc]
     """The restriction of a source that nothing has been read of."""
 
     @override
@@ -116,7 +116,7 @@ class Whole(beam.transforms.core.RestrictionProvider):  # type: ignore[misc]
 
 
 #: Default arguments of a source's ``process``.
-TRACKER = beam.DoFn.RestrictionParam(Whole())
+TRACKER = beam.DoFn.RestrictionParam(ProgressProvider())
 
 
 def wall_micros() -> int:

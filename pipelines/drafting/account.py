@@ -17,9 +17,9 @@ from dpstream.pipelines.project.data_sets import account_of
 from dpstream.pipelines.project.project import Project, free_name, is_name
 from dpstream.state.ledger.events import Created, Limit
 from dpstream.state.ledger.open import (
-    book_of,
     create_account,
     file_of,
+    history_of,
     open_path,
     place_below,
     read_ledger,
@@ -124,7 +124,7 @@ def listed_at(path: str | Path) -> Listed:
     Raises:
         DpstreamError: it is none, or cannot be read.
     """
-    account = book_of(read_ledger(path))
+    account = history_of(read_ledger(path))
     return Listed(path, account.created, len(account.digests))
 
 

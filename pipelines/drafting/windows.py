@@ -66,7 +66,7 @@ def instant(field: str, text: str) -> datetime:
         ) from None
 
 
-def shown(moment: datetime) -> str:
+def instant_text(moment: datetime) -> str:
     """An instant as a job writes it."""
     return moment.isoformat().replace("+00:00", "Z")
 
@@ -114,7 +114,7 @@ def _calendar(start: datetime, end: datetime, word: str) -> Windows:
     if start.day == 1 and months // 12 < datetime.max.year:
         after = start.replace(year=months // 12, month=months % 12 + 1)
         if after == end and start.time() == datetime.min.time():
-            return Windows(shown(start), shown(end), f"{(end - start).days}d")
+            return Windows(instant_text(start), instant_text(end), f"{(end - start).days}d")
     days = WORDS[word]
     note = (
         f"Windows have one length, and a {word} of the calendar has not: {days // 7} weeks stand"
@@ -127,4 +127,4 @@ def _whole(start: datetime, end: datetime, size: timedelta, length: str, note: s
     """Windows of one size; the last one may end before it is full."""
     if (end - start) % size:
         note = f"{note} --end cuts the last window short.".strip()
-    return Windows(shown(start), shown(end), length, note)
+    return Windows(instant_text(start), instant_text(end), length, note)

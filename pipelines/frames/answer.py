@@ -29,8 +29,8 @@ from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.sql.receipt import Header, decoded, estimated
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
 
@@ -63,7 +63,7 @@ class TableQuestion(NamedTuple):
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says: `question_of` has checked it."""
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says."""
         question = self.question
         question = question.taking(question.families.taken(limit_of(account)))

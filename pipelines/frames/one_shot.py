@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.ask.question import Asking
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
-    from dpstream.pipelines.frames.question import Asked, Figure
+    from dpstream.pipelines.frames.question import Arguments, Figure
 
 #: See the module.
 DELTA = 1e-9
@@ -295,9 +295,9 @@ _FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
 }
 
 
-def _asked(kind: "Figure", call: Mapping[str, Any]) -> "Asked":
+def _asked(kind: "Figure", call: Mapping[str, Any]) -> "Arguments":
     """The question of a call, by the names of its arguments."""
-    from dpstream.pipelines.frames.question import Asked
+    from dpstream.pipelines.frames.question import Arguments
 
     given: dict[str, Any] = {
         "kind": kind,
@@ -306,7 +306,7 @@ def _asked(kind: "Figure", call: Mapping[str, Any]) -> "Asked":
     }
     given |= call
     given["charged"] = call["account"] is not None
-    return Asked(**{name: given[name] for name in Asked._fields})
+    return Arguments(**{name: given[name] for name in Arguments._fields})
 
 
 def _how(call: Mapping[str, Any]) -> "Asking":

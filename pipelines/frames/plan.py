@@ -16,10 +16,10 @@ from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.account import Account, account_of
-from dpstream.pipelines.frames.question import Asked, Question, question_of
+from dpstream.pipelines.frames.question import Arguments, Question, question_of
 from dpstream.pipelines.frames.table import without_rows
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, of_requests
-from dpstream.state.ledger.open import read_book
+from dpstream.state.ledger.open import read_history
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -117,7 +117,7 @@ class QuestionPlan(NamedTuple):
 
 def planned(
     data: Any,
-    request: Asked,
+    request: Arguments,
     account: "LedgerAccount | None",
     secret: "str | SecretSource | None",
     how: Asking,
@@ -140,7 +140,9 @@ def planned(
             charge = question.charge(_NO_RUN, question.identity(place.ledger.unit))
             acceptance = _acceptance(question, charge, place, how)
             if acceptance.cost is None and acceptance.run_id is not None:  # charged before
-                charge = required(read_book(place.ledger).find(acceptance.run_id), "it is charged")
+                charge = required(
+                    read_history(place.ledger).find(acceptance.run_id), "it is charged"
+                )
                 question = question.taking(question.families.of(charge.mu))
     except DpstreamError as error:
         acceptance = Acceptance(error, None, None, None)
@@ -164,7 +166,7 @@ def planned(
 def _limit(place: Account) -> Limit | None:
     """The account's limit; ``None`` where the account cannot be read, which `_acceptance` says."""
     try:
-        return limit_of(read_book(place.ledger))
+        return limit_of(read_history(place.ledger))
     except DpstreamError:
         return None
 
@@ -185,6 +187,6 @@ def _acceptance(question: Question, charge: "Charge", place: Account, how: Askin
 def _left(acceptance: Acceptance, charge: "Charge", place: Account) -> dict[str, float] | None:
     if acceptance.refusal is not None:
         return None
-    account = read_book(place.ledger)
+    account = read_history(place.ledger)
     more = [] if acceptance.cost is None else [charge]
     return left_of([*account.charges, *more], account.persons_limit())

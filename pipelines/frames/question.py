@@ -42,7 +42,7 @@ Bounds = tuple[float, float] | Literal["auto"]
 Figure = ColumnKind | Literal["keys"]
 
 
-class Asked(NamedTuple):
+class Arguments(NamedTuple):
     """Arguments of a question, as a caller gave them.
 
     Attributes:
@@ -135,7 +135,7 @@ class Question(NamedTuple):
         return Charge(run_id, self.digest, unit.text, *figures, kind=self.kind)
 
 
-def question_of(data: Any, request: Asked) -> tuple[Question, dict[str, pa.ChunkedArray]]:
+def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.ChunkedArray]]:
     """The question, and the columns of the table that it is about; no value is looked at.
 
     Raises:
@@ -168,7 +168,7 @@ def question_of(data: Any, request: Asked) -> tuple[Question, dict[str, pa.Chunk
     return Question(*named_by, families, gridded, public, digest), columns
 
 
-def _names(request: Asked) -> list[str]:
+def _names(request: Arguments) -> list[str]:
     """The key's columns; names are checked against each other, not yet against the table."""
     given = request.key
     key = [] if given is None else [given] if isinstance(given, str) else list(given)
@@ -194,7 +194,7 @@ def _names(request: Asked) -> list[str]:
     return key
 
 
-def _families(request: Asked, grouped: bool, public: bool, integral: bool) -> Families:
+def _families(request: Arguments, grouped: bool, public: bool, integral: bool) -> Families:
     """The plan of the question in each family of noise, on its grid."""
     mechanism: Mechanism = _word("mechanism", request.mechanism, get_args(Mechanism))
     optimise = _optimise(request)
@@ -256,7 +256,7 @@ def _families(request: Asked, grouped: bool, public: bool, integral: bool) -> Fa
     )
 
 
-def _column(request: Asked) -> QueryColumn:
+def _column(request: Arguments) -> QueryColumn:
     """The column of the answer, but for its grid."""
     if request.kind == "keys":
         raise InvariantError("an answer of keys has no column")
@@ -298,7 +298,7 @@ def _number(argument: str, given: Any, example: str) -> float:
         raise UsageError(argument, "must be a number", f"write e.g. {argument}={example}") from None
 
 
-def _optimise(request: Asked) -> Optimise:
+def _optimise(request: Arguments) -> Optimise:
     if request.optimise is None:
         return "limit" if request.charged else "answer"
     optimise: Optimise = _word("optimise", request.optimise, get_args(Optimise))

@@ -14,9 +14,9 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
 from dpstream.pipelines.jobs.committed import Ledgered, unit_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.ledger.book import Accept
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import file_of, read_book
+from dpstream.state.ledger.history import Accept
+from dpstream.state.ledger.open import file_of, read_history
 
 if TYPE_CHECKING:
     from dpstream.state.ledger.events import Head
@@ -153,7 +153,7 @@ def check_charge(
         spend = spend_of(job, budget, identity.run_id, identity.epoch)
     charged = False
     if job.ledger is not None:
-        account = read_book(job.ledger, seen)
+        account = read_history(job.ledger, seen)
         charged = identity is not None and account.find(spend.name) is not None
         if not charged:
             if accept is not None:

@@ -114,7 +114,7 @@ def _names_private_run(tuning: "ChoiceSection") -> bool:
 
 def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
     """The committed receipt of the job's tuning; its charge is in the ledger."""
-    from dpstream.state.ledger.answers import Register  # not needed by a job without a tuning
+    from dpstream.state.ledger.answers import AnswerLog  # not needed by a job without a tuning
     from dpstream.state.ledger.open import open_ledger
 
     if job.ledger is None:
@@ -122,7 +122,7 @@ def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
     missing = PolicyError("choice.run_id", "has no matching charge in the account", _AGAIN)
     with contextlib.closing(open_ledger(job.ledger)) as ledger:
         charge = ledger.book().find(tuning.run_id or "")
-        entry = Register(ledger, "choice").read(tuning.run_id or "")
+        entry = AnswerLog(ledger, "choice").read(tuning.run_id or "")
     if charge is None or entry is None:
         raise missing
     receipt = header_of(entry.receipt, Receipt)

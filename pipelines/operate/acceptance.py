@@ -1,6 +1,6 @@
 """Whether a run or a question would be accepted now, and what its account would then have spent.
 
-Plans apply the rules of the commands that charge (`jobs.charging.check_begin`, ``Book.check``)
+Plans apply the rules of the commands that charge (`jobs.charging.check_begin`, ``History.check``)
 without a charge.  All of it is public, and nothing is written.
 """
 
@@ -13,10 +13,10 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.figures import exact, up
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.strength import limit_weaknesses
-from dpstream.state.ledger.answers import Register
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import AccountPlace, open_ledger, read_book
+from dpstream.state.ledger.history import History
+from dpstream.state.ledger.open import AccountPlace, open_ledger, read_history
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -148,7 +148,7 @@ def of_requests(
     place: AccountPlace,
     requests: Sequence[Request],
     fresh: bool = False,
-    check: Callable[[Book], None] | None = None,
+    check: Callable[[History], None] | None = None,
 ) -> Acceptance:
     """Whether requests would be answered, were they asked one after the other.
 
@@ -160,7 +160,7 @@ def of_requests(
     refusal, free = None, _Free()
     more = [request.charge for request in requests]
     try:
-        account_state = read_book(place)
+        account_state = read_history(place)
         more, free = _unpaid(place, account_state, requests, fresh)
         if more:  # what is free is never refused, whatever the limit is now
             if check is not None:
@@ -182,7 +182,7 @@ class _Free(NamedTuple):
 
 
 def _unpaid(
-    place: AccountPlace, account_state: Book, requests: Sequence[Request], fresh: bool
+    place: AccountPlace, account_state: History, requests: Sequence[Request], fresh: bool
 ) -> tuple[list[Charge], _Free]:
     """What would be charged, and what goes on where nothing would be."""
     charged = {charge.plan_hash for charge in account_state.charges}
@@ -192,7 +192,7 @@ def _unpaid(
         if fingerprint is not None and charge.plan_hash in charged:
             opened = open_ledger(place, looking=True)
             with contextlib.closing(opened) as ledger:
-                register = Register(ledger, charge.kind)
+                register = AnswerLog(ledger, charge.kind)
                 run = register.goes_on(fingerprint(), fresh)
                 answered &= run is not None and register.read(run) is not None
         run_id = run or run_id
@@ -206,7 +206,7 @@ def _account(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The account, and warnings of its limit."""
     try:
-        account_state = read_book(place)
+        account_state = read_history(place)
         epsilon, delta = account_state.persons_limit()
     except DpstreamError:  # which is the refusal
         return None, []

@@ -19,18 +19,18 @@ from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.data_sets import account_of
 from dpstream.pipelines.project.project import Project, is_name, load_project
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Event, Limit
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import (
     AccountPlace,
-    book_of,
     file_of,
+    history_of,
     open_ledger,
     open_path,
     place_below,
-    read_book,
+    read_history,
     read_ledger,
 )
 from dpstream.state.ledger.recovery import Recovered, recover
@@ -114,10 +114,12 @@ def view(named: AccountPlace | str) -> dict[str, Any]:
         UsageError: there is none; PolicyError: it is damaged, another one than was named, or older
             than the head file beside the file that names it.
     """
-    return _of_book(book_of(read_ledger(named)) if isinstance(named, str) else read_book(named))
+    return _of_book(
+        history_of(read_ledger(named)) if isinstance(named, str) else read_history(named)
+    )
 
 
-def _of_book(account: Book) -> dict[str, Any]:
+def _of_book(account: History) -> dict[str, Any]:
     own, charges = account.created, account.charges
     unit = composed(charges)
     counted = dict(zip((charge.name for charge in charges), unit.units, strict=True))
@@ -177,7 +179,7 @@ def account_warnings(job: Job) -> list[str]:
     if job.ledger is None:
         return []
     try:
-        account = read_book(job.ledger)
+        account = read_history(job.ledger)
     except DpstreamError:
         return []
     weak = [] if account.limit is None else limit_weaknesses(account.limit)

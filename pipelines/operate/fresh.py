@@ -21,7 +21,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
 from dpstream.state.durable import sync_folders
-from dpstream.state.ledger.book import Accept
+from dpstream.state.ledger.history import Accept
 from dpstream.state.sqlite.file import alone
 
 

@@ -29,7 +29,7 @@ BATCH = "batch.json"
 _WORKERS = 16
 
 
-class Asked(NamedTuple):
+class BatchParameters(NamedTuple):
     """What the template is given.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     keys: SecretSource
 
     @classmethod
-    def of(cls, own: argparse.Namespace) -> "Asked":
+    def of(cls, own: argparse.Namespace) -> "BatchParameters":
         """Of the launcher's own flags.
 
         Raises:
@@ -66,7 +66,7 @@ class Begin(NamedTuple):
     done: bool
 
 
-def begin(options: Asked) -> Begin:
+def begin(options: BatchParameters) -> Begin:
     """Check the ticket and put its name into the output, unless it is there.
 
     Raises:
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the batch, or say what would be started: public names and options only."""
-    options, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
+    options, beam_flags = BatchParameters.of(own), dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
         names = {"ticket": options.ticket, "table_folder": options.table, "out_folder": options.out}
         return {**names, "options": dataflow.options_of(beam_flags)}

@@ -32,7 +32,7 @@ from dpstream.pipelines.tabulation.work import parts_of
 from dpstream.state.run_ids import new_run_id
 
 
-class Asked(NamedTuple):
+class TablesParameters(NamedTuple):
     """What the template is given.
 
     Attributes:
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     keys: SecretSource
 
     @classmethod
-    def of(cls, own: argparse.Namespace) -> "Asked":
+    def of(cls, own: argparse.Namespace) -> "TablesParameters":
         """Of the launcher's own flags.
 
         Raises:
@@ -72,7 +72,7 @@ class Begin(NamedTuple):
     done: bool
 
 
-def begin(options: Asked) -> Begin:
+def begin(options: TablesParameters) -> Begin:
     """Check the public files and put the run id into the output, unless it is there.
 
     Raises:
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the execution, or say what would be started: public names and options only."""
-    launch, beam_flags = Asked.of(own), dataflow.flags(beam_args, streaming=False)
+    launch, beam_flags = TablesParameters.of(own), dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
         return {
             "parameters_folder": launch.parameters,

@@ -17,7 +17,7 @@ from dpstream.accounting.limits import MAX_SHARDS
 from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import resealed
-from dpstream.pipelines.connectors.sink import holds_release, known_releases
+from dpstream.pipelines.connectors.sink import holds_release, releases_of
 from dpstream.pipelines.connectors.watch import refuse_changed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
@@ -247,7 +247,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     trigger_times += [store.unit_progress(shard).reach for shard in shards]
     trigger_times += [line.base(window) + trigger for window, _, trigger in store.progress()]
     trigger_times += [
-        line.base(window) + trigger for window, trigger, _ in known_releases(sink_of(job))
+        line.base(window) + trigger for window, trigger, _ in releases_of(sink_of(job))
     ]
     most = job.plan.privacy.contributions
     # By the rules of the run that is given up, not by those of new ones.

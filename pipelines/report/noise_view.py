@@ -6,7 +6,7 @@ import numpy as np
 
 from dpstream.accounting.figures import human
 from dpstream.pipelines.report import charts
-from dpstream.pipelines.report.shown import shown
+from dpstream.pipelines.report.picture_fields import picture_fields
 
 
 def noise(figures: dict[str, Any]) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def _chart(chart: str, title: str, up: str, lines: list[tuple[str, list[float]]]
     drawn = [charts.ChartLine(name, np.asarray(values)) for name, values in lines]
     picture = charts.lines(chart, drawn, words, "trigger of the window", up)
     legend = list(zip(charts.swatches(len(lines)), (name for name, _ in lines), strict=True))
-    return {"title": title, "legend": legend, **shown(picture)}
+    return {"title": title, "legend": legend, **picture_fields(picture)}
 
 
 def trigger_table(figures: dict[str, Any], last: int) -> dict[str, Any]:

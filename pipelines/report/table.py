@@ -38,14 +38,14 @@ class Table(NamedTuple):
         data: what the script is given; see `table`.
         names: of the key columns; ``columns``: titles of the others.
         first: the first rows: texts of the key, the window's start, the values.
-        said: which rows there are.
+        rows_text: which rows there are.
     """
 
     data: dict[str, Any]
     names: list[str]
     columns: list[str]
     first: list[tuple[list[str], str, list[str]]]
-    said: str
+    rows_text: str
 
 
 def with_error(value: float | None, sd: float | None) -> str:
@@ -102,7 +102,7 @@ def table(
     }
     titles = [column.title for column in columns]
     complete = ~np.isin(numbers, unfinished)[place]
-    return Table(data, names, titles, _first(data, newest_rows(keys, complete)), said(keys))
+    return Table(data, names, titles, _first(data, newest_rows(keys, complete)), rows_text(keys))
 
 
 def _short(column: pa.ChunkedArray, digits: int) -> list[float | None]:
@@ -121,7 +121,7 @@ def _first(data: dict[str, Any], newest: Any) -> list[tuple[list[str], str, list
     ]
 
 
-def said(keys: Keys) -> str:
+def rows_text(keys: Keys) -> str:
     """Which of all values a page holds."""
     held, least = keys.ranked.num_rows, "" if keys.exact else "at least "
     if keys.rows.num_rows == keys.values and keys.exact:

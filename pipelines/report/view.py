@@ -17,10 +17,10 @@ from dpstream.pipelines.report import charts, series
 from dpstream.pipelines.report.data import evenly
 from dpstream.pipelines.report.noise_view import noise, trigger_table
 from dpstream.pipelines.report.pages import pages
+from dpstream.pipelines.report.picture_fields import picture_fields
 from dpstream.pipelines.report.releases import ReleaseFile, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.script import embedded, parts
-from dpstream.pipelines.report.shown import shown
 from dpstream.pipelines.report.table import Column, table, with_error
 from dpstream.pipelines.report.text import (
     instant,
@@ -68,7 +68,7 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "rows": sum(release.keys for release in report.found.releases),
         "windows": len(findings.windows),
         "windows_with_keys": int((findings.keys > 0).sum()),
-        "keys_in_words": keys_in_words(report),
+        "keys_text": keys_text(report),
         "drawn_window": window_name(line, drawn_window[0].window) if drawn_window else None,
         "drawn_trigger": drawn_window[-1].trigger if drawn_window else None,
         "grows": line.triggers > 1,
@@ -103,7 +103,7 @@ def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def keys_in_words(report: Report) -> str:
+def keys_text(report: Report) -> str:
     """How many keys were released."""
     keys = report.findings.all_keys
     return f"{'' if keys.exact else 'at least '}{keys.distinct:,}"
@@ -233,7 +233,7 @@ def over_time(
     when: list[datetime] = list(line.when)
     bounds = series.bounds_of(aggregate)
     picture = series.over_time(chart, series.Series(when, values, sds), bounds, words, joined)
-    return shown(picture, labels)
+    return picture_fields(picture, labels)
 
 
 def _last(values: Float64, sds: Float64, finite: Bool) -> tuple[float, float]:
@@ -250,7 +250,7 @@ def _scatter(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
         f"{human(float(relative.min()))} to {human(float(relative.max()))} times the value, for "
         f"half of them less than {human(float(np.median(relative)))} times"
     )
-    return shown(charts.relative_noise(chart, values, sds, words))
+    return picture_fields(charts.relative_noise(chart, values, sds, words))
 
 
 def _keys_by(report: Report) -> list[tuple[str, dict[str, Any]]]:
@@ -271,7 +271,7 @@ def _by_trigger(releases: tuple[ReleaseFile, ...]) -> dict[str, Any]:
         f"Keys published by trigger of one window: {keys[0]:,} at trigger {at[0]:,}, "
         f"{keys[-1]:,} at trigger {at[-1]:,}, at most {keys.max():,}"
     )
-    return shown(charts.counts("kt", at, keys, words, "trigger of the window"))
+    return picture_fields(charts.counts("kt", at, keys, words, "trigger of the window"))
 
 
 def _by_window(report: Report) -> dict[str, Any]:
@@ -281,4 +281,4 @@ def _by_window(report: Report) -> dict[str, Any]:
         f"Distinct keys released by window: {len(at):,} windows, from {keys.min():,} to "
         f"{keys.max():,} keys"
     )
-    return shown(charts.counts("kw", at + 1, keys, words, "window"))
+    return picture_fields(charts.counts("kw", at + 1, keys, words, "window"))

@@ -106,7 +106,7 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
             if self._answers(self._process):
                 # Whoever took the port would be sent the job: it is answered by this one, or not
                 # at all.
-                if listeners.listens(self._process.pid, port) or not listeners.known():
+                if listeners.listens(self._process.pid, port) or not listeners.supported():
                     self.check()
                     return beam_job_api_pb2_grpc.JobServiceStub(self._channel)
                 taken = True

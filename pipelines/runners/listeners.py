@@ -31,14 +31,14 @@ class Listener(NamedTuple):
         return bool((mapped or address).is_loopback)
 
 
-def known() -> bool:
+def supported() -> bool:
     """Whether this system tells of sockets."""
     return (_PROC / "self").exists()
 
 
 def descendants(pid: int) -> list[int]:
     """A process and all that it and its children started, as far as they live."""
-    if not known():
+    if not supported():
         return [pid]
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():

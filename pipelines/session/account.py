@@ -21,8 +21,8 @@ from dpstream.pipelines.session.manifest import MANIFEST, read_manifest, refuse_
 from dpstream.state.ledger.events import RECORD
 from dpstream.state.ledger.open import (
     AccountPlace,
-    book_of,
     create_account,
+    history_of,
     ledger_exists,
     open_ledger,
     read_ledger,
@@ -61,7 +61,7 @@ def _id_of_records(place: AccountPlace) -> str:
     Raises:
         UsageError: it is of another data set, or of another unit than a record.
     """
-    created, field = book_of(read_ledger(place.path)).created, _field(place, "path")
+    created, field = history_of(read_ledger(place.path)).created, _field(place, "path")
     fix = "write another path, where `dpstream session init` makes the account"
     if created.unit != RECORD or created.limit is not None:
         rule = f"is an account of the unit {created.unit} ({created.type}), which has a limit"

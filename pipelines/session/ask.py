@@ -20,22 +20,22 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.question import Question as Asked
 from dpstream.pipelines.ask.receipt import answered_now, encoded
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, Header, decoded
 from dpstream.pipelines.session.receipt import check as check_header
 from dpstream.pipelines.session.selection import Selection, common
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import Order, Views
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Wish(NamedTuple):
+class SessionRequest(NamedTuple):
     """What is to be asked.
 
     Attributes:
@@ -69,8 +69,8 @@ class Wish(NamedTuple):
 class SessionQuestion(NamedTuple):
     """A question of a session, for `ask.sequence`."""
 
-    desk: Desk
-    wish: Wish
+    desk: OpenTable
+    wish: SessionRequest
 
     @property
     def kind(self) -> ChargeKind:
@@ -97,7 +97,7 @@ class SessionQuestion(NamedTuple):
         """As `ask.question.Question` says."""
         check(self.desk, self.wish)
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says; the account's state follows from the same charges."""
         open_table, request, question = self.desk, self.wish, self.wish.question
         if not request.allotment:
@@ -125,7 +125,7 @@ class AllotmentQuestion(NamedTuple):
         order: what is charged; name: the same of the same name is charged once.
     """
 
-    desk: Desk
+    desk: OpenTable
     order: Order
     selection: Selection
     name: str
@@ -152,7 +152,7 @@ class AllotmentQuestion(NamedTuple):
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says: the order is checked where it is decided."""
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says: its receipt is empty, and committed with the charge."""
         return Decision(self.desk.account.decide(self.order, run_id), b"")
 
@@ -165,7 +165,7 @@ class AllotmentQuestion(NamedTuple):
         return b""
 
 
-def ask(open_table: Desk, request: Wish) -> Answer:
+def ask(open_table: OpenTable, request: SessionRequest) -> Answer:
     """The private answer of a question.
 
     Raises:
@@ -179,7 +179,7 @@ def ask(open_table: Desk, request: Wish) -> Answer:
     )
 
 
-def committed(open_table: Desk, question: Asked, how: Asking = ONCE) -> Committed:
+def committed(open_table: OpenTable, question: Asked, how: Asking = ONCE) -> Committed:
     """The committed answer of a question."""
     open_table.account.refresh()  # before others are kept waiting
     answer = sequence.ask(question, open_table.ledger, open_table.ring, how)
@@ -187,7 +187,7 @@ def committed(open_table: Desk, question: Asked, how: Asking = ONCE) -> Committe
     return answer
 
 
-def check(open_table: Desk, request: Wish) -> None:
+def check(open_table: OpenTable, request: SessionRequest) -> None:
     """Refuse what could not be answered, so that nobody pays for it; looks at no record."""
     _check_meaning(open_table, request)
     open_table.manifest()
@@ -199,19 +199,19 @@ def check(open_table: Desk, request: Wish) -> None:
         raise InvariantError("desk.ring")
 
 
-def _check_meaning(open_table: Desk, request: Wish) -> None:
+def _check_meaning(open_table: OpenTable, request: SessionRequest) -> None:
     """Refuse a question that has no meaning, or whose answer no receipt can hold."""
     request.question.check(open_table.space)
     check_header(header(open_table, request, run_id="", plan_hash=""))
 
 
-def request_of(open_table: Desk, request: Wish) -> str:
+def request_of(open_table: OpenTable, request: SessionRequest) -> str:
     """The request by which a question's answer is given again."""
     question = SessionQuestion(open_table, request)
     return sequence.request_of(question.kind, question.identity, open_table.ring, request.as_of)
 
 
-def within_of(open_table: Desk, request: Wish) -> Callable[[Views, Int64], Int64]:
+def within_of(open_table: OpenTable, request: SessionRequest) -> Callable[[Views, Int64], Int64]:
     """What a draw reads of the boxes that its allotment may read."""
 
     def within(views: Views, allotted: Int64) -> Int64:
@@ -220,7 +220,7 @@ def within_of(open_table: Desk, request: Wish) -> Callable[[Views, Int64], Int64
     return within
 
 
-def order_of(open_table: Desk, request: Wish) -> Order:
+def order_of(open_table: OpenTable, request: SessionRequest) -> Order:
     """What the account is asked."""
 
     def resolve(views: Views) -> Int64:
@@ -233,7 +233,7 @@ def order_of(open_table: Desk, request: Wish) -> Order:
     )
 
 
-def _resolved(open_table: Desk, request: Wish, boxes: Int64) -> Int64:
+def _resolved(open_table: OpenTable, request: SessionRequest, boxes: Int64) -> Int64:
     """The parts in a cell, if their noise can be drawn."""
     parts = request.question.cells.inside(open_table.space, boxes)
     if len(parts):
@@ -241,7 +241,7 @@ def _resolved(open_table: Desk, request: Wish, boxes: Int64) -> Int64:
     return parts
 
 
-def header(open_table: Desk, request: Wish, **more: Any) -> Header:
+def header(open_table: OpenTable, request: SessionRequest, **more: Any) -> Header:
     """The header of a question's receipt.
 
     Args:
@@ -257,7 +257,9 @@ def header(open_table: Desk, request: Wish, **more: Any) -> Header:
     )
 
 
-def _read_and_drawn(open_table: Desk, request: Wish, charge: Charge, keys: KeyRing) -> "pa.Table":
+def _read_and_drawn(
+    open_table: OpenTable, request: SessionRequest, charge: Charge, keys: KeyRing
+) -> "pa.Table":
     """In this process, or by the workers of a runner: the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
 

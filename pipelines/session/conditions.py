@@ -52,19 +52,19 @@ class Level(NamedTuple):
     ranges: Ranges
 
 
-class All(NamedTuple):
+class AllOf(NamedTuple):
     """All parts hold; of no parts, always."""
 
     parts: tuple["Condition", ...]
 
 
-class Some(NamedTuple):
+class AnyOf(NamedTuple):
     """At least one part holds; of no parts, never."""
 
     parts: tuple["Condition", ...]
 
 
-Condition = Within | Level | All | Some
+Condition = Within | Level | AllOf | AnyOf
 
 
 def kinds_in(condition: Condition) -> frozenset[Kind]:
@@ -93,14 +93,14 @@ def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
         case Level():
             views = required(views, "consumption needs what was spent")
             return _levelled(condition, views.spent(condition.kind))
-        case All(parts=parts):
+        case AllOf(parts=parts):
             parts = tuple(_merged(parts, met=True))
             sides = [_boxes(part, space, views) for part in parts]
             boxes = stacked([space.whole])
             for side in sorted(sides, key=len):
                 boxes = _met(boxes, side)
             return boxes
-        case Some(parts=parts):
+        case AnyOf(parts=parts):
             sides = [_boxes(part, space, views) for part in _merged(parts, met=False)]
             boxes = space.whole[:0]
             for side in sorted(sides, key=len):

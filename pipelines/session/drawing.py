@@ -21,7 +21,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.charts import Picture
 from dpstream.pipelines.report.text import moment_of
-from dpstream.pipelines.session import words
+from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.pictures import HeatMap, Moment
 
 _DPI = 160
@@ -37,7 +37,7 @@ LINES = ("most of any point", "mean over the space")
 def heat(space: Space, heat_map: HeatMap, kind: str, name: str) -> Picture:
     """The map as SVG; name: of its ids, which no other picture of the page has."""
     figure = _heat(space, heat_map, kind)
-    description = heat_words(space, heat_map, kind)
+    description = heat_text(space, heat_map, kind)
     return Picture(charts.svg(figure, f"map-{name}", description), description)
 
 
@@ -46,7 +46,7 @@ def heat_png(space: Space, heat_map: HeatMap, kind: str) -> bytes:
     return _png(_heat(space, heat_map, kind))
 
 
-def heat_words(space: Space, heat_map: HeatMap, kind: str) -> str:
+def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
     """What the map shows."""
     across, up = (space.dimensions[place].name for place in (heat_map.across, heat_map.up))
     blank = np.isnan(heat_map.left)
@@ -57,11 +57,11 @@ def heat_words(space: Space, heat_map: HeatMap, kind: str) -> str:
     of = (
         ""
         if heat_map.initial is None
-        else f" of an initial {words.amount(_micro(heat_map.initial))}"
+        else f" of an initial {sentences.amount(_micro(heat_map.initial))}"
     )
     return (
         f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
-        f"dimensions are: from {words.amount(_micro(least))} to {words.amount(_micro(most))}"
+        f"dimensions are: from {sentences.amount(_micro(least))} to {sentences.amount(_micro(most))}"
         f"{closed}"
     )
 
@@ -92,7 +92,7 @@ def _heat(space: Space, heat_map: HeatMap, kind: str) -> Figure:
         rasterized=True,
     )
     bar = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda v, _: human(v)))
-    of = "" if heat_map.initial is None else f" of {words.amount(_micro(heat_map.initial))}"
+    of = "" if heat_map.initial is None else f" of {sentences.amount(_micro(heat_map.initial))}"
     bar.set_label(f"{kind} left{of}, at least")
     bar.outline.set_visible(False)
     _labels(axes.xaxis, space.dimensions[heat_map.across], columns, places[0])
@@ -140,13 +140,13 @@ def _labels(axis: Any, dimension: Dimension, edges: Int64, places: Float64) -> N
 def _tick(dimension: Dimension, coordinate: int) -> str:
     if isinstance(dimension, Budget):
         coordinate = min(coordinate, dimension.values - 1)
-    text = words.line(dimension, coordinate)
+    text = sentences.line(dimension, coordinate)
     return text.strip("'").removesuffix("T00:00:00Z") if isinstance(dimension, Timestamp) else text
 
 
 def spending(moments: Sequence[Moment], kind: str) -> Picture:
     """Spent budget over time as SVG."""
-    figure, description = _spending(moments, kind), spending_words(moments, kind)
+    figure, description = _spending(moments, kind), spending_text(moments, kind)
     return Picture(charts.svg(figure, f"time-{kind}", description), description)
 
 
@@ -157,14 +157,14 @@ def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
     return _png(figure)
 
 
-def spending_words(moments: Sequence[Moment], kind: str) -> str:
+def spending_text(moments: Sequence[Moment], kind: str) -> str:
     """What the picture over time shows."""
     if not moments:
         return f"Nothing of {kind} is spent"
     last = moments[-1]
     return (
         f"Spent {kind} by a point after each of {len(moments):,} charges: at most "
-        f"{words.amount(_micro(last.most))}, on average over the space {human(last.mean)}"
+        f"{sentences.amount(_micro(last.most))}, on average over the space {human(last.mean)}"
     )
 
 

@@ -89,7 +89,7 @@ def value_of(space: Space, name: str, text: str) -> Any:
     return text
 
 
-def shown(answer: Answer) -> str:
+def answer_text(answer: Answer) -> str:
     """The rows as an aligned table; beside a value the half width of its 95% interval."""
     extra = {name for name in answer.table.column_names if _part_of(answer, name)}
     names = [name for name in answer.table.column_names if name not in extra]
@@ -145,7 +145,7 @@ def records(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def union_words(union: Union) -> str:
+def union_text(union: Union) -> str:
     """A figure that was put together, in words."""
     half = (union.high - union.low) / 2
     dates = union.first if union.first == union.last else f"{union.first} to {union.last}"

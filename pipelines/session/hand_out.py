@@ -14,8 +14,8 @@ from typing import NamedTuple
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask.receipt import answered_now, encoded
-from dpstream.pipelines.session.ask import SessionQuestion, Wish, committed, header
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.ask import SessionQuestion, SessionRequest, committed, header
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import ticket_name
 from dpstream.pipelines.session.ticket import Ticket, opened, ticket_of
 from dpstream.state.disk_errors import file_error, file_errors
@@ -23,8 +23,8 @@ from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import History
 
 
 class TicketQuestion(NamedTuple):
@@ -51,7 +51,7 @@ class TicketQuestion(NamedTuple):
         """As `ask.question.Question` says."""
         self.asked.check(keys)
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says."""
         return self.asked.decide(run_id, account)
 
@@ -75,7 +75,7 @@ class TicketQuestion(NamedTuple):
         return encoded(named)
 
 
-def hand_out(open_table: Desk, request: Wish, out: Path) -> Committed:
+def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Committed:
     """Write the ticket of a question to a new file, private; charged as the question.
 
     Raises:
@@ -104,7 +104,7 @@ def _draft(out: Path, run_id: str) -> Path:
     return out.with_name(f"{out.name}.{run_id}.draft")
 
 
-def _settled(open_table: Desk, draft: Path, out: Path, name: str | None) -> None:
+def _settled(open_table: OpenTable, draft: Path, out: Path, name: str | None) -> None:
     """The draft gets its file's name if it is the ticket that stands, else it goes."""
     ticket = _read(open_table, draft)
     if ticket is not None and ticket[1] == name:
@@ -112,7 +112,7 @@ def _settled(open_table: Desk, draft: Path, out: Path, name: str | None) -> None
     draft.unlink(missing_ok=True)
 
 
-def _read(open_table: Desk, out: Path) -> tuple[Ticket, str] | None:
+def _read(open_table: OpenTable, out: Path) -> tuple[Ticket, str] | None:
     """A ticket's file and its name, ``None`` if it is none of this key, or not there."""
     try:
         return opened(out.read_bytes(), open_table.ring)

@@ -69,7 +69,7 @@ from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.idtable import IdTable
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.open import open_ledger, read_book
+from dpstream.state.ledger.open import open_ledger, read_history
 from dpstream.state.ledger.regions import RegionAccount
 from dpstream.state.run_ids import new_id
 
@@ -183,7 +183,7 @@ class _Change:
     def of(cls, config: Config, files: Sequence[str | Path], named: bool = False) -> "_Change":
         """A change of the table as it is now."""
         manifest = read_manifest(config.folder, config.table)
-        check_account(manifest, read_book(config.account))
+        check_account(manifest, read_history(config.account))
         field = f"table.{config.name}.record_id"
         if manifest.id_type != (None if config.record_id is None else config.record_id.type):
             raise PolicyError(

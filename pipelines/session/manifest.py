@@ -17,7 +17,7 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.ledger.balances import migrated
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.history import History
 
 MANIFEST = "manifest.json"
 #: Of digests of parts and manifests.
@@ -131,7 +131,7 @@ def refuse_table(folder: Path) -> None:
         )
 
 
-def check_account(manifest: Manifest, account: Book) -> None:
+def check_account(manifest: Manifest, account: History) -> None:
     """Refuse an account that is not the table's, or goes on with wider dimensions.
 
     Raises:

@@ -11,13 +11,13 @@ from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
 from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent
-from dpstream.pipelines.session import words
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.pictures import kinds
 from dpstream.pipelines.session.selection import Selection
 
 
-def overview(open_table: Desk, selection: Selection) -> dict[str, Any]:
+def overview(open_table: OpenTable, selection: Selection) -> dict[str, Any]:
     """The account of some points as of now.
 
     Returns:
@@ -53,16 +53,16 @@ def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
     place = spent.place
     dimension = space.dimensions[place]
     dimension = instance(dimension, Budget)
-    order = np.lexsort((np.arange(len(amounts)), -amounts))[: words.SHOWN]
+    order = np.lexsort((np.arange(len(amounts)), -amounts))[: sentences.SHOWN]
     return {
         "most_spent": int(counted.max()) / MICRO,
         "least_spent": int(counted.min()) / MICRO,
         "closed_boxes": int(closed.sum()),
         "most_initial": (dimension.values - 1) * dimension.step / MICRO,
         "regions": len(spent.amounts),
-        "shown": [
+        "rows": [
             {
-                "where": words.box(space, regions[i]),
+                "where": sentences.box(space, regions[i]),
                 "spent": None if closed[i] else int(amounts[i]) / MICRO,
             }
             for i in order.tolist()
@@ -80,7 +80,7 @@ def _met(spent: Spent, boxes: Int64) -> tuple[Int64, Int64]:
     return stacked(parts), np.concatenate(amounts)
 
 
-def _quotas(open_table: Desk) -> dict[str, Any]:
+def _quotas(open_table: OpenTable) -> dict[str, Any]:
     """Of the analyst: the most that one point may be charged by them, and the most it was."""
     quotas: dict[str, Any] = {}
     for kind in kinds(open_table.space):

@@ -21,9 +21,9 @@ from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
-from dpstream.pipelines.report.shown import shown
-from dpstream.pipelines.session import drawing, words
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.report.picture_fields import picture_fields
+from dpstream.pipelines.session import drawing, sentences
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.overview import overview
 from dpstream.pipelines.session.pictures import heat_map, kinds, over_time
 from dpstream.pipelines.session.selection import Selection
@@ -87,12 +87,12 @@ def frame_of(boxes: Int64) -> Int64:
     return np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], axis=1)
 
 
-def render(open_table: Desk, chosen: Chosen) -> str:
+def render(open_table: OpenTable, chosen: Chosen) -> str:
     """One self-contained HTML document."""
     return pages().get_template("session.html.j2").render(context(open_table, chosen))
 
 
-def png(open_table: Desk, chosen: Chosen) -> bytes:
+def png(open_table: OpenTable, chosen: Chosen) -> bytes:
     """One picture: a map, or spending over time.
 
     Raises:
@@ -112,7 +112,7 @@ def png(open_table: Desk, chosen: Chosen) -> bytes:
     return drawing.heat_png(open_table.space, heat, kind)
 
 
-def context(open_table: Desk, chosen: Chosen) -> dict[str, Any]:
+def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
     """What the template is given; only `Markup` is not escaped."""
     summary = overview(open_table, Selection(open_table.space))
     lines = transcript(open_table)[::-1]
@@ -132,7 +132,9 @@ def context(open_table: Desk, chosen: Chosen) -> dict[str, Any]:
     }
 
 
-def _kind(open_table: Desk, kind: str, budget: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
+def _kind(
+    open_table: OpenTable, kind: str, budget: dict[str, Any], chosen: Chosen
+) -> dict[str, Any]:
     spent = open_table.account.spent(kind)  # type: ignore[arg-type]
     maps = [
         drawing.heat(
@@ -150,11 +152,11 @@ def _kind(open_table: Desk, kind: str, budget: dict[str, Any], chosen: Chosen) -
         "least": _amount(budget["least_spent"]),
         "initial": _amount(budget["most_initial"]),
         "regions": budget["regions"],
-        "maps": [shown(picture) for picture in maps],
-        "time": shown(drawing.spending(moments, kind)) if moments else None,
-        "shown": [
+        "maps": [picture_fields(picture) for picture in maps],
+        "time": picture_fields(drawing.spending(moments, kind)) if moments else None,
+        "rows": [
             row | {"spent": "closed" if row["spent"] is None else _amount(row["spent"])}
-            for row in budget["shown"]
+            for row in budget["rows"]
         ],
     }
 
@@ -168,14 +170,14 @@ def _top(spent: Spent, chosen: Chosen) -> int | None:
 
 
 def _shown(line: Line) -> dict[str, Any]:
-    return line._asdict() | {"amount": words.amount(line.amount) if line.kind else ""}
+    return line._asdict() | {"amount": sentences.amount(line.amount) if line.kind else ""}
 
 
 def _amount(budget: float) -> str:
-    return words.amount(round(budget * MICRO))
+    return sentences.amount(round(budget * MICRO))
 
 
-def default_by(open_table: Desk) -> tuple[tuple[str, str], ...]:
+def default_by(open_table: OpenTable) -> tuple[tuple[str, str], ...]:
     """The first two dimensions that are no budgets; of fewer, with a budget."""
     names = [d.name for d in open_table.space.dimensions if not isinstance(d, Budget)]
     names += [d.name for d in open_table.space.dimensions if isinstance(d, Budget)]

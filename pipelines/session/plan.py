@@ -16,9 +16,9 @@ from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.errors import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget
 from dpstream.pipelines.operate.acceptance import Acceptance
-from dpstream.pipelines.session import words
-from dpstream.pipelines.session.ask import Wish, check, order_of, request_of, within_of
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session.ask import SessionRequest, check, order_of, request_of, within_of
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.union import Union, assembled
 from dpstream.state.ledger.orders import Planned, enough_of, refusal_of
 from dpstream.state.ledger.regions import stated_cost
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     enough: str
 
 
-def plan(open_table: Desk, request: Wish, union: bool = False) -> Plan:
+def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) -> Plan:
     """The plan of a question.
 
     Args:
@@ -95,7 +95,9 @@ def plan(open_table: Desk, request: Wish, union: bool = False) -> Plan:
     )
 
 
-def _decided(open_table: Desk, request: Wish) -> tuple[Planned, int | None, DpstreamError | None]:
+def _decided(
+    open_table: OpenTable, request: SessionRequest
+) -> tuple[Planned, int | None, DpstreamError | None]:
     """What would be charged and read, what is left of the allotment that is drawn on, and the
     refusal.  A draw charges no point."""
     question = request.question
@@ -114,7 +116,9 @@ def _decided(open_table: Desk, request: Wish) -> tuple[Planned, int | None, Dpst
     return Planned(decision, read), left, refusal
 
 
-def _acceptance(open_table: Desk, request: Wish, refusal: DpstreamError | None) -> Acceptance:
+def _acceptance(
+    open_table: OpenTable, request: SessionRequest, refusal: DpstreamError | None
+) -> Acceptance:
     """As `Register.begin` decides: what was charged before goes on, whatever is left."""
     question, run_id = (
         request.question,
@@ -127,7 +131,7 @@ def _acceptance(open_table: Desk, request: Wish, refusal: DpstreamError | None) 
     return Acceptance(refusal, (epsilon, delta) if charged else None, None, None)
 
 
-def _answered(open_table: Desk, run_id: str | None) -> str:
+def _answered(open_table: OpenTable, run_id: str | None) -> str:
     """When the run that goes on was answered."""
     from dpstream.pipelines.session.receipt import header_of, is_answer
 
@@ -137,7 +141,7 @@ def _answered(open_table: Desk, run_id: str | None) -> str:
     return header_of(committed.receipt).answered
 
 
-def _union(open_table: Desk, request: Wish, read: Int64) -> Union | None:
+def _union(open_table: OpenTable, request: SessionRequest, read: Int64) -> Union | None:
     """The one figure of one cell, from other answers."""
     [figure, *more] = request.question.aggregates
     if more or request.question.cells.axes or figure.what not in ("count", "sum"):
@@ -152,7 +156,7 @@ def _union(open_table: Desk, request: Wish, read: Int64) -> Union | None:
 def as_builtins(plan: Plan) -> dict[str, Any]:
     """A plan for machines, without its decision."""
     return {
-        "question": words.question(plan.question),
+        "question": sentences.question(plan.question),
         "kind": plan.question.kind,
         "amount": plan.question.amount / MICRO,
         "cells": plan.question.cells.count,
@@ -181,8 +185,8 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
 def lines(plan: Plan) -> list[str]:
     """A plan for people."""
     question, decision = plan.question, plan.decision
-    paid = f"{question.kind} {words.amount(question.amount)}"
-    text_lines = [f"Question    {words.question(question)}", *plan.acceptance.answer("Can ask")]
+    paid = f"{question.kind} {sentences.amount(question.amount)}"
+    text_lines = [f"Question    {sentences.question(question)}", *plan.acceptance.answer("Can ask")]
     if plan.answered:
         text_lines.append(f"Answered    {plan.answered}: asking it again is free")
     if plan.union is not None:
@@ -193,7 +197,7 @@ def lines(plan: Plan) -> list[str]:
     if plan.acceptance.run_id is not None or (not decision.accepted and not len(decision.asked)):
         return text_lines
     if not decision.accepted:
-        largest = words.amount(decision.largest)
+        largest = sentences.amount(decision.largest)
         boxes = f"{len(decision.lacking):,} box{'es' * (len(decision.lacking) != 1)}"
         text_lines.append(
             f"Refused     points in {boxes} lack {paid}; all points have {largest} or more"
@@ -204,7 +208,7 @@ def lines(plan: Plan) -> list[str]:
             )
         return text_lines
     if plan.left is not None:
-        left = words.amount(plan.left)
+        left = sentences.amount(plan.left)
         text_lines.append(
             f"Draw        {paid} on the allotment, which has {left} left; no point pays"
         )

@@ -34,12 +34,12 @@ from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.session.comparisons import NEGATED, TURNED, Value, amounts_at, true_at
 from dpstream.pipelines.session.conditions import (
     FAR,
-    All,
+    AllOf,
+    AnyOf,
     Condition,
     Kind,
     Level,
     Ranges,
-    Some,
     Views,
     Within,
     apart,
@@ -109,7 +109,7 @@ class Predicate(NamedTuple):
         """
         predicate = Predicate(
             self.space,
-            All((self.condition, other.condition)),
+            AllOf((self.condition, other.condition)),
             self.characters + other.characters + len("() AND ()"),
             self.words + other.words + 5,
             max(self.depth, other.depth) + 1,
@@ -153,7 +153,7 @@ def predicate_of(text: str, space: Space) -> Predicate:
     if len(text) > MAX_CHARACTERS:
         raise _too_large()
     if not text.strip():
-        return Predicate(space, All(()))
+        return Predicate(space, AllOf(()))
     try:
         tree, words, depth = _tree(text)
         condition = _Reader(space).condition(tree, True)
@@ -226,15 +226,15 @@ class _Reader:
             node = node.this
         if isinstance(node, exp.And | exp.Or):
             parts = tuple(self.condition(part, true) for part in _flat(node))
-            return All(parts) if isinstance(node, exp.And) == true else Some(parts)
+            return AllOf(parts) if isinstance(node, exp.And) == true else AnyOf(parts)
         if isinstance(node, exp.Boolean):
-            return All(()) if bool(node.this) == true else Some(())
+            return AllOf(()) if bool(node.this) == true else AnyOf(())
         if isinstance(node, exp.Null):
-            return Some(())
+            return AnyOf(())
         if isinstance(node, exp.Between) and not _more(node, "this", "low", "high"):
             at_least = self._compared(node.this, ">=", node.args["low"], node, true)
             at_most = self._compared(node.this, "<=", node.args["high"], node, true)
-            return (All if true else Some)((at_least, at_most))
+            return (AllOf if true else AnyOf)((at_least, at_most))
         if isinstance(node, exp.In) and not _more(node, "this", "expressions"):
             return self._listed(node, true)
         if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
@@ -254,11 +254,11 @@ class _Reader:
         level = self._level(column)
         if level is not None:
             if isinstance(other, exp.Null):
-                return Some(())
+                return AnyOf(())
             return Level(*level, amounts_at(sign, _number(other)))
         place = self._place(column)
         if isinstance(other, exp.Null):
-            return Some(())
+            return AnyOf(())
         return Within(place, self._true(place, sign, other))
 
     def _listed(self, node: exp.In, true: bool) -> Condition:
@@ -276,14 +276,14 @@ class _Reader:
             ranges = joined([self._true(place, "=", value) for value in given])
             low, high = 0, self._space.dimensions[place].values
         if not true and len(given) < len(values):
-            return Some(())  # x NOT IN (..., NULL) is never true
+            return AnyOf(())  # x NOT IN (..., NULL) is never true
         ranges = ranges if true else apart(ranges, low, high)
         return Within(place, ranges) if level is None else Level(*level, ranges)
 
     def _missing(self, column: exp.Column, true: bool) -> Condition:
         """IS NULL: what was spent is always there."""
         if self._level(column) is not None:
-            return Some(()) if true else All(())
+            return AnyOf(()) if true else AllOf(())
         place = self._place(column)
         dimension = self._space.dimensions[place]
         return Within(

@@ -27,9 +27,9 @@ from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Ques
 from dpstream.accounting.sessions.cells import Axis, Cells, along
 from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.session import ask as asking
-from dpstream.pipelines.session.ask import AllotmentQuestion, Wish
+from dpstream.pipelines.session.ask import AllotmentQuestion, SessionRequest
 from dpstream.pipelines.session.config import Config, load_config
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.union import Union, assembled
@@ -73,7 +73,7 @@ class Session:
     ) -> None:
         if not isinstance(project, Config):
             project = load_config(project, table, environment, settings)
-        self.desk = Desk(project, analyst, held, runner, looking)
+        self.desk = OpenTable(project, analyst, held, runner, looking)
         for weakness in project.table.warnings:
             warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=2)
         self.names: dict[str, Subspace] = {}
@@ -208,7 +208,7 @@ class Asker:
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
         kind: Kind | None = None,
         **how: Any,
-    ) -> Wish:
+    ) -> SessionRequest:
         """The question, not asked yet."""
         cells = cells_of(self.session.desk, self.selection, by) if by else Cells()
         question = Question(
@@ -219,11 +219,11 @@ class Asker:
         )
         if isinstance(how.get("cover"), str):
             how["cover"] = (how["cover"],)
-        return Wish(question, self.selection, **how)
+        return SessionRequest(question, self.selection, **how)
 
 
 def cells_of(
-    open_table: Desk, selection: Selection, by: Mapping[str, Sequence[Any] | int | None]
+    open_table: OpenTable, selection: Selection, by: Mapping[str, Sequence[Any] | int | None]
 ) -> Cells:
     """The cells of a grid by dimension: edges, a number of equal ranges, or every value.
 
@@ -398,7 +398,7 @@ class Allotment(Asker):
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
         kind: Kind | None = None,
         **how: Any,
-    ) -> Wish:
+    ) -> SessionRequest:
         """The question, not asked yet.
 
         Raises:

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Space
-from dpstream.pipelines.session import words
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import header_of, is_answer
 from dpstream.state.ledger.region_charge import RegionCharge
 
@@ -43,12 +43,12 @@ class Line(NamedTuple):
         return self._asdict() | {"amount": self.amount / MICRO}
 
 
-def transcript(open_table: Desk) -> list[Line]:
+def transcript(open_table: OpenTable) -> list[Line]:
     """All entries of the table."""
     return [_line(open_table, run_id, charge) for run_id, charge in open_table.account.history()]
 
 
-def _line(open_table: Desk, run_id: str, charge: RegionCharge) -> Line:
+def _line(open_table: OpenTable, run_id: str, charge: RegionCharge) -> Line:
     committed = open_table.register.read(run_id)
     answer = None if committed is None or not is_answer(committed.receipt) else committed.receipt
     header = None if answer is None else header_of(answer)
@@ -61,11 +61,11 @@ def _line(open_table: Desk, run_id: str, charge: RegionCharge) -> Line:
     else:
         what = DRAWN if charge.draws_on else ASKED
     return Line(
-        at=words.instant(charge.at - charge.at % MICRO),
+        at=sentences.instant(charge.at - charge.at % MICRO),
         run_id=run_id,
         analyst=charge.analyst,
         what=what,
-        question="" if header is None else words.question(header.question),
+        question="" if header is None else sentences.question(header.question),
         kind="" if charge.budget == "closed" else charge.budget,
         amount=charge.amount,
         allotment=charge.draws_on,
@@ -75,4 +75,4 @@ def _line(open_table: Desk, run_id: str, charge: RegionCharge) -> Line:
 
 
 def _where(space: Space, charge: RegionCharge) -> list[str]:
-    return words.boxes(space, charge.read if charge.draws_on else charge.boxes, 3)
+    return sentences.boxes(space, charge.read if charge.draws_on else charge.boxes, 3)

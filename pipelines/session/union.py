@@ -29,8 +29,8 @@ from dpstream.accounting.regions.index import BoxIndex
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Aggregate
 from dpstream.accounting.sessions.cells import Cells
-from dpstream.pipelines.session import words
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, decoded, is_answer
 from dpstream.state.ledger.region_charge import RegionCharge
 
@@ -85,7 +85,7 @@ class Union(NamedTuple):
         return pa.table({name: [getattr(self, name)] for name in ("value", "sd", "low", "high")})
 
 
-def assembled(open_table: Desk, boxes: Int64, figure: Aggregate) -> Union:
+def assembled(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Union:
     """A count or sum of some boxes from the answers in the ledger.
 
     Args:
@@ -125,7 +125,7 @@ def _together(parts: Sequence[Part]) -> Union:
     return Union(value, sd, value - half, value + half, len(parts), run_ids, dates[0], dates[-1])
 
 
-def _parts(open_table: Desk, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
+def _parts(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
     """Every cell of every answer to the same figure that lies within the boxes.
 
     Only answers that read one of their points are looked up.
@@ -272,7 +272,7 @@ def _disjoint(
 
 def _uncovered(space: Space, boxes: Int64, parts: list[Part]) -> PolicyError:
     covered = stacked([part.boxes for part in parts]) if parts else boxes[:0]
-    left = words.boxes(space, without(boxes, covered), 3)
+    left = sentences.boxes(space, without(boxes, covered), 3)
     detail = f"; nothing is known of: {'; '.join(left)}" if left else ""
     return PolicyError(
         "union",

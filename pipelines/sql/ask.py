@@ -39,11 +39,11 @@ from dpstream.pipelines.sql.registration import require_registered
 from dpstream.pipelines.sql.released import empty, outer, released
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.spread import Spread
-from dpstream.pipelines.sql.stage import Found, Place, Stage, Turns
+from dpstream.pipelines.sql.stage import LocalShards, Place, Stage, StageAnswer
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.private_folders import sweep
 
@@ -91,7 +91,7 @@ class StatementQuestion:
         require_registered(self._catalog, self._tables, keys, contents)
         require_fitting(self._catalog, self._tables)
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says."""
         question = self._question
         question = question.taking(question.families.taken(limit_of(account)))
@@ -232,7 +232,7 @@ def drawn(
     names = _before_noise(question, catalog)
     with contextlib.ExitStack() as stack:
         if place is None:
-            place = Turns(stack.enter_context(Engine(catalog, names)), ring, shards)
+            place = LocalShards(stack.enter_context(Engine(catalog, names)), ring, shards)
         private_answer = Stage(question, catalog, place, ring, charge.run_id).run()
     return encoded(_header(question, charge, private_answer), released(question, private_answer))
 
@@ -247,7 +247,7 @@ def _public_before_noise(question: Question, catalog: Catalog) -> list[str]:
     return sorted(name for name in names if catalog.tables[name].unit is None)
 
 
-def _header(question: Question, charge: Charge, private_answer: Found) -> Header:
+def _header(question: Question, charge: Charge, private_answer: StageAnswer) -> Header:
     nulls = private_answer.nulls
     chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in private_answer.plan.columns}
     automatic = [c.name for c in question.plan.columns if c.automatic]

@@ -99,7 +99,7 @@ def _reader(
     return read
 
 
-def kept_unique(table: Table, columns: tuple[str, ...]) -> bool:
+def enforces_unique(table: Table, columns: tuple[str, ...]) -> bool:
     """Whether a PostgreSQL server keeps these columns, or some of them, unique by an index.
 
     Raises:

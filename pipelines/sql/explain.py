@@ -25,9 +25,9 @@ from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, 
 from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_book
+from dpstream.state.ledger.history import History
+from dpstream.state.ledger.open import read_history
 
 
 class Explained(NamedTuple):
@@ -80,7 +80,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
         for question, charge in zip(questions, charges, strict=True)
     ]
     try:
-        delta = read_book(catalog.ledger).persons_limit()[1]
+        delta = read_history(catalog.ledger).persons_limit()[1]
     except DpstreamError:  # which is the refusal below
         delta = max((charge.delta for charge in charges), default=0.0)
     alone = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
@@ -101,9 +101,9 @@ class _Decided(NamedTuple):
 
 def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> list[_Decided]:
     """Questions as `ask.StatementQuestion.decide` would decide them, one after the other."""
-    account, more, out = Book(), list[Charge](), list[_Decided]()
+    account, more, out = History(), list[Charge](), list[_Decided]()
     with contextlib.suppress(DpstreamError):  # which is the refusal of `explain`
-        account = read_book(catalog.ledger)
+        account = read_history(catalog.ledger)
     charged = {charge.plan_hash for charge in account.charges}
     for number, question in enumerate(questions):
         limit = limit_of(account, more)
@@ -138,7 +138,7 @@ def _request(question: Question, catalog: Catalog, as_of: str) -> str:
 def budget(catalog: Catalog) -> dict[str, Any]:
     """What the data set's ledger holds: limit, spent, left (a plain epsilon, or mu of Gaussian
     noise), number of charges."""
-    account = read_book(catalog.ledger)
+    account = read_history(catalog.ledger)
     charges, (epsilon, delta) = account.charges, account.persons_limit()
     spent = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
     return {

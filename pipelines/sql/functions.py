@@ -15,7 +15,7 @@ from sqlglot import exp
 from dpstream.accounting.query.plan import MAX_QUANTILES
 from dpstream.pipelines.sql.allowed import require
 from dpstream.pipelines.sql.dialect import Clamped, Private, WithReport
-from dpstream.pipelines.sql.numbers import number, pair, usable, whole
+from dpstream.pipelines.sql.numbers import integer_literal, number, pair, usable
 from dpstream.pipelines.sql.ownership import type_of
 from dpstream.pipelines.sql.relations import Scope
 
@@ -199,7 +199,7 @@ def _quantiles(called: str, plain: list[exp.Expr], node: exp.Expr) -> tuple[floa
         return _FIXED[called]
     require(len(plain) == 2, "arguments", node)
     if called in _PARTS:
-        parts = whole(plain[1], 1, MAX_PARTS)
+        parts = integer_literal(plain[1], 1, MAX_PARTS)
         require(parts is not None, "quantile", node)
         return tuple(i / (parts or 1) for i in range((parts or 1) + 1))
     quantile = number(plain[1])

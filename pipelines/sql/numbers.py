@@ -27,7 +27,7 @@ def usable(value: float | None) -> bool:
     return value is not None and (value == 0 or LEAST_BOUND <= abs(value) <= MAX_BOUND)
 
 
-def whole(node: exp.Expr | None, low: int, high: int) -> int | None:
+def integer_literal(node: exp.Expr | None, low: int, high: int) -> int | None:
     """The value of a literal of digits within a range; ``None`` if it is none."""
     if isinstance(node, exp.Literal) and not node.is_string and node.this.isascii():
         text = node.this

@@ -26,7 +26,7 @@ from dpstream.accounting.query.families import Optimise
 from dpstream.accounting.query.plan import MAX_GROUPS, Mechanism
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.sql.allowed import require
-from dpstream.pipelines.sql.numbers import number, usable, whole
+from dpstream.pipelines.sql.numbers import integer_literal, number, usable
 
 #: Rows of a unit in a group, unless given; and the most: each is held in memory.
 DEFAULT_ROWS, MAX_ROWS = 5, 1_000
@@ -125,10 +125,10 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     bad = "contribution_norm" in given and (norm is None or norm <= 0 or not usable(norm))
     require(not bad, "norm", given.get("contribution_norm", node))
     at = given.get("min_privacy_units_per_group", node)
-    units = whole(given.get("min_privacy_units_per_group"), 1, MAX_MIN_UNITS)
+    units = integer_literal(given.get("min_privacy_units_per_group"), 1, MAX_MIN_UNITS)
     named = "min_privacy_units_per_group" in given
     require(not named or (units is not None and not public), "min-units", at)
-    rows = whole(given.get("max_rows_contributed"), 1, MAX_ROWS)
+    rows = integer_literal(given.get("max_rows_contributed"), 1, MAX_ROWS)
     at = given.get("max_rows_contributed", node)
     require("max_rows_contributed" not in given or rows is not None, "max-rows", at)
     column = given.get("privacy_unit_column")
@@ -152,7 +152,7 @@ def _groups(node: exp.Expr, given: dict[str, exp.Expr], grouped: bool, normed: b
     if argument is None:
         require(not grouped or normed, "max-groups", node)
         return 1 if not grouped else MAX_GROUPS
-    limit = whole(argument, 1, MAX_GROUPS)
+    limit = integer_literal(argument, 1, MAX_GROUPS)
     require(limit is not None, "max-groups", argument)
     return limit or 1
 

@@ -36,7 +36,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql.catalog import Catalog, Table, canonical
-from dpstream.pipelines.sql.databases import kept_unique
+from dpstream.pipelines.sql.databases import enforces_unique
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.fitting import require_fitting
 from dpstream.pipelines.sql.inputs import stamps, table_parts
@@ -125,7 +125,7 @@ def require_registered(
 
 def _kept(table: Table, columns: tuple[str, ...]) -> bool:
     """Whether a server still keeps a key unique; files are compared by their contents."""
-    return table.kind != "postgresql" or kept_unique(table, columns)
+    return table.kind != "postgresql" or enforces_unique(table, columns)
 
 
 def _ring(catalog: Catalog) -> KeyRing:

@@ -17,13 +17,13 @@ from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.exact import safe_query
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
-from dpstream.pipelines.sql.stage import Found
+from dpstream.pipelines.sql.stage import StageAnswer
 from dpstream.state.numbers import numbers
 
 _AGGREGATES = tuple(AGGREGATES)
 
 
-def released(question: Question, private_answer: Found) -> pa.Table:
+def released(question: Question, private_answer: StageAnswer) -> pa.Table:
     """The released relation with intervals, sorted by its groups: their order says nothing."""
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     groups = private_answer.groups.values

@@ -37,7 +37,7 @@ ROWS_AT_ONCE, MAX_SHARDS = 1_750_000, 4_096
 T = TypeVar("T")
 
 
-class Found(NamedTuple):
+class StageAnswer(NamedTuple):
     """A private answer, and the plan with the bounds that were chosen for it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Place(Protocol):
         """Exact histograms of all units."""
 
 
-class Turns:
+class LocalShards:
     """Shards of units in turn, in this process.
 
     Args:
@@ -151,7 +151,7 @@ class Stage:
         self._question, self._catalog, self._place = question, catalog, place
         self._ring, self._name = ring, (bytes.fromhex(run_id), question.digest.encode())
 
-    def run(self) -> Found:
+    def run(self) -> StageAnswer:
         """Read, bound, aggregate, draw.
 
         Raises:
@@ -166,7 +166,7 @@ class Stage:
         sums = self._place.summed(work, budget.weights)
         groups = sums.groups
         drawn = answer(plan, budget, sums.totals, sums.rows, groups.ids, self._ring, self._name)
-        return Found(drawn, plan, groups, settled.nulls, settled.cuts)
+        return StageAnswer(drawn, plan, groups, settled.nulls, settled.cuts)
 
     def _bounds(self, design: BoundsDesign) -> Settled:
         """The plan with bounds from histograms that this run pays for."""

@@ -45,7 +45,7 @@ def explained(text: str) -> str | None:
     return None
 
 
-def shown(answer: SqlAnswer) -> str:
+def answer_text(answer: SqlAnswer) -> str:
     """The rows as an aligned table; a column with an interval has its half-width beside it."""
     reports = [name for name in answer.header.reports if name in answer.intervals]
     extra = {f"{name}_{label}" for name in reports for label in LABELS.values()}

@@ -33,8 +33,8 @@ from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
 from dpstream.state.drafts import sweep
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.book import Accept
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.history import Accept
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.store import RunIdentity
 

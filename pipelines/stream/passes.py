@@ -28,7 +28,7 @@ from dpstream.pipelines.connectors.files.source import JoinedFiles
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.watch import refuse
-from dpstream.pipelines.drafting.windows import instant, shown
+from dpstream.pipelines.drafting.windows import instant, instant_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
@@ -194,7 +194,7 @@ def commit(run: Run, pass_: Due) -> Run:
     return run._replace(upto=pass_.through, joined=pass_.passes.joined)
 
 
-def check_whole(run: Run) -> None:
+def check_no_passes(run: Run) -> None:
     """Refuse to read as a whole what a run reads in passes.
 
     Raises:
@@ -279,4 +279,4 @@ def _decoded(text: str | None) -> Passes | None:
 
 def _text(line: Timeline, trigger_time: int) -> str:
     """The instant of a trigger time, as it may be written for the flag."""
-    return shown(_EPOCH + timedelta(microseconds=line.instant_of(trigger_time)))
+    return instant_text(_EPOCH + timedelta(microseconds=line.instant_of(trigger_time)))

@@ -51,7 +51,7 @@ from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begin, leave
 from dpstream.pipelines.stream.passes import Due, due
 from dpstream.state import open as stores
-from dpstream.state.ledger.book import Accept
+from dpstream.state.ledger.history import Accept
 from dpstream.state.retention import expire
 
 #: Told (steps done, steps in all); both are public.
@@ -113,7 +113,7 @@ def run_job(
     """
     if fresh:
         _set_aside(job, warn, accept)
-    launch = _Asked(runner, beam_args, progress, speed, stop, detach, warn, accept)
+    launch = _RunOptions(runner, beam_args, progress, speed, stop, detach, warn, accept)
     result = None
     for pass_ in due(job, through):
         result = _run(job, launch, pass_)
@@ -128,7 +128,7 @@ def _set_aside(job: Job, warn: Warn, accept: Accept | None) -> None:
             warn(f"The old run's {name.replace('_', ' ')} moved to {path}.")
 
 
-class _Asked(NamedTuple):
+class _RunOptions(NamedTuple):
     """How a run was asked for; see ``run_job``."""
 
     runner: str
@@ -141,7 +141,7 @@ class _Asked(NamedTuple):
     accept: Accept | None
 
 
-def _run(job: Job, launch: _Asked, pass_: Due | None) -> Result:
+def _run(job: Job, launch: _RunOptions, pass_: Due | None) -> Result:
     """``run_job``, of all of the input or of one pass over input that grows."""
     progress, speed, stop, detach, warn, accept = launch[2:]
     engine = make_runner(launch.runner, launch.beam_args)
@@ -248,7 +248,7 @@ def _begun(
     if pass_ is not None:
         run = passes.commit(run, pass_)
     elif not job.source.unbounded:
-        passes.check_whole(run)
+        passes.check_no_passes(run)
     for words in warnings_of(run.plan, run.budget()) if resumed else ():
         warn(words)
     return _on_threads(run, job, engine), resumed

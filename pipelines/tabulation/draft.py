@@ -116,7 +116,7 @@ def decoded(data: bytes) -> Manifest:
     return header_of(data, Manifest, MANIFEST)
 
 
-def standing(out: Path) -> Manifest | None:
+def existing_manifest(out: Path) -> Manifest | None:
     """What stands at the output's place, ``None``: nothing.
 
     Raises:

@@ -53,8 +53,8 @@ from dpstream.pipelines.tabulation.work import (
 )
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.private_folders import private_folder
 from dpstream.state.private_log import keep_beside
@@ -96,7 +96,7 @@ class Order(NamedTuple):
         return self.dead_letter or dead_letters.dead_letter_folder(self.out)
 
 
-class Executed(NamedTuple):
+class Execution(NamedTuple):
     """What came of it.
 
     Attributes:
@@ -136,7 +136,7 @@ class TablesQuestion:
         Output(self._order.out, MANIFEST).check(None)
         content_of(self._order.inputs.records)  # there, and readable
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says; where no account is, no cost is needed (an infinite
         budget has none)."""
         plan = self._found.plan
@@ -172,7 +172,7 @@ class TablesQuestion:
         return manifest
 
 
-def execute(order: Order) -> Executed:
+def execute(order: Order) -> Execution:
     """Make the tables.
 
     Raises:
@@ -195,12 +195,12 @@ def execute(order: Order) -> Executed:
         ledger = stack.enter_context(contextlib.closing(open_ledger(place)))
         answer = sequence.ask(question, ledger, keys, order.how)
         manifest = question.publish(answer.receipt)
-    return Executed(manifest, answer.charged, question.drawn)
+    return Execution(manifest, answer.charged, question.drawn)
 
 
 def _uncharged(
     order: Order, setup: Prepared, output: Output, stack: contextlib.ExitStack
-) -> Executed:
+) -> Execution:
     """Without an account: what stands in OUT is never drawn again."""
     old_receipt = output.standing()
     if old_receipt is not None:
@@ -208,7 +208,7 @@ def _uncharged(
         if manifest.plan_hash != setup.plan.hash or order.fresh:
             raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
         if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
-            return Executed(manifest, False, False)
+            return Execution(manifest, False, False)
         raise PolicyError(
             "OUT",
             "has a file that is missing or is not what was published",
@@ -219,7 +219,7 @@ def _uncharged(
     question = TablesQuestion(order, setup, Archive(temporary / "answers", "OUT"))
     with order.secret.ring() as keys:
         receipt = ask_uncharged(question, keys)
-    return Executed(question.publish(receipt), False, True)
+    return Execution(question.publish(receipt), False, True)
 
 
 def _check_letters(order: Order) -> None:

@@ -105,7 +105,7 @@ def _without_block(prepared: Prepared) -> int:
     return count
 
 
-def words(public_figures: dict[str, Any]) -> str:
+def plan_text(public_figures: dict[str, Any]) -> str:
     """The same for a person."""
     plan_hash = public_figures["plan_hash"] or "none yet"
     groups = {row["label"]: row["groups"] for row in public_figures["levels"]}

@@ -22,7 +22,7 @@ from dpstream.dp_transforms.tabulation.aggregate import aggregated
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.pipelines.report.report import MARK
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.draft import Manifest, standing
+from dpstream.pipelines.tabulation.draft import Manifest, existing_manifest
 from dpstream.pipelines.tabulation.files import load
 from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, inputs_of, prepared_of
 from dpstream.pipelines.tabulation.pieces import pieces
@@ -49,7 +49,7 @@ PAGE, NOTICE = "report.html", "NOT-PRIVATE.txt"
 #: Owners alone may read what is not private.
 
 
-class Found(NamedTuple):
+class RunErrors(NamedTuple):
     """What all runs together show.
 
     Attributes:
@@ -90,7 +90,7 @@ def report(
     if not runs:
         raise UsageError("--run", "is missing", "name the folder of an output")
     _check_place(out, [*runs, parameters, data])
-    error_totals = Found({}, {}, {})
+    error_totals = RunErrors({}, {}, {})
     with file_errors("OUT", "cannot be written, or a file not read"):
         make_folder(out, PRIVATE)
         tally = truth(setup, inputs)
@@ -111,7 +111,7 @@ def report(
 
 
 def _manifest(run: Path, setup: Prepared) -> Manifest:
-    manifest = standing(run)
+    manifest = existing_manifest(run)
     if manifest is None:
         raise UsageError("--run", "is no output", "name the folder of an output")
     if manifest.plan_hash != setup.plan.hash:
@@ -165,7 +165,7 @@ def _held(
                 yield table, level, parts
 
 
-def _gather(error_totals: Found, table: Table, level: LevelDomain, parts: list[Part]) -> None:
+def _gather(error_totals: RunErrors, table: Table, level: LevelDomain, parts: list[Part]) -> None:
     for part in parts:
         for kind, errors, groups in kinds_of(part, table, level):
             error_totals.kinds.setdefault(kind, Errors()).add(errors, groups)
@@ -176,7 +176,7 @@ def _gather(error_totals: Found, table: Table, level: LevelDomain, parts: list[P
                 error_totals.totals.setdefault(cell, Errors()).add(errors, groups)
 
 
-def _figures(setup: Prepared, manifests: list[Manifest], error_totals: Found) -> dict[str, Any]:
+def _figures(setup: Prepared, manifests: list[Manifest], error_totals: RunErrors) -> dict[str, Any]:
     """What the page shows."""
     plan, expected = describe(setup.plan), _expected(setup)
     rows = []

@@ -11,8 +11,8 @@ from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation.margins import COVERAGE
 from dpstream.pipelines.report import charts
 from dpstream.pipelines.report.pages import pages
+from dpstream.pipelines.report.picture_fields import picture_fields
 from dpstream.pipelines.report.report import MARK
-from dpstream.pipelines.report.shown import shown
 from dpstream.pipelines.tabulation.report_files import WORKLOADS
 
 #: Chance on either side of an interval.
@@ -36,7 +36,7 @@ def context(figures: dict[str, Any]) -> dict[str, Any]:
         "stamp": figures["stamp"],
         "plan": plan,
         # With as many digits as plans have: these differ from each other in the fourth.
-        "accountings": [row | {"shown": up(row["epsilon"])} for row in plan["accountings"]],
+        "accountings": [row | {"epsilon_text": up(row["epsilon"])} for row in plan["accountings"]],
         "runs": figures["runs"],
         "margins": [_with_share(row) | {"name": _named(row)} for row in figures["margins"]],
         "held": _held(figures),
@@ -82,7 +82,7 @@ def _held(figures: dict[str, Any]) -> dict[str, Any] | None:
     across = "share of figures within their margin"
     picture = charts.intervals("held", levels, series, COVERAGE, words, across)
     legend = list(zip(charts.swatches(len(sums)), sums, strict=True))
-    return {"picture": shown(picture), "legend": legend, "words": words}
+    return {"picture": picture_fields(picture), "legend": legend, "words": words}
 
 
 def _interval(place: int, inside: int, count: int) -> charts.Interval:
@@ -127,7 +127,7 @@ def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:
         "table": table,
         "heads": heads,
         "rows": _rows(list(sizes.values()), counts, shares),
-        "picture": shown(picture),
+        "picture": picture_fields(picture),
         "legend": list(zip(charts.swatches(len(heads)), heads, strict=True)),
     }
 

@@ -14,7 +14,7 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import check_delta, weaknesses
-from dpstream.accounting.tuning.answer import BIAS, expectation, rule_in_words
+from dpstream.accounting.tuning.answer import BIAS, expectation, rule_text
 from dpstream.accounting.tuning.question import (
     Question,
     TunedColumn,
@@ -65,7 +65,7 @@ class Request(NamedTuple):
         return Asking(self.fresh, self.as_of)
 
 
-class Asked(NamedTuple):
+class CheckedRequest(NamedTuple):
     """A checked request: the job to read with, the public question and its mechanism."""
 
     request: Request
@@ -92,7 +92,7 @@ class Asked(NamedTuple):
         return {
             "how": "private" if self.private else "proxy",
             "first_micros": question.first,
-            "rule": rule_in_words(question),
+            "rule": rule_text(question),
             "bias": BIAS,
             "epsilon": question.epsilon if self.private else None,
             "delta": question.delta if self.private else None,
@@ -102,7 +102,7 @@ class Asked(NamedTuple):
         }
 
 
-def ask(request: Request) -> Asked:
+def ask(request: Request) -> CheckedRequest:
     """Check a request without reading a record.
 
     Raises:
@@ -149,7 +149,7 @@ def ask(request: Request) -> Asked:
     # What cannot be written is refused before it is paid for.
     tuning_file.render(request.project, request.job, request.new, 1, widest, ChoiceSection())
     ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
-    tuning = Asked(request, job, question, design(question, private), ranges)
+    tuning = CheckedRequest(request, job, question, design(question, private), ranges)
     question_of_file = tuning_file.question_of(request.project, request.new)
     same = question_of_file == (tuning.digest, request.as_of)
     check_new_name(request.project, request.new, "--as", existing=same and not request.fresh)

@@ -15,7 +15,7 @@ import msgspec
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact
-from dpstream.accounting.tuning.answer import Figures, rule_in_words
+from dpstream.accounting.tuning.answer import Figures, rule_text
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -33,12 +33,12 @@ from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_reques
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.tuning import file as tuning_file
-from dpstream.pipelines.tuning.ask import Asked
+from dpstream.pipelines.tuning.ask import CheckedRequest
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
 from dpstream.pipelines.tuning.runnable import bounds_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
 
@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     insecure: bool
 
 
-def choose(tuning: Asked) -> Outcome:
+def choose(tuning: CheckedRequest) -> Outcome:
     """Choose and write the new job.
 
     Raises:
@@ -88,7 +88,7 @@ def choose(tuning: Asked) -> Outcome:
 class TuningQuestion(NamedTuple):
     """The first hours of a job's stream, for `ask.sequence`."""
 
-    asked: Asked
+    asked: CheckedRequest
 
     @property
     def kind(self) -> ChargeKind:
@@ -104,7 +104,7 @@ class TuningQuestion(NamedTuple):
         """As `ask.question.Question` says: what is wrong with the files."""
         pieces(self.asked.job)
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says."""
         spend = _spend(self.asked, run_id)
         refuse_useless(self.asked, account, spend)
@@ -119,7 +119,7 @@ class TuningQuestion(NamedTuple):
         return _receipt(self.asked, charge, _draw(self.asked, keys, charge.run_id))
 
 
-def _private(tuning: Asked, ring: KeyRing) -> Outcome:
+def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
     place = tuning.job.ledger
     place = required(place, "a private tuning has an account")
     with contextlib.closing(open_ledger(place)) as ledger:
@@ -127,7 +127,7 @@ def _private(tuning: Asked, ring: KeyRing) -> Outcome:
     return _tell(tuning, answer)
 
 
-def acceptance(tuning: Asked) -> Acceptance:
+def acceptance(tuning: CheckedRequest) -> Acceptance:
     """Whether a tuning would be answered now, and what it would cost; charges nothing."""
     place = tuning.job.ledger
     if not tuning.private or place is None:
@@ -147,7 +147,7 @@ def acceptance(tuning: Asked) -> Acceptance:
     )
 
 
-def refuse_useless(tuning: Asked, account: Book, spend: Charge) -> None:
+def refuse_useless(tuning: CheckedRequest, account: History, spend: Charge) -> None:
     """Nobody pays for a tuning that the stream it is for leaves no budget to use."""
     stream, limit = spend_of(tuning.job, allocate(tuning.job.plan), ""), account.limit
     account.check_unit(spend)
@@ -160,7 +160,7 @@ def refuse_useless(tuning: Asked, account: Book, spend: Charge) -> None:
         )
 
 
-def _spend(tuning: Asked, run_id: str) -> Charge:
+def _spend(tuning: CheckedRequest, run_id: str) -> Charge:
     question = tuning.question
     identity = unit_of(tuning.job).text
     paid = (question.epsilon, question.delta, tuning.design.mu, 0.0)
@@ -168,14 +168,14 @@ def _spend(tuning: Asked, run_id: str) -> Charge:
     return Charge(run_id, tuning.digest, identity, *paid, kind="choice")
 
 
-def _draw(tuning: Asked, ring: KeyRing, run_id: str) -> Figures:
+def _draw(tuning: CheckedRequest, ring: KeyRing, run_id: str) -> Figures:
     """Read the first hours and draw every histogram's noise once."""
     name = (bytes.fromhex(run_id), tuning.digest.encode())
     counts = tally(tuning, tuning.job, ring, name)
     return read_off_runnable(tuning, noisy(ring, name, tuning.design.histograms, counts))
 
 
-def _receipt(tuning: Asked, spend: Charge, figures: Figures) -> bytes:
+def _receipt(tuning: CheckedRequest, spend: Charge, figures: Figures) -> bytes:
     header = Receipt(
         **answered_now(spend),
         identity=spend.identity,
@@ -188,7 +188,7 @@ def _receipt(tuning: Asked, spend: Charge, figures: Figures) -> bytes:
     return encoded(header)
 
 
-def _tell(tuning: Asked, answer: Answer) -> Outcome:
+def _tell(tuning: CheckedRequest, answer: Answer) -> Outcome:
     """Write the job of a committed answer."""
     receipt = header_of(answer.receipt, Receipt)
     figures = receipt.figures
@@ -203,7 +203,7 @@ def _tell(tuning: Asked, answer: Answer) -> Outcome:
     table = ChoiceSection(
         how="private",
         first=tuning.request.first,
-        rule=rule_in_words(tuning.question),
+        rule=rule_text(tuning.question),
         bounds=tuple(name for name, _, _ in figures.clamps),
         epsilon=receipt.epsilon,
         delta=receipt.delta,
@@ -217,7 +217,7 @@ def _tell(tuning: Asked, answer: Answer) -> Outcome:
     return _write(tuning, figures, table, receipt.run_id, not answer.charged)
 
 
-def _proxy(tuning: Asked) -> Outcome:
+def _proxy(tuning: CheckedRequest) -> Outcome:
     """The same histograms of other data, exactly; labelled, not charged."""
     request, line = tuning.request, tuning.job.plan.timeline
     start = line.start
@@ -240,7 +240,7 @@ def _proxy(tuning: Asked) -> Outcome:
     table = ChoiceSection(
         how="proxy",
         first=request.first,
-        rule=rule_in_words(tuning.question),
+        rule=rule_text(tuning.question),
         bounds=tuple(name for name, _, _ in figures.clamps),
         range=tuning.ranges,
     )
@@ -248,7 +248,7 @@ def _proxy(tuning: Asked) -> Outcome:
 
 
 def _write(
-    tuning: Asked,
+    tuning: CheckedRequest,
     figures: Figures,
     table: ChoiceSection,
     run_id: str | None,

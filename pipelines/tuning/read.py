@@ -31,13 +31,13 @@ from dpstream.pipelines.connectors.records.compression import (
 )
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.tuning.ask import Asked
+from dpstream.pipelines.tuning.ask import CheckedRequest
 from dpstream.state.disk_errors import file_error
 
 Content = tuple[int, bytes]
 
 
-def tally(tuning: Asked, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
+def tally(tuning: CheckedRequest, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
     """Exact histograms of the first hours of ``job``'s input: PRIVATE, for ``noisy`` only.
 
     Args:

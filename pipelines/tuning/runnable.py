@@ -16,10 +16,10 @@ from dpstream.accounting.tuning.reference import final_sd
 from dpstream.accounting.tuning.starred import usual, with_privacy
 from dpstream.accounting.tuning.weighing import NoiseOf
 from dpstream.pipelines.tuning import file as tuning_file
-from dpstream.pipelines.tuning.ask import Asked
+from dpstream.pipelines.tuning.ask import CheckedRequest
 
 
-def read_off_runnable(tuning: Asked, nodes: list[Int64]) -> Figures:
+def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
     """Figures of the noisy nodes with which the job can be run."""
     bound = tuning.job.plan.privacy.per_key_bound
 
@@ -30,7 +30,7 @@ def read_off_runnable(tuning: Asked, nodes: list[Int64]) -> Figures:
     return _runnable(tuning, read_off(tuning.question, tuning.design, nodes, noise_with, bound))
 
 
-def _runnable(tuning: Asked, figures: Figures) -> Figures:
+def _runnable(tuning: CheckedRequest, figures: Figures) -> Figures:
     """The same with the largest C, at most the tuned one, whose noise can be drawn."""
     if figures.unanswered is not None or _allowed(tuning, figures, figures.contributions):
         return figures
@@ -54,7 +54,7 @@ def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
         return math.inf
 
 
-def _allowed(tuning: Asked, figures: Figures, contributions: int) -> bool:
+def _allowed(tuning: CheckedRequest, figures: Figures, contributions: int) -> bool:
     try:
         allocate(with_privacy(with_bounds(tuning, figures.clamps), contributions=contributions))
     except UsageError:
@@ -62,7 +62,7 @@ def _allowed(tuning: Asked, figures: Figures, contributions: int) -> bool:
     return True
 
 
-def with_bounds(tuning: Asked, chosen: Clamps) -> Plan:
+def with_bounds(tuning: CheckedRequest, chosen: Clamps) -> Plan:
     """The job's plan with these bounds."""
     clamps, plan = bounds_of(tuning, chosen), tuning.job.plan
     aggregates = tuple(
@@ -71,7 +71,7 @@ def with_bounds(tuning: Asked, chosen: Clamps) -> Plan:
     return msgspec.structs.replace(plan, aggregates=aggregates)
 
 
-def bounds_of(tuning: Asked, chosen: Clamps) -> dict[str, tuple[float, float]]:
+def bounds_of(tuning: CheckedRequest, chosen: Clamps) -> dict[str, tuple[float, float]]:
     """Tuned bounds in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
     return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}

@@ -29,9 +29,9 @@ from dpstream.pipelines.workload.registered import (
     check_once,
     pure_mechanism,
 )
-from dpstream.state.ledger.book import Accept, Book
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_book
+from dpstream.state.ledger.history import Accept, History
+from dpstream.state.ledger.open import read_history
 
 Result = TypeVar("Result")
 
@@ -121,7 +121,7 @@ def chosen(
     return Choice(families_of(workload, plan, budget, folder, limit).taken, accept)
 
 
-def _check(number: int, account: Book) -> None:
+def _check(number: int, account: History) -> None:
     """Refuse a charge if the number of workloads that were charged is another one."""
     if len(_workloads(account)) != number:
         raise OvertakenError(
@@ -131,20 +131,20 @@ def _check(number: int, account: Book) -> None:
         )
 
 
-def _workloads(account: Book) -> list[Charge]:
+def _workloads(account: History) -> list[Charge]:
     return [charge for charge in account.charges if charge.kind == "workload"]
 
 
-def _book(job: Job) -> Book:
+def _book(job: Job) -> History:
     """The account; an empty one where it cannot be read, which the charge refuses with the
     reason."""
     if job.ledger is not None:
         with contextlib.suppress(DpstreamError):
-            return read_book(job.ledger)
-    return Book()
+            return read_history(job.ledger)
+    return History()
 
 
-def _unanswered(charge: Charge, account: Book, gaussian: Gaussian) -> bool:
+def _unanswered(charge: Charge, account: History, gaussian: Gaussian) -> bool:
     """Whether a fresh question continues a charge: the register has no answer of it.  A store has
     no receipts: a fresh run is a new one."""
     registered = charge.mu is None or gaussian.registered

@@ -26,7 +26,7 @@ from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import cells_job, mixing_of
 from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
 from dpstream.state import open as stores
-from dpstream.state.ledger.book import Accept
+from dpstream.state.ledger.history import Accept
 from dpstream.state.store import Store
 
 

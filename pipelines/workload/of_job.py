@@ -59,7 +59,7 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
     return replace(job, plan=plan, cells=JobCells(domain, mixing))
 
 
-def asked_once(job: Job) -> Job:
+def one_shot_job(job: Job) -> Job:
     """The job with its whole time as one window with one trigger, before cells take its key.
 
     Raises:

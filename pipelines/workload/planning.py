@@ -191,7 +191,7 @@ def answered_by(workload: Workload, strategy: CellStrategy) -> dict[str, str | N
         return {"answered_by": None, "refused": f"{refused.rule}; {refused.fix}"}
 
 
-def words(result: dict[str, Any], most: int = 12) -> str:
+def plan_text(result: dict[str, Any], most: int = 12) -> str:
     """The same for a person at a terminal; of many products the first ones."""
     what = {
         "worst": "largest standard error of a query (weighted)",

@@ -38,7 +38,7 @@ from dpstream.pipelines.workload.bounded import bounded
 from dpstream.pipelines.workload.cache import solved_purely
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
-from dpstream.pipelines.workload.of_job import asked_once, check_job, domain_of_job
+from dpstream.pipelines.workload.of_job import check_job, domain_of_job, one_shot_job
 from dpstream.pipelines.workload.release import (
     ESTIMATE,
     RECEIPT,
@@ -52,8 +52,8 @@ from dpstream.pipelines.workload.release import (
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.pipelines.workload.ways import check_tables
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.book import Accept, Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
 
@@ -180,7 +180,7 @@ class WorkloadQuestion:
         accept: Accept | None = None,
     ) -> None:
         self._out, self._accept = out, accept
-        job, self._domain = asked_once(job), domain_of_job(job, workload, partial)
+        job, self._domain = one_shot_job(job), domain_of_job(job, workload, partial)
         _check(job)
         if job.ledger is None:
             raise InvariantError("a job that is asked once has an account")
@@ -202,7 +202,7 @@ class WorkloadQuestion:
             Output(self._out, RECEIPT, "--out").check(None)
         pieces(self._reading)
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says."""
         if self._accept is not None:
             self._accept(account)
@@ -314,7 +314,7 @@ def acceptance(
         with secret_source(job).ring() as keys:
             return sequence.request_of(question.kind, question.identity, keys, how.as_of)
 
-    charge = question.decide(new_run_id(), Book()).charge
+    charge = question.decide(new_run_id(), History()).charge
     accepted = of_requests(question.ledger, [Request(charge, request)], how.fresh)
     if out is None:
         return accepted
@@ -327,7 +327,7 @@ def check_once(workload: Workload, job: Job) -> None:
     Raises:
         UsageError, PolicyError: it cannot; the message says why.
     """
-    domain_of_job(asked_once(job), workload)
+    domain_of_job(one_shot_job(job), workload)
     _check(job)
 
 

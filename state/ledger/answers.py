@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
-from dpstream.state.ledger.contract import Asked, Ledger
+from dpstream.state.ledger.contract import Ledger, StoredRequest
+from dpstream.state.ledger.history import History
 from dpstream.state.run_ids import new_run_id
 
 #: What digests are of.
@@ -71,7 +71,7 @@ class Begun(NamedTuple):
     receipt: bytes | None
 
 
-class Register:
+class AnswerLog:
     """The answers of one kind in the ledger of a data set.
 
     Args:
@@ -85,7 +85,7 @@ class Register:
     def begin(
         self,
         request: str,
-        decide: Callable[[str, Book], Decision],
+        decide: Callable[[str, History], Decision],
         fresh: bool = False,
     ) -> Begun:
         """Charge a request, unless it was charged before: one transaction.
@@ -216,7 +216,7 @@ class Register:
             raise _changed("view of a receipt")
         return Answer(run_id, receipt, digest, False, view)
 
-    def _mine(self, entry: Asked) -> bool:
+    def _mine(self, entry: StoredRequest) -> bool:
         """Whether a request is of this kind."""
         charge = self._ledger.book().find(entry.run_id)
         if charge is None:

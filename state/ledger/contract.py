@@ -19,10 +19,10 @@ from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
-from dpstream.state.ledger.book import Accept, Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.events import Event, Head, Limit, LimitChanged, TableNamed
 from dpstream.state.ledger.head import HeadFile, end_of
+from dpstream.state.ledger.history import Accept, History
 
 Result = TypeVar("Result")
 #: Longest pause before a transaction that another process overtook is done again.
@@ -33,7 +33,7 @@ class LedgerMovedError(Exception):
     """Another process has changed the ledger since the transaction began; nothing was written."""
 
 
-class Asked(NamedTuple):
+class StoredRequest(NamedTuple):
     """A request and what was decided about it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Ledger(abc.ABC):
         """
 
     @abc.abstractmethod
-    def book(self) -> Book:
+    def book(self) -> History:
         """The checked events as they stand now; not to be changed by the caller."""
 
     @abc.abstractmethod
@@ -95,11 +95,11 @@ class Ledger(abc.ABC):
         """Remove a token that is there, in a transaction."""
 
     @abc.abstractmethod
-    def asked(self, run_id: str) -> Asked | None:
+    def asked(self, run_id: str) -> StoredRequest | None:
         """The request that a run was charged for."""
 
     @abc.abstractmethod
-    def asked_alike(self, request: str) -> list[Asked]:
+    def asked_alike(self, request: str) -> list[StoredRequest]:
         """All requests of a fingerprint, in the order of their charges."""
 
     @abc.abstractmethod

@@ -48,8 +48,8 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.state.disk_errors import file_error
 from dpstream.state.drafts import sweep
 from dpstream.state.durable import PRIVATE, put_entry, sync
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.events import Event, Head, chained, text_of
+from dpstream.state.ledger.history import History
 from dpstream.state.locks import held_on
 from dpstream.state.seals import sealed_text, unsealed_text
 
@@ -134,7 +134,7 @@ class HeadFile:
         with self._reading() as descriptor:
             return None if descriptor is None else self._slots(descriptor)[0][1].head
 
-    def check(self, account: Book, head: Head | None) -> None:
+    def check(self, account: History, head: Head | None) -> None:
         """Refuse an account that lacks what a head has.
 
         Args:
@@ -211,7 +211,7 @@ class HeadFile:
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def create(self, account: Book) -> bool:
+    def create(self, account: History) -> bool:
         """Write the file, unless it is there; whether it was not.
 
         Raises:
@@ -228,7 +228,7 @@ class HeadFile:
         return made
 
     def advance(
-        self, read: Callable[[], tuple[Book, Mapping[str, Tokens]]], cut: int | None = None
+        self, read: Callable[[], tuple[History, Mapping[str, Tokens]]], cut: int | None = None
     ) -> None:
         """Bring the file up to the account's end; on disk on return.
 
@@ -253,7 +253,7 @@ class HeadFile:
     def _advance(
         self,
         descriptor: int,
-        account: Book,
+        account: History,
         tokens: Mapping[str, Tokens],
         cut: int | None,
         writes: bool,
@@ -347,7 +347,7 @@ class _TornError(Exception):
     """Lines are not what was written."""
 
 
-def end_of(account: Book) -> Head:
+def end_of(account: History) -> Head:
     """The end of an account's chain."""
     return Head(account.created.id, len(account.digests), account.digests[-1])
 

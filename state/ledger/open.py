@@ -20,10 +20,10 @@ import msgspec
 from dpstream.accounting.errors import AccountWarning, PolicyError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.plan.fields import FieldType
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id
 from dpstream.state.ledger.head import HeadFile
+from dpstream.state.ledger.history import History
 from dpstream.state.private_log import users_folder
 from dpstream.state.run_ids import new_id
 
@@ -323,7 +323,7 @@ def read_ledger(path: str | Path) -> list[Entry]:
     return read_there(url)
 
 
-def read_book(place: AccountPlace, seen: Head | None = None) -> Book:
+def read_history(place: AccountPlace, seen: Head | None = None) -> History:
     """The account of a place, for whoever plans: nothing is written.
 
     Args:
@@ -334,7 +334,7 @@ def read_book(place: AccountPlace, seen: Head | None = None) -> Book:
     """
     head_file = head_file_of(place)
     head = None if head_file is None else head_file.head()
-    account = book_of(read_ledger(place.path))
+    account = history_of(read_ledger(place.path))
     check_place(place, account.created)
     if head_file is not None:
         head_file.check(account, head)
@@ -344,9 +344,9 @@ def read_book(place: AccountPlace, seen: Head | None = None) -> Book:
     return account
 
 
-def book_of(entries: list[Entry]) -> Book:
+def history_of(entries: list[Entry]) -> History:
     """The account that entries make."""
-    account = Book()
+    account = History()
     for entry in entries:
         account.add(entry.event, entry.digest)
     return account

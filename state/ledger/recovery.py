@@ -24,7 +24,6 @@ from typing import NamedTuple
 import msgspec
 
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import (
@@ -36,6 +35,7 @@ from dpstream.state.ledger.events import (
     Widened,
 )
 from dpstream.state.ledger.head import Chain, is_older
+from dpstream.state.ledger.history import History
 
 
 class Recovered(NamedTuple):
@@ -102,7 +102,7 @@ def recover(ledger: Ledger) -> Recovered:
     return done
 
 
-def _answered_twice(events: Sequence[Event], account: Book) -> Iterator[Charge]:
+def _answered_twice(events: Sequence[Event], account: History) -> Iterator[Charge]:
     """Charges for the second answer of those that the account has another receipt of, by run ids
     that follow from the lost receipts: a recovery that is cut off is repeated."""
     for event in events:
@@ -126,7 +126,7 @@ def _common(one: list[str], other: list[str]) -> int:
     return low
 
 
-def _merged(missing: Sequence[Event], account: Book, common: int) -> Iterator[Event]:
+def _merged(missing: Sequence[Event], account: History, common: int) -> Iterator[Event]:
     """What an account lacks that has gone on behind entry ``common``, as it counts there.
 
     Raises:
@@ -162,7 +162,7 @@ def _counted(charge: Charge, table: str, wider: Sequence[Widened]) -> Charge:
     return charge
 
 
-def _still_holds(event: Event, account: Book) -> bool:
+def _still_holds(event: Event, account: History) -> bool:
     """Whether an entry is to be added to an account that has gone on without it."""
     match event:
         case Charge():

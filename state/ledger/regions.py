@@ -37,9 +37,9 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import snapshots
 from dpstream.state.ledger.allotments import allotted, check_draw
 from dpstream.state.ledger.balances import Balances, migrated, region_of
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import (
     Kind,
     Order,
@@ -96,7 +96,7 @@ class RegionAccount:
         balances = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
         self._state = balances or Balances.first(table)
         self._saved = self._state.entries
-        self._book: Book | None = None  # the ledger's, by which the state was made
+        self._book: History | None = None  # the ledger's, by which the state was made
         self._refreshed()
         self.save(_EVERY)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.book import Book
-from dpstream.state.ledger.contract import Asked
+from dpstream.state.ledger.contract import StoredRequest
 from dpstream.state.ledger.events import Entry, chained, event_of, name_of
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.seal import COLUMNS, Sums, damaged, sum_of, without
 
 
@@ -28,12 +28,12 @@ class AnswerRow(NamedTuple):
     number: int
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> StoredRequest:
         """As the contract has it."""
-        return Asked(*self[:-1])
+        return StoredRequest(*self[:-1])
 
 
-class _Known(NamedTuple):
+class _RequestRow(NamedTuple):
     """A request without its blobs, and what its row adds to the sum."""
 
     request: str
@@ -51,10 +51,10 @@ class Replica:
     """
 
     def __init__(self) -> None:
-        self.book = Book()
+        self.book = History()
         self.sums: Sums = dict.fromkeys(COLUMNS, 0)
         self._tokens = dict[str, dict[str, str | None]]()
-        self._answers = dict[str, _Known]()
+        self._answers = dict[str, _RequestRow]()
         self._alike = dict[str, list[str]]()
         self._undo = list[Callable[[], object]]()
 
@@ -140,7 +140,7 @@ class Replica:
         """
         entry = self._answers.get(row.run_id)
         part = sum_of("requests", [row])
-        new = _Known(row.request, row.digest, row.view_digest, row.number, part)
+        new = _RequestRow(row.request, row.digest, row.view_digest, row.number, part)
         if entry == new:
             return
         if entry is None:
@@ -180,7 +180,7 @@ class Replica:
         self._undo.append(lambda: self.sums.__setitem__(table, old))
 
 
-def _less(row: AnswerRow, entry: _Known) -> AnswerRow:
+def _less(row: AnswerRow, entry: _RequestRow) -> AnswerRow:
     """A row without the blobs that it did not have when it was known."""
     if entry.digest is None:
         return row._replace(receipt=None, digest=None, view=None, view_digest=None)

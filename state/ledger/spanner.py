@@ -23,8 +23,7 @@ from google.cloud import spanner
 
 from dpstream.accounting.errors import InvariantError, RunError, required
 from dpstream.accounting.limits import COMMIT_BYTES
-from dpstream.state.ledger.book import Book
-from dpstream.state.ledger.contract import Asked, Ledger, LedgerMovedError
+from dpstream.state.ledger.contract import Ledger, LedgerMovedError, StoredRequest
 from dpstream.state.ledger.events import (
     Created,
     Entry,
@@ -34,6 +33,7 @@ from dpstream.state.ledger.events import (
     name_of,
     text_of,
 )
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.replica import AnswerRow, Replica
 from dpstream.state.ledger.seal import damaged
 from dpstream.state.ledger.tables import (
@@ -47,6 +47,7 @@ from dpstream.state.ledger.tables import (
     TOKENS,
     VIEW,
     Commit,
+    all_rows,
     answers_of,
     catch_up,
     commits_from,
@@ -54,7 +55,6 @@ from dpstream.state.ledger.tables import (
     of_ledger,
     pieces_of,
     sums_of,
-    whole,
 )
 from dpstream.state.spanner.client import (
     ExistsError,
@@ -167,14 +167,14 @@ class SpannerLedger(Ledger):
         self._rows = self._last = None  # until they are known again
         with self._db.snapshot(multi_use=True) as snapshot:
             if rows is None or last is None:
-                rows, last = whole(self._db, snapshot)
+                rows, last = all_rows(self._db, snapshot)
             else:
                 last = catch_up(rows, last, self._db, snapshot)
         self._rows, self._last = rows, last
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def book(self) -> Book:
+    def book(self) -> History:
         """See the contract."""
         return self._refreshed().book
 
@@ -206,12 +206,12 @@ class SpannerLedger(Ledger):
         pending.tokens[run_id] = None
         pending.changes.append(("delete", TOKENS, (run_id, token)))
 
-    def asked(self, run_id: str) -> Asked | None:
+    def asked(self, run_id: str) -> StoredRequest | None:
         """See the contract."""
         row = self._row(self._refreshed(), run_id)
         return None if row is None else row.asked
 
-    def asked_alike(self, request: str) -> list[Asked]:
+    def asked_alike(self, request: str) -> list[StoredRequest]:
         """See the contract."""
         rows = self._refreshed()
         alike = [self._row(rows, run_id) for run_id in rows.alike(request)]
@@ -312,7 +312,7 @@ def read_entries(url: str) -> list[Entry]:
 
     def look() -> list[Entry]:
         with database.snapshot(multi_use=True) as snapshot:
-            return whole(database, snapshot)[0].book.entries
+            return all_rows(database, snapshot)[0].book.entries
 
     with of_ledger():
         database = connect(url)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import InvariantError
-from dpstream.state.ledger.book import Book
-from dpstream.state.ledger.contract import Asked, Ledger
+from dpstream.state.ledger.contract import Ledger, StoredRequest
 from dpstream.state.ledger.events import Event, Received, chained, event_of, name_of, text_of
 from dpstream.state.ledger.file import Line, check_all, connect, failed, lines, looked_at
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.seal import (
     COLUMNS,
     Sums,
@@ -62,7 +62,7 @@ class SqliteLedger(Ledger):
     def __init__(self, path: str | Path, looking: bool = False) -> None:
         self._path = path
         self._checked: _Checked | None = None
-        self._book = Book()
+        self._book = History()
         try:
             self._db = looked_at(path) if looking else connect(path)
         except (sqlite3.Error, OSError, UnicodeError) as error:
@@ -124,7 +124,7 @@ class SqliteLedger(Ledger):
         self._checked = None  # until it is known again
         if checked is None or (sums := read_seal(self._db)) == checked.sums:
             new, sums = check_all(self._db)
-            self._book = Book()
+            self._book = History()
         else:
             new = self._check_on(checked, sums)
         for line in new:
@@ -155,7 +155,7 @@ class SqliteLedger(Ledger):
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def book(self) -> Book:
+    def book(self) -> History:
         """See the contract."""
         with self._looking():
             return self._book
@@ -184,15 +184,15 @@ class SqliteLedger(Ledger):
         self._db.execute(f"DELETE FROM tokens WHERE {one}", (run_id, token))
         self._moved("tokens", rest)
 
-    def asked(self, run_id: str) -> Asked | None:
+    def asked(self, run_id: str) -> StoredRequest | None:
         """See the contract."""
         rows = self._rows("requests", "run_id = ?", run_id)
-        return Asked(*rows[0]) if rows else None
+        return StoredRequest(*rows[0]) if rows else None
 
-    def asked_alike(self, request: str) -> list[Asked]:
+    def asked_alike(self, request: str) -> list[StoredRequest]:
         """See the contract."""
         rows = self._rows("requests", "request = ? ORDER BY rowid", request)
-        return [Asked(*row) for row in rows]
+        return [StoredRequest(*row) for row in rows]
 
     def ask(self, run_id: str, request: str, grant: bytes = b"") -> None:
         """See the contract."""

@@ -175,7 +175,7 @@ def _commit_of(number: int, writer: str, sealed: str) -> Commit:
     return record
 
 
-def whole(database: Database, snapshot: Any) -> tuple[Replica, Commit]:
+def all_rows(database: Database, snapshot: Any) -> tuple[Replica, Commit]:
     """All rows of an account at one time, and its last commit, all checked.
 
     Raises:

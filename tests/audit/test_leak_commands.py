@@ -23,7 +23,7 @@ from dpstream.pipelines.stream import begin as beginning
 from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.tuning import choose
 from dpstream.state import open as stores
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.leaks import Logs, hits, leaked_files, make_job
@@ -56,7 +56,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (CHOOSE, choose, "noisy"),
     (CHOOSE, choose, "fingerprint_parts"),
     (CHOOSE, choose, "read_off"),
-    (CHOOSE, Register, "answered"),
+    (CHOOSE, AnswerLog, "answered"),
     (AUDIT, audit_run, "run_in_memory"),
     (AUDIT, audit_run, "begin_run"),
     (AUDIT, audit_values, "read_trials"),

@@ -23,7 +23,7 @@ from dpstream.dp_transforms.one_shot import bounds
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.pipelines.sql.stage import Stage, Turns
+from dpstream.pipelines.sql.stage import LocalShards, Stage
 from tests.audit.sql_sabotaged import BROKEN, FEW, HUNDRED, PER_GROUP, TWO_ROWS, wrapped
 from tests.audit.sql_trials import TAIL, Trial, claim_of, proven, published, question, write
 from tests.fixed import fixed_run_ids
@@ -139,7 +139,7 @@ def _chosen(folder: Path, trial: Trial, added: int, runs: int) -> Float64:
     with KeyRing(bytearray.fromhex(KEY)) as ring, Engine(catalog, catalog.tables) as engine:
         for run in range(runs):
             name = (added * runs + run + 1).to_bytes(16, "big").hex()
-            stage_plan = Stage(query, catalog, Turns(engine, ring, 1), ring, name).run()
+            stage_plan = Stage(query, catalog, LocalShards(engine, ring, 1), ring, name).run()
             out.append(stage_plan.plan.columns[0].high or 0.0)
     return np.array(out)
 

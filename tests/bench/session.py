@@ -40,13 +40,13 @@ from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.ask import order_of
 from dpstream.pipelines.session.config import load_config
-from dpstream.pipelines.session.desk import Desk
 from dpstream.pipelines.session.load import init
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.scan import Scan
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.ledger.orders import Order
 from tests import accounts
@@ -249,10 +249,10 @@ def balanced(project: Path, queries: int, counts: Callable[[Query], float]) -> l
     return tracked
 
 
-def _charged(open_table: Desk, order: Order) -> None:
+def _charged(open_table: OpenTable, order: Order) -> None:
     """Charge an order; nothing is drawn."""
 
-    def decide(run_id: str, _: Book) -> Decision:
+    def decide(run_id: str, _: History) -> Decision:
         return Decision(open_table.account.decide(order, run_id))
 
     open_table.register.begin(secrets.token_hex(16), decide)

@@ -85,7 +85,7 @@ def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "rules",
-    ["", "noise.secret\n*.db\n.git\n", RULES.replace("**\n", "", 1), RULES + "!**/*.key\n",
+    ["", "noise.secret\n*.db\n.git\n", RULES.replace("**\n", "", 1), RULES + "!**/*.secret\n",
      RULES.replace("!pipelines/examples/*.toml", "!pipelines/examples")],
     ids=["none", "a deny list", "no denial", "keys let in", "a whole folder"],
 )  # fmt: skip

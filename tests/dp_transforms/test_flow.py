@@ -25,9 +25,9 @@ from dpstream.dp_transforms.flow import DPStream, Output, run_in_memory
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
+from tests import streams
 from tests.streams import (
     COUNT,
-    KEYS,
     MEAN,
     RUN_ID,
     STEP,
@@ -279,7 +279,7 @@ def test_other_plans_keys_and_runs_give_other_noise(
     honest = released(plan, source, next(store_paths))
     other = msgspec.structs.replace(plan, source="another")
     assert figures(released(other, source, next(store_paths))) != figures(honest)
-    monkeypatch.setattr(KEYS, "insecure_test_secret", "12" * 32)
+    monkeypatch.setattr(streams, "KEYS", SecretSource(None, "12" * 32))
     assert figures(released(plan, source, next(store_paths))) != figures(honest)
 
 

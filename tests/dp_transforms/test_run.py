@@ -50,7 +50,7 @@ def test_a_worker_with_another_key_is_refused(run: Run, monkeypatch: pytest.Monk
         make()
     monkeypatch.setenv(VARIABLE, OTHER)
     for make in makers(run):
-        with pytest.raises(PolicyError, match="not the key this run was begun with"):
+        with pytest.raises(PolicyError, match="not the one this run was begun with"):
             make()
     with pytest.raises(PolicyError):
         run_in_memory(run, generate(PLAN).batches(300))

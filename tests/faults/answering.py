@@ -19,7 +19,7 @@ from dpstream.pipelines.ask import folder as folders
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.workload import registered
 from dpstream.pipelines.workload.estimate import Estimate
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 
 #: Where a process can be told to die, in the order in which it passes them.
 POINTS = (
@@ -84,7 +84,7 @@ def faulty(folder: Path, point: str | None) -> Iterator[None]:
         honest(into, estimate)
 
     with contextlib.ExitStack() as stack:
-        for owner, name in ((Register, "begin"), (registered, "bounded"), (Register, "commit"),
+        for owner, name in ((AnswerLog, "begin"), (registered, "bounded"), (AnswerLog, "commit"),
                             (folders, "publish_folder")):  # fmt: skip
             stack.enter_context(around(owner, name))
         stack.enter_context(mock.patch.object(registered, "write_estimate", write_estimate))

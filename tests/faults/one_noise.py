@@ -18,7 +18,7 @@ from unittest import mock
 
 from dpstream.accounting.arrays import Ids
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.sqlite.store import SqliteStore
 from tests.faults.filecalls.commands import COMMANDS
 from tests.fixed import held_noise
@@ -27,8 +27,8 @@ from tests.pipelines.ask.kinds import KINDS, Kind, typed
 #: When the copy is made that is put back later: between a question's charge and its receipt, behind
 #: the charge and before the receipt; and of a stream, between two steps.
 HOOKS = {
-    "charged": (Register, "begin"),
-    "drawn": (Register, "commit"),
+    "charged": (AnswerLog, "begin"),
+    "drawn": (AnswerLog, "commit"),
     "step": (SqliteStore, "commit_step"),
 }
 

@@ -22,13 +22,13 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.session import Session
-from dpstream.pipelines.session.standing import close_before
+from dpstream.pipelines.session.sliding import close_before
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.registration import register
 from dpstream.state import open as stores
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.events import TableNamed
 from dpstream.state.ledger.tables import COLUMNS_OF
@@ -286,14 +286,14 @@ def test_a_database_that_was_restored(
     accounts.create(url, "d", (40.0, 1e-5), "user", "int")
     first = ask(url)
     assert first.code == 0, first.stderr
-    commit, exported = Register.commit, list[dict[str, list[Any]]]()
+    commit, exported = AnswerLog.commit, list[dict[str, list[Any]]]()
 
-    def exporting(register: Register, *answer: Any) -> None:
+    def exporting(register: AnswerLog, *answer: Any) -> None:
         """Between the charge and its receipt."""
         exported.append(rows_of(url))
         commit(register, *answer)
 
-    with mock.patch.object(Register, "commit", exporting):
+    with mock.patch.object(AnswerLog, "commit", exporting):
         assert ask(url, "--as-of", "May").code == 0
     assert ask(url, "--fresh").code == 0 and len(charges(url)) == 3
     assert [path.parent for path in tmp_path.rglob("*.head")] == [tmp_path / head]

@@ -134,7 +134,7 @@ def _is_account(path: str) -> bool:
 
 def act(path: str, step: str, number: int) -> dict[str, Any]:
     """One step; what it says."""
-    from dpstream.state.ledger.answers import Decision, Register
+    from dpstream.state.ledger.answers import AnswerLog, Decision
     from dpstream.state.ledger.events import Closed, Created
     from dpstream.state.ledger.open import AccountPlace, make, open_ledger
     from dpstream.state.ledger.recovery import recover
@@ -151,7 +151,7 @@ def act(path: str, step: str, number: int) -> dict[str, Any]:
             recover(ledger)
         return {"recovered": True}
     with closing(open_ledger(place)) as ledger:
-        register = Register(ledger, "sql")
+        register = AnswerLog(ledger, "sql")
         if step == "raise":
             more = Fraction(ledger.book().persons_limit()[0]) + RAISE
             ledger.set_limit((float(more), 1e-6))
@@ -211,8 +211,8 @@ def sabotage(name: str) -> None:
     from unittest import mock
 
     from dpstream.state.ledger import answers, sqlite
-    from dpstream.state.ledger.book import Book
     from dpstream.state.ledger.head import HeadFile
+    from dpstream.state.ledger.history import History
 
     if name == "no sync":
         real = sqlite.SqliteLedger.transaction
@@ -223,11 +223,11 @@ def sabotage(name: str) -> None:
 
         mock.patch.object(sqlite.SqliteLedger, "transaction", unsynced).start()
     elif name == "no limit":
-        mock.patch.object(Book, "check", lambda *_: None).start()
+        mock.patch.object(History, "check", lambda *_: None).start()
     elif name == "no head":
         mock.patch.object(HeadFile, "check", lambda *_: None).start()
     elif name == "shows what it drew":
-        read = answers.Register.read
+        read = answers.AnswerLog.read
         drawn = dict[str, bytes]()
 
         def commit(register: Any, run_id: str, receipt: bytes, view: Any = None) -> None:
@@ -239,8 +239,8 @@ def sabotage(name: str) -> None:
                 return answers.Answer(run_id, drawn[run_id], "", False)
             return answer
 
-        mock.patch.object(answers.Register, "commit", commit).start()
-        mock.patch.object(answers.Register, "read", shown).start()
+        mock.patch.object(answers.AnswerLog, "commit", commit).start()
+        mock.patch.object(answers.AnswerLog, "read", shown).start()
 
 
 # --- the world -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ MAX_NAME_BYTES = 1024
 _MAX_ROWS = 1 << 48
 
 
-class Found(NamedTuple):
+class ListedFile(NamedTuple):
     """A file of a listing: name below the folder, bytes, time of change in micros."""
 
     name: str
@@ -94,7 +94,7 @@ class Folder:
         self.open()
         return f"{self._base}/{name}" if name else self._base
 
-    def list(self, below: str = "", recursive: bool = True) -> Iterator[Found]:
+    def list(self, below: str = "", recursive: bool = True) -> Iterator[ListedFile]:
         """Files below a folder of it, in no order; none if it is not there.
 
         Raises:
@@ -105,7 +105,9 @@ class Folder:
         prefix = len(self._base) + 1
         for info in system.get_file_info(selector):
             if info.type == pafs.FileType.File:
-                yield Found(info.path[prefix:], int(info.size or 0), (info.mtime_ns or 0) // 1000)
+                yield ListedFile(
+                    info.path[prefix:], int(info.size or 0), (info.mtime_ns or 0) // 1000
+                )
 
     def folders(self, below: str) -> Iterator[str]:
         """Names of the folders in a folder of it."""
@@ -119,12 +121,12 @@ class Folder:
         """Whether the folder itself is there (an object store has prefixes only)."""
         return not self.local or os.path.isdir(self.path(""))
 
-    def info(self, name: str) -> Found | None:
+    def info(self, name: str) -> ListedFile | None:
         """A file's size and time of change; ``None`` if there is no such file."""
         info = self.open().get_file_info(self.path(name))
         if info.type != pafs.FileType.File:
             return None
-        return Found(name, int(info.size or 0), (info.mtime_ns or 0) // 1000)
+        return ListedFile(name, int(info.size or 0), (info.mtime_ns or 0) // 1000)
 
     def stream(self, name: str) -> BinaryIO:
         """A file's bytes: to be read from any place, to be closed.

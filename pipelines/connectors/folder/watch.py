@@ -23,7 +23,7 @@ from dpstream.dp_transforms.ingest.columns import instant
 from dpstream.pipelines.connectors.folder.store import (
     MARKERS,
     Folder,
-    Found,
+    ListedFile,
     Place,
     is_hidden,
     is_name,
@@ -212,7 +212,7 @@ class Settled:
         Raises:
             OSError: the store cannot be read.
         """
-        ready: list[tuple[Entry, Found]] = []
+        ready: list[tuple[Entry, ListedFile]] = []
         for file in self.folder.list():
             entry = (file.changed, place(file.name).base)
             if file.changed <= now - self.settle and not seen.has(entry) and self._counts(file):
@@ -231,6 +231,6 @@ class Settled:
             )
         yield Step(seen, [], [], now - self.settle - MARGIN)
 
-    def _counts(self, file: Found) -> bool:
+    def _counts(self, file: ListedFile) -> bool:
         name = file.name
         return name.endswith(self.suffixes) and is_name(name) and not is_hidden(name)

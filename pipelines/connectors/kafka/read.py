@@ -29,7 +29,7 @@ from dpstream.pipelines.connectors.sink import Name, RunManifest
 from dpstream.pipelines.jobs.job import Job
 
 
-class TopicRegister:
+class PublishedTopic:
     """Manifests and seals of a topic, as far as they were read.
 
     Attributes:

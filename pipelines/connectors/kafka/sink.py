@@ -25,7 +25,7 @@ from dpstream.accounting.limits import MICROS_PER_SECOND
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.connectors.kafka.client import check_options, patience
 from dpstream.pipelines.connectors.kafka.read import (
-    TopicRegister,
+    PublishedTopic,
     decoded,
     manifest_name,
     no_release,
@@ -74,7 +74,7 @@ class KafkaSink(ReadableSink):
         check_options("sink", options, FIXED)
         self._topic, self._line = KafkaTopic(servers, topic, options), line
         self._partitions: int | None = None
-        self._register = TopicRegister(self._topic)
+        self._register = PublishedTopic(self._topic)
         self._loose: dict[Name, dict[str, bytes]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class KafkaSink(ReadableSink):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._register = TopicRegister(self._topic)
+        self._register = PublishedTopic(self._topic)
 
     @property
     @override
@@ -155,9 +155,9 @@ class KafkaSink(ReadableSink):
     def close(self) -> None:
         self._topic.close()
         self._loose = self._partitions = None
-        self._register = TopicRegister(self._topic)
+        self._register = PublishedTopic(self._topic)
 
-    def _known(self, seconds: float = LOOK_SECONDS) -> TopicRegister:
+    def _known(self, seconds: float = LOOK_SECONDS) -> PublishedTopic:
         """Manifests and seals as they are now."""
         self._register.follow(seconds)
         return self._register

@@ -156,7 +156,7 @@ def plain_by_name(raw: BinaryIO, name: str, kind: str) -> BinaryIO:
     """
     codec = _look(raw, name)
     if codec is not None and kind == "jsonl" and not is_packed_name(name):
-        codec = codec if is_whole(raw, codec) else None
+        codec = codec if is_complete(raw, codec) else None
         raw.seek(0)
     return plain(raw, codec)
 
@@ -168,7 +168,7 @@ def _look(raw: BinaryIO, name: str) -> str | None:
     return codec
 
 
-def is_whole(raw: BinaryIO, codec: str) -> bool:
+def is_complete(raw: BinaryIO, codec: str) -> bool:
     """Whether a compressed file can be unpacked to its end.
 
     Raises:
@@ -251,6 +251,6 @@ def refuse_packed_parquet(path: str, field: str, which: str) -> None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _whole_file(path: str, codec: str, size: int, changed: int) -> bool:
-    """``is_whole`` of a file on disk, once for as long as it does not change."""
+    """``is_complete`` of a file on disk, once for as long as it does not change."""
     with open(path, "rb") as raw:
-        return is_whole(raw, codec)
+        return is_complete(raw, codec)

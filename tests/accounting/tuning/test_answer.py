@@ -15,7 +15,7 @@ from dpstream.accounting.tuning.question import (
     TunedColumn,
     design,
 )
-from dpstream.accounting.tuning.weighing import kept
+from dpstream.accounting.tuning.weighing import coverage_of
 from tests.accounting.tuning.asked import ASKED, but, exact, free
 
 
@@ -48,7 +48,7 @@ def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) 
         ("m", *clamp_of(m, sums[1], 0.2)),
         ("k", *clamp_of(k, sums[2], 0.2)),
     )
-    assert figures.cut == pytest.approx(1 - kept(pairs, sums[0]).part[cell + 1])
+    assert figures.cut == pytest.approx(1 - coverage_of(pairs, sums[0]).part[cell + 1])
     assert figures.sd == 1.0
     assert figures.per_key == () == figures.notes
 

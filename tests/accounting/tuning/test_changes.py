@@ -6,7 +6,7 @@ import pytest
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.changes import Change, changes
-from dpstream.accounting.tuning.reference import stand
+from dpstream.accounting.tuning.reference import reference_figures
 from dpstream.accounting.tuning.starred import ways
 from dpstream.accounting.weights import MILD
 from tests.accounting.plans import COUNT, MEAN, SUM, UNITS, Make
@@ -104,10 +104,10 @@ def test_fewer_records_are_no_gain_for_nothing(plan: Plan) -> None:
 
 def test_ratios_are_those_of_the_changed_plan(plan: Plan) -> None:
     replace = msgspec.structs.replace
-    own = stand(plan, allocate(plan))
+    own = reference_figures(plan, allocate(plan))
     other = replace(plan, timeline=replace(plan.timeline, trigger_every=12_000_000))
     once = row(rows_of(plan), "release_every", "12s")
-    performance = stand(other, allocate(other))
+    performance = reference_figures(other, allocate(other))
     assert once.keys == performance.keys_against(own) and once.noise == performance.noise_against(
         own
     )

@@ -16,8 +16,8 @@ from dpstream.accounting.tuning.reference import (
     expected_keys,
     final_sd,
     harmonic,
-    kept,
-    stand,
+    mean_contributions,
+    reference_figures,
 )
 from dpstream.accounting.weights import MILD, SPARED, STEEP
 from tests.accounting.plans import COUNT, MEAN, UNITS, Make
@@ -25,7 +25,7 @@ from tests.accounting.plans import COUNT, MEAN, UNITS, Make
 
 def test_a_plan_against_itself_and_half_the_budget(make_plan: Make) -> None:
     plan, poor = make_plan(aggregates=(COUNT, MEAN)), make_plan(aggregates=(COUNT, MEAN), epsilon=3)
-    own, other = stand(plan, allocate(plan)), stand(poor, allocate(poor))
+    own, other = reference_figures(plan, allocate(plan)), reference_figures(poor, allocate(poor))
     assert own.keys_against(own) == own.noise_against(own) == 1
     assert other.keys_against(own) < 0.7 and other.noise_against(own) > 1.5
     sds = [math.sqrt((of.sd[-1] ** 2 + (of.sd**2).mean()) / 2) for of in allocate(plan).values]
@@ -88,7 +88,7 @@ def test_standings_by_their_definition(
 ) -> None:
     plan = make_plan(20, strategy=strategy, skip=False, **options)
     keys, even = expected(plan)
-    own = stand(plan, allocate(plan))
+    own = reference_figures(plan, allocate(plan))
     assert own.keys == pytest.approx(keys, rel=1e-3)
     assert even <= own.units <= even * 1.04
     sd = allocate(plan).values[0].sd[-1]
@@ -104,7 +104,7 @@ def test_the_last_sd_of_a_count_of_units(make_plan: Make) -> None:
 
 def test_only_columns_that_both_have_are_compared(make_plan: Make) -> None:
     both, one = make_plan(aggregates=(COUNT, UNITS)), make_plan(aggregates=(UNITS,))
-    first, second = stand(both, allocate(both)), stand(one, allocate(one))
+    first, second = reference_figures(both, allocate(both)), reference_figures(one, allocate(one))
     assert set(second.noise) == {"units"}
     assert second.noise_against(first) == second.noise["units"] / first.noise["units"]
     assert math.isnan(second.noise_against(type(second)(1.0, 1.0, 1.0, {"other": 1.0})))
@@ -112,16 +112,22 @@ def test_only_columns_that_both_have_are_compared(make_plan: Make) -> None:
 
 def test_public_keys_are_all_there(make_plan: Make) -> None:
     plan, other = make_plan(public_keys="list"), make_plan()
-    own = stand(plan, allocate(plan))
-    assert own.keys_against(stand(other, allocate(other))) == math.inf
+    own = reference_figures(plan, allocate(plan))
+    assert own.keys_against(reference_figures(other, allocate(other))) == math.inf
     assert expected_keys(plan, allocate(plan), 7, 41) == 41
 
 
 def test_a_smaller_bound_keeps_fewer_records(make_plan: Make) -> None:
-    assert kept(1) == 1 and kept(4) == pytest.approx(1 + 1 / 2 + 1 / 3 + 1 / 4)
+    assert mean_contributions(1) == 1 and mean_contributions(4) == pytest.approx(
+        1 + 1 / 2 + 1 / 3 + 1 / 4
+    )
     plan = make_plan(contributions=16)
     budget = allocate(plan)
-    assert stand(plan, budget, 32).keys < stand(plan, budget, 16).keys == stand(plan, budget).keys
+    assert (
+        reference_figures(plan, budget, 32).keys
+        < reference_figures(plan, budget, 16).keys
+        == reference_figures(plan, budget).keys
+    )
 
 
 def test_records_fall_on_keys_as_they_are_met() -> None:
@@ -140,7 +146,7 @@ def test_skipping_gives_more_keys_early_and_late(make_plan: Make) -> None:
         "combined": make_plan(**{**kind, "weights": SPARED}, skip=True, per_key_bound=1,
                               combine=True),
     }  # fmt: skip
-    own = {name: stand(plan, allocate(plan)) for name, plan in plans.items()}
+    own = {name: reference_figures(plan, allocate(plan)) for name, plan in plans.items()}
     late = own["skips"].keys_against(own["not"]), own["combined"].keys_against(own["not"])
     early = own["skips"].early_against(own["not"]), own["combined"].early_against(own["not"])
     assert late == pytest.approx((81_938 / 65_893, 140_843 / 65_893), rel=0.1)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.budget import allocate
-from dpstream.accounting.tuning.reference import stand
+from dpstream.accounting.tuning.reference import reference_figures
 from dpstream.accounting.tuning.starred import Way, _starred, ways, with_privacy
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 from tests.accounting.plans import COUNT, MEAN, UNITS, Make
@@ -31,10 +31,10 @@ JOBS: list[dict[str, object]] = [
 def test_never_worse_than_the_job(make_plan: Make, kind: dict[str, object]) -> None:
     """No fewer keys than the job, and not more noise at as many; what is said is what is given."""
     plan = make_plan(24, **{"aggregates": (COUNT, MEAN), **kind})
-    own, options = stand(plan, allocate(plan)), ways(plan)
+    own, options = reference_figures(plan, allocate(plan)), ways(plan)
     for way in (way for way in options if way is not None):
         other = with_privacy(plan, **way.settings)
-        performance = stand(other, allocate(other))
+        performance = reference_figures(other, allocate(other))
         assert way.noise == performance.noise_against(own)
         if plan.design.selects and own.keys:
             assert way.keys == performance.keys_against(own)

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.tuning.answer import Figures, read_off
 from dpstream.accounting.tuning.question import Histogram, Question, design
-from dpstream.accounting.tuning.weighing import NoiseOf, best, kept, per_key
+from dpstream.accounting.tuning.weighing import NoiseOf, best, coverage_of, per_key
 from tests.accounting.tuning.asked import but, exact
 
 #: A heavy tail: most units have a few pairs, some have thousands.
@@ -93,5 +93,5 @@ def test_parts_between_candidates() -> None:
     of = design(asked(), private=False).histograms[0]
     counts = np.zeros(of.cells)
     counts[of.candidates.index(4)] = 10
-    part = kept(of, np.cumsum(counts))
+    part = coverage_of(of, np.cumsum(counts))
     assert [part.at(c) for c in (0, 1, 2, 4, 900)] == [0, 0.25, 0.5, 1, 1]

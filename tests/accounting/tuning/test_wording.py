@@ -6,8 +6,8 @@ import pytest
 
 from dpstream.accounting.tuning.wording import (
     duration_text,
-    in_words,
-    per_key_in_words,
+    per_key_text,
+    settings_text,
     toml,
     written,
 )
@@ -29,14 +29,14 @@ def test_values_read_back(value: object) -> None:
 def test_settings_in_words() -> None:
     settings = {"mechanism.selection_share": 0.9, "release_every": "7d", "aggregate.m": None}
     words = "mechanism.selection_share = 0.9, release_every = \"7d\", without column 'm'"
-    assert in_words(settings) == words
+    assert settings_text(settings) == words
     uniform = written({"mechanism.weights": None, "mechanism.select_every": None})
-    assert in_words(uniform) == 'mechanism.weights = "uniform", no mechanism.select_every'
-    assert in_words({}) == ""
+    assert settings_text(uniform) == 'mechanism.weights = "uniform", no mechanism.select_every'
+    assert settings_text({}) == ""
 
 
 def test_bounds_per_key_in_words() -> None:
-    assert [per_key_in_words(k) for k in (None, 1, 4)] == [
+    assert [per_key_text(k) for k in (None, 1, 4)] == [
         "every record counts", "one record of a unit counts per key",
         "4 records of a unit count per key",
     ]  # fmt: skip

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from dpstream.accounting.query.calibration import Cost
 from dpstream.pipelines.ask.limit import limit_of
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_book
+from dpstream.state.ledger.history import History
+from dpstream.state.ledger.open import read_history
 from tests import accounts
 
 
@@ -22,14 +22,14 @@ def test_the_limit_and_all_charges(tmp_path: Path) -> None:
     with contextlib.closing(accounts.opened(path)) as ledger:
         for one in spent:
             ledger.transact(functools.partial(ledger.append, one))
-    limit = limit_of(read_book(place))
+    limit = limit_of(read_history(place))
     assert limit is not None and limit[1:] == (8.0, 1e-5)
     assert (limit.total.spends, limit.total.plain) == (2, 1) and limit.total.gauss == 0.25
-    more = limit_of(read_book(place), [charge("c", None, 2.5)])
+    more = limit_of(read_history(place), [charge("c", None, 2.5)])
     assert more is not None and more.total.plain == 3.5
     plain = Cost(1.0, 0.0, None, 0.0)
     assert limit.holds(plain) - more.holds(plain) in (2, 3)
 
 
 def test_without_a_limit_there_is_none() -> None:
-    assert limit_of(Book()) is None
+    assert limit_of(History()) is None

@@ -26,7 +26,7 @@ import dpstream
 from dpstream.accounting.errors import DpstreamError
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.pipelines.ask import sequence
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import make
 from tests import accounts
@@ -250,7 +250,7 @@ def figures(text: str) -> list[str]:
 def test_fresh_continues_what_was_cut_off(kind: Kind, tmp_path: Path) -> None:
     world(kind, tmp_path / "world")
     with within(tmp_path / "world"):
-        cut_off = mock.patch.object(Register, "commit", side_effect=KeyboardInterrupt)
+        cut_off = mock.patch.object(AnswerLog, "commit", side_effect=KeyboardInterrupt)
         with cut_off, contextlib.suppress(KeyboardInterrupt):
             kind.ask()
         assert entries() == 1 and not answered()

@@ -12,8 +12,8 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.sequence import ask, ask_uncharged, request_of
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_path
 from tests import accounts
 from tests.state.ledger.conformance import Killed, charge
@@ -44,7 +44,7 @@ class Counting:
     def check(self, keys: KeyRing) -> None:
         self._step("check")
 
-    def decide(self, run_id: str, account: Book) -> Decision:
+    def decide(self, run_id: str, account: History) -> Decision:
         self._step("decide")
         made = charge(int(run_id, 16), self.epsilon)
         return Decision(made)

@@ -11,7 +11,7 @@ import tomlkit
 
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.tuning.reference import stand
+from dpstream.accounting.tuning.reference import reference_figures
 from dpstream.pipelines.cli.plan import _prices
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.pipelines.cli.called import call, examples_of, refused
@@ -114,12 +114,12 @@ def test_each_change_does_what_is_said(
     """Written into the project file, nothing else touched."""
     job = changed(make_job().path, settings, tmp_path / "own.toml")
     (tmp_path / "keys.csv").write_text("key\na\nb\n")
-    own = stand(job.plan, allocate(job.plan))
+    own = reference_figures(job.plan, allocate(job.plan))
     rows = json.loads(call("plan", "--project", job.path, "--json").output)["outlook"]["changes"]
     assert len(rows) > 5
     for row in rows:
         other = changed(job.path, row["settings"], tmp_path / "other.toml").plan
-        figures = stand(other, allocate(other), job.plan.privacy.contributions)
+        figures = reference_figures(other, allocate(other), job.plan.privacy.contributions)
         if row["keys"] is None:
             # A job that names no strategy may take less noise with public keys.
             assert other.public_keys is not None

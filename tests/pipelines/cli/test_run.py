@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.cli import private_counts
-from dpstream.pipelines.cli.run import _print_cut, _print_operator, released_in_words
+from dpstream.pipelines.cli.run import _print_cut, _print_operator, released_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate.summary import Released
 from dpstream.pipelines.stream.run import Result
@@ -86,7 +86,7 @@ SD = "relative noise (sd) of final values:"
     ],
 )
 def test_what_was_released_in_words(released: Released, words: str) -> None:
-    assert released_in_words(released) == f"Released {words}"
+    assert released_text(released) == f"Released {words}"
 
 
 def test_nothing_released_is_said_without_private_reasons(tmp_path: Path) -> None:

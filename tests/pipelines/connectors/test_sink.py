@@ -10,9 +10,9 @@ from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import (
     ReadableSink,
     holds_release,
-    known_manifests,
-    known_releases,
-    known_unsealed,
+    manifests_of,
+    releases_of,
+    unsealed_of,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.report.releases import inventory
@@ -79,7 +79,7 @@ def test_files_are_as_before(place: Published) -> None:
 def test_what_cannot_be_read_back_says_so(place: Published, sink: str) -> None:
     target = sink_of(place.job(sink))
     assert not isinstance(target, ReadableSink)
-    assert known_manifests(target) == known_releases(target) == known_unsealed(target) == []
+    assert manifests_of(target) == releases_of(target) == unsealed_of(target) == []
     with pytest.raises(PolicyError, match="cannot be read back"):
         holds_release(target, pa.record_batch({}))
     with pytest.raises(PolicyError, match="--abandon"):

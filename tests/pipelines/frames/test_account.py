@@ -24,7 +24,7 @@ def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:
     assert account.secret.reference == "file:noise.secret"
     source = SecretSource(None, KEY)
     given = account_of(book(tmp_path), source, ONCE)
-    assert given is not None and given.key is source
+    assert given is not None and given.secret is source
     assert list(tmp_path.iterdir()) == []
 
 

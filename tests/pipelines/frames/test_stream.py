@@ -151,7 +151,7 @@ def test_batches_without_positions_and_what_is_no_batch_name_the_adapter(tmp_pat
         ({}, beam.Create(batches([0])), "source"),
         ({"source": ""}, beam.Create(batches([0])), "source"),
         ({"source": "v1", "store": "sqlite:x.db"}, beam.Create(batches([0])), "store"),
-        ({"source": "v1", "key": "env:K"}, beam.Create(batches([0])), "key"),
+        ({"source": "v1", "secret": "env:K"}, beam.Create(batches([0])), "secret"),
         ({"source": "v1", "shards": 2}, beam.Create(batches([0])), "shards"),
         ({"source": "v1", "public_keys": [7]}, beam.Create(batches([0])), "public_keys"),
         ({"source": "v1", "public_keys": []}, beam.Create(batches([0])), "public_keys"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import dpstream
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.frames.question import Asked, Question, question_of
+from dpstream.pipelines.frames.question import Arguments, Question, question_of
 from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
 
@@ -51,7 +51,7 @@ def ring() -> KeyRing:
 
 
 def question(data: Any, **given: Any) -> tuple[Question, dict[str, pa.ChunkedArray]]:
-    return question_of(data, Asked(**{**DEFAULTS, **given}))
+    return question_of(data, Arguments(**{**DEFAULTS, **given}))
 
 
 def account(folder: Path, epsilon: float = 100.0) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def test_a_key_that_cannot_be_flushed_is_no_key(number: int, tmp_path: Path) -> 
         pytest.raises(DpstreamError) as failed,
     ):
         new_secret(path)
-    assert failed.value.field == "key file"
+    assert failed.value.field == "secret file"
     assert list(tmp_path.iterdir()) == []
     new_secret(path)
     assert len(path.read_text()) == 65 and path.stat().st_mode & 0o777 == 0o600

@@ -20,7 +20,7 @@ def test_flags_are_added_once() -> None:
 
 
 def test_places_are_in_stores() -> None:
-    own = argparse.Namespace(out="gs://b/out/", key="gcp:projects/p/secrets/s/versions/1")
+    own = argparse.Namespace(out="gs://b/out/", secret="gcp:projects/p/secrets/s/versions/1")
     assert in_stores(own, "out")[0] == ["gs://b/out"]
     own.secret = "env:KEY"
     with pytest.raises(UsageError) as error:

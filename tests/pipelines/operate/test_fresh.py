@@ -9,7 +9,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.operate.fresh import set_aside
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.history import History
 from dpstream.state.sqlite.file import connect
 from tests import accounts
 from tests.pipelines.cli.called import call
@@ -64,7 +64,7 @@ def test_refused_before_anything_moves(tmp_path: Path) -> None:
         set_aside(job(tmp_path, 6.0))
     one = job(tmp_path, 60.0)
 
-    def refuse(_: Book) -> None:
+    def refuse(_: History) -> None:
         raise PolicyError("--optimise", "another charge came between", "ask again")
 
     with pytest.raises(PolicyError, match="between"):

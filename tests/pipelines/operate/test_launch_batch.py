@@ -19,7 +19,7 @@ from dpstream.pipelines.operate import launch_batch
 from dpstream.pipelines.operate.dataflow import flags
 from dpstream.pipelines.operate.launch_batch import (
     BATCH,
-    Asked,
+    BatchParameters,
     begin,
     main,
     parser,
@@ -47,7 +47,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     return made(tmp_path, monkeypatch)
 
 
-def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> Asked:
+def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> BatchParameters:
     """A table and a ticket as files of a store; only a test may have its key here."""
     keys = key_file(folder)
     parts = tuple(read_manifest(table.folder, table.table).usable())
@@ -55,10 +55,10 @@ def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> Ask
         data = ticket_of(table.table, parts, table.question(), table.boxes, run, ring).data
     (folder / f"{run}.json").write_bytes(data)
     place = (folder / f"{run}.json").as_uri()
-    return Asked(place, table.folder.as_uri(), (folder / out).as_uri(), keys)
+    return BatchParameters(place, table.folder.as_uri(), (folder / out).as_uri(), keys)
 
 
-def asked_data(request: Asked) -> bytes:
+def asked_data(request: BatchParameters) -> bytes:
     return Path(request.ticket.removeprefix("file://")).read_bytes()
 
 
@@ -128,9 +128,9 @@ def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_
     ],
 )
 def test_what_the_launchers_disk_would_lose(old: str, new: str) -> None:
-    assert Asked.of(parser().parse_args(GIVEN)).table == "gs://b/rides.table"
+    assert BatchParameters.of(parser().parse_args(GIVEN)).table == "gs://b/rides.table"
     with pytest.raises(UsageError, match="thrown away"):
-        Asked.of(parser().parse_args([flag.replace(old, new) for flag in GIVEN]))
+        BatchParameters.of(parser().parse_args([flag.replace(old, new) for flag in GIVEN]))
 
 
 def test_the_dry_run_says_what_would_be_started() -> None:

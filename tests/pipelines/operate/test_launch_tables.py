@@ -18,7 +18,7 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.operate import launch_tables
 from dpstream.pipelines.operate.dataflow import flags
 from dpstream.pipelines.operate.launch_tables import (
-    Asked,
+    TablesParameters,
     begin,
     main,
     parser,
@@ -48,10 +48,12 @@ def own(tmp_path: Path) -> Office:
     return office(tmp_path / "office")
 
 
-def asked_of(own: Office, out: Path) -> Asked:
+def asked_of(own: Office, out: Path) -> TablesParameters:
     """The office as folders of a store; only a test may have its key here."""
     keys = SecretSource(None, KEY)
-    return Asked(own.parameters.as_uri(), own.data.as_uri(), out.as_uri(), Choice("p"), keys)
+    return TablesParameters(
+        own.parameters.as_uri(), own.data.as_uri(), out.as_uri(), Choice("p"), keys
+    )
 
 
 def run(began: launch_tables.Begin) -> None:
@@ -140,9 +142,9 @@ def test_flags_for_dataflow() -> None:
     ],
 )
 def test_what_the_launchers_disk_would_lose(old: str, new: str) -> None:
-    assert Asked.of(parser().parse_args(GIVEN)).data == "gs://b/data"
+    assert TablesParameters.of(parser().parse_args(GIVEN)).data == "gs://b/data"
     with pytest.raises(UsageError, match="thrown away"):
-        Asked.of(parser().parse_args([flag.replace(old, new) for flag in GIVEN]))
+        TablesParameters.of(parser().parse_args([flag.replace(old, new) for flag in GIVEN]))
 
 
 def test_the_dry_run_says_what_would_be_started() -> None:

@@ -8,7 +8,14 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import collect
 from dpstream.pipelines.report.keys import gathered
 from dpstream.pipelines.report.releases import inventory, value_schema
-from dpstream.pipelines.report.table import FIRST_ROWS, KEY_TEXT, Column, said, table, with_error
+from dpstream.pipelines.report.table import (
+    FIRST_ROWS,
+    KEY_TEXT,
+    Column,
+    rows_text,
+    table,
+    with_error,
+)
 from tests.reports import edit, put, row
 
 MakeJob = Callable[..., Job]
@@ -70,6 +77,6 @@ def test_what_is_left_out_is_said(make_job: MakeJob) -> None:
         return [(0, part) for part in newest(job.plan, group)]
 
     keys = gathered(parts(), parts(), ["key"], "records", value_schema(job.plan), 4)  # type: ignore[arg-type]
-    words = said(keys)
+    words = rows_text(keys)
     assert "The 4 busiest of 10 keys" in words and "4 of 10 values" in words
-    assert "at least" not in words and "at least 10 keys" in said(keys._replace(exact=False))
+    assert "at least" not in words and "at least 10 keys" in rows_text(keys._replace(exact=False))

@@ -10,9 +10,9 @@ from dpstream.pipelines.runners.listeners import (
     _address,
     connected,
     descendants,
-    known,
     listeners,
     listens,
+    supported,
 )
 
 
@@ -30,7 +30,7 @@ def test_loopback_is_what_no_other_machine_reaches(address: str, loopback: bool)
 
 
 def test_own_sockets_are_found() -> None:
-    assert known() and os.getpid() in descendants(os.getppid())
+    assert supported() and os.getpid() in descendants(os.getppid())
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
         port = server.getsockname()[1]
         assert listens(os.getpid(), port) and not connected(os.getpid(), port)

@@ -8,7 +8,7 @@ from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.session.account import with_account
 from dpstream.pipelines.session.config import Config, load_config
-from dpstream.state.ledger.open import PROJECT_FILE, read_book
+from dpstream.state.ledger.open import PROJECT_FILE, read_history
 from tests import accounts
 from tests.pipelines.session.small import PROJECT
 from tests.state.ledger.conformance import charge
@@ -35,7 +35,7 @@ def test_the_id_is_written_into_the_file(tmp_path: Path) -> None:
         load_config(path)
     assert caught.value.field == "data_set.small.account.id"
     config, made = named(path)
-    assert made and read_book(config.account).created.unit == "record"
+    assert made and read_history(config.account).created.unit == "record"
     line = f'account = {{ path = "ledger.db", id = "{config.account.id}" }}'
     assert path.read_text() == TEXT.replace(LINE, f"{line}   # mine")
     again, made = named(path)

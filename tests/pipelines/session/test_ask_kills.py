@@ -14,7 +14,7 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import regions
-from dpstream.state.ledger.answers import Answer, Register
+from dpstream.state.ledger.answers import Answer, AnswerLog
 from dpstream.state.ledger.sqlite import SqliteLedger
 from tests.pipelines.session.small import config_at
 
@@ -22,10 +22,10 @@ from tests.pipelines.session.small import config_at
 FAULTS: dict[str, tuple[Any, str, bool]] = {
     "decision": (regions, "planned", False),
     "append": (SqliteLedger, "append", False),
-    "charge": (Register, "begin", True),
+    "charge": (AnswerLog, "begin", True),
     "scan": (drawing, "answered", True),
     "draw": (sequence, "drawn", True),
-    "answer": (Register, "commit", True),
+    "answer": (AnswerLog, "commit", True),
 }
 
 

@@ -14,11 +14,11 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session import conditions
 from dpstream.pipelines.session.conditions import (
-    All,
+    AllOf,
+    AnyOf,
     Condition,
     Level,
     Ranges,
-    Some,
     Within,
     apart,
     boxes_where,
@@ -75,9 +75,9 @@ def truth(condition: Condition) -> np.ndarray:
         case Level(left=left, ranges=ranges):
             spent = amounts()
             return inside(np.maximum(POINTS[:, 2] * 3 - spent, 0) if left else spent, ranges)
-        case All(parts=parts):
+        case AllOf(parts=parts):
             return np.logical_and.reduce([np.ones(len(POINTS), bool), *map(truth, parts)])
-        case Some(parts=parts):
+        case AnyOf(parts=parts):
             return np.logical_or.reduce([np.zeros(len(POINTS), bool), *map(truth, parts)])
 
 
@@ -88,7 +88,7 @@ def grown(rng: random.Random, depth: int) -> Condition:
         ranges = ((edges[0], edges[1]), (edges[2], edges[3]))
         return Level("epsilon", kind == 1, ranges) if kind < 2 else Within(rng.randrange(3), ranges)
     parts = tuple(grown(rng, depth - 1) for _ in range(rng.randrange(4)))
-    return (All if rng.random() < 0.5 else Some)(parts)
+    return (AllOf if rng.random() < 0.5 else AnyOf)(parts)
 
 
 def test_boxes_are_disjoint_and_hold_the_points_where_it_is_true() -> None:
@@ -122,17 +122,17 @@ def test_ranges_of_numbers() -> None:
 
 def test_kinds() -> None:
     one, other = Level("epsilon", True, ()), Level("rho", False, ())
-    assert kinds_in(All((Some((one,)), Within(0, ())))) == {"epsilon"}
-    assert kinds_in(All((Some((one,)), other))) == {"epsilon", "rho"}
+    assert kinds_in(AllOf((AnyOf((one,)), Within(0, ())))) == {"epsilon"}
+    assert kinds_in(AllOf((AnyOf((one,)), other))) == {"epsilon", "rho"}
 
 
 def test_what_is_made_of_too_many_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = tuple((i, i + 1) for i in range(0, 5, 2))
-    both = All((Within(0, odd), Within(1, odd)))
+    both = AllOf((Within(0, odd), Within(1, odd)))
     assert len(boxes_where(both, SPACE, None)) == 9
     monkeypatch.setattr(conditions, "MAX_PARTS", 8)
     with pytest.raises(UsageError, match="is made of more boxes"):
         boxes_where(both, SPACE, None)
     monkeypatch.setattr(conditions, "MAX_SIDE", 2)
     with pytest.raises(UsageError, match="is made of more boxes"):
-        boxes_where(Some((Within(0, odd), Within(1, odd))), SPACE, None)
+        boxes_where(AnyOf((Within(0, odd), Within(1, odd))), SPACE, None)

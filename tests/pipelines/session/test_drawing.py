@@ -82,6 +82,6 @@ def test_spending() -> None:
     assert parsed(picture.svg) is not None
     one, other = (drawing.spending_png(history, "epsilon") for history in (moments, moments[:2]))
     assert pixels(one).shape == pixels(other).shape and one != other
-    assert drawing.spending_words([], "rho") == "Nothing of rho is spent"
+    assert drawing.spending_text([], "rho") == "Nothing of rho is spent"
     assert drawing.spending_png([], "rho")
     assert drawing.spending(moments[:1], "epsilon").svg

@@ -6,11 +6,11 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.sessions.aggregates import COUNT, Question, average, median, quantiles
 from dpstream.pipelines.session.figures import (
+    answer_text,
     figure_of,
     ranges_of,
     records,
-    shown,
-    union_words,
+    union_text,
     value_of,
 )
 from dpstream.pipelines.session.receipt import Answer, Header
@@ -52,7 +52,7 @@ def test_answers_as_tables() -> None:
     question = Question(kind="epsilon", amount=1)
     header = Header(run_id="ab", plan_hash="12", table="cd", where="", question=question)
     answer = Answer(header, table, b"", "", True, False)
-    assert shown(answer).splitlines() == [
+    assert answer_text(answer).splitlines() == [
         "smoker     count", "------  --------", "no          3 ±2", "NULL    -1,234.5",
     ]  # fmt: skip
     assert records(answer)[1] == {
@@ -63,4 +63,4 @@ def test_answers_as_tables() -> None:
 
 def test_unions_in_words() -> None:
     union = Union(10.0, 1.0, 8.0, 12.0, 3, ("a",), "2024", "2025")
-    assert union_words(union) == "10 ±2, of 3 parts answered 2024 to 2025"
+    assert union_text(union) == "10 ±2, of 3 parts answered 2024 to 2025"

@@ -9,14 +9,14 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.sessions.aggregates import COUNT
-from dpstream.pipelines.session.ask import Wish
+from dpstream.pipelines.session.ask import SessionRequest
 from dpstream.pipelines.session.hand_out import hand_out
 from dpstream.pipelines.session.load import add
 from dpstream.pipelines.session.receipt import ticket_name
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.ticket import opened
 from dpstream.pipelines.session.transcript import transcript
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from tests.pipelines.session.small import RECORDS, config_at
 
 
@@ -50,16 +50,16 @@ def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
         session.where("epsilon >= 1").union()
 
 
-def cut_off(session: Session, request: Wish, out: Path, when: str) -> None:
+def cut_off(session: Session, request: SessionRequest, out: Path, when: str) -> None:
     """Killed at the commit, before or behind it."""
-    commit = Register.commit
+    commit = AnswerLog.commit
 
-    def dies(register: Register, *committed: Any) -> None:
+    def dies(register: AnswerLog, *committed: Any) -> None:
         if when == "behind":
             commit(register, *committed)
         raise KeyboardInterrupt
 
-    with mock.patch.object(Register, "commit", dies), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(AnswerLog, "commit", dies), pytest.raises(KeyboardInterrupt):
         hand_out(session.desk, request, out)
     assert not out.exists()
 

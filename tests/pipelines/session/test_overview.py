@@ -7,7 +7,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.session.overview import overview
 from dpstream.pipelines.session.session import Session
-from dpstream.pipelines.session.standing import close_before
+from dpstream.pipelines.session.sliding import close_before
 from tests.pipelines.session.small import config_at
 
 QUOTA = "\n[table.small.quota]\nepsilon = 1.5\n"
@@ -21,7 +21,7 @@ def test_what_is_left(tmp_path: Path) -> None:
         assert summary["entries"] == 2 and set(summary["budgets"]) == {"epsilon", "rho"}
         part = summary["budgets"]["epsilon"]
         assert (part["most_spent"], part["least_spent"], part["most_initial"]) == (0.75, 0, 2)
-        assert part["shown"][0] == {"where": "a = 1 AND epsilon >= 1", "spent": 0.75}
+        assert part["rows"][0] == {"where": "a = 1 AND epsilon >= 1", "spent": 0.75}
         assert summary["quotas"] == {
             "epsilon": {"analyst": "alice", "quota": 1.5, "most_charged": 0.75}
         }
@@ -30,7 +30,7 @@ def test_what_is_left(tmp_path: Path) -> None:
         close_before(session.desk, "b", 3)
         part = overview(session.desk, session.table.selection)["budgets"]["epsilon"]
         assert part["most_spent"] == 0.75 and part["closed_boxes"] == 1
-        assert part["shown"][0] == {"where": "b < 3", "spent": None}
+        assert part["rows"][0] == {"where": "b < 3", "spent": None}
         closed = overview(session.desk, session.where("b = 0").selection)["budgets"]["epsilon"]
         assert closed["most_spent"] == 0 and closed["closed_boxes"] == 1
         with pytest.raises(UsageError, match="true nowhere"):

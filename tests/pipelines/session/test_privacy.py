@@ -20,7 +20,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session import ask as asking
-from dpstream.pipelines.session.ask import SessionQuestion, Wish
+from dpstream.pipelines.session.ask import SessionQuestion, SessionRequest
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import orders, regions
 from dpstream.state.ledger.balances import region_of
@@ -62,7 +62,7 @@ class Analyst:
         self.session, self.answers, self.updates = session, list(answers), 0
         self.steps = list[Step]()
 
-    def count(self, request: Wish) -> int | None:
+    def count(self, request: SessionRequest) -> int | None:
         """The next answer of the enumeration, ``None`` if it is refused."""
         question = Enumerated(self.session.desk, request)
         question.analyst = self

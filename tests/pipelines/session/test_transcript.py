@@ -6,7 +6,7 @@ from pathlib import Path
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.session import transcript as transcripts
 from dpstream.pipelines.session.session import Session
-from dpstream.pipelines.session.standing import close_before
+from dpstream.pipelines.session.sliding import close_before
 from tests.pipelines.session.small import config_at
 
 

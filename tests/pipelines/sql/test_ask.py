@@ -18,7 +18,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.engine import too_large
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.registration import register
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from tests.pipelines.sql.asking import (
     ALL,
     COUNTED,
@@ -166,16 +166,16 @@ def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(
     data_set(tmp_path)
     text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = GEOMETRIC")
     charged, answers = list[str](), list[tuple[str, float]]()
-    commit = Register.commit
+    commit = AnswerLog.commit
 
-    def lost(register: Register, run_id: str, receipt: bytes, view: bytes | None) -> None:
+    def lost(register: AnswerLog, run_id: str, receipt: bytes, view: bytes | None) -> None:
         charged.append(run_id)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Register, "commit", lost)
+    monkeypatch.setattr(AnswerLog, "commit", lost)
     with pytest.raises(KeyboardInterrupt):
         asked(tmp_path, text)
-    monkeypatch.setattr(Register, "commit", commit)
+    monkeypatch.setattr(AnswerLog, "commit", commit)
     account = (tmp_path / "ledger.db").read_bytes()
     [head] = tmp_path.rglob("*.head")
     seen = head.read_bytes()
@@ -197,18 +197,18 @@ def test_a_key_that_changes_after_it_was_checked_is_not_read(
     shop(tmp_path)
     catalog = load_catalog(tmp_path)
     register(catalog)
-    text, begin = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item"), Register.begin
+    text, begin = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item"), AnswerLog.begin
 
     def late(*of: Any) -> Any:
         begun = begin(*of)
         people(tmp_path, "77123,c77\n")
         return begun
 
-    monkeypatch.setattr(Register, "begin", late)
+    monkeypatch.setattr(AnswerLog, "begin", late)
     with pytest.raises(PolicyError) as caught:
         ask(catalog, text)
     assert caught.value.field == "input" and len(charges(tmp_path)) == 1
-    monkeypatch.setattr(Register, "begin", begin)
+    monkeypatch.setattr(AnswerLog, "begin", begin)
     with pytest.raises(PolicyError, match="was not checked"):
         ask(catalog, text)
     people(tmp_path)
@@ -396,13 +396,13 @@ def test_a_public_table_that_is_read_before_the_noise_is_part_of_the_question(
     assert seen[2].receipt == seen[0].receipt and len(charges(tmp_path)) == 2
     put(rows.replace("p0", "p00"), "b")
     monkey = pytest.MonkeyPatch()
-    begin = Register.begin
+    begin = AnswerLog.begin
 
     def late(*of: Any) -> Any:  # the table changes between its digest and its scan
         put(rows.replace("p1", "p11"), "b")
         return begin(*of)
 
-    monkey.setattr(Register, "begin", late)
+    monkey.setattr(AnswerLog, "begin", late)
     with monkey.context(), pytest.raises(PolicyError) as caught:
         asked(tmp_path, text)
     monkey.undo()

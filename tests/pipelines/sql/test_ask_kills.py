@@ -16,7 +16,7 @@ _CHILD = """
 import os, signal, sys
 from dpstream.pipelines.sql import ask as asking, receipt
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.state.ledger.answers import Answer, Register
+from dpstream.state.ledger.answers import Answer, AnswerLog
 catalog, text, fault = sys.argv[1:]
 
 def after(home, name):
@@ -29,11 +29,11 @@ def after(home, name):
     setattr(home, name, call)
 
 if fault == "charge":
-    after(Register, "begin")
+    after(AnswerLog, "begin")
 elif fault == "draw":
     after(asking, "drawn")
 elif fault == "receipt":
-    after(Register, "commit")
+    after(AnswerLog, "commit")
 answer = asking.ask(load_catalog(catalog), text)
 print(answer.header.run_id)
 """

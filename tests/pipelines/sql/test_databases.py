@@ -15,7 +15,7 @@ from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.receipt import python_values
 from dpstream.pipelines.sql.registration import register
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts, projects
 from tests.faults.journals import leave_journal
@@ -223,15 +223,15 @@ def test_rows_of_a_server_that_change_get_other_noise(
     run("INSERT INTO \"Visits\" (uid, page) SELECT i, 'a' FROM generate_series(1, 900) i")
     catalog = _catalog(tmp_path, server)
     text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = GEOMETRIC")
-    commit = Register.commit
+    commit = AnswerLog.commit
 
     def lost(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Register, "commit", lost)
+    monkeypatch.setattr(AnswerLog, "commit", lost)
     with pytest.raises(KeyboardInterrupt):
         ask(catalog, text)
-    monkeypatch.setattr(Register, "commit", commit)
+    monkeypatch.setattr(AnswerLog, "commit", commit)
     account, noise = (tmp_path / "ledger.db").read_bytes(), list[float]()
     [head] = tmp_path.rglob("*.head")
     seen = head.read_bytes()
@@ -310,17 +310,17 @@ def test_public_rows_of_a_server_that_change_before_they_are_read(
     path.write_text(path.read_text().replace('path = "pages.csv"', there))
     run(f"CREATE TABLE {place} AS SELECT 'p' || i AS page, 'Title' AS title "
         "FROM generate_series(0, 11) i")  # fmt: skip
-    begin = Register.begin
+    begin = AnswerLog.begin
 
     def late(*of: Any) -> Any:
         begun = begin(*of)
         run(f"INSERT INTO {place} VALUES ('p99', 'Title')")
         return begun
 
-    monkeypatch.setattr(Register, "begin", late)
+    monkeypatch.setattr(AnswerLog, "begin", late)
     with pytest.raises(PolicyError) as caught:
         asked(tmp_path, BEFORE_NOISE[name])
-    monkeypatch.setattr(Register, "begin", begin)
+    monkeypatch.setattr(AnswerLog, "begin", begin)
     assert caught.value.field == "input" and len(charges(tmp_path)) == 1
     run(f"DELETE FROM {place} WHERE page = 'p99'")
     assert not asked(tmp_path, BEFORE_NOISE[name]).charged and len(charges(tmp_path)) == 1

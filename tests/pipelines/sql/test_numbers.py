@@ -3,7 +3,7 @@
 import pytest
 from sqlglot import exp, parse_one
 
-from dpstream.pipelines.sql.numbers import number, pair, whole
+from dpstream.pipelines.sql.numbers import integer_literal, number, pair
 
 
 def tree(text: str) -> exp.Expression:
@@ -25,8 +25,8 @@ def test_a_number_is_a_literal(text: str, value: float | None) -> None:
     [("3", 3), ("10", 10), ("2", None), ("11", None), ("3.0", None), ("-3", None), ("'3'", None)],
 )
 def test_a_whole_number_lies_in_its_range(text: str, value: int | None) -> None:
-    assert whole(tree(text), 3, 10) == value
-    assert whole(exp.Literal.number("٣"), 3, 10) is None
+    assert integer_literal(tree(text), 3, 10) == value
+    assert integer_literal(exp.Literal.number("٣"), 3, 10) is None
 
 
 @pytest.mark.parametrize(

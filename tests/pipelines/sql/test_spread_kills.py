@@ -27,7 +27,7 @@ import os, signal, sys
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking, flow, receipt, spread
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.state.ledger.answers import Answer, Register
+from dpstream.state.ledger.answers import Answer, AnswerLog
 catalog, text, runner, fault = sys.argv[1:]
 
 def after(home, name, times=1):
@@ -45,10 +45,10 @@ def after(home, name, times=1):
 
 spread.ROWS_AT_ONCE = 500
 steps = {
-    "charge": (Register, "begin"), "pipeline": (flow, "build"),
+    "charge": (AnswerLog, "begin"), "pipeline": (flow, "build"),
     "histograms": (flow, "write_counts", 2), "sums": (flow, "write_sums", 2),
     "handed over": (spread, "read_sums"), "draw": (asking, "drawn"),
-    "receipt": (Register, "commit"),
+    "receipt": (AnswerLog, "commit"),
 }
 after(*steps[fault])
 asking.ask(load_catalog(catalog), text, shards=4, runner=Runner(runner))

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
-from dpstream.pipelines.sql.stage import MAX_SHARDS, Turns
+from dpstream.pipelines.sql.stage import MAX_SHARDS, LocalShards
 from dpstream.state import run_ids
 from tests.pipelines.sql.asking import ALL, KEY, asked, data_set, dp
 
@@ -35,7 +35,7 @@ def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
 
 
 def test_turns_grow_fourfold_and_end_at_the_most() -> None:
-    turns, tried = Turns(cast(Engine, None), KeyRing(bytes.fromhex(KEY)), 1), []
+    turns, tried = LocalShards(cast(Engine, None), KeyRing(bytes.fromhex(KEY)), 1), []
 
     def once() -> None:
         tried.append(turns._shards)

@@ -10,7 +10,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.ask.receipt import encoded
 from dpstream.pipelines.sql.receipt import MARK, Header, decoded
-from dpstream.pipelines.sql.texts import explained, records, shown, split
+from dpstream.pipelines.sql.texts import answer_text, explained, records, split
 from dpstream.state.ledger.answers import Answer
 from tests.pipelines.sql.asking import asked, data_set, dp
 
@@ -43,7 +43,7 @@ def test_tables_are_aligned_and_control_characters_are_not_printed() -> None:
     header = Header(**HEAD, reports=("n",))
     answer = decoded(Answer("ab", encoded(header, pa.table(columns)), "d", True), False)
     assert answer.header == header and answer.table.column_names[-1] == "n_noise_high"
-    assert shown(answer) == (
+    assert answer_text(answer) == (
         "page           n\n-----  ---------\na\ufffd[2J  1,234 ±34\nNULL      5.5 ±1\n"
     )
     first, second = records(answer)
@@ -57,7 +57,7 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     rows = pa.table({"n": [inf, -inf, nan, 1.5], "q": [[inf, 1.0], [nan], [None], []]})
     header = Header(**HEAD)
     answer = decoded(Answer("ab", encoded(header, rows), "d", True), False)
-    assert [line.split()[0] for line in shown(answer).splitlines()[2:]] == [
+    assert [line.split()[0] for line in answer_text(answer).splitlines()[2:]] == [
         "Infinity", "-Infinity", "NaN", "1.5",
     ]  # fmt: skip
     text = json.dumps(records(answer), allow_nan=False)
@@ -67,7 +67,9 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     ]  # fmt: skip
     data_set(tmp_path)
     full_answer = asked(tmp_path, dp("page, EXP(1000 * COUNT(DISTINCT uid)) AS e"))
-    assert "Infinity" in shown(full_answer) and json.dumps(records(full_answer), allow_nan=False)
+    assert "Infinity" in answer_text(full_answer) and json.dumps(
+        records(full_answer), allow_nan=False
+    )
 
 
 def test_bytes_of_another_form_are_refused() -> None:

@@ -21,8 +21,8 @@ from dpstream.pipelines.stream import begin as beginning
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.history import History
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import SqliteStore
@@ -87,7 +87,7 @@ def cut_off(owner: Any, name: str, nth: int, after: bool) -> Any:
 
 #: Everything that makes something durable between the first check and the first draw.
 POINTS: list[tuple[Any, str, int]] = [
-    (Book, "check", 1),
+    (History, "check", 1),
     (sqlite_file, "create_store", 1),
     (beginning, "begin_run", 1),
     (beginning, "check_sink", 1),
@@ -159,7 +159,7 @@ def test_the_limit_used_up_meanwhile(place: Place) -> None:
 
     with (
         mock.patch.object(beginning, "check_begin", lambda *_, **__: None),
-        mock.patch.object(Book, "check", refuse),
+        mock.patch.object(History, "check", refuse),
         pytest.raises(PolicyError, match="spend more"),
     ):
         begun(place)

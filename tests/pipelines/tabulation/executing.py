@@ -6,7 +6,7 @@ from typing import Any
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.execute import Executed, Order, execute
+from dpstream.pipelines.tabulation.execute import Execution, Order, execute
 from dpstream.pipelines.tabulation.inputs import inputs_of
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.open import AccountPlace
@@ -28,7 +28,7 @@ def order(made: Office, out: Path, choice: Choice | None = None, **more: Any) ->
 def executed(
     made: Office, out: Path, choice: Choice | None = None, fresh: bool = False, as_of: str = "",
     **more: Any,
-) -> Executed:  # fmt: skip
+) -> Execution:  # fmt: skip
     more["how"] = Asking(fresh, as_of)
     return execute(order(made, out, choice, **more))
 

@@ -12,8 +12,8 @@ from dpstream.pipelines.tabulation.draft import (
     File,
     Manifest,
     decoded,
+    existing_manifest,
     of_run,
-    standing,
     write_file,
 )
 
@@ -42,13 +42,13 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 def test_what_stands_is_an_output_or_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert standing(out) is None
+    assert existing_manifest(out) is None
     out.symlink_to(tmp_path / "nowhere")
     with pytest.raises(PolicyError, match="no output of this command"):
-        standing(out)
+        existing_manifest(out)
     out.unlink()
     out.mkdir()
     (out / MANIFEST).write_text('{"program": "p", "more": 1}')
     with pytest.raises(PolicyError, match="another form"):
-        standing(out)
+        existing_manifest(out)
     assert decoded(encoded(manifest())) == manifest()

@@ -152,7 +152,7 @@ def test_something_else_at_the_place_is_not_touched(made: Office, tmp_path: Path
 def test_other_keys_are_other_executions(made: Office, tmp_path: Path) -> None:
     place = ledger_of(tmp_path)
     executed(made, tmp_path / "a", ledger=place)
-    other = order(made, tmp_path / "a", ledger=place)._replace(key=SecretSource(None, "1f" * 32))
+    other = order(made, tmp_path / "a", ledger=place)._replace(secret=SecretSource(None, "1f" * 32))
     with pytest.raises(PolicyError) as caught:
         execute(other)
     assert caught.value.field == "OUT"

@@ -13,7 +13,7 @@ _CHILD = """
 import os, pathlib, signal, sys
 from dpstream.pipelines.ask import folder as folders
 from dpstream.pipelines.tabulation import execute as home
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from tests.pipelines.tabulation.executing import executed, ledger_of
 from tests.pipelines.tabulation.office import Office
 parameters, data, folder, point, kept = sys.argv[1:]
@@ -37,7 +37,7 @@ def instead(home, name, when="after", skip=0):
 if point == "before the charge":
     instead(home, "check_dead_letters")
 elif point == "after the charge":
-    instead(Register, "begin") if kept == "yes" else instead(home, "read", "before")
+    instead(AnswerLog, "begin") if kept == "yes" else instead(home, "read", "before")
 elif point == "half of the files":
     instead(home, "write_file", skip=9)
 elif point == "after the draw":
@@ -45,7 +45,7 @@ elif point == "after the draw":
 elif point == "before the receipt":
     instead(folders.Archive, "keep")
 elif point == "after the receipt":
-    instead(Register, "commit") if kept == "yes" else instead(folders.Output, "publish", "before")
+    instead(AnswerLog, "commit") if kept == "yes" else instead(folders.Output, "publish", "before")
 elif point == "before the rename":
     instead(folders, "publish_folder", "before")
 elif point == "after the rename":

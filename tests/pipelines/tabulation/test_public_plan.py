@@ -7,7 +7,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.tabulation.config import Choice, fields_of
 from dpstream.pipelines.tabulation.inputs import inputs_of, prepared
-from dpstream.pipelines.tabulation.public_plan import faults, figures, plan, words
+from dpstream.pipelines.tabulation.public_plan import faults, figures, plan, plan_text
 from tests.pipelines.tabulation.office import Office
 
 
@@ -19,7 +19,7 @@ def test_the_plan_is_that_of_the_execution(made: Office) -> None:
     assert json.loads(json.dumps(plan_figures)) == plan_figures
     assert plan_figures["guarantee"]["rho"] == pytest.approx(4.944)
     assert sum(row["groups"] for row in plan_figures["levels"]) == 593
-    assert "Groups      593 in 19 levels" in words(plan_figures)
+    assert "Groups      593 in 19 levels" in plan_text(plan_figures)
 
 
 def test_no_record_is_needed(spoilt: Office) -> None:
@@ -42,9 +42,9 @@ def test_households_before_their_totals_are_there(made: Office) -> None:
         and plan_figures["plan_hash"] is None
         and plan_figures["unit"].startswith("one house")
     )
-    assert "Plan        none yet" in words(plan_figures) and "before pop-group-totals" in words(
+    assert "Plan        none yet" in plan_text(
         plan_figures
-    )
+    ) and "before pop-group-totals" in plan_text(plan_figures)
 
 
 def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
@@ -61,7 +61,7 @@ def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
 def test_the_scale_of_a_load(made: Office) -> None:
     plan_figures = figures(plan(*made, Choice("p")), 1e-9, 331_000_000)
     assert plan_figures["scale"]["units"] == 331_000_000
-    assert "Scale       331,000,000 records" in words(plan_figures)
+    assert "Scale       331,000,000 records" in plan_text(plan_figures)
 
 
 def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import spread as module
-from dpstream.pipelines.tabulation.execute import Executed
+from dpstream.pipelines.tabulation.execute import Execution
 from dpstream.pipelines.tabulation.spread import check
 from tests.fixed import fixed_run_ids
 from tests.pipelines.tabulation.executing import charges, content, executed, ledger_of, left_over
@@ -30,7 +30,7 @@ def same(runner: Runner, made: Office, folder: Path) -> None:
     assert left_over(folder) == []
 
 
-def drawn(made: Office, out: Path, account: Path, **more: Any) -> Executed:
+def drawn(made: Office, out: Path, account: Path, **more: Any) -> Execution:
     """An execution in an account of its own, under the first of the fixed run ids."""
     with fixed_run_ids():
         done = executed(made, out, ledger=ledger_of(account), **more)

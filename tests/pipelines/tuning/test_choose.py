@@ -15,7 +15,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
 from dpstream.state import open as stores
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from tests import accounts
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
@@ -176,7 +176,7 @@ def test_a_resumed_draw_repeats_the_noise(project: Path) -> None:
         return out
 
     with mock.patch.object(module, "noisy", noisy):
-        with mock.patch.object(Register, "commit", side_effect=KeyboardInterrupt):
+        with mock.patch.object(AnswerLog, "commit", side_effect=KeyboardInterrupt):
             assert choose(project).exit_code == 4
         done(choose(project))  # same run id: nothing was released under it
         assert nodes[:2] == nodes[2:] and entries(project) == 1

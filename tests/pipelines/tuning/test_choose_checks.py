@@ -12,7 +12,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
@@ -117,8 +117,8 @@ def test_a_tuning_without_its_charge_is_refused(project: Path) -> None:
 def test_an_uncharged_one_is_caught(project: Path) -> None:
     with (
         mock.patch.object(SqliteLedger, "append"),
-        mock.patch.object(Register, "_mine", lambda *_: True),
-        mock.patch.object(Register, "_digest", lambda *_: "0" * 32),
+        mock.patch.object(AnswerLog, "_mine", lambda *_: True),
+        mock.patch.object(AnswerLog, "_digest", lambda *_: "0" * 32),
     ):
         assert choose(project).exit_code == 3
     assert entries(project) == 0 and "new" not in jobs(project)

@@ -12,18 +12,18 @@ from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.starred import usual, with_privacy
 from dpstream.accounting.weights import MILD
 from dpstream.pipelines.project.project import load_project
-from dpstream.pipelines.tuning.ask import Asked, Request, ask
+from dpstream.pipelines.tuning.ask import CheckedRequest, Request, ask
 from dpstream.pipelines.tuning.runnable import _noise, bounds_of, read_off_runnable, with_bounds
 from tests.pipelines.tuning.asking import closed, project_file  # noqa: F401
 
 
 @pytest.fixture
-def tuning(project: Path) -> Asked:
+def tuning(project: Path) -> CheckedRequest:
     request = Request(load_project(project), "hourly", "new", proxy="/x/*.csv", quantile=0.9)
     return ask(request)
 
 
-def nodes(question: Asked, pairs: int) -> list[np.ndarray]:
+def nodes(question: CheckedRequest, pairs: int) -> list[np.ndarray]:
     """Noise-free nodes of 900 units with so many pairs, and of values between -20 and 20."""
     node_values = []
     for of, value in zip(question.design.histograms, (pairs, 20), strict=True):
@@ -33,7 +33,7 @@ def nodes(question: Asked, pairs: int) -> list[np.ndarray]:
     return node_values
 
 
-def test_noise_is_that_of_the_plan(tuning: Asked) -> None:
+def test_noise_is_that_of_the_plan(tuning: CheckedRequest) -> None:
     plan = with_bounds(tuning, (("total", -40, 40),))
     for count, bound in ((4, None), (12, None), (12, 1)):
         other = with_privacy(plan, contributions=count, per_key_bound=bound)
@@ -43,13 +43,13 @@ def test_noise_is_that_of_the_plan(tuning: Asked) -> None:
     assert _noise(plan, 10**6, None) == math.inf == _noise(plan, 4, -3)
 
 
-def test_bounds_are_in_the_columns_units(tuning: Asked) -> None:
+def test_bounds_are_in_the_columns_units(tuning: CheckedRequest) -> None:
     assert bounds_of(tuning, (("total", -40, 41),)) == {"total": (-20, 20.5)}
     [_, total] = with_bounds(tuning, (("total", -40, 40),)).aggregates
     assert total.clamp == (-20, 20)
 
 
-def test_the_largest_bound_that_can_be_run(tuning: Asked) -> None:
+def test_the_largest_bound_that_can_be_run(tuning: CheckedRequest) -> None:
     """Nobody gets a C whose noise cannot be drawn, and no figures of another one."""
     few = read_off_runnable(tuning, nodes(tuning, 3))
     assert few.contributions == 3 and few.cut == pytest.approx(0) and few.notes == ()

@@ -7,12 +7,12 @@ import numpy as np
 
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.workload.bounded import bounded
-from dpstream.pipelines.workload.of_job import asked_once, domain_of_job
+from dpstream.pipelines.workload.of_job import domain_of_job, one_shot_job
 from tests.pipelines.workload.survey import JOB, survey, workload
 
 
 def test_cells_of_all_records_in_the_domain(tmp_path: Path) -> None:
-    job = asked_once(survey(tmp_path))
+    job = one_shot_job(survey(tmp_path))
     domain = domain_of_job(job, workload())
     bounded_cells = bounded(job.reading(domain.key), domain, secret_source(job).ring())
     assert bounded_cells.beyond == 0 and bounded_cells.codes.shape == (
@@ -30,7 +30,7 @@ def test_the_first_c_by_their_stamps(tmp_path: Path) -> None:
     """Whatever the order of rows: a unit's records are compared with each other alone."""
     import pyarrow.parquet as pq
 
-    job = asked_once(survey(tmp_path, text=JOB.replace("contributions = 1", "contributions = 5")))
+    job = one_shot_job(survey(tmp_path, text=JOB.replace("contributions = 1", "contributions = 5")))
     domain = domain_of_job(job, workload())
     table = pq.read_table(tmp_path / "records.parquet")
     users = np.arange(table.num_rows) % 40
@@ -56,6 +56,6 @@ def test_the_first_c_by_their_stamps(tmp_path: Path) -> None:
 
 
 def test_nothing(tmp_path: Path) -> None:
-    job = asked_once(survey(tmp_path, 0))
+    job = one_shot_job(survey(tmp_path, 0))
     domain = domain_of_job(job, workload())
     assert bounded(job.reading(domain.key), domain, secret_source(job).ring()).codes.shape == (0, 2)

@@ -17,7 +17,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import begin
 from dpstream.pipelines.workload import execute, registered
 from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.open import read_book
+from dpstream.state.ledger.open import read_history
 from tests import accounts
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.workload.survey import JOB, KEY, survey, write
@@ -135,7 +135,7 @@ def test_what_is_left_of_a_limit(tmp_path: Path) -> None:
     asked(tmp_path, "out", "--mechanism", "geometric")
     ledger = load_job(tmp_path / "dpstream.toml").ledger
     assert ledger is not None
-    limit = limit_of(read_book(ledger))
+    limit = limit_of(read_history(ledger))
     assert limit is not None and float(limit.total.plain) == 6.0
     assert limit.holds(Cost(6.0, 0.0, None, 0.0)) == 149
 

@@ -15,7 +15,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger.answers import Answer, Begun, Decision, Register
+from dpstream.state.ledger.answers import Answer, AnswerLog, Begun, Decision
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Closed, LimitChanged, TableNamed
@@ -33,7 +33,7 @@ def charge(run: int, epsilon: float = 1.0, unit: str = UNIT, kind: ChargeKind = 
 Draw = Callable[[str], bytes]
 
 
-class Asker(Register):
+class Asker(AnswerLog):
     """A register with all steps of an answer, which `pipelines.ask.sequence` makes one by one."""
 
     def answered(self, charge: Charge, request: str, draw: Draw, fresh: bool = False) -> Answer:
@@ -170,7 +170,7 @@ def dying_draw(draw: Draws, point: str) -> Callable[[str], bytes]:
 
 
 @contextlib.contextmanager
-def dying(answers: Register, point: str) -> Iterator[None]:
+def dying(answers: AnswerLog, point: str) -> Iterator[None]:
     """Let an asker die at a point."""
     ledger = answers._ledger
     if point in ("append", "ask", "answer"):

@@ -19,7 +19,7 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.state.ledger.answers import Decision, Register
+from dpstream.state.ledger.answers import AnswerLog, Decision
 from dpstream.state.ledger.balances import region_of
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
@@ -57,7 +57,7 @@ class Payer(RegionAccount):
         return self._begun(request, lambda run_id: self.decide_draw(*terms, run_id), fresh)
 
     def _begun(self, request: str, decide: Callable[[str], Charge], fresh: bool) -> Paid:
-        register = Register(self._ledger, "session")
+        register = AnswerLog(self._ledger, "session")
         begun = register.begin(request, lambda run, _: Decision(decide(run)), fresh)
         self.refresh()
         return Paid(begun.run_id, begun.charged, region_of(begun.charge, self.table))
@@ -189,7 +189,7 @@ def asked_again(open_again: Open, make: Make) -> None:
         assert (again.run_id, again.region) == (first.run_id, first.region)
         # Nobody has answered it yet: fresh or not, it goes on.
         assert two.pay("asked", order(box), fresh=True).run_id == first.run_id
-        register = Register(two._ledger, "session")
+        register = AnswerLog(two._ledger, "session")
         register.commit(first.run_id, b"42")
         assert register.read(first.run_id).receipt == b"42"  # type: ignore[union-attr]
         assert not one.pay("asked", order(box)).charged

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.answers import Answer, Begun, Decision, Register
-from dpstream.state.ledger.book import Book
+from dpstream.state.ledger.answers import Answer, AnswerLog, Begun, Decision
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.seal import put_seal
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
@@ -104,12 +104,12 @@ class TwoTransactions(Asker):
     def begin(
         self,
         request: str,
-        decide: Callable[[str, Book], Decision],
+        decide: Callable[[str, History], Decision],
         fresh: bool = False,
     ) -> Begun:
         if self.find(request) is not None:
             return super().begin(request, decide, fresh)
-        charge = decide("", Book()).charge
+        charge = decide("", History()).charge
         self._ledger.charge(charge)
         with self._ledger.transaction():
             self._ledger.ask(charge.run_id, request)
@@ -155,7 +155,7 @@ def test_kinds_are_apart(ledger: Ledger) -> None:
 
 
 def test_the_first_receipt_stays(ledger: Ledger) -> None:
-    register = Register(ledger, "sql")
+    register = AnswerLog(ledger, "sql")
     begun = register.begin("asked", lambda _, __: Decision(charge(1)))
     assert begun.charged and register.read(begun.run_id) is None
     register.commit(begun.run_id, b"8")
@@ -170,7 +170,7 @@ def test_the_first_receipt_stays(ledger: Ledger) -> None:
 
 
 def test_a_receipt_without_a_draw_is_committed_with_its_charge(ledger: Ledger) -> None:
-    register = Register(ledger, "sql")
+    register = AnswerLog(ledger, "sql")
     begun = register.begin("asked", lambda _, __: Decision(charge(1), b""))
     assert begun.receipt == b"" and register.read(begun.run_id) is not None
     assert register.begin("asked", lambda _, __: Decision(charge(2), b""), True).charged

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.head import Chain, HeadFile, Tokens
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, head_file_of, open_ledger
 from tests import accounts
 from tests.faults.filecalls.disk import WRITE, Disk, calls
@@ -252,13 +252,13 @@ def test_a_forked_process_holds_a_lock_of_its_own(place: AccountPlace) -> None:
         account, head_file = ledger.book(), ledger.head_file
         assert head_file is not None
 
-        def slow() -> tuple[Book, dict[str, Tokens]]:
+        def slow() -> tuple[History, dict[str, Tokens]]:
             os.write(write, b"1")
             time.sleep(0.3)
             os.write(write, b"2")
             return account, {}
 
-        def quick() -> tuple[Book, dict[str, Tokens]]:
+        def quick() -> tuple[History, dict[str, Tokens]]:
             os.write(write, b"3")
             return account, {}
 

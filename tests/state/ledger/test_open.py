@@ -16,7 +16,7 @@ from dpstream.state.ledger.open import (
     limit_of,
     open_ledger,
     place_below,
-    read_book,
+    read_history,
     read_ledger,
 )
 from tests import accounts
@@ -37,7 +37,7 @@ def test_made_and_opened_again(tmp_path: Path) -> None:
     ledger.charge(charge(1))
     ledger.close()
     again = open_ledger(place)
-    assert again.entries() == [charge(1)] == accounts.charges(path) == read_book(place).charges
+    assert again.entries() == [charge(1)] == accounts.charges(path) == read_history(place).charges
     again.close()
 
 
@@ -55,7 +55,7 @@ def test_only_the_named_account_is_opened(tmp_path: Path) -> None:
         (AccountPlace(path, "weather", accounts.ID), "data_set"),
         (AccountPlace(str(tmp_path / "none.db"), "flights", accounts.ID), "account.path"),
     ):
-        for attempt in (open_ledger, read_book):
+        for attempt in (open_ledger, read_history):
             with pytest.raises((PolicyError, UsageError)) as caught:
                 attempt(place)
             assert caught.value.field == field
@@ -69,10 +69,10 @@ def test_an_account_without_an_entry_that_was_seen_is_refused(tmp_path: Path) ->
     with_one.charge(charge(1))
     head = with_one.head()
     with_one.close()
-    read_book(place, head)
+    read_history(place, head)
     for seen in (Head(head.id, 3, head.digest), Head(head.id, 1, head.digest)):
         with pytest.raises(PolicyError, match="older or replaced"):
-            read_book(place, seen)
+            read_history(place, seen)
 
 
 def test_files_and_urls(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.regions.dimensions import Budget, Category
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.state.ledger.answers import Decision, Register
+from dpstream.state.ledger.answers import AnswerLog, Decision
 from dpstream.state.ledger.events import Closed, LimitChanged, Received, TableNamed
 from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.ledger.recovery import Recovered, recover
@@ -45,7 +45,7 @@ class Bench:
     def asked(self, run: int, request: str, receipt: bytes | None = b"answer", by: int = 0) -> str:
         """The run id that a question has."""
         with contextlib.closing(open_ledger(self.places[by])) as ledger:
-            register = Register(ledger, "sql")
+            register = AnswerLog(ledger, "sql")
             begun = register.begin(request, lambda _, __: Decision(charge(run)))
             if receipt is not None:
                 register.commit(begun.run_id, receipt)
@@ -113,7 +113,7 @@ def test_charges_whose_answers_are_gone_are_closed(bench: Bench) -> None:
         answered, first, charge(4).run_id,
     }  # fmt: skip
     with contextlib.closing(open_ledger(bench.places[0])) as ledger:
-        register = Register(ledger, "sql")
+        register = AnswerLog(ledger, "sql")
         assert register.read(first) is None and register.read(second) is None
         answer = register.read(answered)
         assert answer is not None and answer.receipt == b"answer"
@@ -313,7 +313,7 @@ def test_a_second_answer_is_charged_to_the_wider_table(tmp_path: Path) -> None:
 
     def answered(answer: bytes, by: int) -> None:
         with contextlib.closing(open_ledger(bench.places[by])) as ledger:
-            Register(ledger, "session").commit(charge.run_id, answer)
+            AnswerLog(ledger, "session").commit(charge.run_id, answer)
             ledger.keep_head()
 
     answered(b"first", by=0)

@@ -235,7 +235,7 @@ def test_a_folder_of_many_files_needs_a_small_state(
     class Many(Folder):
         def list(self, below: str = "", recursive: bool = True) -> Iterator[Any]:
             for i in range(50_000):
-                yield folder_store.Found(f"{i}.jsonl", 1, START + i // 3)
+                yield folder_store.ListedFile(f"{i}.jsonl", 1, START + i // 3)
 
     make_folder_job("jsonl")
     watch, count = Settled(Many(str(tmp_path / "in")), ".jsonl", 0), 0

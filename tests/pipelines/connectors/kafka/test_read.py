@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.connectors.kafka.read import TopicRegister, decoded, manifest_name
+from dpstream.pipelines.connectors.kafka.read import PublishedTopic, decoded, manifest_name
 from dpstream.pipelines.connectors.messages import SealMessage, seal_key
 from dpstream.pipelines.connectors.sink import RunManifest
 
@@ -36,7 +36,7 @@ def manifest(run: str, epoch: int = 0) -> RunManifest:
 
 def test_the_first_run_owns_the_topic() -> None:
     log, mine = Log(), [manifest("r1"), manifest("r1", 1)]
-    register = TopicRegister(log)
+    register = PublishedTopic(log)
     assert register.owner is None and register.manifests == []
     for one in (mine[0], manifest("late"), mine[1]):
         log.put(manifest_name(one), one)
@@ -48,7 +48,7 @@ def test_the_first_run_owns_the_topic() -> None:
 
 def test_seals_are_followed_from_where_it_stood() -> None:
     log = Log()
-    register = TopicRegister(log)
+    register = PublishedTopic(log)
     log.put(seal_key((0, 1)), SealMessage("seal", 0, 1, 2, "d"))
     register.follow(1.0)
     log.put(seal_key((0, 1)), SealMessage("seal", 0, 1, 2, "d"))  # again, the same
@@ -67,7 +67,7 @@ def test_seals_that_cannot_be(key: tuple[int, int], value: object) -> None:
     log.put(seal_key((0, 1)), SealMessage("seal", 0, 1, 2, "d"))
     log.put(seal_key(key), value)
     with pytest.raises(PolicyError) as error:
-        TopicRegister(log).follow(1.0)
+        PublishedTopic(log).follow(1.0)
     assert error.value.field == "sink.topic" and "SECRET" not in str(error.value)
 
 

@@ -16,7 +16,7 @@ from dpstream.pipelines.session.manifest import (
     check_account,
     read_manifest,
 )
-from dpstream.state.ledger.answers import Register
+from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.regions import RegionAccount
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.session.scan import Scan
 
 
-class Desk:
+class OpenTable:
     """An open table; a context that closes it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Desk:
         self.table: SessionTable = config.table
         self.space: Space = config.table.space
         self.ledger = open_ledger(config.account, looking)
-        self.register = Register(self.ledger, "session")
+        self.register = AnswerLog(self.ledger, "session")
         self.held, self.runner, self.looking = held, runner, looking
         self._ring: KeyRing | None = None
         self._scan: Scan | None = None
@@ -122,7 +122,7 @@ class Desk:
                 stack.callback(self._scan.close)
             self._ring = self._scan = None
 
-    def __enter__(self) -> "Desk":
+    def __enter__(self) -> "OpenTable":
         return self
 
     def __exit__(

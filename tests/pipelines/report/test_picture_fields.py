@@ -6,12 +6,16 @@ import numpy as np
 from markupsafe import Markup
 
 from dpstream.pipelines.report.charts import Picture
-from dpstream.pipelines.report.shown import shown
+from dpstream.pipelines.report.picture_fields import picture_fields
 
 
 def test_points_and_what_they_say() -> None:
     picture = Picture("<svg></svg>", "words", np.array([[0.1, 0.2], [0.3, 0.4]]))
-    view = shown(picture, ["<b>", "two"])
+    view = picture_fields(picture, ["<b>", "two"])
     assert isinstance(view["svg"], Markup) and not isinstance(view["tips"], Markup)
     assert json.loads(view["tips"]) == [[0.1, 0.2, "<b>"], [0.3, 0.4, "two"]]
-    assert shown(picture)["tips"] == shown(Picture("<svg></svg>", "w"), ["one"])["tips"] == ""
+    assert (
+        picture_fields(picture)["tips"]
+        == picture_fields(Picture("<svg></svg>", "w"), ["one"])["tips"]
+        == ""
+    )

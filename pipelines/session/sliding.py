@@ -1,4 +1,4 @@
-"""Standing queries over records that keep arriving, and ranges of arrival that are closed.
+"""SlidingQuestion queries over records that keep arriving, and ranges of arrival that are closed.
 
 A standing query asks the same question again and again, of a window of arrival.  As long as every
 point of the window has enough budget the window stays; when its budget is gone it slides on to the
@@ -22,8 +22,8 @@ from dpstream.accounting.regions.decision import Own, decide
 from dpstream.accounting.regions.dimensions import Integer, Real, Timestamp
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Question
-from dpstream.pipelines.session.ask import Wish, ask
-from dpstream.pipelines.session.desk import Desk
+from dpstream.pipelines.session.ask import SessionRequest, ask
+from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer
 from dpstream.pipelines.session.selection import Selection
 from dpstream.state.ledger.orders import Views
@@ -32,7 +32,7 @@ from dpstream.state.ledger.orders import Views
 MAX_TICK = 200
 
 
-class Standing(NamedTuple):
+class SlidingQuestion(NamedTuple):
     """A standing query.
 
     Attributes:
@@ -72,7 +72,7 @@ def cells_wide(space: Space, name: str, coordinates: int) -> int:
     return coordinates
 
 
-def tick(open_table: Desk, query: Standing, until: int, name: str) -> Answer:
+def tick(open_table: OpenTable, query: SlidingQuestion, until: int, name: str) -> Answer:
     """Ask once.
 
     Args:
@@ -96,12 +96,12 @@ def tick(open_table: Desk, query: Standing, until: int, name: str) -> Answer:
 
     # What makes the request: the query without the window that is chosen, and the tick.
     sliding = f"{query.arrival} {query.start} {query.width}"
-    request = Wish(question, query.selection, as_of=name, window=window, sliding=sliding)
+    request = SessionRequest(question, query.selection, as_of=name, window=window, sliding=sliding)
     return ask(open_table, request)
 
 
 def first_window(
-    space: Space, query: Standing, views: Views, until: int, own: Own | None = None
+    space: Space, query: SlidingQuestion, views: Views, until: int, own: Own | None = None
 ) -> Int64:
     """(m, d, 2) the points of the earliest window whose points all have enough.
 
@@ -142,7 +142,7 @@ def _gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | 
     return low if low + width <= end else None
 
 
-def close_before(open_table: Desk, arrival: str, before: Any) -> bool:
+def close_before(open_table: OpenTable, arrival: str, before: Any) -> bool:
     """Close all arrivals before a value, for ever; whether they were open.
 
     Args:

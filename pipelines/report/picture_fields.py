@@ -9,7 +9,7 @@ from markupsafe import Markup
 from dpstream.pipelines.report.charts import Picture
 
 
-def shown(picture: Picture, labels: Sequence[str] = ()) -> dict[str, Any]:
+def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, Any]:
     """The picture, its words, and what each of its places says (as JSON, which is escaped).
 
     Args:

@@ -1,6 +1,6 @@
 """An account in memory: its events in order, and what follows from them.
 
-The limit is a part of the account.  Who charges names none: `Book.check` reads the limit that the
+The limit is a part of the account.  Who charges names none: `History.check` reads the limit that the
 last entry about it left, in the transaction that charges.
 """
 
@@ -28,7 +28,7 @@ from dpstream.state.ledger.seal import damaged
 
 #: Refuses a charge by all charges before it; called in the transaction that charges, perhaps
 #: several times.
-Accept = Callable[["Book"], None]
+Accept = Callable[["History"], None]
 
 
 class _Charged(NamedTuple):
@@ -36,7 +36,7 @@ class _Charged(NamedTuple):
     digest: str
 
 
-class Book:
+class History:
     """The events of one account; see the module.
 
     Attributes:

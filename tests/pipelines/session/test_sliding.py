@@ -1,4 +1,4 @@
-"""Standing queries: windows slide when their budget is gone; closed ranges stay closed."""
+"""SlidingQuestion queries: windows slide when their budget is gone; closed ranges stay closed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +10,8 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.session import Session
-from dpstream.pipelines.session.standing import (
-    Standing,
+from dpstream.pipelines.session.sliding import (
+    SlidingQuestion,
     _gap,
     arrival_of,
     cells_wide,
@@ -30,9 +30,9 @@ def session(tmp_path: Path) -> Iterator[Session]:
         yield session
 
 
-def standing(session: Session, where: str = "epsilon >= 1", width: int = 2) -> Standing:
+def standing(session: Session, where: str = "epsilon >= 1", width: int = 2) -> SlidingQuestion:
     chosen = Selection(session.desk.space).where(where)
-    return Standing(QUESTION, chosen, "b", width)
+    return SlidingQuestion(QUESTION, chosen, "b", width)
 
 
 def windows(session: Session) -> list[list[int]]:

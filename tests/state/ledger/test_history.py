@@ -7,7 +7,6 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger.book import Book
 from dpstream.state.ledger.events import (
     Closed,
     Created,
@@ -16,6 +15,7 @@ from dpstream.state.ledger.events import (
     Received,
     TableNamed,
 )
+from dpstream.state.ledger.history import History
 from tests import accounts
 from tests.state.ledger.conformance import charge
 
@@ -23,14 +23,14 @@ CREATED = Created(accounts.ID, "flights", "user", "string", accounts.LIMIT)
 RECORDS = Created(accounts.ID, "rides", "record", "string", None)
 
 
-def book_of(*events: Event) -> Book:
-    account = Book()
+def book_of(*events: Event) -> History:
+    account = History()
     for number, event in enumerate(events, 1):
         account.add(event, str(number))
     return account
 
 
-def state(account: Book) -> object:
+def state(account: History) -> object:
     """All that a book answers."""
     return (
         account.entries, account.limit, list(account.charges), set(account.tables),
