@@ -69,14 +69,14 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
             "sound": budget.sound,
             "epsilon": budget.epsilon,
             "delta": budget.delta,
-            "words": _words(plan, budget),
+            "text": _words(plan, budget),
             "neighbours": NEIGHBOURS,
             "computational": COMPUTATIONAL,
         },
         "unit": {
             "column": plan.unit.column,
             "period_micros": plan.timeline.period,
-            "words": _unit(plan),
+            "text": _unit(plan),
             "periods_met": plan.timeline.periods_met,
             "contributions": plan.privacy.contributions,
             "for_ever": _for_ever(plan),
@@ -316,10 +316,10 @@ def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
     figures = describe(plan, budget, tuned)
     line, split = plan.timeline, figures["split"]
     lines = [
-        f"Guarantee   {figures['guarantee']['words']}",
+        f"Guarantee   {figures['guarantee']['text']}",
         f"Neighbours  {NEIGHBOURS}",
         f"Delta       {COMPUTATIONAL}",
-        f"Unit        {figures['unit']['words']}; at most {plan.privacy.contributions} admitted "
+        f"Unit        {figures['unit']['text']}; at most {plan.privacy.contributions} admitted "
         "(record, window) pairs" + (", once for all time" if _for_ever(plan) else ""),
         f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
         f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
@@ -335,7 +335,7 @@ def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
     lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
     lines += _selection_lines(figures, plan.design.by_size) + _period_lines(plan, figures)
     if figures["choice"] and figures["choice"]["how"] == "private":
-        lines.append(f"Tuning      {figures['choice']['words']}")
+        lines.append(f"Tuning      {figures['choice']['text']}")
     lines += [f"Warning     {w}" for w in figures["warnings"]]
     lines += [f"Assumed     {a}" for a in figures["assumptions"]]
     return "\n".join(lines) + "\n"

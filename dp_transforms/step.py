@@ -217,7 +217,7 @@ class Stepper:
         self.store.load_keys(window, shard, trigger, states, named)
         entered = _NO_SLOTS if public is None else self._enter_known(states, public, public_ids)
         before = states.due_at(trigger)
-        before, left = self._taken.left(states, window, trigger, before, ids)
+        before, left = self._taken.remaining(states, window, trigger, before, ids)
         if left is not None:
             rows, ids = rows.filter(pa.array(left)), ids[left]
         batch = aggregate(self.plan, states, rows, ids, self.budget.weights)

@@ -119,7 +119,7 @@ def _grown(mine: pa.Table, key: Key) -> charts.Picture:
 
 def _shown(picture: charts.Picture, key: Key) -> dict[str, Any]:
     # The picture's text is matplotlib's numbers and dates.
-    return {"title": " · ".join(key), "svg": Markup(picture.svg), "words": picture.words}
+    return {"title": " · ".join(key), "svg": Markup(picture.svg), "text": picture.caption}
 
 
 def _panel(axes: Any, mine: pa.Table, name: str, ink: _Ink) -> None:

@@ -35,7 +35,7 @@ class TakenSteps:
             ahead |= progress[shard_of(ids, len(progress))] >= trigger
         return ahead
 
-    def remaining_rows(
+    def remaining(
         self, states: KeyShard, window: int, trigger: int, slots: Int64, ids: Ids
     ) -> tuple[Int64, Bool | None]:
         """What a step is still to be computed for.

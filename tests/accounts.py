@@ -101,7 +101,7 @@ def of_records(path: str | Path, data_set: str = "people") -> Ledger:
 
 def emptied(path: Path) -> None:
     """The account as it was made, with its limit and tables of now and without a charge."""
-    first, limit = events(path)[0], opened(path).book().limit
+    first, limit = events(path)[0], opened(path).history().limit
     tables = [event.id for event in events(path) if isinstance(event, TableNamed)]
     assert isinstance(first, Created)
     path.unlink()

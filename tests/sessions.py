@@ -91,7 +91,7 @@ ASKED = (
 
 def boxes_of(of: Space, cells: Cells, ranges: tuple[tuple[str, int, int], ...]) -> Int64:
     """(1, d, 2) the box of ranges in coordinates, as a batch asks it."""
-    box = of.whole.copy()
+    box = of.everything.copy()
     for name, low, high in ranges:
         box[0, of.place(name)] = low, high
     return cells.inside(of, box)

@@ -99,7 +99,7 @@ def takes_no_column(aggregate: Aggregate, where: str) -> None:
     Raises:
         UsageError: there is one.
     """
-    if aggregate.column is not None or aggregate.clamp is not None:
+    if aggregate.column is not None or aggregate.bounds is not None:
         raise UsageError(
             where, f"kind '{aggregate.kind}' takes no column and no clamp", "remove them"
         )
@@ -111,16 +111,16 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
     Raises:
         UsageError: names the field below ``where``.
     """
-    if aggregate.column is None or aggregate.clamp is None:
+    if aggregate.column is None or aggregate.bounds is None:
         raise UsageError(
             where,
             f"kind '{aggregate.kind}' needs a column and public bounds",
             "add column = '...' and bounds = [low, high]",
         )
-    if not all(math.isfinite(x) for x in (*aggregate.clamp, aggregate.grid)) or aggregate.grid <= 0:
+    if not all(math.isfinite(x) for x in (*aggregate.bounds, aggregate.grid)) or aggregate.grid <= 0:
         raise UsageError(where, "bounds and grid must be finite and grid positive", "correct them")
-    if aggregate.clamp[0] > aggregate.clamp[1]:
-        low, high = aggregate.clamp[1], aggregate.clamp[0]
+    if aggregate.bounds[0] > aggregate.bounds[1]:
+        low, high = aggregate.bounds[1], aggregate.bounds[0]
         raise UsageError(
             f"{where}.clamp",
             "is reversed, the lower bound comes first",

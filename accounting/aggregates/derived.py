@@ -69,6 +69,6 @@ def with_derived(streams: Mapping[str, Prefix], derived: Sequence[DerivedSum]) -
 
 def _measured(aggregate: Aggregate) -> tuple[object, ...] | None:
     """What is summed: column, bounds in grid units, grid; ``None`` where nothing is."""
-    if aggregate.clamp is None:
+    if aggregate.bounds is None:
         return None
     return aggregate.column, aggregate.grid_bounds(), aggregate.grid

@@ -70,7 +70,7 @@ def _aggregate(aggregate: "Aggregate") -> dict[str, Any]:
         "name": aggregate.name,
         "kind": aggregate.kind,
         "column": aggregate.column,
-        "clamp": aggregate.clamp,
+        "clamp": aggregate.bounds,
         "grid": aggregate.grid,
         "share": aggregate.share,
     }

@@ -30,18 +30,18 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     kind: KindName
     column: str | None = None
-    clamp: tuple[float, float] | None = None
+    bounds: tuple[float, float] | None = None
     grid: float = 1.0
     share: float | None = None
 
     def grid_bounds(self) -> tuple[int, int]:
         """(lo, hi) in grid units, snapped inward; exact in rationals."""
-        if self.clamp is None:
+        if self.bounds is None:
             raise ValueError("only sum and mean have bounds")
         grid = Fraction(str(self.grid))
         return (
-            math.ceil(Fraction(str(self.clamp[0])) / grid),
-            math.floor(Fraction(str(self.clamp[1])) / grid),
+            math.ceil(Fraction(str(self.bounds[0])) / grid),
+            math.floor(Fraction(str(self.bounds[1])) / grid),
         )
 
 

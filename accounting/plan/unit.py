@@ -113,7 +113,7 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return _read(text)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people; exact."""
         who = f"{self.name} ({self.type})"
         if self.period is None:
@@ -192,13 +192,13 @@ class Composed(NamedTuple):
     """Entries of one data set on their common unit.
 
     Attributes:
-        words: the common unit in words, ``None`` without entries.
+        unit_text: the common unit in words, ``None`` without entries.
         spends: what each entry costs it; units: as how many units of its own run it is counted.
         warnings: what a reader must know.
         common: the common unit, ``None`` without entries.
     """
 
-    words: str | None
+    unit_text: str | None
     spends: list[Spend]
     units: list[int]
     warnings: list[str]
@@ -219,7 +219,7 @@ def composed(charges: Sequence[Charged]) -> Composed:
     units = [_parts(common, unit, charge) for charge, unit in pairs]
     spends = [_cost(charge, n) for charge, n in zip(charges, units, strict=True)]
     several = [_SEVERAL] if len(set(own)) > 1 else []
-    return Composed(common.words, spends, units, several, common)
+    return Composed(common.description, spends, units, several, common)
 
 
 def cost_to(common: UnitIdentity | None, charge: Charged) -> Spend:

@@ -74,20 +74,20 @@ class Families(msgspec.Struct, frozen=True):
     """A question in each family of noise that it can take; public.
 
     Attributes:
-        asked: the plan as the question states it, on the finest grid.
+        stated: the plan as the question states it, on the finest grid.
         optimise: what the choice minimises.
         options: the plan in each family that can answer it, on its grid.
     """
 
-    asked: QueryPlan
+    stated: QueryPlan
     optimise: Optimise
     options: tuple[Gridded, ...]
 
     @property
     def digest(self) -> str:
         """Digest of the plan as the question states it, whichever family is taken."""
-        if self.asked.mechanism == "auto":
-            return f"{self.asked.digest} {self.optimise}"
+        if self.stated.mechanism == "auto":
+            return f"{self.stated.digest} {self.optimise}"
         return f"{self.options[0].plan.digest} {self.options[0].bits}"
 
     def of(self, mu: float | None) -> Gridded:

@@ -42,7 +42,7 @@ class Decision(NamedTuple):
 
     Attributes:
         accepted: whether every point has enough; with ``drop``, whether any has.
-        asked: (m, d, 2) the snapped boxes, disjoint: what was checked.
+        boxes: (m, d, 2) the snapped boxes, disjoint: what was checked.
         charged: (k, d, 2) what is to be charged: ``asked``, with ``drop`` its points with enough,
             none if refused.
         lacking: (j, d, 2) the points of ``asked`` with too little.
@@ -52,7 +52,7 @@ class Decision(NamedTuple):
     """
 
     accepted: bool
-    asked: Int64
+    boxes: Int64
     charged: Int64
     lacking: Int64
     left: Int64

@@ -59,7 +59,7 @@ class Space:
         return np.array([d.grid for d in self.dimensions], np.int64)
 
     @cached_property
-    def whole(self) -> Int64:
+    def everything(self) -> Int64:
         """(1, d, 2) the box of everything."""
         return np.stack([np.zeros_like(self.sizes), self.sizes], axis=1)[None]
 
@@ -67,7 +67,7 @@ class Space:
     def without_budget(self) -> Int64:
         """(1, d, 2) the box of the points without an initial budget of any kind: nobody can read
         them."""
-        box = self.whole.copy()
+        box = self.everything.copy()
         for place, dimension in enumerate(self.dimensions):
             if isinstance(dimension, Budget):
                 box[:, place, 1] = 1
@@ -103,7 +103,7 @@ class Space:
         Raises:
             UsageError: see ``Dimension.edge``, and for a name that is no dimension.
         """
-        box = self.whole.copy()
+        box = self.everything.copy()
         for name, (low, high) in ranges.items():
             place = self.place(name)
             dimension = self.dimensions[place]

@@ -98,7 +98,7 @@ def untouched(
         UsageError: if records have no budget of the kind, or the cap is out of range.
     """
     space.budget_place(kind)
-    return Spent(space, kind, stacked([space.whole]), np.zeros(1, np.int64), cap)
+    return Spent(space, kind, stacked([space.everything]), np.zeros(1, np.int64), cap)
 
 
 def restored(
@@ -122,7 +122,7 @@ def restored(
     if ((low < 0) | (low >= high) | (high > space.sizes)).any():
         raise _broken("must have boxes of the space, none of them empty or inverted")
     regions = stacked([regions])
-    if points(regions) != points(space.whole) or not disjoint(regions):
+    if points(regions) != points(space.everything) or not disjoint(regions):
         raise _broken("must fill the space, each point once")
     return Spent(space, kind, regions, spent, cap)
 

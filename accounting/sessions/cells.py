@@ -80,7 +80,7 @@ class Cells(msgspec.Struct, frozen=True):
 
     def inside(self, space: Space, boxes: Int64) -> Int64:
         """(k, d, 2) the parts of boxes that are in a cell: what the batch asks and pays for."""
-        hull = space.whole[0].copy()
+        hull = space.everything[0].copy()
         for axis in self.axes:
             hull[space.place(axis.name)] = axis.edges[0], axis.edges[-1]
         met = overlapped(boxes, hull)

@@ -83,10 +83,10 @@ def describe(
 
 def _guarantee(plan: TablePlan, delta: float) -> dict[str, Any]:
     if plan.exact:
-        return {"words": NO_GUARANTEE, "epsilon": None, "delta": None, "mu": None, "rho": None}
+        return {"text": NO_GUARANTEE, "epsilon": None, "delta": None, "mu": None, "rho": None}
     cost = plan.cost(delta)
     words = f"({up(cost.epsilon)}, {up(cost.delta)})-differential privacy of all tables"
-    return {"words": f"{words}, for one {plan.unit}'s record", **cost._asdict()}
+    return {"text": f"{words}, for one {plan.unit}'s record", **cost._asdict()}
 
 
 def _sides(plan: TablePlan) -> dict[str, float]:
@@ -167,7 +167,7 @@ def _level(
         "label": level.label,
         "budget": rounded_up(budget) if isinstance(budget, Fraction) else None,
         "stability": stability.groups,
-        "stability_rule": stability.words,
+        "stability_rule": stability.description,
         "scales": {kind: one and one.scale for kind, one in noise._asdict().items()},
         "thresholds": thresholds_json(parameters.thresholds[table.name][level]),
         "groups": groups.get(level),
@@ -234,7 +234,7 @@ def _notes(plan: TablePlan) -> list[str]:
 def text(figures: dict[str, Any]) -> str:
     """The same for a person; figures of the guarantee are shortened upwards."""
     lines = [
-        f"Guarantee   {figures['guarantee']['words']}",
+        f"Guarantee   {figures['guarantee']['text']}",
         f"Unit        {figures['unit']}; a household and its persons are two units",
         f"Noise       {figures['noise']}, estimates {figures['estimates']}",
     ]

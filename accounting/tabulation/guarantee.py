@@ -42,7 +42,7 @@ class Spent(NamedTuple):
         groups: s, groups of the level that a record is in at most.
         budget: rho or epsilon of the level, exact.
         gamma: part of it that step 1 spends, 0 where there is no step 1.
-        whole: whether groups exist that are measured once, with all of it.
+        undivided: whether groups exist that are measured once, with all of it.
         alike: levels of one number take the same iterations, so that a record has equally many
             groups of either kind in each of them.
     """
@@ -50,14 +50,14 @@ class Spent(NamedTuple):
     groups: int
     budget: Fraction
     gamma: Fraction = Fraction()
-    whole: bool = True
+    undivided: bool = True
     alike: int = 0
 
     @property
     def releases(self) -> list[tuple[Fraction, ...]]:
         """Budgets of the releases of one group, for each kind of group there is."""
         one = self.budget / self.groups
-        kinds: list[tuple[Fraction, ...]] = [(one,)] if self.whole or not self.gamma else []
+        kinds: list[tuple[Fraction, ...]] = [(one,)] if self.undivided or not self.gamma else []
         if self.gamma:
             kinds.append((self.gamma * one, (1 - self.gamma) * one))
         return kinds

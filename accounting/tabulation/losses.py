@@ -98,7 +98,7 @@ def _gaussian_losses(spent: tuple[Spent, ...], delta: float) -> float:
     grid = _Grid(float(rho))
     fixed, kinds = grid.none(), dict[tuple[int, int], list[Spent]]()
     for each in spent:
-        if each.whole and each.gamma:
+        if each.undivided and each.gamma:
             kinds.setdefault((each.alike, each.groups), []).append(each)
         else:
             fixed = fixed * grid.of(each, 0 if each.gamma else each.groups)

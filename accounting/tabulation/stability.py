@@ -54,7 +54,7 @@ class Stability(NamedTuple):
     codes: int
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The rule, for people."""
         return (
             f"s = {self.groups}: up to {self.codes} race codes reach {self.combined} groups in "

@@ -57,7 +57,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         contributions: C; 0 if nothing was answered.
-        clamps: (low, high) in grid units of each aggregate, in the order of the question.
+        bounds: (low, high) in grid units of each aggregate, in the order of the question.
         unanswered: name of the first histogram with too small a noisy total.
         notes: remarks, post-processing like the rest.
         cut: part of all pairs in the first hours that C cuts, at least; ``None``: not known.
@@ -66,7 +66,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     contributions: int
-    clamps: Clamps
+    bounds: Clamps
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
     cut: float | None = None
@@ -147,13 +147,13 @@ class Tuned(msgspec.Struct, frozen=True):
 
     Attributes:
         how: ``private`` (charged), ``proxy`` (other data) or ``public``.
-        clamps: aggregates whose clamp was chosen with C.
+        bounds: aggregates whose clamp was chosen with C.
         first: the part of the stream that was read, as text.
         run_id, epsilon, delta, mu: of a private tuning.
     """
 
     how: How
-    clamps: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
     first: str = ""
     run_id: str = ""
     epsilon: float = 0.0
@@ -168,7 +168,7 @@ class Tuned(msgspec.Struct, frozen=True):
         stream has geometric noise both guarantees are added up.
         """
         if self.how != "private":
-            return {"how": self.how, "words": "; ".join(self.warnings())}
+            return {"how": self.how, "text": "; ".join(self.warnings())}
         thresholds = 0.0 if budget.plain else budget.b * plan.privacy.contributions
         mu = math.sqrt(self.mu**2 + budget.mu**2) * (1 + 1e-12)
         delta = budget.delta + self.delta  # its float error is covered by the slack below
@@ -186,7 +186,7 @@ class Tuned(msgspec.Struct, frozen=True):
             words += "the account holds every other run on the data set"
         return {
             "how": self.how,
-            "words": words,
+            "text": words,
             "run_id": self.run_id,
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -199,7 +199,7 @@ class Tuned(msgspec.Struct, frozen=True):
         return [FROM_PROXY.format(clamps=self._clamps())] if self.how == "proxy" else []
 
     def _clamps(self) -> str:
-        return f" and bounds of {', '.join(self.clamps)}" if self.clamps else ""
+        return f" and bounds of {', '.join(self.bounds)}" if self.bounds else ""
 
 
 def rule_text(question: Question) -> str:

@@ -49,7 +49,7 @@ class Change(msgspec.Struct, frozen=True):
 
     Attributes:
         settings: dotted fields of the job and their values; ``None``: left out.
-        words: the same as a person writes it; effect: what else is different then.
+        text: the same as a person writes it; effect: what else is different then.
         keys: expected keys over the job's; ``None``: all keys of a list, whatever the data.
         early: the same by a tenth of the window; ``None``: not known, or no keys by then.
         noise: root mean square of the remaining columns' sds (``typical_sd``) over the job's.
@@ -60,7 +60,7 @@ class Change(msgspec.Struct, frozen=True):
     """
 
     settings: dict[str, Any]
-    words: str
+    text: str
     effect: str
     keys: float | None
     noise: float

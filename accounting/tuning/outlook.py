@@ -146,9 +146,9 @@ def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:
 
 def _whole(aggregate: Aggregate) -> tuple[float, str]:
     """What an error is a part of, for one record: the count, the bound, the bounds' width."""
-    if aggregate.clamp is None:
+    if aggregate.bounds is None:
         return 1.0, ""
-    low, high = aggregate.clamp
+    low, high = aggregate.bounds
     if kind_of(aggregate).divides:
         return high - low or 1.0, "of the bounds' width"
     return max(abs(low), abs(high)), "of records at the bound"

@@ -26,7 +26,7 @@ def outlook_text(
     """The answers for a person, about 25 lines."""
     figures, sections = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
     lines = [
-        f"Guarantee   {figures['guarantee']['words']}",
+        f"Guarantee   {figures['guarantee']['text']}",
         *promise_lines(plan, budget),
         f"Counted     at most {plan.privacy.contributions} records of a unit"
         + ("" if plan.timeline.period is None else " and period")
@@ -39,7 +39,7 @@ def outlook_text(
         *_change_lines(sections),
     ]
     if figures["choice"] and figures["choice"]["how"] == "private":
-        lines.append(f"Tuning      {figures['choice']['words']}")
+        lines.append(f"Tuning      {figures['choice']['text']}")
     lines += [f"Warning     {w}" for w in figures["warnings"]]
     lines.append("More        --details: thresholds, noise at every trigger, what is assumed")
     return "\n".join(lines) + "\n"
@@ -126,7 +126,7 @@ def _change_lines(changes: dict[str, Any]) -> list[str]:
     lines = []
     if best is not None:
         lines.append(
-            f"Helps most  {best['words']}: {best['effect']}; {_against(best['keys'], 'keys')}, "
+            f"Helps most  {best['text']}: {best['effect']}; {_against(best['keys'], 'keys')}, "
             f"{_against(best['noise'], 'noise')}"
         )
     others = [row for row in rows if not row["same"] and row["gain"] >= WORTH_A_LINE]
@@ -144,7 +144,7 @@ def _line(row: dict[str, Any]) -> str:
     mark = "*" if row["starred"] else " "
     keys = "all" if row["keys"] is None else f"x{row['keys']:.3g}"
     noise = f"x{row['noise']:.3g}"
-    words = f"{row['words']}: {row['effect']}" if row["words"] else row["effect"]
+    words = f"{row['text']}: {row['effect']}" if row["text"] else row["effect"]
     return f"{mark} {keys:<6} {noise:<6} {words}"
 
 

@@ -59,7 +59,7 @@ class Way(NamedTuple):
     """One way to noise the job: fields of ``Privacy`` that differ from it, and its standing."""
 
     settings: dict[str, Any]
-    standing: ReferenceFigures
+    figures: ReferenceFigures
     keys: float
     noise: float
 

@@ -39,13 +39,13 @@ class Profiles(NamedTuple):
         of: (n,) profile of each record.
         races: (p, races) race codes of each profile, each once, -1 elsewhere.
         ethnicity: (p,) ethnicity code or -1.
-        known: iterations of the profiles that were found already, by what levels have in common.
+        cached: iterations of the profiles that were found already, by what levels have in common.
     """
 
     of: Int64
     races: Int16
     ethnicity: Int16
-    known: dict[tuple[int, bool], tuple[Int64, Int32]]
+    cached: dict[tuple[int, bool], tuple[Int64, Int32]]
 
 
 def profiles(domain: Domain, records: Records) -> Profiles:
@@ -101,9 +101,9 @@ def iterations_of(level: LevelDomain, profiles: Profiles) -> tuple[Int64, Int32]
         PolicyError: a profile is in more than s.
     """
     common = level.level.iteration_level, level.level.detailed
-    if common not in profiles.known:
-        profiles.known[common] = _iterations(level, profiles)
-    starts, iterations = profiles.known[common]
+    if common not in profiles.cached:
+        profiles.cached[common] = _iterations(level, profiles)
+    starts, iterations = profiles.cached[common]
     if np.diff(starts).max(initial=0) > level.stability.groups:
         raise PolicyError(
             f"level {level.level.label}",

@@ -40,8 +40,8 @@ def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
     )
     counts = np.asarray(totals.column("COUNT").to_numpy(), np.int64)
     for level in domain.levels:
-        rows = np.flatnonzero(kind.found(pa.array([level.level.region_type])) >= 0)
-        at, iteration = region.found(level.regions, rows), code.found(level.iterations, rows)
+        rows = np.flatnonzero(kind.places_of(pa.array([level.level.region_type])) >= 0)
+        at, iteration = region.places_of(level.regions, rows), code.places_of(level.iterations, rows)
         mine = (at >= 0) & (iteration >= 0)
         groups = at[mine] * len(level.iterations) + iteration[mine]
         order = np.argsort(groups)
@@ -74,7 +74,7 @@ class _Texts:
         self.values = array.dictionary
         self.index = np.asarray(array.indices.to_numpy(), np.int64)
 
-    def found(self, texts: pa.StringArray, rows: Int64 | None = None) -> Int64:
+    def places_of(self, texts: pa.StringArray, rows: Int64 | None = None) -> Int64:
         """(n,) place of each row's text among the known ones, -1: none."""
         place = pc.index_in(self.values, value_set=texts).fill_null(-1)
         of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)

@@ -142,7 +142,7 @@ class Output:
     def __init__(self, out: Path, manifest: str, field: str = "OUT") -> None:
         self._out, self._manifest, self._field = out, manifest, field
 
-    def standing(self) -> bytes | None:
+    def existing_manifest(self) -> bytes | None:
         """The manifest of what stands there; ``None``: nothing does.
 
         Raises:
@@ -164,7 +164,7 @@ class Output:
         Raises:
             PolicyError: something else stands there.
         """
-        current = self.standing()
+        current = self.existing_manifest()
         if current is None:
             return
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
@@ -185,7 +185,7 @@ class Output:
             PolicyError: something else stands there.
             RunError: it cannot be written.
         """
-        current = self.standing()
+        current = self.existing_manifest()
         if current not in (None, manifest):
             raise self._foreign()
         damaged = [name for name, of in files.items() if not is_written(self._out / name, of)]

@@ -81,12 +81,12 @@ class Family(NamedTuple):
     """One kind of trial and what it proved.
 
     Attributes:
-        name, words: which trials; visible: the most this statistic can see of the plan's mu.
+        name, description: which trials; visible: the most this statistic can see of the plan's mu.
         bound: what is proven; scores: of the statistic that proved it; rows: fed to the flow.
     """
 
     name: str
-    words: str
+    description: str
     visible: float
     bound: ProvenBound
     scores: Scores
@@ -272,7 +272,7 @@ def _family(result: AuditResult, family: Family) -> dict[str, object]:
     proven = family.bound
     return {
         "name": family.name,
-        "words": family.words,
+        "text": family.description,
         "rows": family.rows,
         "visible_mu": family.visible,
         "visible_epsilon": visible_epsilon(result, family.visible),

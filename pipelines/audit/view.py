@@ -34,7 +34,7 @@ def text(result: AuditResult) -> str:
     for f in result.families:
         lines.append(
             f"{f.name:<12}  {down(f.visible, 4):<11}  {down(f.bound.mu, 4):<10}  "
-            f"{down(f.bound.epsilon, 4):<15}  {f.bound.trials[1]:<14,}  {f.words}"
+            f"{down(f.bound.epsilon, 4):<15}  {f.bound.trials[1]:<14,}  {f.description}"
         )
     if result.alone is not None:
         alone = result.alone

@@ -168,7 +168,7 @@ def _tell(target: "Target", replies: "Answers", secret_made: bool, public_sample
     click.echo(f"Project      {os.path.relpath(target.path)}: {sections}")
     own = target.new_data_set
     if own is not None:
-        click.echo(f"Account      {own.account}, id {own.id}, limit: {own.limit_in_words}")
+        click.echo(f"Account      {own.account}, id {own.id}, limit: {own.limit_text}")
         click.echo(f"Secret       {own.secret} ({_SECRET[secret_made]})")
     read = "values were read, as public" if public_sample else "its schema, and no values"
     windows = replies.windows

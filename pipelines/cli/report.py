@@ -78,7 +78,7 @@ def _write(job: Chosen, out: Path, truth: Path | None, as_json: bool) -> None:
         print_json({"page": str(out), **as_dict(page)})
         return
     total = "" if page.expected is None else f" of {page.expected:,}"
-    click.echo(f"Report in {out}: {len(page.found.releases):,}{total} releases.")
+    click.echo(f"Report in {out}: {len(page.inventory.releases):,}{total} releases.")
     if not page.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")
     if page.input_changed:

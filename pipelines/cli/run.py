@@ -199,7 +199,7 @@ def _print_result(checked: "Job", result: "Result") -> None:
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
-    click.echo(f"Releases in {sink_of(checked).words}")
+    click.echo(f"Releases in {sink_of(checked).description}")
     if checked.insecure:
         click.echo("INSECURE: a fixed test secret or run id was used; do not publish.")
 

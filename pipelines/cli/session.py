@@ -185,7 +185,7 @@ def close(table: Chosen, arrival: str, before: str, analyst: str, as_json: bool)
     from dpstream.pipelines.session.sliding import close_before
 
     with opened(table, analyst) as open_session:
-        open_table = open_session.desk
+        open_table = open_session.open_table
         closed = close_before(open_table, arrival, value_of(open_table.space, arrival, before))
     if as_json:
         print_json({"closed": closed})

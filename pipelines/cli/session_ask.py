@@ -121,14 +121,14 @@ def ask(
         if ticket is not None:
             _hand_out(session, question, ticket, as_json)
             return
-        answer = answer_of(session.desk, question)
+        answer = answer_of(session.open_table, question)
         _tell(session, answer, as_json)
 
 
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
     from dpstream.pipelines.session.hand_out import hand_out
 
-    paid = hand_out(session.desk, question, out)
+    paid = hand_out(session.open_table, question, out)
     if as_json:
         print_json({"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name})
         return
@@ -149,7 +149,7 @@ def _wish(
     how["cover"] = tuple(how["cover"])
     given = {name: value for name, value in how.items() if value}
     aggregates = tuple(map(figure_of, figures or ("count",)))
-    return points.wish(aggregates, amount, cells(session, by), kind, **given)  # type: ignore[arg-type]
+    return points.request(aggregates, amount, cells(session, by), kind, **given)  # type: ignore[arg-type]
 
 
 def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
@@ -170,7 +170,7 @@ def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
                 "receipt": answer.digest,
                 "insecure": answer.insecure,
                 "rows": records(answer),
-                "warnings": session.desk.table.warnings,
+                "warnings": session.open_table.table.warnings,
             }
         )
         return
@@ -195,7 +195,7 @@ def _waste(session: "Session", run_id: str) -> float:
     """Points that were charged for each that is read: of snapping and ``--cover``."""
     from dpstream.accounting.regions.boxes import volumes
 
-    [charge] = [charge for name, charge in session.desk.account.history() if name == run_id]
+    [charge] = [charge for name, charge in session.open_table.account.history() if name == run_id]
     return float(volumes(charge.boxes).sum() / volumes(charge.read).sum())
 
 
@@ -263,14 +263,14 @@ def plan(
 
     with opened(table, analyst, looking=True) as session:
         points = asker(session, table, where, inside, allotment)
-        planned = planning.plan(session.desk, _wish(session, points, figures, by, how), union)
+        planned = planning.plan(session.open_table, _wish(session, points, figures, by, how), union)
         if as_json:
-            decision = as_builtins(session.desk.space, planned.decision)
+            decision = as_builtins(session.open_table.space, planned.decision)
             print_json({**decision, **planning.as_builtins(planned)})
         else:
             for line in planning.lines(planned):
                 click.echo(line)
-            for line in lacking(session.desk.space, planned.decision):
+            for line in lacking(session.open_table.space, planned.decision):
                 click.echo(f"  {line}")
     click.get_current_context().exit(planned.acceptance.exit_code)
 
@@ -311,7 +311,7 @@ def allot(
     with opened(table, analyst) as session:
         points = subspace(session, table, where, inside)
         made = points.as_pinq(amount, kind, cover, name)  # type: ignore[arg-type]
-        names.write(session.desk.config, name, run_id=made.run_id)
+        names.write(session.open_table.config, name, run_id=made.run_id)
         if as_json:
             fields = {"name": name, "run_id": made.run_id, "kind": kind, "charged": made.charged}
             print_json({**fields, "amount": made.amount / 1_000_000})
@@ -363,10 +363,10 @@ def select(
                 points = points.with_budget(amount, kind)
         text = points.selection.text
         if points.selection.fixed is not None:
-            boxes = [sentences.box(session.desk.space, box) for box in points.boxes()]
+            boxes = [sentences.box(session.open_table.space, box) for box in points.boxes()]
             text = " OR ".join(f"({box})" for box in boxes)
-        spent: dict[Any, float] = {k: points.max_consumed(k) for k in kinds(session.desk.space)}  # type: ignore[arg-type]
-        names.write(session.desk.config, name, text)
+        spent: dict[Any, float] = {k: points.max_consumed(k) for k in kinds(session.open_table.space)}  # type: ignore[arg-type]
+        names.write(session.open_table.config, name, text)
         if as_json:
             print_json({"name": name, "where": text, "max_consumed": spent})
             return

@@ -74,14 +74,14 @@ def opened(
         config = config_in(table.load(), table.name)
         session_of_table = Session(config, analyst=analyst, runner=runner, looking=looking)
     with session_of_table as session:
-        print_warnings(session.desk.table.warnings)
+        print_warnings(session.open_table.table.warnings)
         try:
             yield session
         except SessionRefusedError as error:
             if click.get_current_context().params.get("as_json"):
-                print_json(as_builtins(session.desk.space, error.decision))
+                print_json(as_builtins(session.open_table.space, error.decision))
             else:
-                for line in lacking(session.desk.space, error.decision):
+                for line in lacking(session.open_table.space, error.decision):
                     click.echo(f"  {line}", err=True)
             raise
 
@@ -126,7 +126,7 @@ def _named(session: "Session", table: Chosen, name: str) -> str:
     """The predicate of a name."""
     from dpstream.pipelines.session import names
 
-    return names.predicate(session.desk.config, name, table.flags)
+    return names.predicate(session.open_table.config, name, table.flags)
 
 
 def asker(
@@ -137,7 +137,7 @@ def asker(
         return subspace(session, table, where, inside)
     from dpstream.pipelines.session import names
 
-    points = session.allotment(names.allotment(session.desk.config, run_id))
+    points = session.allotment(names.allotment(session.open_table.config, run_id))
     if inside is not None:
         points = points.where(_named(session, table, inside))
     return points.where(where) if where else points
@@ -147,4 +147,4 @@ def cells(session: "Session", by: tuple[str, ...]) -> "Mapping[str, Any]":
     """The ranges of ``--by``."""
     from dpstream.pipelines.session.figures import ranges_of
 
-    return ranges_of(session.desk.space, by)
+    return ranges_of(session.open_table.space, by)

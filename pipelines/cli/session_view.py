@@ -63,10 +63,10 @@ def stand(
 
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst) as session:
-        open_table = session.desk
+        open_table = session.open_table
         points = subspace(session, table, where, inside)
         aggregates = tuple(map(figure_of, figures or ("count",)))
-        question = points.wish(aggregates, amount, cells(session, by), kind)  # type: ignore[arg-type]
+        question = points.request(aggregates, amount, cells(session, by), kind)  # type: ignore[arg-type]
         dimension = open_table.space.dimensions[arrival_of(open_table.space, arrival)]
         end = dimension.edge(value_of(open_table.space, arrival, until))
         wide = cells_wide(open_table.space, arrival, width)
@@ -90,7 +90,7 @@ def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json:
 
     with opened(table, analyst, looking=True) as session:
         chosen = subspace(session, table, where, inside).selection
-        figures = overview(session.desk, chosen)
+        figures = overview(session.open_table, chosen)
     if as_json:
         print_json(figures)
         return
@@ -138,7 +138,7 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
     from dpstream.pipelines.session.transcript import transcript as lines_of
 
     with opened(table, analyst, looking=True) as session:
-        lines = lines_of(session.desk)
+        lines = lines_of(session.open_table)
     if as_json:
         print_json({"entries": [line.as_dict() for line in lines]})
         return
@@ -199,9 +199,9 @@ def picture(
         frame = page.frame_of(subspace(session, table, where, inside).boxes())
         chosen = page.Chosen(page.pairs_of(by), page.initial_of(initial), frame, kind, over_time)
         data = (
-            page.render(session.desk, chosen)
+            page.render(session.open_table, chosen)
             if ending == "html"
-            else page.png(session.desk, chosen)
+            else page.png(session.open_table, chosen)
         )
     page.write(out, data)
     if as_json:

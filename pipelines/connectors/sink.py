@@ -80,7 +80,7 @@ class Sink(ABC):
 
     @property
     @abstractmethod
-    def words(self) -> str:
+    def description(self) -> str:
         """Where the releases are, for the user's message."""
 
     @abstractmethod

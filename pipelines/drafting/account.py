@@ -226,7 +226,7 @@ def at(account: str) -> tuple[str, Created]:
     """
     path = place_below(Path().absolute(), account)
     with contextlib.closing(open_path(path)) as ledger:
-        return path, ledger.book().created
+        return path, ledger.history().created
 
 
 def seen_from(folder: Path, path: str) -> str:

@@ -39,14 +39,14 @@ class Column(NamedTuple):
         time: whether it can be a time; ``micros`` for whole numbers, which are read as
             microseconds since 1970; ``None``: it cannot.
         number: whether it can be a value.
-        shown: whether an error may list it: in a text file that has no header its name is data.
+        listed: whether an error may list it: in a text file that has no header its name is data.
     """
 
     name: str
     identity: FieldType | None
     time: str | None
     number: bool
-    shown: bool = True
+    listed: bool = True
 
 
 class DataFile(NamedTuple):
@@ -142,7 +142,7 @@ def _of_csv(path: Path) -> tuple[Column, ...]:
 
 def text_column(name: str) -> Column:
     """A column of a text file: whatever is asked of it, its texts are read as that."""
-    return Column(name, "string", "text", True, shown=False)
+    return Column(name, "string", "text", True, listed=False)
 
 
 def column_of(name: str, kind: pa.DataType) -> Column:

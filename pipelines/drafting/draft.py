@@ -101,7 +101,7 @@ class NewDataSet(NamedTuple):
     limit: tuple[float, float] | None
 
     @property
-    def limit_in_words(self) -> str:
+    def limit_text(self) -> str:
         """For people."""
         if self.limit is None:
             return "the limit that it has"

@@ -81,7 +81,7 @@ def value_of(name: str, columns: Sequence[Column] | None) -> str:
 
 def listed(columns: Sequence[Column] | None, fits: Callable[[Column], object]) -> str:
     """Names to choose from, for an error; empty where there is no schema, or none that is plain."""
-    names = [c.name for c in columns or () if fits(c) and c.shown and c.name.isidentifier()]
+    names = [c.name for c in columns or () if fits(c) and c.listed and c.name.isidentifier()]
     return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
 
 

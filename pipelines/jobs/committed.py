@@ -121,7 +121,7 @@ def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
         raise InvariantError("job.ledger is not None")
     missing = PolicyError("choice.run_id", "has no matching charge in the account", _AGAIN)
     with contextlib.closing(open_ledger(job.ledger)) as ledger:
-        charge = ledger.book().find(tuning.run_id or "")
+        charge = ledger.history().find(tuning.run_id or "")
         entry = AnswerLog(ledger, "choice").read(tuning.run_id or "")
     if charge is None or entry is None:
         raise missing
@@ -136,15 +136,15 @@ def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
 
 def _differences(job: "Job", tuning: "ChoiceSection", receipt: Receipt) -> list[tuple[str, bool]]:
     plan = job.plan
-    bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.clamp is not None}
+    bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.bounds is not None}
     first = -1 if tuning.first is None else duration_micros("choice.first", tuning.first)
     return [
         ("contributions", not _chosen_bounds(plan, receipt)),
         *(
             (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
-            for name, low, high in receipt.figures.clamps
+            for name, low, high in receipt.figures.bounds
         ),
-        ("choice.bounds", set(tuning.bounds) != {name for name, _, _ in receipt.figures.clamps}),
+        ("choice.bounds", set(tuning.bounds) != {name for name, _, _ in receipt.figures.bounds}),
         ("choice.epsilon", tuning.epsilon != receipt.epsilon),
         ("choice.delta", tuning.delta != receipt.delta),
         ("choice.mu", tuning.mu != receipt.mu),

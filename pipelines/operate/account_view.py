@@ -134,7 +134,7 @@ def _of_book(account: History) -> dict[str, Any]:
         "id": own.id,
         "data_set": own.data_set,
         "unit": {"name": own.unit, "type": own.type},
-        "common_unit": unit.words,
+        "common_unit": unit.unit_text,
         "head": {"seq": len(account.digests), "digest": account.digests[-1]},
         "entries": events,
         "charges": len(charges),
@@ -248,4 +248,4 @@ def _counted(entry: dict[str, Any]) -> str:
     """As how many units of its own an entry is counted, where that is not one."""
     if entry["counted_as"] == 1:
         return ""
-    return f", counted {entry['counted_as']:,} times: {UnitIdentity.read(entry['identity']).words}"
+    return f", counted {entry['counted_as']:,} times: {UnitIdentity.read(entry['identity']).description}"

@@ -49,14 +49,14 @@ class Name(NamedTuple):
 
     Attributes:
         name: as Prometheus shows it, counters with ``_total``.
-        kind, words: type and help text.
+        kind, help_text: type and help text.
         public: whether anybody may see it.
         counter: the counter of telemetry, and Beam's, that it shows; else empty.
     """
 
     name: str
     kind: MetricKind
-    words: str
+    help_text: str
     public: bool
     counter: str = ""
 
@@ -128,14 +128,14 @@ class _Table(Collector):
     def _family(self, name: Name) -> Metric:
         if name.counter:
             value = operator_totals.get(name.counter, 0)
-            return CounterMetricFamily(name.name, name.words, value=value)
+            return CounterMetricFamily(name.name, name.help_text, value=value)
         if name.kind == "histogram":
             after = name.name.endswith("_after_watermark_seconds")
             return _histogram(
                 name, deliveries.since_passed if after else deliveries.since_trigger_time
             )
         if name.kind == "counter":
-            family = CounterMetricFamily(name.name, name.words, labels=["stage"])
+            family = CounterMetricFamily(name.name, name.help_text, labels=["stage"])
             for stage in STAGES:
                 family.add_metric([stage], stage_seconds.get(stage, 0.0))
             return family
@@ -144,10 +144,10 @@ class _Table(Collector):
     def _gauge(self, name: Name) -> Metric:
         plan = self._job.plan
         if name.name == "dpstream_plan_info":
-            family = GaugeMetricFamily(name.name, name.words, labels=["plan_hash"])
+            family = GaugeMetricFamily(name.name, name.help_text, labels=["plan_hash"])
             family.add_metric([plan.hash], 1)
             return family
-        family = GaugeMetricFamily(name.name, name.words)
+        family = GaugeMetricFamily(name.name, name.help_text)
         micros: int | None = plan.timeline.trigger_every
         if name.name == "dpstream_last_cut_timestamp_seconds":
             micros = deliveries.last_instant
@@ -159,7 +159,7 @@ class _Table(Collector):
 def _histogram(name: Name, latency: Latency) -> HistogramMetricFamily:
     bounds = [*map(str, LATENCY_SECONDS), "+Inf"]
     counted = list(accumulate(latency.counts))
-    family = HistogramMetricFamily(name.name, name.words)
+    family = HistogramMetricFamily(name.name, name.help_text)
     family.add_metric([], list(zip(bounds, counted, strict=True)), latency.total)
     return family
 

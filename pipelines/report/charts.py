@@ -64,7 +64,7 @@ class Picture(NamedTuple):
     """
 
     svg: str
-    words: str
+    caption: str
     places: Float64 | None = None
 
 

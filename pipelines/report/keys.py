@@ -32,14 +32,14 @@ class Keys(NamedTuple):
             last of them), busiest first: those whose values a page holds.
         rows: ``_key`` (place in ``ranked``), ``_window`` and the parts' other columns, in the
             order (key, window): a key's last row is its newest.
-        whole: so many of the first have all their windows in ``rows``.
+        complete: so many of the first have all their windows in ``rows``.
         distinct: how many keys there are; ``exact``: not only at least.
         values: (window, key) pairs there are.
     """
 
     ranked: pa.Table
     rows: pa.Table
-    whole: int
+    complete: int
     distinct: int
     exact: bool
     values: int

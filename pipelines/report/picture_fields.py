@@ -20,4 +20,4 @@ def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, An
         places = zip(picture.places.tolist(), labels, strict=True)
         tips = msgspec.json.encode([(*place, text) for place, text in places]).decode()
     # The picture's text is matplotlib's numbers and an escaped label.
-    return {"svg": Markup(picture.svg), "words": picture.words, "tips": tips}
+    return {"svg": Markup(picture.svg), "text": picture.caption, "tips": tips}

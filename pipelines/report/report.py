@@ -36,7 +36,7 @@ class Report(NamedTuple):
         job, plan, budget: the job, what its settings mean in its run and what that spends: as
             committed when it began, or computed again where the store's file is not here.
         figures: `accounting.guarantee.describe` of them.
-        found, findings: the releases and what was read of them.
+        inventory, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
         input_changed: the job's store says that the files were changed while its run read them.
     """
@@ -45,7 +45,7 @@ class Report(NamedTuple):
     plan: Plan
     budget: Budget
     figures: dict[str, Any]
-    found: Inventory
+    inventory: Inventory
     findings: Findings
     truth: list[Decade] | None = None
     input_changed: bool = False
@@ -59,12 +59,12 @@ class Report(NamedTuple):
     @property
     def run_ids(self) -> list[str]:
         """Run ids in the releases, without their stamps; more than one is more than one charge."""
-        return [name.rpartition("-")[2] for name in self.found.run_ids]
+        return [name.rpartition("-")[2] for name in self.inventory.run_ids]
 
     @property
     def stamps(self) -> list[str]:
         """``UNSOUND`` and ``INSECURE``, as the releases or the job say."""
-        borne = {stamp for name in self.found.run_ids for stamp in name.split("-")[:-1]}
+        borne = {stamp for name in self.inventory.run_ids for stamp in name.split("-")[:-1]}
         borne |= {"INSECURE"} if self.job.insecure else set()
         borne |= set() if self.figures["guarantee"]["sound"] else {"UNSOUND"}
         return [stamp for stamp in STAMPS if stamp in borne]
@@ -110,8 +110,8 @@ def as_dict(report: Report) -> dict[str, Any]:
         "plan": report.figures,
         "releases": {
             "expected": report.expected,
-            "present": len(report.found.releases),
-            "rows": sum(release.keys for release in report.found.releases),
+            "present": len(report.inventory.releases),
+            "rows": sum(release.keys for release in report.inventory.releases),
             "windows": [
                 {
                     "window": int(window),

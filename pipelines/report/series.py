@@ -49,9 +49,9 @@ class Series(NamedTuple):
 
 def bounds_of(aggregate: Aggregate) -> Bounds:
     """A mean lies within its clamp, a count is at least 0, a sum has the sign of its clamp."""
-    if aggregate.clamp is None:
+    if aggregate.bounds is None:
         return Bounds(0.0)
-    low, high = aggregate.clamp
+    low, high = aggregate.bounds
     if aggregate.kind == "mean":
         return Bounds(float(low), float(high))
     return Bounds(0.0 if low >= 0 else None, 0.0 if high <= 0 else None)

@@ -38,14 +38,14 @@ class Table(NamedTuple):
         data: what the script is given; see `table`.
         names: of the key columns; ``columns``: titles of the others.
         first: the first rows: texts of the key, the window's start, the values.
-        rows_text: which rows there are.
+        caption: which rows there are.
     """
 
     data: dict[str, Any]
     names: list[str]
     columns: list[str]
     first: list[tuple[list[str], str, list[str]]]
-    rows_text: str
+    caption: str
 
 
 def with_error(value: float | None, sd: float | None) -> str:
@@ -128,7 +128,7 @@ def rows_text(keys: Keys) -> str:
         return f"All {keys.distinct:,} keys with all their {keys.values:,} values."
     return (
         f"The {held:,} busiest of {least}{keys.distinct:,} keys, each with its newest value; the"
-        f" {keys.whole:,} busiest with all their windows: {keys.rows.num_rows:,} of"
+        f" {keys.complete:,} busiest with all their windows: {keys.rows.num_rows:,} of"
         f" {least}{keys.values:,} values. A page holds no more, so that it stays quick; the"
         " releases hold them all."
     )

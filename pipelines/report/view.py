@@ -63,9 +63,9 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "run_ids": report.run_ids,
         "stamps": report.stamps,
         "input_changed": report.input_changed,
-        "present": len(report.found.releases),
+        "present": len(report.inventory.releases),
         "expected": report.expected,
-        "rows": sum(release.keys for release in report.found.releases),
+        "rows": sum(release.keys for release in report.inventory.releases),
         "windows": len(findings.windows),
         "windows_with_keys": int((findings.keys > 0).sum()),
         "keys_text": keys_text(report),
@@ -131,9 +131,9 @@ def _some(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 def meaning(aggregate: Aggregate) -> str:
     """What a published column is, in words."""
-    if aggregate.column is None or aggregate.clamp is None:
+    if aggregate.column is None or aggregate.bounds is None:
         return {"count": "count of records", "units": "count of units"}[aggregate.kind]
-    low, high = (human(bound) for bound in aggregate.clamp)
+    low, high = (human(bound) for bound in aggregate.bounds)
     return f"{aggregate.kind} of {aggregate.column}, clamped to {low} … {high}"
 
 

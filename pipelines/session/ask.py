@@ -69,8 +69,8 @@ class SessionRequest(NamedTuple):
 class SessionQuestion(NamedTuple):
     """A question of a session, for `ask.sequence`."""
 
-    desk: OpenTable
-    wish: SessionRequest
+    open_table: OpenTable
+    request: SessionRequest
 
     @property
     def kind(self) -> ChargeKind:
@@ -80,7 +80,7 @@ class SessionQuestion(NamedTuple):
     @property
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says."""
-        open_table, request = self.desk, self.wish
+        open_table, request = self.open_table, self.request
         _check_meaning(open_table, request)  # what no receipt can hold has no canonical form either
         nothing = np.zeros((0, len(open_table.space.dimensions), 2), np.int64)
         return [
@@ -95,11 +95,11 @@ class SessionQuestion(NamedTuple):
 
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says."""
-        check(self.desk, self.wish)
+        check(self.open_table, self.request)
 
     def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says; the account's state follows from the same charges."""
-        open_table, request, question = self.desk, self.wish, self.wish.question
+        open_table, request, question = self.open_table, self.request, self.request.question
         if not request.allotment:
             return Decision(open_table.account.decide(order_of(open_table, request), run_id))
 
@@ -114,8 +114,8 @@ class SessionQuestion(NamedTuple):
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
-        table = _read_and_drawn(self.desk, self.wish, charge, keys)
-        return encoded(header(self.desk, self.wish, **answered_now(charge)), table)
+        table = _read_and_drawn(self.open_table, self.request, charge, keys)
+        return encoded(header(self.open_table, self.request, **answered_now(charge)), table)
 
 
 class AllotmentQuestion(NamedTuple):
@@ -125,7 +125,7 @@ class AllotmentQuestion(NamedTuple):
         order: what is charged; name: the same of the same name is charged once.
     """
 
-    desk: OpenTable
+    open_table: OpenTable
     order: Order
     selection: Selection
     name: str
@@ -138,7 +138,7 @@ class AllotmentQuestion(NamedTuple):
     @property
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says."""
-        open_table, order = self.desk, self.order
+        open_table, order = self.open_table, self.order
         return [
             b"allotment",
             open_table.table.digest.encode(),
@@ -154,7 +154,7 @@ class AllotmentQuestion(NamedTuple):
 
     def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says: its receipt is empty, and committed with the charge."""
-        return Decision(self.desk.account.decide(self.order, run_id), b"")
+        return Decision(self.open_table.account.decide(self.order, run_id), b"")
 
     def stamp(self) -> object:
         """As `ask.question.Question` says: nothing is read."""

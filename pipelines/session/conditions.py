@@ -96,13 +96,13 @@ def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
         case AllOf(parts=parts):
             parts = tuple(_merged(parts, met=True))
             sides = [_boxes(part, space, views) for part in parts]
-            boxes = stacked([space.whole])
+            boxes = stacked([space.everything])
             for side in sorted(sides, key=len):
                 boxes = _met(boxes, side)
             return boxes
         case AnyOf(parts=parts):
             sides = [_boxes(part, space, views) for part in _merged(parts, met=False)]
-            boxes = space.whole[:0]
+            boxes = space.everything[:0]
             for side in sorted(sides, key=len):
                 boxes = _either(boxes, side)
             return boxes
@@ -151,7 +151,7 @@ def _ranged(space: Space, place: int, ranges: Ranges) -> Int64:
     size = int(space.sizes[place])
     inside = [(max(low, 0), min(high, size)) for low, high in joined([ranges])]
     inside = [part for part in inside if part[0] < part[1]]
-    boxes = np.repeat(space.whole, len(inside), axis=0)
+    boxes = np.repeat(space.everything, len(inside), axis=0)
     if inside:
         boxes[:, place] = inside
     return stacked([boxes])

@@ -31,37 +31,37 @@ class TicketQuestion(NamedTuple):
     """A question whose ticket is handed out, for `ask.sequence`.
 
     Attributes:
-        asked: the question; out: the ticket's file.
+        question: the question; out: the ticket's file.
     """
 
-    asked: SessionQuestion
+    question: SessionQuestion
     out: Path
 
     @property
     def kind(self) -> ChargeKind:
         """As `ask.question.Question` says."""
-        return self.asked.kind
+        return self.question.kind
 
     @property
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says: with a ticket or without, it is one question."""
-        return self.asked.identity
+        return self.question.identity
 
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says."""
-        self.asked.check(keys)
+        self.question.check(keys)
 
     def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says."""
-        return self.asked.decide(run_id, account)
+        return self.question.decide(run_id, account)
 
     def stamp(self) -> object:
         """As `ask.question.Question` says."""
-        return self.asked.stamp()
+        return self.question.stamp()
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says: the ticket's name, which stands for the answer."""
-        open_table, question = self.asked.desk, self.asked.wish.question
+        open_table, question = self.question.open_table, self.question.request.question
         parts = tuple(open_table.manifest().usable())
         read = region_of(charge, open_table.table).read
         ticket = ticket_of(open_table.table, parts, question, read, charge.run_id, keys)
@@ -71,7 +71,7 @@ class TicketQuestion(NamedTuple):
         written = _read(open_table, draft)  # that of somebody who was cut off here is as good
         if written is None or written[0].run_id != charge.run_id:
             raise PolicyError("--ticket", "has a draft of something else", "remove it")
-        named = header(open_table, self.asked.wish, **answered_now(charge), ticket=written[1])
+        named = header(open_table, self.question.request, **answered_now(charge), ticket=written[1])
         return encoded(named)
 
 

@@ -242,14 +242,14 @@ class _Change:
             else:
                 fresh, _ = _interned(id_table, batch.ids)
                 self._refuse(batch.file, batch.rows[~fresh], DUPLICATE_ID)
-                yield batch.kept(fresh)
+                yield batch.filtered(fresh)
 
     def _known(self, new: Iterable[Records], there: Bool, id_table: IdTable) -> Iterator[Records]:
         """Those whose ids the table had."""
         for batch in new:
             present = there[id_table.find(required(batch.ids, "some.ids is there"))]
             self._refuse(batch.file, batch.rows[~present], UNKNOWN_ID)
-            yield batch.kept(present)
+            yield batch.filtered(present)
 
     def _without(self, gone: IdTable) -> tuple[tuple[Part, ...], Bool]:
         """The parts without some records, and which of their ids were there."""
@@ -269,7 +269,7 @@ class _Change:
         parts, held = list[Part](), dict[bool, list[pa.Table]]({True: [], False: []})
         for batch in records:
             for usable, tables in held.items():
-                one = batch.kept(batch.usable == usable)
+                one = batch.filtered(batch.usable == usable)
                 if len(one.rows):
                     tables.append(table_of(self._schema, one.at, usable, one.ids))
                 if sum(table.num_rows for table in tables) >= PART_ROWS:

@@ -31,7 +31,7 @@ class OpenTable:
     Attributes:
         config: of the project file; table, space: its public model.
         analyst: who asks.
-        ledger, account, register: of its data set.
+        ledger, account, answers: of its data set.
         held: whether records are copied into memory, for sessions of many questions.
         looking: whether nothing is asked: no file is made or written, and no record is read.
         runner: whose workers read and draw; ``None``: this process.
@@ -51,7 +51,7 @@ class OpenTable:
         self.table: SessionTable = config.table
         self.space: Space = config.table.space
         self.ledger = open_ledger(config.account, looking)
-        self.register = AnswerLog(self.ledger, "session")
+        self.answers = AnswerLog(self.ledger, "session")
         self.held, self.runner, self.looking = held, runner, looking
         self._ring: KeyRing | None = None
         self._scan: Scan | None = None
@@ -89,7 +89,7 @@ class OpenTable:
             DpstreamError: there is no table, it is another account's, or its manifest is damaged.
         """
         manifest = read_manifest(self.config.folder, self.table)
-        check_account(manifest, self.ledger.book())
+        check_account(manifest, self.ledger.history())
         return manifest
 
     def scan(self) -> "Scan":

@@ -64,7 +64,7 @@ def heat_map(
     x, y = space.place(across), space.place(up)
     if x == y:
         raise UsageError("--by", "must be two dimensions", "name another one")
-    frame = space.whole[0].copy() if within is None else np.array(within, np.int64)
+    frame = space.everything[0].copy() if within is None else np.array(within, np.int64)
     columns, rows = _edges(frame[x]), _edges(frame[y])
     at = None
     if place not in (x, y):
@@ -143,7 +143,7 @@ def over_time(
     if kind not in ("epsilon", "rho"):
         raise InvariantError("kind in ('epsilon', 'rho')")
     spent = untouched(table.space, kind, table.cap)  # type: ignore[arg-type]
-    volume = float(volumes(table.space.whole)[0])
+    volume = float(volumes(table.space.everything)[0])
     moments = list[Moment]()
     for _, entry in history:
         if entry.budget != kind or not len(entry.boxes):

@@ -104,7 +104,7 @@ def _decided(
     if not request.allotment:
         planned = open_table.account.plan(order_of(open_table, request))
         return planned, None, refusal_of(open_table.space, question.kind, planned.decision)
-    read, left, refusal = open_table.space.whole[:0], None, None
+    read, left, refusal = open_table.space.everything[:0], None, None
     try:
         _, read, left = open_table.account.plan_draw(
             request.allotment, question.kind, question.amount, within_of(open_table, request)
@@ -122,7 +122,7 @@ def _acceptance(
     """As `Register.begin` decides: what was charged before goes on, whatever is left."""
     question, run_id = (
         request.question,
-        open_table.register.goes_on(request_of(open_table, request), request.fresh),
+        open_table.answers.goes_on(request_of(open_table, request), request.fresh),
     )
     if run_id is not None:
         return Acceptance(None, None, run_id, None)
@@ -135,7 +135,7 @@ def _answered(open_table: OpenTable, run_id: str | None) -> str:
     """When the run that goes on was answered."""
     from dpstream.pipelines.session.receipt import header_of, is_answer
 
-    committed = None if run_id is None else open_table.register.read(run_id)
+    committed = None if run_id is None else open_table.answers.read(run_id)
     if committed is None or not is_answer(committed.receipt):
         return ""
     return header_of(committed.receipt).answered
@@ -194,7 +194,7 @@ def lines(plan: Plan) -> list[str]:
         text_lines.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
     elif plan.searched:
         text_lines.append("Free        no union of disjoint answers was found")
-    if plan.acceptance.run_id is not None or (not decision.accepted and not len(decision.asked)):
+    if plan.acceptance.run_id is not None or (not decision.accepted and not len(decision.boxes)):
         return text_lines
     if not decision.accepted:
         largest = sentences.amount(decision.largest)

@@ -71,7 +71,7 @@ class Records(NamedTuple):
     usable: Bool
     ids: Ids | None
 
-    def kept(self, mask: Bool) -> "Records":
+    def filtered(self, mask: Bool) -> "Records":
         """Some of the rows."""
         if mask.all():
             return self
@@ -190,7 +190,7 @@ def _records(
         for dimension, part in zip(config.table.dimensions, parts, strict=True):
             reasons[~part.usable & (reasons == "")] = dimension.name
         yield Letters(number, rows[refused], reasons[refused].tolist())
-    yield Records(number, rows, at, usable, ids).kept(given)
+    yield Records(number, rows, at, usable, ids).filtered(given)
 
 
 def _ids(config: Config, batch: pa.RecordBatch, prf: Prf) -> tuple[Ids, Bool]:

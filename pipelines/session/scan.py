@@ -82,7 +82,7 @@ class Scan:
             manifest = read_manifest(folder, table)
             self._paths = checked_paths(folder, manifest.usable())
             self._stamps = self._stamped()
-            self._held = _coordinates(self._paths, self._space.whole[0])
+            self._held = _coordinates(self._paths, self._space.everything[0])
             self._db = stack.enter_context(contextlib.closing(duckdb.connect(config=config)))
             with _coded():
                 self._open(held)
@@ -161,7 +161,7 @@ class Scan:
         self, boxes: Int64, cells: Cells, items: list[str], trees: Sequence[Leaves]
     ) -> "_Rows":
         """The cells that have records, each item of them; with trees by leaf of each tree."""
-        around = self._space.whole[0].copy()
+        around = self._space.everything[0].copy()
         axes = [(self._space.place(axis.name), np.array(axis.edges)) for axis in cells.axes]
         for place, edges in axes:
             around[place] = edges[0], edges[-1]

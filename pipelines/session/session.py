@@ -73,7 +73,7 @@ class Session:
     ) -> None:
         if not isinstance(project, Config):
             project = load_config(project, table, environment, settings)
-        self.desk = OpenTable(project, analyst, held, runner, looking)
+        self.open_table = OpenTable(project, analyst, held, runner, looking)
         for weakness in project.table.warnings:
             warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=2)
         self.names: dict[str, Subspace] = {}
@@ -81,7 +81,7 @@ class Session:
     @property
     def table(self) -> "Subspace":
         """Every point."""
-        return Subspace(self, Selection(self.desk.space))
+        return Subspace(self, Selection(self.open_table.space))
 
     def where(self, predicate: str, name: str | None = None) -> "Subspace":
         """The points where a predicate is true; see `Subspace.where`."""
@@ -103,16 +103,16 @@ class Session:
         Raises:
             PolicyError: there is none.
         """
-        for entry, charge in self.desk.account.history():
+        for entry, charge in self.open_table.account.history():
             if entry == run_id and charge.allots and charge.budget != "closed":
-                selection = Selection(self.desk.space).cut_to(charge.read)
+                selection = Selection(self.open_table.space).cut_to(charge.read)
                 return Allotment(self, selection, run_id, charge.budget, charge.amount)
         fix = "make it with `dpstream session allot`, or with as_pinq in Python"
         raise PolicyError("allotment", "is not in the account", fix)
 
     def close(self) -> None:
         """Let go of the ledger and wipe the key."""
-        self.desk.close()
+        self.open_table.close()
 
     def __enter__(self) -> "Session":
         return self
@@ -199,9 +199,9 @@ class Asker:
             SessionRefusedError: points lack budget; ``decision`` says which.
             DpstreamError: it has no meaning.
         """
-        return asking.ask(self.session.desk, self.wish(aggregates, budget, by, kind, **how))
+        return asking.ask(self.session.open_table, self.request(aggregates, budget, by, kind, **how))
 
-    def wish(
+    def request(
         self,
         aggregates: Sequence[Aggregate],
         budget: Number,
@@ -210,7 +210,7 @@ class Asker:
         **how: Any,
     ) -> SessionRequest:
         """The question, not asked yet."""
-        cells = cells_of(self.session.desk, self.selection, by) if by else Cells()
+        cells = cells_of(self.session.open_table, self.selection, by) if by else Cells()
         question = Question(
             kind=kind or "epsilon",
             amount=charge_of(budget),
@@ -231,7 +231,7 @@ def cells_of(
     dimension: what the points have spent must not change what is asked.
     """
     space, axes = open_table.space, list[Axis]()
-    boxes = space.whole if selection.moves else selection.boxes()
+    boxes = space.everything if selection.moves else selection.boxes()
     if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
     for name, edges in by.items():
@@ -282,7 +282,7 @@ class Subspace(Asker):
         Raises:
             UsageError: there is no point.
         """
-        account = self.session.desk.account
+        account = self.session.open_table.account
         return account.spent(kind).most_in(self.boxes()) / MICRO
 
     def with_budget(self, budget: Number, kind: Kind = "epsilon") -> "Subspace":
@@ -304,7 +304,7 @@ class Subspace(Asker):
         Boxes begin on the grid of initial budgets: they are snapped when they are asked, and have
         enough as a whole.
         """
-        open_table = self.session.desk
+        open_table = self.session.open_table
         order = Order(kind, amount, open_table.analyst, self.selection.boxes, True)
         boxes = open_table.account.plan(order).read.copy()
         place = open_table.space.budget_place(kind)
@@ -314,14 +314,14 @@ class Subspace(Asker):
 
     def boxes(self) -> Int64:
         """(m, d, 2) its points as of now; free."""
-        return self.selection.boxes(self.session.desk.account)
+        return self.selection.boxes(self.session.open_table.account)
 
     def plan(
         self, budget: Number, kind: Kind = "epsilon", drop: bool = False, cover: Sequence[str] = ()
     ) -> Planned:
         """What a question would be told now, without charging it."""
-        request = self.wish((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
-        return self.session.desk.account.plan(asking.order_of(self.session.desk, request))
+        request = self.request((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
+        return self.session.open_table.account.plan(asking.order_of(self.session.open_table, request))
 
     def as_pinq(
         self,
@@ -339,7 +339,7 @@ class Subspace(Asker):
         Raises:
             SessionRefusedError: ANY point has less left.
         """
-        open_table, amount = self.session.desk, charge_of(budget)
+        open_table, amount = self.session.open_table, charge_of(budget)
         order = Order(
             kind, amount, open_table.analyst, self.selection.boxes, False, tuple(cover), True
         )
@@ -355,7 +355,7 @@ class Subspace(Asker):
         Raises:
             PolicyError: they do not cover it.
         """
-        return assembled(self.session.desk, self.boxes(), figure)
+        return assembled(self.session.open_table, self.boxes(), figure)
 
 
 class Allotment(Asker):
@@ -381,7 +381,7 @@ class Allotment(Asker):
     @property
     def left(self) -> float:
         """What is not used yet."""
-        history = self.session.desk.account.history()
+        history = self.session.open_table.account.history()
         used = sum(charge.amount for _, charge in history if charge.draws_on == self.run_id)
         return (self.amount - used) / MICRO
 
@@ -391,7 +391,7 @@ class Allotment(Asker):
             self.session, self.selection.where(predicate), self.run_id, self.kind, self.amount
         )
 
-    def wish(
+    def request(
         self,
         aggregates: Sequence[Aggregate],
         budget: Number,
@@ -412,4 +412,4 @@ class Allotment(Asker):
                 "ask without kind, drop and cover",
             )
         how |= {"allotment": self.run_id}
-        return super().wish(aggregates, budget, by, self.kind, **how)
+        return super().request(aggregates, budget, by, self.kind, **how)

@@ -112,7 +112,7 @@ def first_window(
     width, grid = query.width, int(space.grids[place])
     begin = -(-query.start // grid) * grid
     end = min(until, int(space.values[place]))
-    frame = space.whole[0].copy()
+    frame = space.everything[0].copy()
     frame[place] = begin, max(end, begin)
     boxes = query.selection.boxes(views)
     points = cut(taken(boxes, at), frame) if len(at := overlapped(boxes, frame)) else boxes[:0]
@@ -155,6 +155,6 @@ def close_before(open_table: OpenTable, arrival: str, before: Any) -> bool:
     edge = open_table.space.dimensions[place].edge(before)
     if not edge:
         raise UsageError("--before", "is before all arrivals", "name a later one")
-    box = open_table.space.whole.copy()
+    box = open_table.space.everything.copy()
     box[0, place] = 0, edge
     return open_table.account.close_for_ever(box, open_table.analyst)

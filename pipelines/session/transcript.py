@@ -49,7 +49,7 @@ def transcript(open_table: OpenTable) -> list[Line]:
 
 
 def _line(open_table: OpenTable, run_id: str, charge: RegionCharge) -> Line:
-    committed = open_table.register.read(run_id)
+    committed = open_table.answers.read(run_id)
     answer = None if committed is None or not is_answer(committed.receipt) else committed.receipt
     header = None if answer is None else header_of(answer)
     if charge.budget == "closed":

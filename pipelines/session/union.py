@@ -136,7 +136,7 @@ def _parts(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Iterator[P
         read = charge.read
         if not any(len(overlapped(read, box)) for box in boxes):
             continue
-        committed = open_table.register.read(run_id)
+        committed = open_table.answers.read(run_id)
         if committed is None or not is_answer(committed.receipt):
             continue
         answer = decoded(committed, open_table.insecure)
@@ -187,7 +187,7 @@ def _cells(
 
 def _hulls(space: Space, cells: Cells, around: Int64) -> tuple[Int64, Int64]:
     """(k,) number and (k, d, 2) range of every cell that can lie within a box."""
-    number, hulls = np.zeros(1, np.int64), space.whole[:1]
+    number, hulls = np.zeros(1, np.int64), space.everything[:1]
     for axis in cells.axes:
         place, edges = space.place(axis.name), np.asarray(axis.edges, np.int64)
         low, high = edges[:-1], edges[1:]

@@ -211,7 +211,7 @@ def check(question: Question, catalog: Catalog) -> None:
         RunError: DuckDB does not take it.
     """
     statement, names = question.statement, _before_noise(question, catalog)
-    query = stage_one(question.asked, catalog, grids_of(question.sketched()))
+    query = stage_one(question.per_column, catalog, grids_of(question.sketched()))
     with Engine(catalog, names, empty=True) as engine:
         table = engine.run(query)
         if statement.public is not None:

@@ -260,7 +260,7 @@ class DoWork(_Keyed):
         }
         del parts
         with Engine(task.catalog, task.catalog.tables, rows=rows) as engine:
-            groups = task.work.known_groups(engine, self._ring)
+            groups = task.work.initial_groups(engine, self._ring)
             unit_rows = engine.run(task.work.stage_one())
         del rows
         place = place_of(Path(task.folder), shard)

@@ -37,7 +37,7 @@ class Question(NamedTuple):
     """A statement with all that is fixed before a row is read; public.
 
     Attributes:
-        statement: as it was checked; asked: the same with one function for each column.
+        statement: as it was checked; per_column: the same with one function for each column.
         families: its plan in each family of noise that it can take.
         gridded: the plan in the family that is taken; once there is a charge, in its family.
         outputs: by label of the statement's functions.
@@ -45,7 +45,7 @@ class Question(NamedTuple):
     """
 
     statement: Statement
-    asked: Statement
+    per_column: Statement
     families: Families
     gridded: Gridded
     outputs: dict[str, Output]

@@ -135,7 +135,7 @@ class Workers:
 
         def read(folder: Path) -> Sums:
             with self._spread.public() as engine:
-                groups = work.known_groups(engine, self._ring)
+                groups = work.initial_groups(engine, self._ring)
             totals, bounded = list[Totals](), list[Bounded]()
             for more, rows in read_sums(folder, self._shards, groups, names):
                 totals = [totals[0].plus(more) if totals else more]

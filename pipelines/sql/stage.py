@@ -90,7 +90,7 @@ class LocalShards:
         """As `Place` says."""
 
         def once() -> Sums:
-            groups, totals = work.known_groups(self._engine, self._ring), list[Totals]()
+            groups, totals = work.initial_groups(self._engine, self._ring), list[Totals]()
             bounded: list[Bounded] = []
             quantiles = any(column.kind == "quantiles" for column in work.plan.columns)
             for unit_rows in self._rows(work):
@@ -111,7 +111,7 @@ class LocalShards:
         """As `Place` says."""
 
         def once() -> dict[str, Int64]:
-            groups, out = work.known_groups(self._engine, self._ring), dict[str, Int64]()
+            groups, out = work.initial_groups(self._engine, self._ring), dict[str, Int64]()
             for unit_rows in self._rows(work):
                 for name, cells in work.counted(unit_rows, groups, self._ring, design).items():
                     out[name] = cells + out[name] if name in out else cells
@@ -162,7 +162,7 @@ class Stage:
             settled = self._bounds(question.design)
         plan = settled.plan
         budget = question.budget(plan)
-        work = Work.of(question.asked, self._catalog, plan, self._name)
+        work = Work.of(question.per_column, self._catalog, plan, self._name)
         sums = self._place.summed(work, budget.weights)
         groups = sums.groups
         drawn = answer(plan, budget, sums.totals, sums.rows, groups.ids, self._ring, self._name)
@@ -172,8 +172,8 @@ class Stage:
         """The plan with bounds from histograms that this run pays for."""
         question = self._question
         named = {column.name: column for column in question.plan.columns if column.automatic}
-        asked_for = tuple(f for f in question.asked.functions if f.name in named)
-        statement = replace(question.asked, functions=asked_for)
+        asked_for = tuple(f for f in question.per_column.functions if f.name in named)
+        statement = replace(question.per_column, functions=asked_for)
         plan = replace(question.plan, columns=tuple(named.values()))
         work = Work.of(statement, self._catalog, plan, self._name, wide=True)
         counts = self._place.counted(work, design)

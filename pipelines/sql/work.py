@@ -95,7 +95,7 @@ class Work(NamedTuple):
         mine = "" if shards == 1 else f" WHERE HASH(unit) % {shards} = {shard}"
         return f"{self.query}{mine} {self.by}"
 
-    def known_groups(self, engine: Engine, ring: KeyRing) -> Groups:
+    def initial_groups(self, engine: Engine, ring: KeyRing) -> Groups:
         """The groups before a row is read: none, or the public ones."""
         public = None if self.public is None else engine.run(self.public)
         names, kinds = [name for name, _ in self.groups], [KINDS[kind] for _, kind in self.groups]

@@ -161,7 +161,7 @@ def same_input(job: Job, store: Store) -> bool:
     noted = _decoded(store.metadata(_NOTE))
     if noted is not None:
         try:
-            return bool(_arranged(job, noted).known)
+            return bool(_arranged(job, noted).earlier)
         except PolicyError:
             return False
     with secret_source(job).ring() as ring:
@@ -218,7 +218,7 @@ def end(run: Run, pass_: Due) -> None:
 def _again(job: Job, noted: Passes) -> Due:
     """A pass that was cut off, with the files that it was begun with."""
     arranged = _arranged(job, noted)
-    source = JoinedFiles(job, arranged.known, noted.left, arranged.first)
+    source = JoinedFiles(job, arranged.earlier, noted.left, arranged.first)
     return Due(source, noted, noted, 0)
 
 
@@ -226,7 +226,7 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
     """The pass with the files that are new."""
     arranged = _arranged(job, noted)
     check_types(job, arranged.new)
-    files = (*arranged.known, *arranged.new)
+    files = (*arranged.earlier, *arranged.new)
     if noted is None:
         upto = required(upto, "upto is there")
         passes = Passes((Pass(arranged.digests, upto),), 0, tuple(range(len(files))))

@@ -75,7 +75,7 @@ def read_characteristics(folder: Path, faults: dict[str, Faults]) -> Characteris
     _check_map(pairs, every, codes, faults[MAP])
     characteristics = _resolved(every, codes.table["RACE_ETH_CODE"], pairs.table)
     _check_kinds(characteristics, pairs, faults[MAP])
-    return None if any(faults[name].found for name in COLUMNS) else characteristics
+    return None if any(faults[name].faults for name in COLUMNS) else characteristics
 
 
 def _check_iterations(rows: Rows, faults: Faults) -> None:

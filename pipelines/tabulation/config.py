@@ -92,7 +92,7 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
     entries = _decoded(path, faults)
     if entries is None:
         return None
-    before = len(faults.found)
+    before = len(faults.faults)
     fields = fields_of(choice.program)
     _check_optional(entries, fields, faults)
     values = {
@@ -106,7 +106,7 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
             "is puredp, for which there is no rounded noise",
             "write zcdp, or choose the noise census",
         )
-    return None if len(faults.found) > before else _parameters(values, choice)
+    return None if len(faults.faults) > before else _parameters(values, choice)
 
 
 def fields_of(program: str) -> dict[str, tuple[Any, bool]]:

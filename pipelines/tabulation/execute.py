@@ -202,7 +202,7 @@ def _uncharged(
     order: Order, setup: Prepared, output: Output, stack: contextlib.ExitStack
 ) -> Execution:
     """Without an account: what stands in OUT is never drawn again."""
-    old_receipt = output.standing()
+    old_receipt = output.existing_manifest()
     if old_receipt is not None:
         manifest = decoded(old_receipt)
         if manifest.plan_hash != setup.plan.hash or order.fresh:

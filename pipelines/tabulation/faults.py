@@ -52,11 +52,11 @@ class Faults:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.found = list[Fault]()
+        self.faults = list[Fault]()
 
     def add(self, column: str, rule: str, fix: str, row: int | None = None) -> None:
         """One fault."""
-        self.found.append(Fault(self.file, row, column, rule, fix))
+        self.faults.append(Fault(self.file, row, column, rule, fix))
 
     def rows(self, bad: Bool, numbers: Int64, column: str, rule: str, fix: str) -> None:
         """A fault of each row that is marked.

@@ -83,7 +83,7 @@ def _read(
     of_blocks = Faults(geography.GEOGRAPHY)
     states = () if resolved is None else states_of(resolved)
     blocks = geography.read_geography(data / geography.GEOGRAPHY, states, of_blocks)
-    every = [fault for one in (*faults.values(), of_blocks) for fault in one.found]
+    every = [fault for one in (*faults.values(), of_blocks) for fault in one.faults]
     if records:
         every += _header_faults(data, choice.program)
     if resolved is None or iterations is None or blocks is None:
@@ -105,4 +105,4 @@ def _header_faults(data: Path, program: str) -> list[Fault]:
         faults.add("", "is missing", "put it into its folder")
     except OSError:
         faults.add("", "cannot be read", "check that it is a file, and its permissions")
-    return faults.found
+    return faults.faults

@@ -45,11 +45,11 @@ def read_geography(path: Path, states: tuple[str, ...], faults: Faults) -> pa.Ta
         Columns as `dp_transforms.tabulation.domain.PublicFiles` has them; ``None`` if there is a
         fault.
     """
-    before = len(faults.found)
+    before = len(faults.faults)
     within = np.array(sorted(map(int, states)), np.int64)
     parts = [_part(rows, within, faults) for rows in read_blocks(path, [*COLUMNS], faults, True)]
     if not parts:
-        if len(faults.found) == before:
+        if len(faults.faults) == before:
             faults.add("", "has no rows", "give the blocks of every state that runs")
         return None
     block, place, area, numbers = map(np.concatenate, zip(*parts, strict=True))
@@ -61,7 +61,7 @@ def read_geography(path: Path, states: tuple[str, ...], faults: Faults) -> pa.Ta
     if not is_in(within, np.unique(block // 10 ** (BLOCK_DIGITS - 2))).all():
         fix = "give the blocks of every state that runs, or run without it"
         faults.add("TABBLKST", "has no block of a state of the run", fix)
-    return None if len(faults.found) > before else _table(block, place, area)
+    return None if len(faults.faults) > before else _table(block, place, area)
 
 
 def _part(rows: Rows, within: Int64, faults: Faults) -> _Part:

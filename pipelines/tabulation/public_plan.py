@@ -26,11 +26,11 @@ class Planned(NamedTuple):
     """A plan as it can be known.
 
     Attributes:
-        prepared: what follows from the public files; whole: whether none was missing.
+        prepared: what follows from the public files; complete: whether none was missing.
     """
 
     prepared: Prepared
-    whole: bool
+    complete: bool
 
 
 def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
@@ -87,7 +87,7 @@ def figures(
             f"{empty:,} groups of {TOTALS} are in regions without a "
             "block: their counts are noise alone",
         ]
-    if not planned.whole:
+    if not planned.complete:
         out["plan_hash"] = None
         out["notes"] = [*out["notes"], f"the plan has no hash before {TOTALS} is there"]
     if units is not None:

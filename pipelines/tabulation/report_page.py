@@ -82,7 +82,7 @@ def _held(figures: dict[str, Any]) -> dict[str, Any] | None:
     across = "share of figures within their margin"
     picture = charts.intervals("held", levels, series, COVERAGE, words, across)
     legend = list(zip(charts.swatches(len(sums)), sums, strict=True))
-    return {"picture": picture_fields(picture), "legend": legend, "words": words}
+    return {"picture": picture_fields(picture), "legend": legend, "text": words}
 
 
 def _interval(place: int, inside: int, count: int) -> charts.Interval:

@@ -50,9 +50,9 @@ def read_rows(
     Returns:
         ``None`` where the file cannot be read or its header is not usable.
     """
-    before = len(faults.found)
+    before = len(faults.faults)
     blocks = list(read_blocks(path, columns, faults, more))
-    if not blocks and len(faults.found) > before:
+    if not blocks and len(faults.faults) > before:
         return None
     empty = pa.table({column: pa.array([], pa.string()) for column in columns})
     tables = [block.table for block in blocks] or [empty]
@@ -156,7 +156,7 @@ def usable_header(
     if not text:
         faults.add("", "has no header in UTF-8", expected, 1)
         return None
-    names, before = text.split(SEPARATOR), len(faults.found)
+    names, before = text.split(SEPARATOR), len(faults.faults)
     for column in columns:
         if names.count(column) != 1:
             rule = "is missing" if column not in names else "is there more than once"
@@ -165,9 +165,9 @@ def usable_header(
     if extra and not more:
         places = ", ".join(map(str, extra[:20]))
         faults.add("", f"has columns that are not its own (number {places})", expected, 1)
-    if len(faults.found) == before and [name for name in names if name in columns] != [*columns]:
+    if len(faults.faults) == before and [name for name in names if name in columns] != [*columns]:
         faults.add("", "has its columns in another order", expected, 1)
-    return names if len(faults.found) == before else None
+    return names if len(faults.faults) == before else None
 
 
 def line_faults(lines: pa.BinaryArray, width: int) -> list[tuple[Bool, str, str]]:

@@ -70,7 +70,7 @@ def read_totals(
             tables.append(table)
             groups.append(group)
             where.append((faults, numbers))
-        all_faults += faults.found
+        all_faults += faults.faults
     all_faults += _again(groups, where)
     if len(all_faults) == before and not domain.has_block:
         rule = "has no group of a region with a block of the run: its tables would be of nobody"
@@ -97,7 +97,7 @@ def _again(groups: list[Int64], where: list[tuple[Faults, Int64]]) -> Iterator[F
             "is a group that is there before",
             "keep one of the rows",
         )
-        yield from own.found
+        yield from own.faults
         begin += len(group)
 
 

@@ -148,7 +148,7 @@ def ask(request: Request) -> CheckedRequest:
     widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
     # What cannot be written is refused before it is paid for.
     tuning_file.render(request.project, request.job, request.new, 1, widest, ChoiceSection())
-    ranges = {a.name: a.clamp for a in job.plan.aggregates if a.name in names and a.clamp}
+    ranges = {a.name: a.bounds for a in job.plan.aggregates if a.name in names and a.bounds}
     tuning = CheckedRequest(request, job, question, design(question, private), ranges)
     question_of_file = tuning_file.question_of(request.project, request.new)
     same = question_of_file == (tuning.digest, request.as_of)

@@ -88,7 +88,7 @@ def choose(tuning: CheckedRequest) -> Outcome:
 class TuningQuestion(NamedTuple):
     """The first hours of a job's stream, for `ask.sequence`."""
 
-    asked: CheckedRequest
+    checked: CheckedRequest
 
     @property
     def kind(self) -> ChargeKind:
@@ -98,25 +98,25 @@ class TuningQuestion(NamedTuple):
     @property
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says; the plan that is digested names the source."""
-        return [self.asked.digest.encode()]
+        return [self.checked.digest.encode()]
 
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says: what is wrong with the files."""
-        pieces(self.asked.job)
+        pieces(self.checked.job)
 
     def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says."""
-        spend = _spend(self.asked, run_id)
-        refuse_useless(self.asked, account, spend)
+        spend = _spend(self.checked, run_id)
+        refuse_useless(self.checked, account, spend)
         return Decision(spend)
 
     def stamp(self) -> object:
         """As `ask.question.Question` says."""
-        return stamps(self.asked.job)
+        return stamps(self.checked.job)
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
-        return _receipt(self.asked, charge, _draw(self.asked, keys, charge.run_id))
+        return _receipt(self.checked, charge, _draw(self.checked, keys, charge.run_id))
 
 
 def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
@@ -204,7 +204,7 @@ def _tell(tuning: CheckedRequest, answer: Answer) -> Outcome:
         how="private",
         first=tuning.request.first,
         rule=rule_text(tuning.question),
-        bounds=tuple(name for name, _, _ in figures.clamps),
+        bounds=tuple(name for name, _, _ in figures.bounds),
         epsilon=receipt.epsilon,
         delta=receipt.delta,
         mu=receipt.mu,
@@ -241,7 +241,7 @@ def _proxy(tuning: CheckedRequest) -> Outcome:
         how="proxy",
         first=request.first,
         rule=rule_text(tuning.question),
-        bounds=tuple(name for name, _, _ in figures.clamps),
+        bounds=tuple(name for name, _, _ in figures.bounds),
         range=tuning.ranges,
     )
     return _write(tuning, figures, table, None, False)
@@ -254,9 +254,9 @@ def _write(
     run_id: str | None,
     resumed: bool,
 ) -> Outcome:
-    request, bounds = tuning.request, bounds_of(tuning, figures.clamps)
+    request, bounds = tuning.request, bounds_of(tuning, figures.bounds)
     text, section = tuning_file.render(
-        request.project, request.job, request.new, figures.contributions, figures.clamps, table
+        request.project, request.job, request.new, figures.contributions, figures.bounds, table
     )
     tuning_file.write(request.project, request.new, text, section)
     return Outcome(

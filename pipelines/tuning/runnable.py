@@ -56,7 +56,7 @@ def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
 
 def _allowed(tuning: CheckedRequest, figures: Figures, contributions: int) -> bool:
     try:
-        allocate(with_privacy(with_bounds(tuning, figures.clamps), contributions=contributions))
+        allocate(with_privacy(with_bounds(tuning, figures.bounds), contributions=contributions))
     except UsageError:
         return False
     return True
@@ -66,7 +66,7 @@ def with_bounds(tuning: CheckedRequest, chosen: Clamps) -> Plan:
     """The job's plan with these bounds."""
     clamps, plan = bounds_of(tuning, chosen), tuning.job.plan
     aggregates = tuple(
-        msgspec.structs.replace(a, clamp=clamps.get(a.name, a.clamp)) for a in plan.aggregates
+        msgspec.structs.replace(a, bounds=clamps.get(a.name, a.bounds)) for a in plan.aggregates
     )
     return msgspec.structs.replace(plan, aggregates=aggregates)
 

@@ -41,7 +41,7 @@ def answers(
 
 def _figures(of: Answers, half_width: float) -> dict[str, pa.Array]:
     wide = half_width * of.sd
-    columns = {"value": of.shown, "sd": of.sd, "low": of.found - wide, "high": of.found + wide}
+    columns = {"value": of.displayed, "sd": of.sd, "low": of.estimates - wide, "high": of.estimates + wide}
     return {name: pa.array(column) for name, column in columns.items()}
 
 

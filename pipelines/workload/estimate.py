@@ -25,9 +25,9 @@ _AT_ONCE, MAX_COVARIANCE = 1 << 24, 1 << 24
 class Answers(NamedTuple):
     """(queries,) linear answers, their standard errors, and the values that are shown."""
 
-    found: Float64
+    estimates: Float64
     sd: Float64
-    shown: Float64
+    displayed: Float64
 
 
 class Estimate(NamedTuple):

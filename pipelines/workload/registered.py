@@ -64,7 +64,7 @@ class Mechanism(NamedTuple):
     Attributes:
         name: strategy; digest: of all that decides what is drawn, domain included.
         epsilon, delta, mu: of a unit.
-        whole: whether every cell is estimated, not sums alone.
+        every_cell: whether every cell is estimated, not sums alone.
         draw: estimate of (rows, attributes) cells under a key and a run name.
     """
 
@@ -73,7 +73,7 @@ class Mechanism(NamedTuple):
     epsilon: float
     delta: float
     mu: float | None
-    whole: bool
+    every_cell: bool
     draw: Callable[[Int64, KeyRing, tuple[bytes, ...]], Estimate | TableEstimate]
 
 
@@ -276,7 +276,7 @@ def answer_once(
         DpstreamError: refused before a charge, or failed.
     """
     question = WorkloadQuestion(workload, job, mechanism, partial, out, accept)
-    if nonnegative and not mechanism.whole:
+    if nonnegative and not mechanism.every_cell:
         raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
     place = question.ledger
     with (

@@ -200,7 +200,7 @@ def _fits(released: Released) -> bool:
     releases, cells = len(receipt.moments), math.prod(sizes)
     if isinstance(estimate, TableEstimate):
         roots = [basis.root for basis in estimate.bases if isinstance(basis, Fitted)]
-        numbers = [estimate.sds, *estimate.found, *roots]
+        numbers = [estimate.sds, *estimate.measured, *roots]
         fits = estimate.sizes == sizes and releases == 1
     else:
         numbers = [estimate.cells, estimate.scale, *estimate.mix]

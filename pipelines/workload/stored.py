@@ -24,7 +24,7 @@ def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
         "counts": np.array([len(key) for key in estimate.keys], np.int64),
         "keys": np.array([axis for key in estimate.keys for axis in key], np.int64),
         "sds": estimate.sds,
-        "found": np.concatenate([array.ravel() for array in estimate.found]),
+        "found": np.concatenate([array.ravel() for array in estimate.measured]),
         **bases_arrays(estimate.bases),
     }
 

@@ -29,13 +29,13 @@ class TableEstimate(NamedTuple):
     Attributes:
         bases: of each attribute.
         keys: sets of attributes that were measured; sds: s_R of each.
-        found: (n - 1 on each axis of R) noisy M x_R of each set.
+        measured: (n - 1 on each axis of R) noisy M x_R of each set.
     """
 
     bases: tuple[Basis, ...]
     keys: tuple[tuple[int, ...], ...]
     sds: Float64
-    found: tuple[Float64, ...]
+    measured: tuple[Float64, ...]
     half_width: float = HALF_WIDTH
 
     @property
@@ -97,7 +97,7 @@ class TableEstimate(NamedTuple):
                         "asks a table of attributes that was not measured",
                         "ask tables of the attributes that were asked together",
                     )
-                part = restored(self.found[place[key]], [bases[k] for k in chosen])
+                part = restored(self.measured[place[key]], [bases[k] for k in chosen])
                 missing = tuple(k for k in range(len(axes)) if k not in chosen)
                 part = np.expand_dims(part, missing)
                 for k in missing:

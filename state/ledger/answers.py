@@ -101,7 +101,7 @@ class AnswerLog:
         """
 
         def pay() -> Begun:
-            account = self._ledger.book()
+            account = self._ledger.history()
             goes_on = self.goes_on(request, fresh)
             if goes_on is not None:
                 charge = account.find(goes_on)
@@ -140,7 +140,7 @@ class AnswerLog:
         Of several, which were asked ``fresh``: the one without a receipt, else the last.  What a
         recovery closed is never answered.
         """
-        closed, all_alike = self._ledger.book().closed, self._ledger.asked_alike(request)
+        closed, all_alike = self._ledger.history().closed, self._ledger.requests_alike(request)
         alike = [a for a in all_alike if a.run_id not in closed and self._mine(a)]
         alike.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
         return alike[-1].run_id if alike else None
@@ -157,9 +157,9 @@ class AnswerLog:
 
         def put() -> None:
             if self._committed(run_id) is None:
-                if self._ledger.asked(run_id) is None:
+                if self._ledger.request_of(run_id) is None:
                     raise _uncharged()
-                if run_id in self._ledger.book().closed:
+                if run_id in self._ledger.history().closed:
                     raise PolicyError(
                         "account.path",
                         "this charge was closed by a recovery of the account while it was answered",
@@ -201,10 +201,10 @@ class AnswerLog:
         return answer
 
     def _committed(self, run_id: str) -> Answer | None:
-        entry = self._ledger.asked(run_id)
-        if entry is None or not self._mine(entry) or run_id in self._ledger.book().closed:
+        entry = self._ledger.request_of(run_id)
+        if entry is None or not self._mine(entry) or run_id in self._ledger.history().closed:
             return None
-        digest = self._ledger.book().receipts.get(run_id)
+        digest = self._ledger.history().receipts.get(run_id)
         receipt = entry.receipt
         if receipt is None and digest is None:
             return None
@@ -218,7 +218,7 @@ class AnswerLog:
 
     def _mine(self, entry: StoredRequest) -> bool:
         """Whether a request is of this kind."""
-        charge = self._ledger.book().find(entry.run_id)
+        charge = self._ledger.history().find(entry.run_id)
         if charge is None:
             raise _uncharged()
         return charge.kind == self._kind

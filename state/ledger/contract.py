@@ -75,7 +75,7 @@ class Ledger(abc.ABC):
         """
 
     @abc.abstractmethod
-    def book(self) -> History:
+    def history(self) -> History:
         """The checked events as they stand now; not to be changed by the caller."""
 
     @abc.abstractmethod
@@ -95,11 +95,11 @@ class Ledger(abc.ABC):
         """Remove a token that is there, in a transaction."""
 
     @abc.abstractmethod
-    def asked(self, run_id: str) -> StoredRequest | None:
+    def request_of(self, run_id: str) -> StoredRequest | None:
         """The request that a run was charged for."""
 
     @abc.abstractmethod
-    def asked_alike(self, request: str) -> list[StoredRequest]:
+    def requests_alike(self, request: str) -> list[StoredRequest]:
         """All requests of a fingerprint, in the order of their charges."""
 
     @abc.abstractmethod
@@ -148,7 +148,7 @@ class Ledger(abc.ABC):
             try:
                 with self.transaction():
                     if self.head_file is not None:
-                        self.head_file.check(self.book(), head)
+                        self.head_file.check(self.history(), head)
                     done = work()
                 break
             except LedgerMovedError:
@@ -174,30 +174,30 @@ class Ledger(abc.ABC):
             PolicyError: the account lacks what the head file has; RunError: it cannot be written.
         """
         if self.head_file is not None:
-            self.head_file.advance(lambda: (self.book(), {run: self.tokens(run) for run in runs}))
+            self.head_file.advance(lambda: (self.history(), {run: self.tokens(run) for run in runs}))
 
     @property
     def id(self) -> str:
         """The account's random name."""
-        return self.book().created.id
+        return self.history().created.id
 
     @property
     def data_set(self) -> str:
         """The data set's name."""
-        return self.book().created.data_set
+        return self.history().created.data_set
 
     def head(self) -> Head:
         """The end of the chain."""
-        return end_of(self.book())
+        return end_of(self.history())
 
     def digest_at(self, seq: int) -> str | None:
         """Digest of the entry of a number."""
-        digests = self.book().digests
+        digests = self.history().digests
         return digests[seq - 1] if 0 < seq <= len(digests) else None
 
     def digest_of(self, name: str) -> str | None:
         """Digest of the entry of a charge's name."""
-        return self.book().digest_of(name)
+        return self.history().digest_of(name)
 
     def entries(self) -> list[Charge]:
         """Charges in order.
@@ -205,7 +205,7 @@ class Ledger(abc.ABC):
         Raises:
             PolicyError: the ledger is damaged.
         """
-        return list(self.book().charges)
+        return list(self.history().charges)
 
     def spent(self, delta: float) -> float:
         """Smallest epsilon that all runs together spend at delta, rounded up.
@@ -236,7 +236,7 @@ class Ledger(abc.ABC):
         Args:
             accept: called before a new charge.
         """
-        account = self.book()
+        account = self.history()
         if account.find(charge.name) is not None:
             return False
         if accept is not None:
@@ -253,7 +253,7 @@ class Ledger(abc.ABC):
         """
 
         def change() -> Limit:
-            before = self.book().persons_limit()
+            before = self.history().persons_limit()
             if limit != before:
                 self.append(LimitChanged(limit))
             return before

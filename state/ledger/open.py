@@ -148,7 +148,7 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
     """
     ledger = _opened(place.path, looking)
     try:
-        check_place(place, ledger.book().created)
+        check_place(place, ledger.history().created)
         _give_head(ledger, place, looking, recovering)
     except BaseException:
         ledger.close()
@@ -160,7 +160,7 @@ def open_path(path: str | Path, recovering: bool = False) -> Ledger:
     """The account at a path, whatever its id is; raises as ``open_ledger`` does."""
     ledger = _opened(path)
     try:
-        own = ledger.book().created
+        own = ledger.history().created
         place = AccountPlace(str(path), own.data_set, own.id)
         _give_head(ledger, place, not recovering, recovering)
     except BaseException:
@@ -177,10 +177,10 @@ def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: b
     if recovering:
         ledger.head_file = head_file
     elif (head := head_file.head()) is not None:
-        head_file.check(ledger.book(), head)
+        head_file.check(ledger.history(), head)
         ledger.head_file = head_file
     elif not looking:
-        account = ledger.book()
+        account = ledger.history()
         if head_file.create(account) and account.charges:
             warnings.warn(_MADE_ANEW.format(name=head_file.path.name), AccountWarning, stacklevel=2)
         ledger.head_file = head_file

@@ -105,7 +105,7 @@ class SessionRefusedError(PolicyError):
 
     def __init__(self, decision: Decision, enough: str = "") -> None:
         self.decision, self.enough = decision, enough
-        if len(decision.asked):
+        if len(decision.boxes):
             boxes = f"{len(decision.lacking)} box{'es' * (len(decision.lacking) != 1)}"
             rule = f"points that the query asks, in {boxes}, have too little left"
             ways = [
@@ -113,7 +113,7 @@ class SessionRefusedError(PolicyError):
                 f'ask only points with enough (--where "{enough}", and what else is asked)'
                 * bool(enough),
                 "leave those points out (--drop)"
-                * (points(decision.lacking) < points(decision.asked)),
+                * (points(decision.lacking) < points(decision.boxes)),
             ]
             fix = ", or ".join(way for way in ways if way) or _NOTHING_LEFT
         else:
@@ -131,7 +131,7 @@ def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
         return ""
     place = space.budget_place(kind)
     dimension, least = space.dimensions[place], int(decision.lacking[:, place, 1].max())
-    if not isinstance(dimension, Budget) or least >= decision.asked[:, place, 1].max():
+    if not isinstance(dimension, Budget) or least >= decision.boxes[:, place, 1].max():
         return ""
     return f"{dimension.name} >= {down(least * dimension.step / MICRO, 10)}"
 

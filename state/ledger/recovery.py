@@ -65,7 +65,7 @@ def recover(ledger: Ledger) -> Recovered:
     chain = Chain([], [], {}) if head_file is None else head_file.chain()
 
     def append() -> tuple[Recovered, int]:
-        account = ledger.book()
+        account = ledger.history()
         common = _common(account.digests, chain.digests)
         tokens = [
             run
@@ -96,7 +96,7 @@ def recover(ledger: Ledger) -> Recovered:
     finally:
         ledger.head_file = head_file
     if head is not None and head_file is not None and ledger.digest_at(head.seq) != head.digest:
-        head_file.advance(lambda: (ledger.book(), {}), common)
+        head_file.advance(lambda: (ledger.history(), {}), common)
     else:
         ledger.keep_head()
     return done

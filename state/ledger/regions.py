@@ -121,7 +121,7 @@ class RegionAccount:
 
     def history(self) -> list[tuple[str, RegionCharge]]:
         """Run id and charge of every entry of the table, in order."""
-        charges = list(self._ledger.book().charges)
+        charges = list(self._ledger.history().charges)
         return [(charge.run_id, region_of(charge, self.table)) for charge in charges]
 
     # --- what is charged -------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class RegionAccount:
         """
         check_amount(amount, "amount")
         state = self._refreshed()
-        of, used = allotted(self._ledger.book().charges, self.table, allotment)
+        of, used = allotted(self._ledger.history().charges, self.table, allotment)
         usable = self.rules.usable(self._instant())
         read = checked(self.table.space, resolve(Views(state, usable), of.read))
         check_draw(state, of, used, (kind, amount), read)
@@ -268,7 +268,7 @@ class RegionAccount:
 
     def _refreshed(self) -> Balances:
         """The state behind all entries that the ledger holds."""
-        state, ledger, account = self._state, self._ledger, self._ledger.book()
+        state, ledger, account = self._state, self._ledger, self._ledger.history()
         if account.widened not in (None, self.table.digest):
             raise migrated()
         new = account.charges[state.entries :]
@@ -290,7 +290,7 @@ class RegionAccount:
     def _with_own(self, kind: str, analyst: str) -> Balances:
         state = self._refreshed()
         if (kind, analyst) not in state.own:
-            charges = self._ledger.book().charges[: state.entries]
+            charges = self._ledger.history().charges[: state.entries]
             self._state = state.with_own((kind, analyst), charges)
         return self._state
 

@@ -28,7 +28,7 @@ class AnswerRow(NamedTuple):
     number: int
 
     @property
-    def asked(self) -> StoredRequest:
+    def stored(self) -> StoredRequest:
         """As the contract has it."""
         return StoredRequest(*self[:-1])
 
@@ -47,11 +47,11 @@ class Replica:
     """The rows of an account.
 
     Attributes:
-        book: its events; sums: of every table.
+        history: its events; sums: of every table.
     """
 
     def __init__(self) -> None:
-        self.book = History()
+        self.history = History()
         self.sums: Sums = dict.fromkeys(COLUMNS, 0)
         self._tokens = dict[str, dict[str, str | None]]()
         self._answers = dict[str, _RequestRow]()
@@ -63,7 +63,7 @@ class Replica:
     @property
     def end(self) -> tuple[int, str]:
         """Number and digest of the last entry."""
-        digests = self.book.digests
+        digests = self.history.digests
         return len(digests), digests[-1] if digests else ""
 
     def tokens(self, run_id: str) -> dict[str, str | None]:
@@ -116,8 +116,8 @@ class Replica:
         if name != name_of(event):
             raise damaged()
         self._add_up("entries", [(seq, name, text, digest)])
-        self.book.add(event, digest)
-        self._undo.append(lambda: self.book.cut(number))
+        self.history.add(event, digest)
+        self._undo.append(lambda: self.history.cut(number))
         return Entry(seq, event, digest)
 
     def put_tokens(self, run_id: str, tokens: dict[str, str | None]) -> None:

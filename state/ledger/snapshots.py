@@ -111,7 +111,7 @@ def read(path: Path, table: SessionTable, ledger: Ledger) -> Balances | None:
     state = _read(path, table, ledger.data_set)
     if state is None or not state.entries:
         return None
-    charges = ledger.book().charges
+    charges = ledger.history().charges
     held = state.entries <= len(charges) and charges[state.entries - 1].name == state.name
     return state if held and ledger.digest_of(state.name) == state.digest else None
 

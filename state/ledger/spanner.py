@@ -174,9 +174,9 @@ class SpannerLedger(Ledger):
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def book(self) -> History:
+    def history(self) -> History:
         """See the contract."""
-        return self._refreshed().book
+        return self._refreshed().history
 
     def append(self, event: Event) -> None:
         """See the contract."""
@@ -206,16 +206,16 @@ class SpannerLedger(Ledger):
         pending.tokens[run_id] = None
         pending.changes.append(("delete", TOKENS, (run_id, token)))
 
-    def asked(self, run_id: str) -> StoredRequest | None:
+    def request_of(self, run_id: str) -> StoredRequest | None:
         """See the contract."""
         row = self._row(self._refreshed(), run_id)
-        return None if row is None else row.asked
+        return None if row is None else row.stored
 
-    def asked_alike(self, request: str) -> list[StoredRequest]:
+    def requests_alike(self, request: str) -> list[StoredRequest]:
         """See the contract."""
         rows = self._refreshed()
         alike = [self._row(rows, run_id) for run_id in rows.alike(request)]
-        return [row.asked for row in alike if row is not None]
+        return [row.stored for row in alike if row is not None]
 
     def _row(self, rows: Replica, run_id: str) -> AnswerRow | None:
         if not rows.has(run_id):
@@ -312,7 +312,7 @@ def read_entries(url: str) -> list[Entry]:
 
     def look() -> list[Entry]:
         with database.snapshot(multi_use=True) as snapshot:
-            return all_rows(database, snapshot)[0].book.entries
+            return all_rows(database, snapshot)[0].history.entries
 
     with of_ledger():
         database = connect(url)

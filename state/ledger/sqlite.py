@@ -155,7 +155,7 @@ class SqliteLedger(Ledger):
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def book(self) -> History:
+    def history(self) -> History:
         """See the contract."""
         with self._looking():
             return self._book
@@ -184,12 +184,12 @@ class SqliteLedger(Ledger):
         self._db.execute(f"DELETE FROM tokens WHERE {one}", (run_id, token))
         self._moved("tokens", rest)
 
-    def asked(self, run_id: str) -> StoredRequest | None:
+    def request_of(self, run_id: str) -> StoredRequest | None:
         """See the contract."""
         rows = self._rows("requests", "run_id = ?", run_id)
         return StoredRequest(*rows[0]) if rows else None
 
-    def asked_alike(self, request: str) -> list[StoredRequest]:
+    def requests_alike(self, request: str) -> list[StoredRequest]:
         """See the contract."""
         rows = self._rows("requests", "request = ? ORDER BY rowid", request)
         return [StoredRequest(*row) for row in rows]

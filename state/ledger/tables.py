@@ -191,7 +191,7 @@ def all_rows(database: Database, snapshot: Any) -> tuple[Replica, Commit]:
             raise damaged()
         raise absent()
     commits[-1].seals(rows)
-    if not rows.book.digests:
+    if not rows.history.digests:
         raise damaged()
     rows.keep()
     return rows, commits[-1]

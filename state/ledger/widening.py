@@ -41,7 +41,7 @@ def widen(ledger: Ledger, old: SessionTable, new: SessionTable) -> int | None:
     event = widened(old, new)
 
     def append() -> int | None:
-        account = ledger.book()
+        account = ledger.history()
         if account.widened == new.digest:
             return None
         for charge in account.charges:

@@ -470,7 +470,7 @@ def test_a_derived_sum_costs_nothing(make_plan: Make) -> None:
     # Other numbers, another grid or a share of its own: it is measured.
     for other in (
         msgspec.structs.replace(total, column="e"),
-        msgspec.structs.replace(total, clamp=(-60.0, 185.0)),
+        msgspec.structs.replace(total, bounds=(-60.0, 185.0)),
         msgspec.structs.replace(total, grid=2.5),
         msgspec.structs.replace(total, share=1.0),
     ):

@@ -53,7 +53,7 @@ def test_the_plan_prints_no_less_than_it_promises(make_plan: Callable[..., Plan]
     plan = make_plan(epsilon=1.2345644, delta=1.2345644e-6, windows=9, period=100_000_000)
     budget = allocate(plan)
     figures = describe(plan, budget)
-    assert "(1.23457, 1.23457e-06)-differential privacy" in figures["guarantee"]["words"]
+    assert "(1.23457, 1.23457e-06)-differential privacy" in figures["guarantee"]["text"]
     assert figures["guarantee"]["epsilon"] == json.loads(json.dumps(1.2345644))  # JSON is exact
     lines = [line for line in text(plan, budget).splitlines() if "k = " in line]
     assert len(lines) == len(figures["periods"]) == 5

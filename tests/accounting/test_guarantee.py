@@ -32,7 +32,7 @@ def test_everything_is_there_and_json_able(make_plan: Make, public: str | None) 
     figures = json.loads(json.dumps(describe(plan, budget), allow_nan=False))
     assert figures["plan_hash"] == plan.hash
     assert figures["guarantee"]["sound"] is True
-    assert "'user'" in figures["unit"]["words"]
+    assert "'user'" in figures["unit"]["text"]
     names = [s["name"] for s in figures["streams"]]
     assert names == ["units" if public else "selection", "count", "delay", "total"]
     assert all(len(s["sd"]) == 100 for s in figures["streams"])
@@ -54,12 +54,12 @@ def test_figures_have_their_names(make_plan: Make) -> None:
     plan = make_plan(windows=4, period=50 * second, periods_share_windows=True, pre_threshold=3)
     budget = allocate(plan)
     figures = describe(plan, budget)
-    stated = {k: v for k, v in figures["guarantee"].items() if k != "words"}
+    stated = {k: v for k, v in figures["guarantee"].items() if k != "text"}
     assert stated == {
         "sound": True, "epsilon": 6.0, "delta": 1e-9, "neighbours": NEIGHBOURS,
         "computational": COMPUTATIONAL,
     }  # fmt: skip
-    assert {k: v for k, v in figures["unit"].items() if k != "words"} == {
+    assert {k: v for k, v in figures["unit"].items() if k != "text"} == {
         "column": "user", "period_micros": 50 * second, "periods_met": 2, "contributions": 32,
         "for_ever": False,
     }  # fmt: skip

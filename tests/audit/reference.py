@@ -348,7 +348,7 @@ def _columns(
         elif aggregate.kind == "count":
             out[aggregate.name] = noisy["count"] / scale
         elif made_from_a_mean(plan, aggregate):
-            of = (b for b in plan.aggregates if b.kind == "mean" and b.clamp == aggregate.clamp)
+            of = (b for b in plan.aggregates if b.kind == "mean" and b.bounds == aggregate.bounds)
             middle = sum(aggregate.grid_bounds()) // 2
             total = noisy[next(of).name] + middle * noisy["count"]
             out[aggregate.name] = total / scale * aggregate.grid

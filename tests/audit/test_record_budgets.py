@@ -75,7 +75,7 @@ class Records:
 def query(rng: np.random.Generator, model: SessionTable, answers: list[int]) -> Order:
     """The next one, by the answers so far."""
     pick = np.random.default_rng([abs(a) * 2 + (a < 0) for a in answers] + [int(rng.integers(9))])
-    box = model.space.whole.copy()
+    box = model.space.everything.copy()
     box[0, 0] = pick.integers(0, 4), pick.integers(5, 9)
     box[0, 1, 0] = pick.integers(0, 2)
     amount = int(pick.choice([250_000, 500_000]))

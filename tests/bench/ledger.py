@@ -58,7 +58,7 @@ def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any
 
     def opened() -> None:
         with contextlib.closing(accounts.opened(path, "rides")) as other:
-            other.book()
+            other.history()
 
     timings: dict[str, Any] = {"entries": entries, "zcdp": zcdp, "open": least(opened, 3)}
     with contextlib.closing(accounts.opened(path, "rides")) as ledger:

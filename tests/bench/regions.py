@@ -65,7 +65,7 @@ def filled(regions: int) -> Spent:
     space, width = space_of(8), SIZE // CELLS
     axes = len(str(regions)) - 1
     at = np.array(list(itertools.product(range(CELLS), repeat=axes))) * width
-    boxes = np.repeat(space.whole, regions, axis=0)
+    boxes = np.repeat(space.everything, regions, axis=0)
     boxes[:, :axes, 0], boxes[:, :axes, 1] = at, at + width
     amounts = np.random.default_rng(0).permutation(regions) + 1
     return restored(space, "epsilon", boxes, amounts, 100_000)

@@ -166,7 +166,7 @@ class Ways:
     @property
     def regions(self) -> int:
         """How many the account has."""
-        return len(self.session.desk.account.spent("epsilon").boxes)
+        return len(self.session.open_table.account.spent("epsilon").boxes)
 
     def direct(self, query: Query) -> float:
         """Plain SQL."""
@@ -237,14 +237,14 @@ def balanced(project: Path, queries: int, counts: Callable[[Query], float]) -> l
     _forget(project)
     with Ways(project, False) as ways:
         tracked, asking, reply = list[int](), session_of(queries, widened=True), None
-        open_table = ways.session.desk
+        open_table = ways.session.open_table
         with contextlib.suppress(StopIteration):
             while True:
                 query = asking.send(reply)  # type: ignore[attr-defined]
                 tracked.append(ways.regions)
                 reply = counts(query)
                 where = ways.session.where(f"initial >= {NEEDED} AND {query.predicate}")
-                question = where.wish((query.figure,), BUDGET)
+                question = where.request((query.figure,), BUDGET)
                 _charged(open_table, order_of(open_table, question))
     return tracked
 
@@ -255,7 +255,7 @@ def _charged(open_table: OpenTable, order: Order) -> None:
     def decide(run_id: str, _: History) -> Decision:
         return Decision(open_table.account.decide(order, run_id))
 
-    open_table.register.begin(secrets.token_hex(16), decide)
+    open_table.answers.begin(secrets.token_hex(16), decide)
     open_table.account.refresh()
 
 
@@ -276,7 +276,7 @@ def batches(project: Path, queries: int, held: bool) -> dict[str, Any]:
             answer = base.grid({"x": edges, "y": edges}, BUDGET, (figure,), fresh=True)
             query_count += answer.table.num_rows
         took = time.perf_counter() - begin
-        most = session.desk.account.spent("epsilon").most_in(session.desk.space.whole)
+        most = session.open_table.account.spent("epsilon").most_in(session.open_table.space.everything)
     return {"seconds": took, "queries": query_count, "most": most}
 
 

@@ -83,8 +83,8 @@ def on_grid(plan: Plan, value: float) -> tuple[int, ...]:
     for a in plan.aggregates:
         if a.kind in ("sum", "mean") and not made_from_a_mean(plan, a):
             grid = Fraction(str(a.grid))
-            lo = math.ceil(Fraction(str(a.clamp[0])) / grid)
-            hi = math.floor(Fraction(str(a.clamp[1])) / grid)
+            lo = math.ceil(Fraction(str(a.bounds[0])) / grid)
+            hi = math.floor(Fraction(str(a.bounds[1])) / grid)
             scaled = min(max(round(Fraction(value / a.grid)), lo), hi)
             out.append(scaled - ((lo + hi) // 2 if a.kind == "mean" else 0))
     return tuple(out)
@@ -93,7 +93,7 @@ def on_grid(plan: Plan, value: float) -> tuple[int, ...]:
 def made_from_a_mean(plan: Plan, a: Aggregate) -> bool:
     """Whether a sum stands beside a mean of the same numbers (and the job gives it no share)."""
     beside = (b for b in plan.aggregates if b.kind == "mean" and a.kind == "sum")
-    same = any((b.column, b.clamp, b.grid) == (a.column, a.clamp, a.grid) for b in beside)
+    same = any((b.column, b.bounds, b.grid) == (a.column, a.bounds, a.grid) for b in beside)
     return same and a.share is None
 
 

@@ -197,7 +197,7 @@ def sample_p(ring: KeyRing, counts: Int64, users: int) -> float:
 
 def test_the_sampled_value_is_any_of_the_units_records_alike(ring: KeyRing) -> None:
     """Not the first: the first value of a unit is special (so is a first-record clamp)."""
-    plan = make_plan(aggregates=(msgspec.structs.replace(SUM, clamp=(-1.0, 4.0), grid=1.0),))
+    plan = make_plan(aggregates=(msgspec.structs.replace(SUM, bounds=(-1.0, 4.0), grid=1.0),))
     users = 3000
     stream = one_each(users, 5, plan)
     counts = tallied(plan, ring, stream, rows=4000)[1]

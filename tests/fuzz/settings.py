@@ -101,7 +101,7 @@ def _file(name: str, load: Callable[[Path], Any]) -> Callable[[bytes], Any]:
 def _statement(data: bytes) -> str:
     question = question_of(data.decode(errors="replace"), _shop())
     grids = grids_of(question.sketched())
-    return str(stage_one(question.asked, _shop(), grids).sql("duckdb", comments=False))
+    return str(stage_one(question.per_column, _shop(), grids).sql("duckdb", comments=False))
 
 
 _shop = functools.cache(shop)

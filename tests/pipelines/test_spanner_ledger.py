@@ -223,7 +223,7 @@ def test_a_session(tmp_path: Path, url: str) -> None:
         assert allotment.count(0.5).charged and allotment.left == 0
         with pytest.raises(PolicyError, match="too little left"):
             mine.where("epsilon >= 1").count(0.25)
-        assert close_before(mine.desk, "b", 5)
+        assert close_before(mine.open_table, "b", 5)
         with pytest.raises(PolicyError, match="too little left"):
             other.where("b < 5 AND epsilon = 2").count(0.1)
     assert [charge.kind for charge in charges(url)] == ["session"] * 4

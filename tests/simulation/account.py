@@ -153,12 +153,12 @@ def act(path: str, step: str, number: int) -> dict[str, Any]:
     with closing(open_ledger(place)) as ledger:
         register = AnswerLog(ledger, "sql")
         if step == "raise":
-            more = Fraction(ledger.book().persons_limit()[0]) + RAISE
+            more = Fraction(ledger.history().persons_limit()[0]) + RAISE
             ledger.set_limit((float(more), 1e-6))
             return {"limit": str(more)}
         if step == "close":
-            charges = {charge.run_id for charge in ledger.book().charges}
-            open_ = sorted(charges - ledger.book().receipts.keys() - ledger.book().closed)
+            charges = {charge.run_id for charge in ledger.history().charges}
+            open_ = sorted(charges - ledger.history().receipts.keys() - ledger.history().closed)
             if open_:
                 ledger.transact(lambda: ledger.append(Closed(tuple(open_))))
             return {}

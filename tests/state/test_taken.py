@@ -38,7 +38,7 @@ def test_keys_of_a_shard_that_was_ahead_have_taken_the_step() -> None:
 def test_a_step_is_left_for_the_others() -> None:
     states = states_with([0, 1, 2, 3])
     due, ids = np.array([0, 1, 3]), spread([0, 1, 9, 8])
-    slots, rows = TAKEN.left(states, 3, 3, due, ids)
+    slots, rows = TAKEN.remaining(states, 3, 3, due, ids)
     assert slots.tolist() == [1, 3] and states.done[:4].tolist() == [True, False, True, False]
     # Key 9 is new on its shard; key 8 came from the shard that was ahead and has no state.
     assert rows is not None and rows.tolist() == [False, True, True, False]
@@ -47,7 +47,7 @@ def test_a_step_is_left_for_the_others() -> None:
 def test_a_part_that_was_committed_is_left_out() -> None:
     states = states_with([0, 1, 2])
     states.done[1] = True
-    slots, rows = TAKEN.left(states, 7, 1, np.array([0, 1, 2]), spread([1, 2, 4]))
+    slots, rows = TAKEN.remaining(states, 7, 1, np.array([0, 1, 2]), spread([1, 2, 4]))
     assert slots.tolist() == [0, 2] and rows is not None and rows.tolist() == [False, True, True]
 
 
@@ -56,10 +56,10 @@ def test_a_new_key_is_left_whatever_the_last_one_did() -> None:
     states = states_with(list(range(1024)))
     assert len(states.done) == states.size
     states.done[-1] = True
-    slots, rows = TAKEN.left(states, 7, 1, np.array([0, 1023]), spread([5000, 1023]))
+    slots, rows = TAKEN.remaining(states, 7, 1, np.array([0, 1023]), spread([5000, 1023]))
     assert slots.tolist() == [0] and rows is not None and rows.tolist() == [True, False]
 
 
 def test_nothing_is_copied_where_nobody_was_ahead() -> None:
     states, due = states_with([0, 1]), np.array([1])
-    assert TAKEN.left(states, 7, 1, due, spread([0, 5])) == (due, None)
+    assert TAKEN.remaining(states, 7, 1, due, spread([0, 5])) == (due, None)

@@ -34,13 +34,13 @@ class Slopes(NamedTuple):
     Attributes:
         value: F > 0.
         slopes: x for each simplex, sum m x = F in each.
-        kept: whatever the caller needs of this point again.
+        solution: whatever the caller needs of this point again.
         sure: a lower bound of F in spite of float errors, for duals that give one.
     """
 
     value: float
     slopes: tuple[Float64, ...]
-    kept: Any = None
+    solution: Any = None
     sure: float = 0.0
 
     @property
@@ -69,7 +69,7 @@ class Point(NamedTuple):
     """A point of the climb: weights for each simplex, and what the dual says there."""
 
     weights: tuple[Float64, ...]
-    found: Slopes
+    slopes: Slopes
 
 
 def climb(

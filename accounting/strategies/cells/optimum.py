@@ -96,8 +96,8 @@ def optimum(
     rows = max(len(p.gram) if p.root is None else p.root.shape[1] for p in parts)
     for point in climb(dual, [first], points_for(rows, most)):
         steps += 1
-        if point.found.sure**2 > floor:
-            floor, certificate = point.found.sure**2, point.weights[0]
+        if point.slopes.sure**2 > floor:
+            floor, certificate = point.slopes.sure**2, point.weights[0]
         error, make = _primal(folding, parts, point)
         if best is None or error < best[0]:
             best = error, make
@@ -175,7 +175,7 @@ def _scaled(
 ) -> Blocks:
     """X of a full-rank point; with ``norms`` its diagonal is made one."""
     blocks = []
-    for orbits, (roots, vectors) in zip(folding.orbits, evaluation.kept, strict=True):
+    for orbits, (roots, vectors) in zip(folding.orbits, evaluation.solution, strict=True):
         outer = per_cell[orbits] ** -0.5
         if norms is not None:
             outer = outer / np.sqrt(norms[orbits])
@@ -187,7 +187,7 @@ def _scaled(
 def _ranked(folding: Folding, parts: list[_Part], per_cell: Float64, evaluation: Slopes) -> Blocks:
     """X of a point some of whose blocks are deficient."""
     blocks = []
-    for part, factor, orbits in zip(parts, evaluation.kept, folding.orbits, strict=True):
+    for part, factor, orbits in zip(parts, evaluation.solution, folding.orbits, strict=True):
         if part.root is None:
             roots, vectors = factor
             half = per_cell[orbits][:, None] ** -0.5 * vectors * np.sqrt(roots)

@@ -363,7 +363,7 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
 
     best, floor, certificate = None, 0.0, rows
     for value, slopes, y, weights in (
-        (*point.found[:3], point.weights[0]) for point in climb(dual, [np.ones(len(rows))])
+        (*point.slopes[:3], point.weights[0]) for point in climb(dual, [np.ones(len(rows))])
     ):
         error = value * float(slopes[0].max())
         if value**2 > floor:

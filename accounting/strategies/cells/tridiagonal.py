@@ -74,9 +74,9 @@ def tridiagonal_optimum(
     for point in _points(factor, start, most, decomposed):
         tried += 1
         [weights] = point.weights
-        if point.found.sure**2 > floor:
-            floor, certificate = point.found.sure**2, weights
-        error, norms = point.found.kept
+        if point.slopes.sure**2 > floor:
+            floor, certificate = point.slopes.sure**2, weights
+        error, norms = point.slopes.solution
         if best is None or error < best[0]:
             best = error, weights, norms
         if best[0] <= floor * (1 + tolerance):

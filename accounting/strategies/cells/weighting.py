@@ -145,7 +145,7 @@ def weigh(basis: Basis, c: Float64, tolerance: float = 1e-3, memory: int = 20) -
 
     best: Weights | None = None
     for step, point in enumerate(climb(dual, [np.ones(basis.cells)], memory=memory), 1):
-        value, (norms,), u = point.found[:3]
+        value, (norms,), u = point.slopes[:3]
         error = float(norms.max()) * value
         bound = value**2 if best is None else max(best.bound, value**2)
         if best is None or error < best.error:

@@ -112,7 +112,7 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> W
         if evaluation.sure**2 > floor:
             floor, certificate = evaluation.sure**2, (m, p)
         if best is None or error < best[0]:
-            roots, vectors = evaluation.kept
+            roots, vectors = evaluation.solution
             half = m[:, None] ** -0.5 * vectors * np.sqrt(roots)
             best = error, half @ half.T
         if best[0] <= floor * (1 + tolerance):

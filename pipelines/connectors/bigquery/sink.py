@@ -78,7 +78,7 @@ class BigQuerySink(WriteOnlySink):
 
     @property
     @override
-    def words(self) -> str:
+    def description(self) -> str:
         return f"BigQuery's table {self._table}"
 
     @override

@@ -90,13 +90,13 @@ class Arranged(NamedTuple):
     """Files as a run knows them.
 
     Attributes:
-        known: those of the passes so far, by partition, and ``new``: those that are to join, with
+        earlier: those of the passes so far, by partition, and ``new``: those that are to join, with
             the partitions that they will have.
         first: identity of the first pass's files (all, where there is none yet).
         digests: of ``new``.
     """
 
-    known: tuple[SourceFile, ...]
+    earlier: tuple[SourceFile, ...]
     new: tuple[SourceFile, ...]
     first: list[bytes]
     digests: tuple[str, ...]

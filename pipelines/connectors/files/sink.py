@@ -62,7 +62,7 @@ class FileSink(ReadableSink):
 
     @property
     @override
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{self.kind} files below {self.folder}"
 
     @override

@@ -32,7 +32,7 @@ class Located(NamedTuple):
 
     partition: Int64
     offset: Int64
-    found: pa.RecordBatch | list[str]
+    result: pa.RecordBatch | list[str]
 
 
 def read_texts(kind: str, files: Iterable[File], columns: Sequence[str]) -> Iterator[Located]:
@@ -116,9 +116,9 @@ def _join(held: list[tuple[int, Rows]]) -> Located:
 
 def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Batches of at most ``batch_rows`` rows with the positions of their runs as metadata."""
-    if not isinstance(rows.found, pa.RecordBatch):
+    if not isinstance(rows.result, pa.RecordBatch):
         raise InvariantError("isinstance(rows.found, pa.RecordBatch)")
-    for start in range(0, rows.found.num_rows, batch_rows):
+    for start in range(0, rows.result.num_rows, batch_rows):
         partition = rows.partition[start : start + batch_rows]
         offset = rows.offset[start : start + batch_rows]
         breaks = (np.diff(offset) != 1) | (np.diff(partition) != 0)
@@ -128,7 +128,7 @@ def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
             OFFSET: _text(offset[at]),
             ROWS: _text(np.diff(at, append=len(offset))),
         }
-        yield rows.found.slice(start, batch_rows).replace_schema_metadata(where)
+        yield rows.result.slice(start, batch_rows).replace_schema_metadata(where)
 
 
 def _text(numbers: Int64) -> bytes:

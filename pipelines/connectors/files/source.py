@@ -141,10 +141,10 @@ def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Itera
         yield from dead
         return
     for part in read_texts(kind, ((piece[1], piece[2]) for piece in group), columns):
-        if isinstance(part.found, pa.RecordBatch):
+        if isinstance(part.result, pa.RecordBatch):
             yield from positioned_runs(part, batch_rows)
         else:
-            yield Refused(part.offset, part.found), part.partition
+            yield Refused(part.offset, part.result), part.partition
 
 
 def batches(job: Job) -> Iterator[pa.RecordBatch]:

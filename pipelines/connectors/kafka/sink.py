@@ -91,7 +91,7 @@ class KafkaSink(ReadableSink):
 
     @property
     @override
-    def words(self) -> str:
+    def description(self) -> str:
         return f"Kafka's topic {self._topic.topic}"
 
     @override

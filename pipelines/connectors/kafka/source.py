@@ -291,11 +291,11 @@ class TopicProgress(NamedTuple):
     Attributes:
         parts: of each partition the last offset that is done (``None``: not begun) and the
             instant (micros) that its watermark has reached.
-        known: until then (micros) no other partition had messages.
+        silent_until: until then (micros) no other partition had messages.
     """
 
     parts: tuple[tuple[int | None, int], ...] = ()
-    known: int = MIN_TIMESTAMP.micros
+    silent_until: int = MIN_TIMESTAMP.micros
 
 
 class _ReadTopic(_ReadPartition):
@@ -333,7 +333,7 @@ class _ReadTopic(_ReadPartition):
                     progress = _with(progress, number, taken.position - 1, stands(estimator).micros)
             tracker.try_claim(progress)
             if progress.parts:
-                advance(watermark, min(progress.known, *(reached for _, reached in progress.parts)))
+                advance(watermark, min(progress.silent_until, *(reached for _, reached in progress.parts)))
             if self._rows == before:
                 give_back(tracker, IDLE_SECONDS)
                 return
@@ -351,7 +351,7 @@ class _ReadTopic(_ReadPartition):
             return progress
         self._looked = time.monotonic()
         fresh = ((None, MIN_TIMESTAMP.micros),) * more
-        return TopicProgress(progress.parts + fresh, max(progress.known, now - self.settle))
+        return TopicProgress(progress.parts + fresh, max(progress.silent_until, now - self.settle))
 
     def _taken(
         self, reader: Reader, number: int, progress: TopicProgress

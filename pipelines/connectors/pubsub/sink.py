@@ -151,7 +151,7 @@ class PubsubSink(WriteOnlySink):
 
     @property
     @override
-    def words(self) -> str:
+    def description(self) -> str:
         return f"Pub/Sub's topic {self._topic.topic}"
 
     @override

@@ -18,7 +18,7 @@ def test_the_sum_of_every_record_is_the_centred_sum_and_the_middle_of_each() -> 
     """Also of clamps whose middle is no whole number of grid units."""
     rng = np.random.default_rng(4)
     for low, high in ((-2.0, 9.0), (0.0, 4.5), (-7.0, -1.5), (-3.0, 3.0)):
-        mean, total = (msgspec.structs.replace(a, clamp=(low, high)) for a in (MEAN, TOTAL))
+        mean, total = (msgspec.structs.replace(a, bounds=(low, high)) for a in (MEAN, TOTAL))
         (made,) = derived_sums((total, mean))
         values = rng.integers(round(low * 2), round(high * 2) + 1, 50)
         sums = {
@@ -65,7 +65,7 @@ def test_other_numbers_or_a_share_of_its_own_are_measured(change: dict[str, obje
 
 
 def test_bounds_that_are_the_same_on_the_grid_are_the_same() -> None:
-    near = msgspec.structs.replace(TOTAL, clamp=(-2.2, 9.4))
+    near = msgspec.structs.replace(TOTAL, bounds=(-2.2, 9.4))
     (made,) = derived_sums((near, MEAN))
     assert (made.name, made.mean, made.middle) == ("total", "level", 7)
     assert made.stream.mid == 0 and made.stream.sensitivity == 18

@@ -37,5 +37,5 @@ def test_it_keeps_no_sum_of_records() -> None:
 
 def test_it_takes_no_column() -> None:
     with pytest.raises(UsageError, match="no column") as caught:
-        Units().check(Aggregate("people", "units", clamp=(0.0, 1.0)), "aggregate[0]")
+        Units().check(Aggregate("people", "units", bounds=(0.0, 1.0)), "aggregate[0]")
     assert caught.value.field == "aggregate[0]"

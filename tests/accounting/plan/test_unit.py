@@ -54,8 +54,8 @@ def test_the_text_is_canonical_and_has_a_version() -> None:
     )
     for unit in (ALL, month, per(7, 3, "ä\n", 'a"b')):
         assert UnitIdentity.read(unit.text) == unit
-    assert month.words == "user (string), per 30 days of time, counted from 15 days into 1970 (UTC)"
-    assert ALL.words == "user (string), all records"
+    assert month.description == "user (string), per 30 days of time, counted from 15 days into 1970 (UTC)"
+    assert ALL.description == "user (string), all records"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_what_units_in_common_cost() -> None:
     entries = [Entry(identity=month.text, periods=12), Entry(identity=day.text, periods=360)]
     composition = composed(entries)
     assert (
-        composition.words == month.words
+        composition.unit_text == month.description
         and composition.units == [1, 30]
         and len(composition.warnings) == 1
     )
@@ -197,13 +197,13 @@ def test_what_units_in_common_cost() -> None:
     assert composed([entries[0], short]).units == [1, 4]
     apart = [Entry(identity=unit.text, periods=12) for unit in (month, later)]
     composition = composed(apart)
-    assert composition.words == "user (string), all records" and composition.units == [12, 12]
+    assert composition.unit_text == "user (string), all records" and composition.units == [12, 12]
     # What used to be composed as one unit: sqrt(2) mu.
     assert all(s.mu == pytest.approx(math.sqrt(12) * 0.25) for s in composition.spends)
     # Five weeks and 30 days: 210 days in common, whatever the end.
     weeks = Entry(identity=per(35 * DAY).text, periods=None)
     composition = composed([msgspec.structs.replace(apart[0], periods=None), weeks])
-    assert composition.words == per(210 * DAY).words and composition.units == [7, 6]
+    assert composition.unit_text == per(210 * DAY).description and composition.units == [7, 6]
     for endless in (apart[0], Entry(identity=ALL.text)):
         pair = [endless, msgspec.structs.replace(apart[1], periods=None)]
         with pytest.raises(PolicyError, match="no last period") as caught:
@@ -219,7 +219,7 @@ def test_one_unit_costs_what_its_runs_say() -> None:
         and composition.units == [1, 1, 1]
         and composition.warnings == []
     )
-    assert composed([]).words is None
+    assert composed([]).unit_text is None
     assert within(composed(entries[:1]).spends, 1.0, 1e-7)
 
 

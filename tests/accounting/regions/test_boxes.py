@@ -165,7 +165,7 @@ def test_what_is_no_box_is_refused_with_its_rule(boxes: Any, rule: str) -> None:
 
 def test_too_many_boxes_are_refused() -> None:
     most = limits.MAX_QUERY_BOXES
-    boxes = np.broadcast_to(small().whole, (most + 1, 3, 2))
+    boxes = np.broadcast_to(small().everything, (most + 1, 3, 2))
     with pytest.raises(UsageError, match="at most 4,096"):
         checked(small(), boxes)
 

@@ -159,7 +159,7 @@ def test_bars_of_a_histogram_are_one_region() -> None:
     assert len(spent.boxes) == 2
     bars = np.concatenate([space.box(x1=(n, n + 1), initial=budget) for n in range(100)])
     decision, spent = ask(spent, bars, 1_000)
-    assert len(decision.asked) == 1 and len(spent.boxes) == 2
+    assert len(decision.boxes) == 1 and len(spent.boxes) == 2
 
 
 @pytest.mark.parametrize("queries", [60, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -180,13 +180,13 @@ def test_unaligned_boxes_of_six_dimensions_stay_under_the_cap(queries: int) -> N
 def test_charges_that_are_none() -> None:
     spent = untouched(small(), "epsilon")
     with pytest.raises(UsageError):
-        charge(spent, small().whole, 0)
+        charge(spent, small().everything, 0)
     with pytest.raises(UsageError):
-        charge(spent, np.concatenate([small().whole] * 2), 1)
-    assert charge(spent, small().whole[:0], 1) is spent
+        charge(spent, np.concatenate([small().everything] * 2), 1)
+    assert charge(spent, small().everything[:0], 1) is spent
 
 
 def test_sums_beyond_all_budgets_are_refused() -> None:
-    full = restored(small(), "epsilon", small().whole, np.array([1 << 61]), 10)
+    full = restored(small(), "epsilon", small().everything, np.array([1 << 61]), 10)
     with pytest.raises(PolicyError, match="beyond all budgets"):
-        charge(full, small().whole, 1)
+        charge(full, small().everything, 1)

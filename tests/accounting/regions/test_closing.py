@@ -66,9 +66,9 @@ def test_under_a_full_cap_more_is_closed_never_less() -> None:
 
 def test_only_whole_cells_are_closed() -> None:
     space = small(grid=4)
-    for box in (space.box(age=(10, 12)), space.whole[:0]):
+    for box in (space.box(age=(10, 12)), space.everything[:0]):
         with pytest.raises(UsageError, match="whole cells"):
             closable(space, box)
     assert len(closable(space, space.box(age=(10, 14)))) == 1
     spent = untouched(space, "epsilon")
-    assert close(spent, space.whole[:0]) is spent
+    assert close(spent, space.everything[:0]) is spent

@@ -29,7 +29,7 @@ def check_against_points(spent: Spent, boxes: Int64, amount: int) -> None:
     enough = inside & (left >= amount)
     strict, loose = (decide(spent, boxes, amount, drop) for drop in (False, True))
     for outcome in (strict, loose):
-        assert (members(outcome.asked, sizes) == inside).all()
+        assert (members(outcome.boxes, sizes) == inside).all()
         assert outcome.largest == max(left[inside].min(), 0)
         assert (members(outcome.lacking, sizes) == inside & ~enough).all()
         for box, least in zip(outcome.lacking, outcome.left.tolist(), strict=True):
@@ -103,9 +103,9 @@ def test_a_share_rounded_up_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_largest_budgets_do_not_overflow() -> None:
     space = Space((Budget(name="initial", most=1_000.0),))
-    spent = restored(space, "epsilon", space.whole, np.array([1 << 61]), 10)
+    spent = restored(space, "epsilon", space.everything, np.array([1 << 61]), 10)
     for usable in (1, MICRO - 1, MICRO):
-        assert not decide(spent, space.whole, MOST, True, usable).accepted
+        assert not decide(spent, space.everything, MOST, True, usable).accepted
     top = space.box(initial=(1_000, None))
     assert decide(untouched(space, "epsilon"), top, MOST).accepted
     assert decide(untouched(space, "epsilon"), top, MOST - 1_000, True, MICRO - 1).accepted
@@ -130,16 +130,16 @@ def test_the_snapped_box_is_checked() -> None:
 
 def test_a_record_without_budget_is_never_used() -> None:
     spent = untouched(small(), "epsilon")
-    assert not decide(spent, small().whole, 1).accepted
-    assert decide(spent, small().whole, 1, drop=True).charged[:, 2, 0].tolist() == [1]
+    assert not decide(spent, small().everything, 1).accepted
+    assert decide(spent, small().everything, 1, drop=True).charged[:, 2, 0].tolist() == [1]
 
 
 @pytest.mark.parametrize("amount", [0, -5, 1 << 40, 0.5])
 def test_amounts_that_are_none(amount: int) -> None:
     with pytest.raises(UsageError):
-        decide(untouched(small(), "epsilon"), small().whole, amount)
+        decide(untouched(small(), "epsilon"), small().everything, amount)
 
 
 def test_no_boxes_are_no_query() -> None:
     with pytest.raises(UsageError, match="are none"):
-        decide(untouched(small(), "epsilon"), small().whole[:0], 1)
+        decide(untouched(small(), "epsilon"), small().everything[:0], 1)

@@ -182,8 +182,8 @@ def test_another_embedding_is_seen(name: str) -> None:
 def test_what_is_whole_stays_one_box() -> None:
     case = CASES["codes in another order"]
     old, new = Space(case.old), Space(case.new)
-    assert (embedding(old, new).boxes([old.whole])[0] == new.whole).all()
-    none, both = embedding(old, new).boxes([old.whole[:0], old.whole])
+    assert (embedding(old, new).boxes([old.everything])[0] == new.everything).all()
+    none, both = embedding(old, new).boxes([old.everything[:0], old.everything])
     assert len(none) == 0 and len(both) == 1 and embedding(old, new).boxes([]) == []
 
 

@@ -15,7 +15,7 @@ def test_a_box_of_values() -> None:
     space = small()
     box = space.box(age=(12, 14), initial=("0.000004", None))
     assert box.tolist() == [[[2, 4], [0, 3], [2, 9]]]
-    assert space.box().tolist() == space.whole.tolist() == [[[0, 7], [0, 3], [0, 9]]]
+    assert space.box().tolist() == space.everything.tolist() == [[[0, 7], [0, 3], [0, 9]]]
     # A bound leaves out missing values, which are at 6.
     assert space.box(age=(12, None))[0, 0].tolist() == [2, 6]
     assert space.box(age=(None, None))[0, 0].tolist() == [0, 7]

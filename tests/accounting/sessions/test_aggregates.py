@@ -72,17 +72,17 @@ def test_names_in_the_answer() -> None:
 
 def test_needs() -> None:
     query = question(COUNT, sum_of("age"), average("age"), median("price"), average("price"))
-    needs = query.needs(SPACE, SPACE.whole)
+    needs = query.needs(SPACE, SPACE.everything)
     assert needs.columns == ("age", "price")
     assert [of.column for of in needs.leaves] == ["price"]
-    assert question(COUNT).needs(SPACE, SPACE.whole) == ((), ())
+    assert question(COUNT).needs(SPACE, SPACE.everything) == ((), ())
 
 
 def test_leaves_are_the_trees() -> None:
     wide = type(SPACE)((Integer(name="x", low=0, high=10_000, missing="point"),
                         *SPACE.dimensions[3:]))  # fmt: skip
     for low, high in ((0, 10_001), (17, 9_000), (5, 6), (100, 356), (3, 260), (9_998, 10_000)):
-        box = wide.whole.copy()
+        box = wide.everything.copy()
         box[0, 0] = low, high
         of = leaves_of(wide, box, "x")
         column = tree_column("", of.low, of.high, (0.5,))
@@ -104,5 +104,5 @@ def test_what_a_question_says_never_changes() -> None:
         msgspec.structs.replace(query, **change)
         for change in ({"amount": 2}, {"kind": "rho"}, {"cells": Cells()}, {"aggregates": (COUNT,)})
     ]
-    texts = {canonical(other, box) for other in others} | {canonical(query, SPACE.whole)}
+    texts = {canonical(other, box) for other in others} | {canonical(query, SPACE.everything)}
     assert len(texts) == 5 and canonical(query, box) not in texts

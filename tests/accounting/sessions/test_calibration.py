@@ -66,7 +66,7 @@ def test_scales_are_the_least_floats(kind: Kind) -> None:
 def test_known_scales() -> None:
     def scales(kind: Kind, *aggregates: Aggregate) -> list[float]:
         question = Question(kind=kind, amount=500_000, aggregates=aggregates)
-        measures = calibrated(SPACE, question, SPACE.whole)
+        measures = calibrated(SPACE, question, SPACE.everything)
         return [noise.scale for of in measures for noise in of.each[0].noises]
 
     assert scales("epsilon", COUNT) == [2.0]
@@ -88,7 +88,7 @@ COUNT_AGAIN = Aggregate("count", label="again")
 def test_a_narrower_range_has_less_noise() -> None:
     cells = Cells((Axis("age", (0, 3, 5, 8)),))
     question = Question(kind="epsilon", amount=10**6, aggregates=(sum_of("age"),), cells=cells)
-    [measures] = calibrated(SPACE, question, cells.inside(SPACE, SPACE.whole))
+    [measures] = calibrated(SPACE, question, cells.inside(SPACE, SPACE.everything))
     scales = [measures.each[of].noises[0].scale for of in measures.of]
     assert scales == [3.0, 1.0, 4.0]  # -3 .. -1, 0 and 1, 2 .. 4
     [box_measures] = calibrated(SPACE, question, SPACE.box(age=(-1, 1)))
@@ -97,19 +97,19 @@ def test_a_narrower_range_has_less_noise() -> None:
 
 def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     question = Question(kind="epsilon", amount=1)
-    calibrated(SPACE, question, SPACE.whole)
+    calibrated(SPACE, question, SPACE.everything)
     monkeypatch.setattr(calibration.limits, "MAX_REAL_SIGMA", 1e5)
     monkeypatch.setattr(calibration, "_measure", calibration._measure.__wrapped__)
     with pytest.raises(UsageError, match="range of exact draws"):
-        calibrated(SPACE, question, SPACE.whole)
+        calibrated(SPACE, question, SPACE.everything)
     with pytest.raises(UsageError, match="budget"):
-        calibrated(SPACE, Question(kind="rho", amount=0), SPACE.whole)
+        calibrated(SPACE, Question(kind="rho", amount=0), SPACE.everything)
 
 
 def test_rho_is_that_of_gaussian_dp() -> None:
     """Error rates of telling one record apart are those of N(0, 1) and N(mu, 1), mu^2 / 2 = rho."""
     question = Question(kind="rho", amount=720_000)
-    [measures] = calibrated(SPACE, question, SPACE.whole)
+    [measures] = calibrated(SPACE, question, SPACE.everything)
     mu = 1 / measures.each[0].noises[0].scale
     assert mu == pytest.approx(1.2) and mu <= 1.2
     assert stats.norm.cdf(-mu / 2) > 0.27

@@ -58,7 +58,7 @@ def test_ranges_are_those_of_the_points_of_a_cell(
 
 def test_ranges_without_boxes_are_ranges() -> None:
     for cells, _ in SHAPES:
-        spans = cells.ranges(SPACE, SPACE.whole[:0], "age")
+        spans = cells.ranges(SPACE, SPACE.everything[:0], "age")
         assert (spans.bounds[:, 0] < spans.bounds[:, 1]).all() and len(spans.of) == cells.count
 
 

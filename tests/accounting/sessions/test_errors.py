@@ -27,7 +27,7 @@ def asked(amount: int = 10**6, kind: str = "epsilon") -> Question:
 
 
 def test_errors_by_cell() -> None:
-    count, total, mean, middle = expected(SPACE, asked(4_000_000), SPACE.whole)
+    count, total, mean, middle = expected(SPACE, asked(4_000_000), SPACE.everything)
     assert [of.what for of in (count, total, mean, middle)] == [
         "value", "value", "value times records", "rank",
     ]  # fmt: skip
@@ -36,11 +36,11 @@ def test_errors_by_cell() -> None:
     assert np.allclose(count.sd, sd) and (count.within == 3).all()
     assert total.sd.argmax() == 2 and total.most == total.within[2] > total.within[1]
     prices = Question(kind="epsilon", amount=10**6, aggregates=(sum_of("price"),))
-    [price] = expected(SPACE, prices, SPACE.whole)
+    [price] = expected(SPACE, prices, SPACE.everything)
     # Scale 11 tenths: P[|Z| > 3.2] = .053, P[|Z| > 3.3] = .048.
     assert price.most == pytest.approx(3.3) and price.sd[0] == pytest.approx(1.1 * 2**0.5, rel=0.01)
     [of] = calibrated(SPACE, Question(kind="epsilon", amount=10**6, aggregates=(average("price"),)),
-                      SPACE.whole)  # fmt: skip
+                      SPACE.everything)  # fmt: skip
     # h is 2 steps of 1/2; the sum has two thirds of epsilon 1, the count a third.
     total_sd, count_sd = (noise.sd for noise in of.each[0].noises)
     assert np.allclose(mean.sd, math.hypot(total_sd, 2 * count_sd) / 2)

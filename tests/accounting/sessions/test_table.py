@@ -65,7 +65,7 @@ def test_it_is_written_and_read_again() -> None:
 
 
 def test_its_unit_is_a_record() -> None:
-    assert rides().identity.words == "record of rides (string), all records"
+    assert rides().identity.description == "record of rides (string), all records"
     assert rides().identity != rides(name="flights").identity
 
 

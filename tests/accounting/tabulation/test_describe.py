@@ -102,14 +102,14 @@ def test_for_machines_and_for_people() -> None:
         description = describe(planned(parameters), groups={USA: 12})
         assert json.loads(json.dumps(description)) == description
         words = text(description)
-        assert description["guarantee"]["words"] in words and "s = 9" in words
+        assert description["guarantee"]["text"] in words and "s = 9" in words
         assert all(row["label"] in words for row in description["levels"])
     assert describe(planned(persons()), groups={USA: 12})["levels"][0]["groups"] == 12
 
 
 def test_words_round_the_guarantee_up() -> None:
     description = describe(planned(persons()))
-    epsilon = float(description["guarantee"]["words"].split("(")[1].split(",")[0])
+    epsilon = float(description["guarantee"]["text"].split("(")[1].split(",")[0])
     assert (
         description["guarantee"]["epsilon"] <= epsilon <= description["guarantee"]["epsilon"] + 1e-4
     )
@@ -117,7 +117,7 @@ def test_words_round_the_guarantee_up() -> None:
 
 def test_exact_counts_have_no_guarantee() -> None:
     description = describe(planned(persons(budgets={"t1t2": {USA: math.inf}})))
-    assert description["guarantee"]["words"] == NO_GUARANTEE and description["accountings"] == []
+    assert description["guarantee"]["text"] == NO_GUARANTEE and description["accountings"] == []
     assert NO_GUARANTEE in text(description) and "exact" in text(description)
     assert json.loads(json.dumps(description)) == description
 

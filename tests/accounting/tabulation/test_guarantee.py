@@ -26,7 +26,7 @@ MARGINS = (6, 6, 11, 11, 50, 50, 50)
 TENTH = Fraction(1, 10)
 PURE = [Spent(9, level_budget(published_epsilon(m), 9, 0.1), TENTH) for m in MARGINS]
 ZCDP = [Spent(9, level_budget(published_rho(m), 9, 0.1), TENTH) for m in MARGINS]
-TWICE = [each._replace(whole=False) for each in PURE]
+TWICE = [each._replace(undivided=False) for each in PURE]
 
 
 def near(figure: float) -> object:

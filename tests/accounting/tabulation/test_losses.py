@@ -26,7 +26,7 @@ TENTH = Fraction(1, 10)
 PURE = [Spent(9, level_budget(published_epsilon(m), 9, 0.1), TENTH) for m in MARGINS]
 ZCDP = [Spent(9, level_budget(published_rho(m), 9, 0.1), TENTH) for m in MARGINS]
 ONCE = [each._replace(gamma=Fraction()) for each in PURE]
-TWICE = [each._replace(whole=False) for each in PURE]
+TWICE = [each._replace(undivided=False) for each in PURE]
 
 
 def exact_epsilon(parts: list[tuple[float, int]], delta: float) -> float:
@@ -96,7 +96,7 @@ def test_only_kinds_of_groups_that_exist_count() -> None:
 
 def test_the_published_noise_costs_less_than_was_published() -> None:
     """zCDP says 12.163 of the discrete Gaussian; a Gaussian of the same scale costs 11.666."""
-    twice = gaussian_losses([each._replace(whole=False) for each in ZCDP], DELTA)
+    twice = gaussian_losses([each._replace(undivided=False) for each in ZCDP], DELTA)
     assert twice == pytest.approx(11.667, abs=2e-3)
     assert gaussian_epsilon(total(ZCDP), DELTA) < twice < zcdp_epsilon(total(ZCDP), DELTA) - 0.49
 

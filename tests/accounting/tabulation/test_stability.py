@@ -52,7 +52,7 @@ def test_nine_as_the_production_files_have_it() -> None:
     sensitivity = stability(pairs(*codes), pairs(*codes), pairs("x", "y"), 8)
     assert sensitivity.groups == 9
     assert (sensitivity.combined, sensitivity.alone, sensitivity.ethnicity) == (8, 2, 1)
-    assert "s = 9" in sensitivity.words
+    assert "s = 9" in sensitivity.description
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 8])

@@ -44,7 +44,7 @@ def test_figures_are_read_from_the_histogram_of_their_name(cover: float | None) 
     sums = [np.cumsum(c).astype(float) for c in counts]
     cell = quantile_cell(sums[0], 0.5) if cover is None else cover_cell(pairs, sums[0], cover)
     assert figures.contributions == min(1000, 12 * pairs.candidates[cell])
-    assert figures.clamps == (
+    assert figures.bounds == (
         ("m", *clamp_of(m, sums[1], 0.2)),
         ("k", *clamp_of(k, sums[2], 0.2)),
     )
@@ -79,19 +79,19 @@ def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
     assert delta_of(0.999 * total["epsilon"], both) + thresholds > total["delta"]
     assert 2.0 < total["epsilon"] < 2.5
     assert "tuning and stream together" in text(plan, budget, tuned)
-    assert {k: v for k, v in choice.items() if k not in ("words", "total")} == {
+    assert {k: v for k, v in choice.items() if k not in ("text", "total")} == {
         "how": "private", "run_id": "ab" * 16, "epsilon": 0.5, "delta": 1e-7, "mu": mu,
     }  # fmt: skip
     assert total["mu"] >= both and total["mu"] == pytest.approx(both)
-    assert f"({up(0.5)}, {up(1e-7)})-DP mechanism" in choice["words"]
-    assert f"together: ({up(total['epsilon'], 4)}, {up(total['delta'], 4)});" in choice["words"]
+    assert f"({up(0.5)}, {up(1e-7)})-DP mechanism" in choice["text"]
+    assert f"together: ({up(total['epsilon'], 4)}, {up(total['delta'], 4)});" in choice["text"]
     assert tuned.warnings() == []
     # Without a guarantee of the stream, or with none left, there is no total to tell.
     spent = msgspec.structs.replace(budget, b=1.0)
     for other in (msgspec.structs.replace(budget, sound=False), spent):
         choice = tuned.describe(plan, other)
-        assert choice["total"]["epsilon"] is None and "together" not in choice["words"]
-    assert "bounds of total" in choice["words"] and describe(plan, budget)["choice"] is None
+        assert choice["total"]["epsilon"] is None and "together" not in choice["text"]
+    assert "bounds of total" in choice["text"] and describe(plan, budget)["choice"] is None
 
 
 def test_proxy_is_a_warning_in_the_plan() -> None:
@@ -103,7 +103,7 @@ def test_proxy_is_a_warning_in_the_plan() -> None:
     two = Tuned("proxy", ("total", "level"))
     (words,) = two.warnings()
     assert "and bounds of total, level chosen from other data" in words
-    assert two.describe(plan, allocate(plan)) == {"how": "proxy", "words": words}
+    assert two.describe(plan, allocate(plan)) == {"how": "proxy", "text": words}
     tuned = Tuned("proxy")
     warnings = describe(plan, allocate(plan), tuned)["warnings"]
     assert any(w.startswith("contributions chosen from other data: no charge") for w in warnings)

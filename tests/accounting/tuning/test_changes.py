@@ -20,7 +20,7 @@ def row(rows: list[Change], field: str, value: object = ...) -> Change:
     """The one row that begins with this setting."""
     matches = [r for r in rows if next(iter(r.settings), "") == field]
     matches = [r for r in matches if value is ... or r.settings[field] == value]
-    assert len(matches) == 1, [r.words for r in rows]
+    assert len(matches) == 1, [r.text for r in rows]
     return matches[0]
 
 
@@ -58,7 +58,7 @@ def test_every_kind_of_change_is_there(plan: Plan) -> None:
     assert one_less.noise == pytest.approx(2**-0.5, rel=1e-3)
     assert row(rows, "public_keys").keys is None
     assert {"per_key_bound = 1", "mechanism.combine = true"} <= {
-        part for r in rows for part in r.words.split(", ")
+        part for r in rows for part in r.text.split(", ")
     }
     # The mean counts by itself, so that dropping the count changes nothing.
     assert not any("aggregate.n" in r.settings for r in rows)

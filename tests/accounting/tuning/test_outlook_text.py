@@ -81,7 +81,7 @@ def test_windows_in_words(make_plan: Make) -> None:
 
 def test_what_helps_most_is_named_first(plan: Plan) -> None:
     best = outlook(plan, allocate(plan))["helps_most"]
-    assert f"Helps most  {best['words']}: {best['effect']}; keys x" in text(plan, allocate(plan))
+    assert f"Helps most  {best['text']}: {best['effect']}; keys x" in text(plan, allocate(plan))
 
 
 def test_shares_are_explained_where_they_need_it(make_plan: Make, plan: Plan) -> None:

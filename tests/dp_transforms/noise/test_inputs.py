@@ -164,10 +164,10 @@ def of_session(ring: KeyRing, by: int) -> Int64:
                    Budget(name="e", most=1), Budget(name="r", kind="rho", most=1)))  # fmt: skip
     cells = Cells((Axis("x", tuple(range(GROUPS + 1))),))
     question = Question(kind="epsilon", amount=90_000, aggregates=(sum_of("y"),), cells=cells)
-    totals = nothing(cells.count, question.needs(space, space.whole))
+    totals = nothing(cells.count, question.needs(space, space.everything))
     totals.records[5] += by
     inputs = inputs_of_session(totals, ring)
-    estimates = measured(space, question, space.whole, totals, ring, "5a" * 16, inputs)[0][0]
+    estimates = measured(space, question, space.everything, totals, ring, "5a" * 16, inputs)[0][0]
     return np.delete(estimates, 5)
 
 

@@ -268,6 +268,6 @@ def test_a_record_that_changes_loses_both_budgets_at_most(
 def test_the_law_that_was_enumerated_is_the_one_that_is_drawn(ring: KeyRing) -> None:
     """-|k| / scale is ln P[Z = k] but for a constant (test_measuring has the draws)."""
     question = Question(kind="epsilon", amount=500_000)
-    [measures] = calibrated(SPACE, question, SPACE.whole)
+    [measures] = calibrated(SPACE, question, SPACE.everything)
     assert measures.each[0].noises[0].law == "geometric"
     assert math.isclose(measures.each[0].noises[0].scale, 2)

@@ -40,7 +40,7 @@ def test_without_noise_figures_are_exact(ring: KeyRing, monkeypatch: pytest.Monk
     aggregates = COUNT, sum_of("price"), average("age"), median("age")
     cells = Cells((Axis("city", (0, 1, 2)), Axis("age", (0, 3, 5, 8, 9))))
     question = Question(kind="epsilon", amount=10**9, aggregates=aggregates, cells=cells)
-    boxes, records = cells.inside(SPACE, SPACE.whole), some(SPACE, 900)
+    boxes, records = cells.inside(SPACE, SPACE.everything), some(SPACE, 900)
     totals = records.totals(SPACE, boxes, question)
     rows = answered(SPACE, question, boxes, totals, ring, RUN).to_pylist()
     assert len(rows) == 8
@@ -104,9 +104,9 @@ def test_intervals_hold(kind: Kind, amount: int, ring: KeyRing) -> None:
     question = Question(kind=kind, amount=amount, aggregates=aggregates, cells=cells)
     columns = {"run": np.repeat(np.arange(4_000), 300), "x": np.tile(values, 4_000)}
     columns |= {"b": columns["run"] * 0, "r": columns["run"] * 0}
-    totals = tallied(wide, wide.whole, cells, question.needs(wide, wide.whole), columns,
+    totals = tallied(wide, wide.everything, cells, question.needs(wide, wide.everything), columns,
                      np.ones(len(columns["x"]), np.bool_))  # fmt: skip
-    table = answered(wide, question, wide.whole, totals, ring, RUN)
+    table = answered(wide, question, wide.everything, totals, ring, RUN)
     observed = (values[values < 250] - 50) / 10
     assert 200 < len(observed) < 300
     truth = {"count": 300, "sum_x": observed.sum(), "average_x": observed.mean(),

@@ -93,7 +93,7 @@ def test_only_columns_that_matter_are_needed() -> None:
     boxes = SPACE.box(price=(None, 0.6), epsilon=(0.000001, None))
     names = totals.columns_of(SPACE, boxes, question.cells, question.needs(SPACE, boxes))
     assert names == ("age", "price", "city", "epsilon")  # of rho nothing is asked
-    assert totals.columns_of(SPACE, SPACE.whole, Cells(), Needs((), ())) == ()
+    assert totals.columns_of(SPACE, SPACE.everything, Cells(), Needs((), ())) == ()
     records = some(SPACE, 300)
     some_ = {d.name: records.at[:, k] for k, d in enumerate(SPACE.dimensions) if d.name in names}
     needs = question.needs(SPACE, boxes)

@@ -54,7 +54,7 @@ class Counting:
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         with contextlib.closing(open_path(self.path)) as other:
-            assert other.book().find(charge.run_id) is not None, "drawn before it is charged"
+            assert other.history().find(charge.run_id) is not None, "drawn before it is charged"
         self._step("draw")
         if self.wait is not None:
             self.wait.wait(30)

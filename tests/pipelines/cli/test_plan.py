@@ -123,7 +123,7 @@ def test_each_change_does_what_is_said(
         if row["keys"] is None:
             # A job that names no strategy may take less noise with public keys.
             assert other.public_keys is not None
-            assert figures.noise_against(own) <= row["noise"] * (1 + 1e-9), row["words"]
+            assert figures.noise_against(own) <= row["noise"] * (1 + 1e-9), row["text"]
         else:
-            assert figures.noise_against(own) == pytest.approx(row["noise"]), row["words"]
-            assert figures.keys_against(own) == pytest.approx(row["keys"]), row["words"]
+            assert figures.noise_against(own) == pytest.approx(row["noise"]), row["text"]
+            assert figures.keys_against(own) == pytest.approx(row["keys"]), row["text"]

@@ -52,7 +52,7 @@ def test_points_by_name_and_predicate(tmp_path: Path) -> None:
     loaded(tmp_path)
     table = Chosen(None, tmp_path)
     with opened(table, "alice") as session:
-        names.write(session.desk.config, "low", "a < 2")
+        names.write(session.open_table.config, "low", "a < 2")
         selection = subspace(session, table, "a >= 1", "low")
         assert selection.boxes()[0, 0].tolist() == [1, 2]
         assert len(subspace(session, table, "", None).boxes()) == 1

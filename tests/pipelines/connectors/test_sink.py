@@ -61,7 +61,7 @@ def test_fields_of_other_kinds_are_refused(
 )
 def test_every_kind_says_where_it_is(place: Published, sink: str, words: str) -> None:
     job = place.job(sink)
-    assert sink_of(job).words == words and job.sink.folder is None
+    assert sink_of(job).description == words and job.sink.folder is None
     assert job.sink.file_kind == "parquet"
     assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "pages"
     with pytest.raises(UsageError, match="a report reads files"):
@@ -70,7 +70,7 @@ def test_every_kind_says_where_it_is(place: Published, sink: str, words: str) ->
 
 def test_files_are_as_before(place: Published) -> None:
     job = place.job(FILES)
-    assert sink_of(job).words == f"csv files below {job.path.parent / 'out'}"
+    assert sink_of(job).description == f"csv files below {job.path.parent / 'out'}"
     assert dead_letter_folder(job) == job.path.parent / "dead_letter" / "pages"
     assert job.sink.folder == Path(job.sink.path) and job.sink.file_kind == "csv"
 

@@ -98,7 +98,7 @@ def test_a_new_account_takes_no_others_place(tmp_path: Path) -> None:
     limit = (2.0, 1e-6)
     made = [new_account(tmp_path, "visits", USER, limit) for _ in range(3)]
     assert len({path for path, _ in made}) == len({created.id for _, created in made}) == 3
-    assert accounts.opened(tmp_path / made[0][0]).book().limit == limit
+    assert accounts.opened(tmp_path / made[0][0]).history().limit == limit
 
 
 def test_one_that_is_there_is_named_from_the_projects_folder(

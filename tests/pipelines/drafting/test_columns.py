@@ -54,7 +54,7 @@ def test_a_csv_header_however_it_is_packed(pack: object, tmp_path: Path) -> None
         path.write_bytes(pack(body))
     file = data_file(str(path))
     assert [c.name for c in file.columns or ()] == ["user", "page, or part", "at"]
-    assert not any(c.shown for c in file.columns or ())
+    assert not any(c.listed for c in file.columns or ())
 
 
 def test_json_lines_have_no_schema(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_odd_names_are_written_whole() -> None:
         "count", "mean_records", "mean_count", "x",
     ]  # fmt: skip
     assert [a.column for a in plan.aggregates][1:] == ["records", "count", "_x"]
-    assert plan.aggregates[2].clamp == (-0.5, 0.25)
+    assert plan.aggregates[2].bounds == (-0.5, 0.25)
 
 
 def test_a_file_is_no_pattern_and_a_pattern_is(tmp_path: Path) -> None:

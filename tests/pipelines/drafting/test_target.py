@@ -46,7 +46,7 @@ def test_nothing_is_made_before_all_is_decided(tmp_path: Path, replies: Answers)
     done, secret_made = made(target, replies)
     new = done.new_data_set
     assert secret_made and new is not None and (tmp_path / new.secret).stat().st_mode & 0o77 == 0
-    assert accounts.opened(tmp_path / new.account).book().limit == (2.0, 2e-6)
+    assert accounts.opened(tmp_path / new.account).history().limit == (2.0, 2e-6)
     assert not made(target._replace(new_data_set=new), replies)[1]  # the secret is used again
 
 

@@ -76,9 +76,9 @@ def test_sums_are_those_of_the_statement(name: str, tmp_path: Path) -> None:
     catalog = load_catalog(data_set(tmp_path, data))
     statement = statement_of(dp(f"page, {item}", options=OPTIONS), catalog)
     assert statement.plan == plan
-    work = Work.of(statement.asked, catalog, statement.plan, NAME)
+    work = Work.of(statement.per_column, catalog, statement.plan, NAME)
     with Engine(catalog, {"visits"}) as engine:
-        groups = work.known_groups(engine, keys)
+        groups = work.initial_groups(engine, keys)
         partials = work.partials(engine.run(work.stage_one()), groups, keys)
     assert totals(plan, partials, groups, keys) == ours
 

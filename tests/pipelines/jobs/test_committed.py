@@ -54,7 +54,7 @@ def test_public_figures_need_no_charge(job: Job) -> None:
         check_tuning(free)
     assert tuned_of(job) is None
     tuning = tuned_of(tuned(job, how="proxy", bounds=("total",)))
-    assert tuning is not None and (tuning.how, tuning.clamps, tuning.run_id) == (
+    assert tuning is not None and (tuning.how, tuning.bounds, tuning.run_id) == (
         "proxy", ("total",), "",
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from dpstream.pipelines.report.charts import (
 def test_the_same_numbers_are_the_same_bytes() -> None:
     series = [ChartLine("x", np.array([1.0, 2.0, 400.0]))]
     one, other = (lines("n", series, 'w "<&', "across", "up") for _ in range(2))
-    assert one == other and one.words == 'w "<&'
+    assert one == other and one.caption == 'w "<&'
     assert one.svg.startswith('<svg role="img" aria-label="w &quot;&lt;&amp;" viewBox=')
     assert "<metadata" not in one.svg and "#0a0b00" not in one.svg and "var(--s0)" in one.svg
 

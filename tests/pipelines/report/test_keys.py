@@ -45,7 +45,7 @@ def test_all_rows_where_there_is_room() -> None:
     keys = found(100)
     assert keys.ranked["k"].to_pylist() == ["big", "mid", "late", "early", "none"]
     assert keys.ranked["_windows"].to_pylist() == [3, 2, 1, 2, 1]
-    assert (keys.whole, keys.distinct, keys.exact, keys.values) == (5, 5, True, 9)
+    assert (keys.complete, keys.distinct, keys.exact, keys.values) == (5, 5, True, 9)
     want = [(k, w, v) for k in keys.ranked["k"].to_pylist() for w, v in sorted(VALUES[k].items())]
     assert rows_of(keys) == want
 
@@ -60,12 +60,12 @@ def test_the_newest_of_each_before_all_of_the_busiest(limit: int) -> None:
         (key, window, value)
         for place, key in enumerate(names)
         for window, value in sorted(VALUES[key].items())
-        if place < keys.whole or window == max(VALUES[key])
+        if place < keys.complete or window == max(VALUES[key])
     ]
     assert rows_of(keys) == wanted
     # One more key with all of its windows would be too many.
-    if keys.whole < len(names):
-        more = len(VALUES[names[keys.whole]]) - 1
+    if keys.complete < len(names):
+        more = len(VALUES[names[keys.complete]]) - 1
         assert keys.rows.num_rows + more > limit
 
 
@@ -84,7 +84,7 @@ def test_newest_rows() -> None:
     assert newest["_window"].to_pylist() == [2, 2, 2, 1, 1]
     assert newest["_key"].to_pylist() == [0, 1, 2, 3, 4]
     nothing = gathered(iter(()), iter(()), ["k"], "n", SCHEMA, 10)
-    assert len(newest_rows(nothing)) == 0 and nothing.distinct == nothing.whole == 0
+    assert len(newest_rows(nothing)) == 0 and nothing.distinct == nothing.complete == 0
 
 
 def test_keys_beyond_those_held_are_the_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,5 +107,5 @@ def test_a_page_holds_so_many_numbers() -> None:
     keys = gathered(many(), many(), ["k"], "n", SCHEMA, most_rows(4))
     assert keys.ranked.num_rows == 1000 and keys.values == 100_000
     assert (
-        keys.rows.num_rows == 1000 + 99 * keys.whole <= most_rows(4) < 1000 + 99 * (keys.whole + 1)
+        keys.rows.num_rows == 1000 + 99 * keys.complete <= most_rows(4) < 1000 + 99 * (keys.complete + 1)
     )

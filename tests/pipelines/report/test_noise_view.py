@@ -14,7 +14,7 @@ FIGURES = {
 def test_pictures_say_their_numbers() -> None:
     chart = _chart("n", "Title", "up", [("sd", [2.0, 3.0])])
     assert chart["legend"] == [("s0", "sd")]
-    assert "sd from 2 at the first to 3 at the last" in chart["words"]
+    assert "sd from 2 at the first to 3 at the last" in chart["text"]
 
 
 def test_selection_and_values_apart() -> None:

@@ -91,7 +91,7 @@ def test_figures_are_those_of_the_plan(make_job: MakeJob, tmp_path: Path) -> Non
     promised = describe(job.plan, allocate(job.plan))
     assert figures["plan"] == json.loads(json.dumps(promised))
     assert figures["plan_hash"] == promised["plan_hash"] == job.plan.hash
-    assert promised["guarantee"]["words"] + "." in page.of("p")
+    assert promised["guarantee"]["text"] + "." in page.of("p")
     definitions = {name: after for (tag, name), (_, after) in pairwise(page.parts) if tag == "dt"}
     assert "epsilon 6 and delta 1e-9" in page.of("a")
     assert definitions["mu (Gaussian DP)"] == human_up(promised["split"]["mu"])

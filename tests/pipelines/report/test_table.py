@@ -45,7 +45,7 @@ def test_rows_of_a_run(make_job: MakeJob) -> None:
     }  # fmt: skip
     assert key_table.first[0] == (["a"], "2024-01-03 UTC", ["20 ± 9.8", "–"])
     assert [key for key, _, _ in key_table.first] == [["a"], ["b"]]
-    assert key_table.said == "All 2 keys with all their 3 values."
+    assert key_table.caption == "All 2 keys with all their 3 values."
 
 
 def test_texts_are_cut_and_rows_in_the_page_few(make_job: MakeJob) -> None:

@@ -36,7 +36,7 @@ def test_an_answer_is_of_the_records_that_paid(session: Session) -> None:
     answer = with_budget.count(1)
     assert answer.charged and answer.insecure and answer.value is not None
     assert abs(answer.value - 5) <= 40 and answer.sd is not None and 1.3 < answer.sd < 1.5
-    [(run_id, charge)] = session.desk.account.history()
+    [(run_id, charge)] = session.open_table.account.history()
     assert (charge.budget, charge.amount, charge.analyst) == ("epsilon", 1_000_000, "alice")
     assert answer.header.run_id == run_id
     low, high = answer.interval
@@ -49,8 +49,8 @@ def test_an_exact_re_ask_is_the_old_bytes_whoever_asks_it_however_it_is_written(
     first = session.where("a >= 1 AND a < 3 AND epsilon >= 1").count(0.5)
     again = session.where("epsilon >= 1 AND NOT (a < 1 OR a >= 3)").count("0.50")
     assert first.charged and not again.charged and again.receipt == first.receipt
-    add(session.desk.config, [_more(session)])
-    session.desk.analyst = "bob"
+    add(session.open_table.config, [_more(session)])
+    session.open_table.analyst = "bob"
     later = session.where("a >= 1 AND a < 3 AND epsilon >= 1").count(0.5)
     assert later.receipt == first.receipt and later.digest == first.digest
     fresh = session.where("a >= 1 AND a < 3 AND epsilon >= 1").count(0.5, fresh=True)
@@ -65,7 +65,7 @@ def test_an_exact_re_ask_is_the_old_bytes_whoever_asks_it_however_it_is_written(
 
 
 def _more(session: Session) -> Path:
-    path = session.desk.config.base / "more.csv"
+    path = session.open_table.config.base / "more.csv"
     path.write_text(EMPTY + "r9,1,1,2.0,0.5\n")
     return path
 
@@ -74,12 +74,12 @@ def test_records_come_and_go_and_spent_budget_stays(session: Session) -> None:
     rich = session.where("epsilon = 2")
     scans = _counted(session)
     rich.count(1)
-    before = session.desk.account.spent("epsilon")
-    add(session.desk.config, [_more(session)])
-    gone = session.desk.config.base / "gone.csv"
+    before = session.open_table.account.spent("epsilon")
+    add(session.open_table.config, [_more(session)])
+    gone = session.open_table.config.base / "gone.csv"
     gone.write_text("name\nr1\nr5\n")
-    delete(session.desk.config, [gone])
-    assert (session.desk.account.spent("epsilon").amounts == before.amounts).all()
+    delete(session.open_table.config, [gone])
+    assert (session.open_table.account.spent("epsilon").amounts == before.amounts).all()
     rich.count(0.5)
     assert scans == [3, 2]  # r1, r3, r5; then r3, r9: the new version is read
     with pytest.raises(SessionRefusedError):
@@ -89,7 +89,7 @@ def test_records_come_and_go_and_spent_budget_stays(session: Session) -> None:
 def _counted(session: Session) -> list[int]:
     """True counts of all scans of a session from now on."""
     counts = list[int]()
-    opened = session.desk.scan
+    opened = session.open_table.scan
 
     def scan() -> Any:
         real = opened()
@@ -102,7 +102,7 @@ def _counted(session: Session) -> list[int]:
 
         return Spy()
 
-    session.desk.scan = scan  # type: ignore[method-assign]
+    session.open_table.scan = scan  # type: ignore[method-assign]
     return counts
 
 
@@ -128,7 +128,7 @@ def test_a_refusal_names_what_lacks_and_charges_nothing(session: Session) -> Non
     with pytest.raises(SessionRefusedError) as third:  # nobody in this range has enough
         session.where("a = 0 AND epsilon < 1").count(1)
     assert third.value.enough == ""
-    assert not scans and session.desk.account.history() == []
+    assert not scans and session.open_table.account.history() == []
     # What the refusal names is answered.
     assert refused.value.enough in refused.value.fix
     assert session.where(f"a = 0 AND {refused.value.enough}").count(1).charged
@@ -138,7 +138,7 @@ def test_a_question_of_everything_leaves_out_who_has_no_budget(session: Session)
     """At most one step of budgets: every point that has a budget at all has enough."""
     scans = _counted(session)
     assert session.table.count(0.25).charged and len(scans) == 1
-    [(_, charge)] = session.desk.account.history()
+    [(_, charge)] = session.open_table.account.history()
     assert charge.boxes[:, 2, 0].min() == charge.read[:, 2, 0].min() == 1
     with pytest.raises(SessionRefusedError):
         session.where("epsilon < 0.25").count(0.25)
@@ -168,8 +168,8 @@ def transcript(folder: Path, records: str) -> list[Any]:
                 answer = session.where(where).count(amount, **how)
                 entries.append((answer.charged, answer.header.where, answer.sd))
             except PolicyError as error:
-                entries.append((str(error), session.desk.account.spent("epsilon").amounts.tolist()))
-        for _, charge in session.desk.account.history():
+                entries.append((str(error), session.open_table.account.spent("epsilon").amounts.tolist()))
+        for _, charge in session.open_table.account.history():
             entries.append((charge.budget, charge.amount, charge.charged, charge.reads))
         plan = session.where("a < 3").plan(0.5)
         entries.append((plan.decision.accepted, plan.decision.largest, plan.read.tolist()))
@@ -221,11 +221,11 @@ def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) 
     ):
         with pytest.raises((UsageError, PolicyError)):
             call()
-    assert session.desk.account.history() == []
-    (session.desk.config.folder / "manifest.json").unlink()
+    assert session.open_table.account.history() == []
+    (session.open_table.config.folder / "manifest.json").unlink()
     with pytest.raises(RunError, match="holds no table"):
         session.where("epsilon >= 1").count(1)
-    assert session.desk.account.history() == []
+    assert session.open_table.account.history() == []
 
 
 @pytest.mark.parametrize("ask_part", [
@@ -239,22 +239,22 @@ def test_what_no_receipt_can_hold_is_refused_before_it_is_paid(
 ) -> None:
     with pytest.raises(UsageError, match="part of another type"):
         ask_part(session.where("epsilon >= 1"))
-    assert session.desk.account.history() == []
+    assert session.open_table.account.history() == []
     assert session.where("epsilon >= 1").quantiles("b", np.array([0.5]), 1).charged
 
 
 def test_the_charge_is_durable_before_a_record_is_read(session: Session) -> None:
     def broken() -> Any:
-        assert len(session.desk.account.history()) == 1
+        assert len(session.open_table.account.history()) == 1
         raise RunError("table", "is gone", "bring it back")
 
-    real, session.desk.scan = session.desk.scan, broken  # type: ignore[method-assign]
+    real, session.open_table.scan = session.open_table.scan, broken  # type: ignore[method-assign]
     rich = session.where("epsilon >= 1")
     with pytest.raises(RunError, match="is gone"):
         rich.ask((median("b"),), 1)
-    session.desk.scan = real  # type: ignore[method-assign]
+    session.open_table.scan = real  # type: ignore[method-assign]
     answer = rich.ask((median("b"),), 1)
-    assert not answer.charged and len(session.desk.account.history()) == 1
+    assert not answer.charged and len(session.open_table.account.history()) == 1
 
 
 def test_what_was_cut_off_continues_on_the_records_that_there_are(session: Session) -> None:
@@ -262,35 +262,35 @@ def test_what_was_cut_off_continues_on_the_records_that_there_are(session: Sessi
         raise RunError("table", "is gone", "bring it back")
 
     rich = session.where("epsilon >= 1")
-    real, session.desk.scan = session.desk.scan, broken  # type: ignore[method-assign]
+    real, session.open_table.scan = session.open_table.scan, broken  # type: ignore[method-assign]
     for how in ({}, {"fresh": True}):
         with pytest.raises(RunError, match="is gone"):
             rich.count(1, **how)
-    session.desk.scan = real  # type: ignore[method-assign]
-    add(session.desk.config, [_more(session)])
+    session.open_table.scan = real  # type: ignore[method-assign]
+    add(session.open_table.config, [_more(session)])
     scans = _counted(session)
     answer = rich.count(1)
     assert not answer.charged and scans == [6]
-    [(run_id, _)] = session.desk.account.history()
+    [(run_id, _)] = session.open_table.account.history()
     assert answer.header.run_id == run_id
 
 
 def test_what_was_answered_needs_no_records(session: Session) -> None:
     rich = session.where("epsilon >= 1")
     first, scans = rich.count(0.5), _counted(session)
-    (session.desk.config.folder / "manifest.json").unlink()
+    (session.open_table.config.folder / "manifest.json").unlink()
     assert rich.count(0.5).receipt == first.receipt and scans == []
     for how in ({"fresh": True}, {"as_of": "May"}):
         with pytest.raises(RunError, match="holds no table"):
             rich.count(0.5, **how)
-    assert len(session.desk.account.history()) == 1
+    assert len(session.open_table.account.history()) == 1
 
 
 def test_a_label_is_another_question(session: Session) -> None:
     rich = session.where("epsilon >= 2")
     first, may = rich.count(0.5), rich.count(0.5, as_of="May")
     assert may.charged and may.receipt != first.receipt
-    add(session.desk.config, [_more(session)])
+    add(session.open_table.config, [_more(session)])
     assert rich.count(0.5, as_of="May").receipt == may.receipt
     allotment = rich.as_pinq(0.5)
     assert allotment.count(0.25).charged and allotment.count(0.25, as_of="May").charged
@@ -305,7 +305,7 @@ def test_a_charge_after_the_scan_would_be_noticed(
 
     def early(question: SessionQuestion, keys: Any) -> None:
         check(question, keys)
-        question.desk.scan()
+        question.open_table.scan()
 
     monkeypatch.setattr(SessionQuestion, "check", early)
     with pytest.raises(AssertionError):
@@ -337,17 +337,17 @@ def _raced(folder: Path) -> list[int]:
     where = "consumed_epsilon < 0.5 AND epsilon >= 1"
     config = config_at(folder)
     with Session(config, analyst="alice") as mine, Session(config, analyst="bob") as other:
-        transact = mine.desk.ledger.transact
+        transact = mine.open_table.ledger.transact
 
         def slow(work: Any, **options: Any) -> Any:
             with contextlib.suppress(PolicyError):
                 other.where("a = 0 AND epsilon >= 1").count(0.5)  # just before the lock
             return transact(work, **options)
 
-        mine.desk.ledger.transact = slow  # type: ignore[method-assign]
+        mine.open_table.ledger.transact = slow  # type: ignore[method-assign]
         mine.where(where).count(0.25)
-        mine.desk.ledger.transact = transact  # type: ignore[method-assign]
-        history = mine.desk.account.history()
+        mine.open_table.ledger.transact = transact  # type: ignore[method-assign]
+        history = mine.open_table.account.history()
         wanted = mine.where("NOT a = 0 AND epsilon >= 1").boxes()
         return [n for n, (_, charge) in enumerate(history)
                 if charge.analyst == "alice" and not _same(charge.read, wanted)]  # fmt: skip
@@ -366,13 +366,13 @@ def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
         Session(config, analyst="alice") as here,
     ):
         part = there.where("epsilon >= 1")
-        request = part.wish((COUNT, sum_of("b"), median("b")), 1, {"a": None})
-        answer = asking.ask(there.desk, request)
-        again = asking.ask(here.desk, request)
+        request = part.request((COUNT, sum_of("b"), median("b")), 1, {"a": None})
+        answer = asking.ask(there.open_table, request)
+        again = asking.ask(here.open_table, request)
         assert answer.charged and not again.charged and again.receipt == answer.receipt
-        charge = here.desk.ledger.book().find(answer.header.run_id)
+        charge = here.open_table.ledger.history().find(answer.header.run_id)
         assert charge is not None
-        same = SessionQuestion(here.desk, request).draw(charge, here.desk.ring)
+        same = SessionQuestion(here.open_table, request).draw(charge, here.open_table.ring)
         assert decoded(Answer(charge.run_id, same, "", False), True).table == answer.table
         with pytest.raises(UsageError, match="--runner"):
             Session(config, analyst="alice", runner=Runner("Nobody", (), 1)).where(

@@ -67,10 +67,10 @@ def test_whoever_is_killed_has_paid_before_records_are_read(fault: str, tmp_path
 
     receipt = killed(work, home, name)
     with Session(config) as session:
-        assert len(session.desk.account.history()) == stands
+        assert len(session.open_table.account.history()) == stands
         assert session.table.max_consumed() == 0.5 * stands
         answer = session.where("epsilon >= 1").histogram("a", 0.5)
-        assert answer.charged != stands and len(session.desk.account.history()) == 1
+        assert answer.charged != stands and len(session.open_table.account.history()) == 1
         if fault == "draw":  # the same run id is the same noise
             drawn = decoded(Answer(answer.header.run_id, receipt, "", True), True)
             assert drawn.table == answer.table

@@ -96,7 +96,7 @@ def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) ->
 
 def test_a_batch_is_one_charge_of_each_point_or_none(table: Made, tmp_path: Path) -> None:
     """Cells are many, the amount is paid once; a cell that lacks budget refuses all of them."""
-    space, full_space = table.table.space, table.table.space.whole
+    space, full_space = table.table.space, table.table.space.everything
     account = Payer(accounts.of_records(tmp_path / "ledger.db", "rides"), table.table)
 
     def paid(name: str, cells: Cells, amount: int, boxes: Int64) -> Int64:

@@ -33,7 +33,7 @@ def test_maps_are_well_formed_and_the_same_again(by: tuple[str, str]) -> None:
     spent, _ = charged()
     heat = heat_map(spent, *by)
     one, other = (drawing.heat(SPACE, heat, "epsilon", "m") for _ in range(2))
-    assert one == other and one.words.startswith("Least epsilon left")
+    assert one == other and one.caption.startswith("Least epsilon left")
     tree = parsed(one.svg)
     images = [node for node in tree.iter() if node.tag.endswith("image")]
     links = [value for node in tree.iter() for name, value in node.attrib.items()
@@ -59,7 +59,7 @@ def test_what_is_closed_is_blank() -> None:
     for days, blank in ((5, True), (30, True), (0, False)):
         shut = close(spent, box(arrived=(START, START + days * DAY))) if days else spent
         heat = heat_map(shut, "arrived", "age")
-        assert ("blank" in drawing.heat(SPACE, heat, "epsilon", "m").words) is blank
+        assert ("blank" in drawing.heat(SPACE, heat, "epsilon", "m").caption) is blank
         middle = pixels(drawing.heat_png(SPACE, heat, "epsilon"))[300, 120]
         assert bool((middle[:3] == 1).all()) is blank
 
@@ -78,7 +78,7 @@ def test_names_and_codes_are_texts_and_no_formulas() -> None:
 def test_spending() -> None:
     moments = over_time(PEOPLE, "epsilon", charged()[1])
     picture = drawing.spending(moments, "epsilon")
-    assert "at most 3.2" in picture.words and "var(--s1)" in picture.svg
+    assert "at most 3.2" in picture.caption and "var(--s1)" in picture.svg
     assert parsed(picture.svg) is not None
     one, other = (drawing.spending_png(history, "epsilon") for history in (moments, moments[:2]))
     assert pixels(one).shape == pixels(other).shape and one != other

@@ -27,25 +27,25 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def test_a_question_has_one_ticket(session: Session, tmp_path: Path) -> None:
-    request = session.where("epsilon >= 1").wish((COUNT,), 0.5, {"a": None})
+    request = session.where("epsilon >= 1").request((COUNT,), 0.5, {"a": None})
     out = tmp_path / "ticket"
-    paid = hand_out(session.desk, request, out)
+    paid = hand_out(session.open_table, request, out)
     assert paid.charged and out.stat().st_mode & 0o777 == 0o600
-    ticket, name = opened(out.read_bytes(), session.desk.ring)
-    [(run_id, charge)] = session.desk.account.history()
+    ticket, name = opened(out.read_bytes(), session.open_table.ring)
+    [(run_id, charge)] = session.open_table.account.history()
     assert ticket.run_id == paid.run_id == run_id
     assert ticket.boxes.tolist() == charge.read.tolist()
-    committed = session.desk.register.read(paid.run_id)
+    committed = session.open_table.answers.read(paid.run_id)
     assert committed is not None and ticket_name(committed.receipt) == name
     before = out.read_bytes()
     one_more(session, tmp_path)
-    assert not hand_out(session.desk, request, out).charged and out.read_bytes() == before
+    assert not hand_out(session.open_table, request, out).charged and out.read_bytes() == before
     # A second ticket, of other records, would be a second answer of one charge.
     with pytest.raises(PolicyError, match="not the one"):
-        hand_out(session.desk, request, tmp_path / "second")
+        hand_out(session.open_table, request, tmp_path / "second")
     with pytest.raises(PolicyError, match="handed out as a ticket"):
         session.where("epsilon >= 1").histogram("a", 0.5)
-    assert [line.what for line in transcript(session.desk)] == ["ticket"]
+    assert [line.what for line in transcript(session.open_table)] == ["ticket"]
     with pytest.raises(PolicyError, match="disjoint parts"):
         session.where("epsilon >= 1").union()
 
@@ -60,25 +60,25 @@ def cut_off(session: Session, request: SessionRequest, out: Path, when: str) -> 
         raise KeyboardInterrupt
 
     with mock.patch.object(AnswerLog, "commit", dies), pytest.raises(KeyboardInterrupt):
-        hand_out(session.desk, request, out)
+        hand_out(session.open_table, request, out)
     assert not out.exists()
 
 
 def one_more(session: Session, folder: Path) -> None:
     (folder / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,2.0,0.5\n")
-    add(session.desk.config, [folder / "more.csv"])
+    add(session.open_table.config, [folder / "more.csv"])
 
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_whoever_is_cut_off_at_the_commit_goes_on_with_the_draft(
     session: Session, tmp_path: Path, when: str
 ) -> None:
-    request, out = session.where("epsilon >= 1").wish((COUNT,), 0.5), tmp_path / "ticket"
+    request, out = session.where("epsilon >= 1").request((COUNT,), 0.5), tmp_path / "ticket"
     cut_off(session, request, out, when)
     [draft] = tmp_path.glob("*.draft")
     written = draft.read_bytes()
     one_more(session, tmp_path)
-    assert not hand_out(session.desk, request, out).charged and out.read_bytes() == written
+    assert not hand_out(session.open_table, request, out).charged and out.read_bytes() == written
     assert not draft.exists() and out.stat().st_mode & 0o777 == 0o600
 
 
@@ -86,26 +86,26 @@ def test_no_ticket_is_left_beside_an_answer_of_other_records(
     session: Session, tmp_path: Path
 ) -> None:
     where, out = session.where("epsilon >= 1"), tmp_path / "ticket"
-    cut_off(session, where.wish((COUNT,), 0.5), out, "before")
+    cut_off(session, where.request((COUNT,), 0.5), out, "before")
     one_more(session, tmp_path)
     assert not where.count(0.5).charged
     with pytest.raises(PolicyError, match="not the one"):
-        hand_out(session.desk, where.wish((COUNT,), 0.5), out)
+        hand_out(session.open_table, where.request((COUNT,), 0.5), out)
     assert not [*tmp_path.glob("ticket*")]
 
 
 def test_what_was_answered_is_not_handed_out(session: Session, tmp_path: Path) -> None:
     session.where("epsilon >= 1").count(0.5)
-    request = session.where("epsilon >= 1").wish((COUNT,), 0.5)
+    request = session.where("epsilon >= 1").request((COUNT,), 0.5)
     with pytest.raises(PolicyError, match="not the one"):
-        hand_out(session.desk, request, tmp_path / "ticket")
-    assert hand_out(session.desk, request._replace(fresh=True), tmp_path / "other").charged
+        hand_out(session.open_table, request, tmp_path / "ticket")
+    assert hand_out(session.open_table, request._replace(fresh=True), tmp_path / "other").charged
 
 
 def test_another_file_stays(session: Session, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     out.write_text("mine")
-    request = session.where("epsilon >= 1").wish((COUNT,), 0.5)
+    request = session.where("epsilon >= 1").request((COUNT,), 0.5)
     with pytest.raises(PolicyError, match="something else"):
-        hand_out(session.desk, request, out)
-    assert out.read_text() == "mine" and session.desk.account.history() == []
+        hand_out(session.open_table, request, out)
+    assert out.read_text() == "mine" and session.open_table.account.history() == []

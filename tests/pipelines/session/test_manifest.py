@@ -70,9 +70,9 @@ def test_one_that_is_made_finds_no_table(tmp_path: Path) -> None:
 def test_a_table_has_one_account(tmp_path: Path) -> None:
     own = accounts.of_records(tmp_path / "own.db")
     with pytest.raises(PolicyError) as caught:
-        check_account(manifest(), own.book())
+        check_account(manifest(), own.history())
     assert caught.value.field == "table.coordinates"
     assert ID in caught.value.rule and accounts.ID in caught.value.rule
     own.name_table(ID)
-    check_account(manifest(version=7), own.book())
+    check_account(manifest(version=7), own.history())
     own.close()

@@ -17,7 +17,7 @@ def test_what_is_left(tmp_path: Path) -> None:
     with Session(config_at(tmp_path, more=QUOTA), analyst="alice") as session:
         session.where("a < 2 AND epsilon >= 1").count(0.5)
         session.where("a = 1 AND epsilon >= 1").count(0.25)
-        summary = overview(session.desk, session.table.selection)
+        summary = overview(session.open_table, session.table.selection)
         assert summary["entries"] == 2 and set(summary["budgets"]) == {"epsilon", "rho"}
         part = summary["budgets"]["epsilon"]
         assert (part["most_spent"], part["least_spent"], part["most_initial"]) == (0.75, 0, 2)
@@ -25,13 +25,13 @@ def test_what_is_left(tmp_path: Path) -> None:
         assert summary["quotas"] == {
             "epsilon": {"analyst": "alice", "quota": 1.5, "most_charged": 0.75}
         }
-        part_summary = overview(session.desk, session.where("a = 0 AND epsilon >= 1").selection)
+        part_summary = overview(session.open_table, session.where("a = 0 AND epsilon >= 1").selection)
         assert part_summary["budgets"]["epsilon"]["least_spent"] == 0.5
-        close_before(session.desk, "b", 3)
-        part = overview(session.desk, session.table.selection)["budgets"]["epsilon"]
+        close_before(session.open_table, "b", 3)
+        part = overview(session.open_table, session.table.selection)["budgets"]["epsilon"]
         assert part["most_spent"] == 0.75 and part["closed_boxes"] == 1
         assert part["rows"][0] == {"where": "b < 3", "spent": None}
-        closed = overview(session.desk, session.where("b = 0").selection)["budgets"]["epsilon"]
+        closed = overview(session.open_table, session.where("b = 0").selection)["budgets"]["epsilon"]
         assert closed["most_spent"] == 0 and closed["closed_boxes"] == 1
         with pytest.raises(UsageError, match="true nowhere"):
-            overview(session.desk, session.where("a < 0").selection)
+            overview(session.open_table, session.where("a < 0").selection)

@@ -25,8 +25,8 @@ def test_the_page_is_of_the_ledger_alone(tmp_path: Path) -> None:
     pages = []
     for number, records in enumerate((RECORDS, RECORDS.splitlines()[0] + "\n")):
         with opened(tmp_path / str(number), records) as session:
-            (session.desk.config.folder / "manifest.json").unlink()
-            text = page.render(session.desk, Chosen((("b", "epsilon"),)))
+            (session.open_table.config.folder / "manifest.json").unlink()
+            text = page.render(session.open_table, Chosen((("b", "epsilon"),)))
         pages.append(re.sub(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d[T ][\d:]+(Z| UTC)", "", text))
     # But for the clock's marks on the picture over time nothing differs.
     one, other = (re.sub(r"<svg.*?</svg>", "", text, flags=re.S) for text in pages)
@@ -35,7 +35,7 @@ def test_the_page_is_of_the_ledger_alone(tmp_path: Path) -> None:
 
 def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     with opened(tmp_path) as session:
-        text = page.render(session.desk, Chosen())
+        text = page.render(session.open_table, Chosen())
     assert text.startswith(page.MARK) and "INSECURE" in text
     assert "&lt;b&gt;alice" in text and "<b>alice" not in text
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)", text) and "<script" not in text
@@ -49,7 +49,7 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     with opened(tmp_path / "table") as session:
         file = tmp_path / "page.html"
-        file.write_text(page.render(session.desk, Chosen()), encoding="utf-8")
+        file.write_text(page.render(session.open_table, Chosen()), encoding="utf-8")
     with browser(tmp_path / "browser") as chromium:
         for screen in (DESK, PHONE):
             tab = chromium.open(file.as_uri(), screen)
@@ -64,11 +64,11 @@ def test_frames_and_pairs(tmp_path: Path) -> None:
         assert page.frame_of(part.boxes())[0].tolist() == [1, 4]
         with pytest.raises(UsageError, match="true nowhere"):
             page.frame_of(session.where("a < 0").boxes())
-        assert page.png(session.desk, Chosen(kind="rho")).startswith(b"\x89PNG")
-        assert page.png(session.desk, Chosen(over_time=True)).startswith(b"\x89PNG")
+        assert page.png(session.open_table, Chosen(kind="rho")).startswith(b"\x89PNG")
+        assert page.png(session.open_table, Chosen(over_time=True)).startswith(b"\x89PNG")
         for wrong in (Chosen(kind="delta"), Chosen((("a", "b"), ("b", "a")))):
             with pytest.raises(UsageError):
-                page.png(session.desk, wrong)
+                page.png(session.open_table, wrong)
     assert page.pairs_of(["a, b"]) == (("a", "b"),) and page.initial_of("0.5") == 500_000
     for wrong_pair in ("a", "a,b,c"):
         with pytest.raises(UsageError, match="--by"):
@@ -93,4 +93,4 @@ def test_a_page_of_nothing_asked(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     add(config, [tmp_path / "small.csv"])
     with Session(config) as session:
-        assert "Nothing was asked yet" in page.render(session.desk, Chosen())
+        assert "Nothing was asked yet" in page.render(session.open_table, Chosen())

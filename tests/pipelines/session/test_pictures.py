@@ -47,7 +47,7 @@ def test_a_map_is_the_least_over_the_others(initial: int | None) -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         row, column = rng.integers(heat.left.shape[0]), rng.integers(heat.left.shape[1])
-        frame = SPACE.whole[0].copy()
+        frame = SPACE.everything[0].copy()
         frame[0], frame[2] = heat.columns[[column, column + 1]], heat.rows[[row, row + 1]]
         frame[4] = at, at + 1
         assert heat.left[row, column] == max(at - most(spent, frame), 0) / 1e6
@@ -58,7 +58,7 @@ def test_the_initial_budget_as_a_side() -> None:
     spent, _ = charged()
     heat = heat_map(spent, "age", "epsilon")
     assert heat.initial is None and (heat.left >= 0).all()
-    frame = SPACE.whole[0].copy()
+    frame = SPACE.everything[0].copy()
     frame[0], frame[4] = (15, 16), heat.rows[[-2, -1]]
     assert heat.left[-1, 15] == (heat.rows[-2] - most(spent, frame)) / 1e6
     turned = heat_map(spent, "epsilon", "age")

@@ -22,18 +22,18 @@ def session(tmp_path: Path) -> Iterator[Session]:
 def plan_of(
     session: Session, where: str, amount: float, *figures: Any, union: bool = False, **how: Any
 ) -> Any:
-    request = session.where(where).wish(figures or (COUNT,), amount, **how)
-    return planning.plan(session.desk, request, union)
+    request = session.where(where).request(figures or (COUNT,), amount, **how)
+    return planning.plan(session.open_table, request, union)
 
 
 def test_a_plan_spends_and_reads_nothing(session: Session) -> None:
     def never() -> None:
         raise AssertionError("a record was read")
 
-    session.desk.scan = never  # type: ignore[assignment,method-assign]
+    session.open_table.scan = never  # type: ignore[assignment,method-assign]
     plan = plan_of(session, "epsilon >= 1", 0.5, COUNT, average("b"), median("b"))
     assert plan.decision.accepted and len(plan.errors) == 3 and plan.answered == ""
-    assert (plan.regions, plan.after) == (1, 2) and session.desk.account.history() == []
+    assert (plan.regions, plan.after) == (1, 2) and session.open_table.account.history() == []
     fields = planning.as_builtins(plan)
     assert fields["errors"][0]["within"] > fields["errors"][0]["sd"] > 0
     text = "\n".join(planning.lines(plan))

@@ -40,10 +40,10 @@ class Spending:
     def __init__(self) -> None:
         epsilon = untouched(SPACE, "epsilon")
         for box, amount in (((0, 2), 250_000), ((1, 4), 750_000)):
-            boxes = SPACE.whole.copy()
+            boxes = SPACE.everything.copy()
             boxes[0, 0], boxes[0, 1] = box, (0, 3)
             epsilon = charge(epsilon, boxes, amount)
-        boxes = SPACE.whole.copy()
+        boxes = SPACE.everything.copy()
         boxes[0, 3] = (1, 3)
         self._found = {"epsilon": epsilon, "rho": charge(untouched(SPACE, "rho"), boxes, 1)}
 
@@ -389,7 +389,7 @@ def test_the_place_is_that_of_the_comparison() -> None:
 
 
 def test_an_empty_text_is_true_everywhere() -> None:
-    assert (boxes_of(" ", SPACE) == SPACE.whole).all()
+    assert (boxes_of(" ", SPACE) == SPACE.everything).all()
 
 
 def test_kinds_of_consumption_are_known_before_it_is() -> None:

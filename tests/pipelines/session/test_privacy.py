@@ -47,9 +47,9 @@ class Enumerated(SessionQuestion):
     analyst: "Analyst"
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        analyst, read = self.analyst, region_of(charge, self.desk.table).read
+        analyst, read = self.analyst, region_of(charge, self.open_table.table).read
         value = analyst.answers.pop(0)
-        [measures] = calibrated(self.desk.space, self.wish.question, read)
+        [measures] = calibrated(self.open_table.space, self.request.question, read)
         scale = measures.each[0].noises[0].scale
         analyst.steps.append(Step(read, scale, value, analyst.updates))
         return str(value).encode()
@@ -64,16 +64,16 @@ class Analyst:
 
     def count(self, request: SessionRequest) -> int | None:
         """The next answer of the enumeration, ``None`` if it is refused."""
-        question = Enumerated(self.session.desk, request)
+        question = Enumerated(self.session.open_table, request)
         question.analyst = self
         try:
-            return int(asking.committed(question.desk, question, request.how).receipt)
+            return int(asking.committed(question.open_table, question, request.how).receipt)
         except PolicyError:
             return None
 
     def ask(self, where: str, amount: float, **how: Any) -> int | None:
         point = self.session.where(where)
-        return self.count(point.wish((asking_count(),), amount, **how))
+        return self.count(point.request((asking_count(),), amount, **how))
 
     def run(self) -> None:
         """The analysis: what is left decides, and what was answered."""
@@ -83,7 +83,7 @@ class Analyst:
             self.ask("a < 2 AND consumed_epsilon > 0", 0.5, drop=True)
         else:
             self.ask("a <= 1 AND epsilon >= 0.75", 0.75)
-        self.session.desk.analyst = "bob"
+        self.session.open_table.analyst = "bob"
         second = self.ask("a = 0 AND remaining_epsilon >= 0.25", 0.25)
         allotted = self.session.where("a = 0 AND remaining_epsilon >= 0.5")
         try:
@@ -91,10 +91,10 @@ class Analyst:
         except PolicyError:
             return
         self.updates = 2
-        self.count(allotment.wish((asking_count(),), 0.25))
+        self.count(allotment.request((asking_count(),), 0.25))
         part = allotment.where("epsilon >= 1") if second else allotment
-        self.count(part.wish((asking_count(),), 0.25, fresh=True))
-        self.count(part.wish((asking_count(),), 0.25, fresh=True))  # one too many
+        self.count(part.request((asking_count(),), 0.25, fresh=True))
+        self.count(part.request((asking_count(),), 0.25, fresh=True))  # one too many
 
 
 def asking_count() -> Any:
@@ -203,6 +203,6 @@ def test_quotas_hold_at_every_point(tmp_path: Path) -> None:
         with Session(config_at(tmp_path / str(number), EMPTY, QUOTA), analyst="alice") as session:
             Analyst(session, answers).run()
             for who in ("alice", "bob"):
-                spent = session.desk.account.analyst_spent("epsilon", who)
+                spent = session.open_table.account.analyst_spent("epsilon", who)
                 most = max(most, int(spent.amounts.max()) / 1e6)
     assert 0.5 < most <= 1.25

@@ -175,14 +175,14 @@ def test_everything_is_one_scan(
 
     monkeypatch.setattr(Scan, "_select", counted)
     for number in range(len(ASKED)):
-        same(opened, opened[1].table.space.whole, CELLS[4], number)
+        same(opened, opened[1].table.space.everything, CELLS[4], number)
     assert len(queries) == len(ASKED) and all(text.count(" FROM t ") == 1 for text in queries)
 
 
 def test_boxes_that_are_none_of_the_space(opened: tuple[Scan, Config, np.ndarray]) -> None:
     scan, config, _ = opened
     space = config.table.space
-    for wrong in (space.whole + 1, np.concatenate([space.whole] * 2), space.whole[:, :3]):
+    for wrong in (space.everything + 1, np.concatenate([space.everything] * 2), space.everything[:, :3]):
         with pytest.raises(UsageError, match="boxes"):
             scan.totals(wrong, Cells(), NOTHING)
 
@@ -192,9 +192,9 @@ def test_a_sum_that_64_bits_might_not_hold(
 ) -> None:
     scan, config, _ = opened
     monkeypatch.setattr(scans, "MAX_SUMMED", 20)
-    scan.totals(config.table.space.whole, Cells(), Needs(("day",), ()))
+    scan.totals(config.table.space.everything, Cells(), Needs(("day",), ()))
     with pytest.raises(UsageError, match="x: has more than 20 coordinates"):
-        scan.totals(config.table.space.whole, Cells(), Needs(("x",), ()))
+        scan.totals(config.table.space.everything, Cells(), Needs(("x",), ()))
 
 
 def test_duckdb_is_locked(opened: tuple[Scan, Config, np.ndarray], tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def small(folder: Path) -> Config:
 
 def count(scan: Scan, config: Config) -> int:
     space = config.table.space
-    return int(scan.totals(space.whole, Cells(), NOTHING).records[0])
+    return int(scan.totals(space.everything, Cells(), NOTHING).records[0])
 
 
 def test_a_flipped_bit_is_refused_when_the_table_is_opened(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_part_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
 
 def test_sums_of_many_coordinates_are_whole(opened: tuple[Scan, Config, np.ndarray]) -> None:
     scan, config, at = opened
-    totals = scan.totals(config.table.space.whole, Cells(), Needs(("rho",), ()))
+    totals = scan.totals(config.table.space.everything, Cells(), Needs(("rho",), ()))
     assert totals.columns["rho"].total.tolist() == [at[:, 5].sum()] and at[:, 5].sum() > 1 << 30
 
 

@@ -22,14 +22,14 @@ def test_a_box_in_words_is_the_box(seed: int) -> None:
 
 
 def test_some_boxes_as_people_read_them() -> None:
-    assert sentences.box(SPACE, SPACE.whole[0]) == "everything"
+    assert sentences.box(SPACE, SPACE.everything[0]) == "everything"
     assert sentences.box(SPACE, box(age=(10, 20), weight=(None, 80.5))[0]) == (
         "age >= 10 AND age < 20 AND weight < 80.5"
     )
     assert sentences.box(SPACE, box(arrived=(START + DAY, None))[0]) == (
         "arrived >= '2013-01-02T00:00:00Z'"
     )
-    missing = SPACE.whole[0].copy()
+    missing = SPACE.everything[0].copy()
     missing[0] = 100, 101
     missing[1] = 1, 2
     assert sentences.box(SPACE, missing) == "age IS NULL AND smoker = 'yes'"

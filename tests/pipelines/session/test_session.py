@@ -30,7 +30,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def test_the_nine_steps(session: Session) -> None:
-    with Session(session.desk.config, analyst="alice") as before:
+    with Session(session.open_table.config, analyst="alice") as before:
         before.where("a < 2 AND epsilon >= 1").count(1)
     chosen = session.where("a < 3", name="young")  # 1, 2
     assert session["young"] is chosen
@@ -69,11 +69,11 @@ def test_a_batch_is_one_charge_of_each_point(session: Session) -> None:
     assert answer.table.num_rows == 8 and session.table.max_consumed() == 0.5
     counts = answer.table["count"].to_numpy()
     assert abs(counts.sum() - 4_000) < 400 and (abs(counts - 500) < 150).all()
-    [(_, charge)] = session.desk.account.history()
+    [(_, charge)] = session.open_table.account.history()
     assert len(charge.boxes) == 1  # missing values are in no cell of b
     with pytest.raises(SessionRefusedError):  # all or nothing
         session.where("epsilon >= 0.75").histogram("a", 0.75)
-    assert len(session.desk.account.history()) == 1
+    assert len(session.open_table.account.history()) == 1
 
 
 def test_cells_lie_within_what_is_asked(session: Session) -> None:
@@ -91,7 +91,7 @@ def test_cells_lie_within_what_is_asked(session: Session) -> None:
 
 def test_cover_charges_more_and_reads_the_same(session: Session) -> None:
     answer = session.where("a = 1 AND epsilon >= 1").count(1, cover="a")
-    [(_, charge)] = session.desk.account.history()
+    [(_, charge)] = session.open_table.account.history()
     assert charge.boxes[0, 0].tolist() == [0, 4] and charge.read[0, 0].tolist() == [1, 2]
     assert answer.value is not None and abs(answer.value - 1_000) < 60
     assert session.where("a = 3").max_consumed() == 1
@@ -110,7 +110,7 @@ def test_rho_pays_for_gaussian_noise_and_not_for_epsilon(session: Session) -> No
 def test_an_allotment_lives_on(session: Session) -> None:
     made = session.where("epsilon >= 1 AND a < 2").as_pinq(0.75)
     first = made.count(0.25)
-    with Session(session.desk.config, analyst="bob") as later:
+    with Session(session.open_table.config, analyst="bob") as later:
         same = later.allotment(made.run_id)
         assert same.left == 0.5 and same.count(0.25).receipt == first.receipt
         part = same.where("a = 0")
@@ -134,7 +134,7 @@ def test_a_named_allotment_is_paid_once(session: Session) -> None:
         points.where("a = 0").as_pinq(0.25, name="half"),
     ]
     assert all(other.charged for other in others)
-    with Session(session.desk.config, analyst="eve") as eve:
+    with Session(session.open_table.config, analyst="eve") as eve:
         assert eve.where("epsilon >= 1 AND a = 1").as_pinq(0.25, name="other").charged
     assert len({made.run_id, *(other.run_id for other in others)}) == 5
 

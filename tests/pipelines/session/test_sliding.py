@@ -31,42 +31,42 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def standing(session: Session, where: str = "epsilon >= 1", width: int = 2) -> SlidingQuestion:
-    chosen = Selection(session.desk.space).where(where)
+    chosen = Selection(session.open_table.space).where(where)
     return SlidingQuestion(QUESTION, chosen, "b", width)
 
 
 def windows(session: Session) -> list[list[int]]:
-    history = session.desk.account.history()
+    history = session.open_table.account.history()
     return [charge.read[0, 1].tolist() for _, charge in history if len(charge.read)]
 
 
 def test_the_window_stays_while_it_has_budget_and_then_slides(session: Session) -> None:
     for number in range(6):
-        assert tick(session.desk, standing(session), 6, f"t{number}").charged
+        assert tick(session.open_table, standing(session), 6, f"t{number}").charged
     assert windows(session) == [[0, 2], [0, 2], [2, 4], [2, 4], [4, 6], [4, 6]]
     with pytest.raises(PolicyError, match="no window"):
-        tick(session.desk, standing(session), 6, "t6")
-    assert tick(session.desk, standing(session), 8, "t6").charged  # newer arrivals
+        tick(session.open_table, standing(session), 6, "t6")
+    assert tick(session.open_table, standing(session), 8, "t6").charged  # newer arrivals
     assert windows(session)[-1] == [6, 8]
 
 
 def test_a_tick_is_answered_once(session: Session) -> None:
     query, wider = (standing(session, "epsilon >= 2", width) for width in (2, 3))
-    first = tick(session.desk, query, 6, "monday")
-    again = tick(session.desk, query, 8, "monday")
+    first = tick(session.open_table, query, 6, "monday")
+    again = tick(session.open_table, query, 8, "monday")
     assert first.charged and not again.charged and again.receipt == first.receipt
-    assert tick(session.desk, query, 6, "tuesday").charged
+    assert tick(session.open_table, query, 6, "tuesday").charged
     # A question of that label, and a window of another width, are other questions.
     assert session.where("epsilon >= 2").count("0.4", as_of="monday").charged
-    assert tick(session.desk, wider, 8, "monday").charged
+    assert tick(session.open_table, wider, 8, "monday").charged
 
 
 def test_others_spend_budget_too(session: Session) -> None:
     session.where("b = 1 AND epsilon >= 1").count(1)
-    tick(session.desk, standing(session), 10, "a")
+    tick(session.open_table, standing(session), 10, "a")
     assert windows(session)[-1] == [2, 4]
     session.where("b = 2 AND epsilon >= 2").count(1.5)
-    tick(session.desk, standing(session), 10, "b")
+    tick(session.open_table, standing(session), 10, "b")
     assert windows(session)[-1] == [3, 5]
 
 
@@ -81,29 +81,29 @@ def test_gaps() -> None:
 def test_a_closed_range_refuses_every_query_for_ever(session: Session) -> None:
     answer = session.where("b < 4 AND epsilon >= 1").count(0.5)
     allotment = session.where("b < 6 AND epsilon >= 1").as_pinq(0.5)
-    assert close_before(session.desk, "b", 4) and not close_before(session.desk, "b", 4)
+    assert close_before(session.open_table, "b", 4) and not close_before(session.open_table, "b", 4)
     for where in ("b < 4 AND epsilon >= 1", "b = 0 AND epsilon = 2", "b = 3 AND epsilon = 2"):
         with pytest.raises(SessionRefusedError):
             session.where(where).count("0.000001")
     with pytest.raises(PolicyError, match="closed for ever"):
         allotment.count(0.25)
     assert allotment.where("b >= 4").count(0.25).charged
-    tick(session.desk, standing(session), 8, "t")
+    tick(session.open_table, standing(session), 8, "t")
     assert windows(session)[-1][0] >= 4
     assert session.where("b < 4 AND epsilon >= 1").count(0.5).receipt == answer.receipt
-    assert len(session.desk.account.spent("epsilon").boxes) <= 8
+    assert len(session.open_table.account.spent("epsilon").boxes) <= 8
 
 
 def test_what_is_no_arrival(session: Session) -> None:
     with pytest.raises(UsageError, match="--arrival"):
-        arrival_of(session.desk.space, "epsilon")
+        arrival_of(session.open_table.space, "epsilon")
     with pytest.raises(UsageError, match="--before"):
-        close_before(session.desk, "b", 0)
+        close_before(session.open_table, "b", 0)
     with pytest.raises(UsageError, match="--width"):
-        cells_wide(session.desk.space, "b", 0)
+        cells_wide(session.open_table.space, "b", 0)
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\udc80", "t" * 201])
 def test_a_tick_has_a_printable_name(name: str, session: Session) -> None:
     with pytest.raises(UsageError, match="--tick: must be a short printable name"):
-        tick(session.desk, standing(session), 6, name)
+        tick(session.open_table, standing(session), 6, name)

@@ -13,18 +13,18 @@ from tests.pipelines.session.small import config_at
 def test_every_entry_is_what_it_is(tmp_path: Path) -> None:
     with Session(config_at(tmp_path), analyst="alice") as session:
         session.where("a = 0 AND epsilon >= 1").histogram("b", 0.5, [0, 5, 10])
-        session.desk.analyst = "bob"
+        session.open_table.analyst = "bob"
         allotment = session.where("a = 1 AND rho >= 0.5").as_pinq(0.5, "rho")
         allotment.where("b < 5").sum("b", 0.25)
-        close_before(session.desk, "b", 1)
+        close_before(session.open_table, "b", 1)
 
         def gone() -> None:
             raise RunError("table", "is gone", "bring it back")
 
-        session.desk.scan = gone  # type: ignore[assignment,method-assign]
+        session.open_table.scan = gone  # type: ignore[assignment,method-assign]
         with contextlib.suppress(RunError):
             session.where("a = 2 AND b >= 1 AND epsilon >= 1").count(0.25)
-        lines = transcripts.transcript(session.desk)
+        lines = transcripts.transcript(session.open_table)
     assert [(line.what, line.analyst, line.kind, line.amount) for line in lines] == [
         ("question", "alice", "epsilon", 500_000),
         ("allotment", "bob", "rho", 500_000),

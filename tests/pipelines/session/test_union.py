@@ -23,7 +23,7 @@ def test_parts_of_batches_and_questions_are_added_up(session: Session) -> None:
     rich = session.where("epsilon >= 1 AND b IS NOT NULL")
     cells = rich.grid({"a": None}, 0.25, (COUNT, sum_of("b"))).table
     one = rich.where("a = 3").count(0.5)
-    entries = len(session.desk.account.history())
+    entries = len(session.open_table.account.history())
     union = session.where("a >= 1 AND epsilon >= 1 AND b IS NOT NULL").union()
     counts, sds = (cells[name].to_numpy() for name in ("count", "count_sd"))
     # The part of the larger budget has less noise.
@@ -34,7 +34,7 @@ def test_parts_of_batches_and_questions_are_added_up(session: Session) -> None:
     assert len(union.run_ids) == 2 and union.first <= union.last
     total = session.where("epsilon >= 1 AND b IS NOT NULL").union(sum_of("b"))
     assert total.value == pytest.approx(cells["sum_b"].to_numpy().sum())
-    assert len(session.desk.account.history()) == entries  # free
+    assert len(session.open_table.account.history()) == entries  # free
 
 
 def test_only_answers_that_read_some_of_it_are_looked_up(
@@ -42,9 +42,9 @@ def test_only_answers_that_read_some_of_it_are_looked_up(
 ) -> None:
     for a in range(3):
         session.where(f"epsilon >= 1 AND a = {a}").count(0.25)
-    looked, read = list[str](), session.desk.register.read
+    looked, read = list[str](), session.open_table.answers.read
     monkeypatch.setattr(
-        session.desk.register, "read", lambda run_id: (looked.append(run_id), read(run_id))[1]
+        session.open_table.answers, "read", lambda run_id: (looked.append(run_id), read(run_id))[1]
     )
     union = session.where("epsilon >= 1 AND a >= 1 AND a < 3").union()
     assert tuple(looked) == union.run_ids and len(looked) == 2

@@ -31,7 +31,7 @@ def task_of(folder: Path) -> tuple[Task, list[Any]]:
     catalog = load_catalog(path)
     question = question_of(JOINED, catalog)
     spread = Spread(DIRECT, question, catalog, 4)
-    work = Work.of(question.asked, catalog, question.plan, (b"run", question.digest.encode()))
+    work = Work.of(question.per_column, catalog, question.plan, (b"run", question.digest.encode()))
     keys = catalog.secret.of_run("5a" * 16, "")
     task = Task(work, None, spread._catalog, spread._columns, (), 4, str(folder), keys)
     return task, spread._pieces

@@ -37,7 +37,7 @@ def _catalog(folder: Path, seed: int) -> Catalog:
 def _stage(text: str, catalog: Catalog) -> str:
     question = question_of(text, catalog)
     grids = grids_of(question.sketched())
-    return stage_one(question.asked, catalog, grids).sql("duckdb", comments=False)
+    return stage_one(question.per_column, catalog, grids).sql("duckdb", comments=False)
 
 
 def _outcomes(catalog: Catalog, statements: list[str]) -> Counter[str]:

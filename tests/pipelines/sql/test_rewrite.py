@@ -272,7 +272,7 @@ def test_joins_that_multiply_rows_do_not_fill_the_memory(tmp_path: Path) -> None
     text = dp("MEDIAN(seconds, contribution_bounds_per_row => (0, 400)) AS m",
               "FROM visits AS v JOIN pages AS p ON v.page = p.page")  # fmt: skip
     question = question_of(text.replace(", max_groups_contributed = 12", ""), catalog)
-    query = stage_one(question.asked, catalog, grids_of(question.sketched()))
+    query = stage_one(question.per_column, catalog, grids_of(question.sketched()))
     with Engine(catalog, ["visits", "pages"], memory="200MB", threads=2) as engine:
         [row] = engine.run(query).to_pylist()
     assert len(row["rows_0"]) == rewrite.MAX_ROWS and len(set(row["rows_0"])) >= 6

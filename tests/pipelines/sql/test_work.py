@@ -15,7 +15,7 @@ _TEXT = (
 
 def test_turns_of_units_are_all_rows_once() -> None:
     question = question_of(_TEXT, shop())
-    work = Work.of(question.asked, shop(), question.plan, (b"run", b"question"), wide=True)
+    work = Work.of(question.per_column, shop(), question.plan, (b"run", b"question"), wide=True)
     connection = database(shop(), ugly_rows(3))
     all_rows = connection.sql(work.stage_one()).fetchall()
     turns = [connection.sql(work.stage_one(3, i)).fetchall() for i in range(3)]

@@ -15,8 +15,8 @@ from tests.pipelines.tabulation.office import Office
 def faults_of(office: Office, choice: Choice = Choice("p")) -> list[tuple[str, str]]:  # noqa: B008
     faults = Faults("config.json")
     resolved = read_config(office.parameters / "config.json", choice, faults)
-    assert (resolved is None) == bool(faults.found)
-    return [(fault.column, fault.rule) for fault in faults.found]
+    assert (resolved is None) == bool(faults.faults)
+    return [(fault.column, fault.rule) for fault in faults.faults]
 
 
 def test_parameters_of_persons(made: Office) -> None:
@@ -39,7 +39,7 @@ def test_parameters_of_persons(made: Office) -> None:
 def test_parameters_of_households(spoilt: Office) -> None:
     faults = Faults("config.json")
     config = read_config(spoilt.parameters / "config.json", Choice("h", "rounded"), faults)
-    assert config is not None and faults.found == [] and config.noise == "rounded"
+    assert config is not None and faults.faults == [] and config.noise == "rounded"
     assert set(config.budgets) == {"t3", "t4"} and config.fraction is None
     assert config.zero_suppression == 0.0
     assert len(config.thresholds["t3"][Level(1, "USA")]) == 3
@@ -145,8 +145,8 @@ def test_all_faults_are_listed_at_once(spoilt: Office) -> None:
     )  # fmt: skip
     faults = Faults("config.json")
     read_config(spoilt.parameters / "config.json", Choice("p"), faults)
-    assert [fault.column for fault in faults.found] == ["", "max_race_codes", "reader", _BUDGET]
-    assert faults.found[0].fix == "did you mean 'zero_suppression_chance'?"
+    assert [fault.column for fault in faults.faults] == ["", "max_race_codes", "reader", _BUDGET]
+    assert faults.faults[0].fix == "did you mean 'zero_suppression_chance'?"
 
 
 def test_further_fields_are_not_looked_at(spoilt: Office) -> None:

@@ -23,7 +23,7 @@ def read(made: Office, rows: list[str], states: tuple[str, ...] = ("01", "02", "
     path.write_text("\n".join([HEADER, *rows]) + "\n")
     faults = Faults(GEOGRAPHY)
     table = read_geography(path, states, faults)
-    fault_rows = [(fault.row, fault.column, fault.rule) for fault in faults.found]
+    fault_rows = [(fault.row, fault.column, fault.rule) for fault in faults.faults]
     return None if table is None else table.to_pylist(), fault_rows
 
 

@@ -13,7 +13,7 @@ from tests.pipelines.tabulation.office import Office
 
 def test_the_plan_is_that_of_the_execution(made: Office) -> None:
     public_plan = plan(*made, Choice("p"))
-    assert public_plan.whole
+    assert public_plan.complete
     assert public_plan.prepared.plan.hash == prepared(inputs_of(*made, Choice("p"))).plan.hash
     plan_figures = figures(public_plan)
     assert json.loads(json.dumps(plan_figures)) == plan_figures
@@ -38,7 +38,7 @@ def test_households_before_their_totals_are_there(made: Office) -> None:
     public_plan = plan(*made, Choice("h"))
     plan_figures = figures(public_plan)
     assert (
-        not public_plan.whole
+        not public_plan.complete
         and plan_figures["plan_hash"] is None
         and plan_figures["unit"].startswith("one house")
     )

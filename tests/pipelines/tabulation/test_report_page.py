@@ -20,7 +20,7 @@ def test_page(reported: Reported) -> None:
     assert "This page is not private." in page.text and figures["stamp"] in page.text
     assert "INSECURE" in page.text
     assert len(page.every("section")) == 4 and len(page.every("svg")) == 2
-    assert figures["plan"]["guarantee"]["words"] in page.text
+    assert figures["plan"]["guarantee"]["text"] in page.text
     for row in figures["plan"]["accountings"]:
         assert f'<td class="n">{up(row["epsilon"])}</td>' in text  # as in the plan
     rows = (

@@ -16,7 +16,7 @@ def read(path: Path, data: bytes, columns: str = "A|B", more: bool = False) -> t
     path.write_bytes(data)
     faults = Faults(path.name)
     rows = text.read_rows(path, columns.split("|"), faults, more)
-    fault_rows = [(fault.row, fault.column, fault.rule) for fault in faults.found]
+    fault_rows = [(fault.row, fault.column, fault.rule) for fault in faults.faults]
     if rows is None:
         return None, [], fault_rows
     return rows.table.to_pydict(), rows.numbers.tolist(), fault_rows
@@ -90,7 +90,7 @@ def test_a_header_alone_and_no_file(tmp_path: Path) -> None:
     faults = Faults("x")
     assert text.read_rows(tmp_path / "no.txt", ["A"], faults) is None
     assert text.read_rows(tmp_path, ["A"], faults) is None
-    assert [fault.rule for fault in faults.found] == ["is missing", "cannot be read"]
+    assert [fault.rule for fault in faults.faults] == ["is missing", "cannot be read"]
 
 
 def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_bounds_flag_chooses_those_that_are_there_too(project: Path) -> None:
     write(project, given_bounds, ("choice.range = { total = [-100, 200] }\n", ""))
     assert json.loads(done(choose(project, "a", "--json")).stdout)["bounds"] == {}
     given = load_job(project, "a").plan.aggregates[1]
-    assert given.clamp == (-100.0, 200.0)
+    assert given.bounds == (-100.0, 200.0)
     accounts.emptied(account(project))
     tuned = json.loads(done(choose(project, "b", "--bounds", "--json")).stdout)["bounds"]
     assert -25 < tuned["total"][0] < 0 < tuned["total"][1] < 25

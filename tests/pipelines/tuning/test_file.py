@@ -24,7 +24,7 @@ MEAN = f'aggregate.seconds = {{ kind = "mean", column = "seconds"{BOUNDS} }}\n'
 )
 def test_bounds_snap_back_to_their_grid_units(grid: float, low: int, high: int) -> None:
     bounds = in_column_units(low, high, grid)
-    made = Aggregate("x", "sum", "x", clamp=bounds, grid=grid)
+    made = Aggregate("x", "sum", "x", bounds=bounds, grid=grid)
     assert made.grid_bounds() == (low, high)
 
 
@@ -54,7 +54,7 @@ def test_what_was_chosen_is_read_back_however_the_job_is_written(
     assert path.read_bytes().startswith(before) and section.count("# mine") == 1
     made, old = load_job(path, "chosen"), load_project(path).sections.job["daily"]
     assert made.plan.privacy.contributions == 9 and made.tuning == choice
-    assert made.plan.aggregates[1].clamp == (0, 5)
+    assert made.plan.aggregates[1].bounds == (0, 5)
     assert made.state.store == f"sqlite:{tmp_path}/chosen.store.db"
     assert made.sink.path == f"{tmp_path}/releases-chosen" and old["contributions"] == 8
 

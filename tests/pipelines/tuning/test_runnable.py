@@ -46,7 +46,7 @@ def test_noise_is_that_of_the_plan(tuning: CheckedRequest) -> None:
 def test_bounds_are_in_the_columns_units(tuning: CheckedRequest) -> None:
     assert bounds_of(tuning, (("total", -40, 41),)) == {"total": (-20, 20.5)}
     [_, total] = with_bounds(tuning, (("total", -40, 40),)).aggregates
-    assert total.clamp == (-20, 20)
+    assert total.bounds == (-20, 20)
 
 
 def test_the_largest_bound_that_can_be_run(tuning: CheckedRequest) -> None:
@@ -56,7 +56,7 @@ def test_the_largest_bound_that_can_be_run(tuning: CheckedRequest) -> None:
     many = read_off_runnable(tuning, nodes(tuning, 1_000))
     assert 3 < many.contributions < 1_000 and many.cut is None is many.sd
     assert "sampler" in many.notes[-1]
-    plan = with_bounds(tuning, many.clamps)
+    plan = with_bounds(tuning, many.bounds)
     replace = msgspec.structs.replace
     for count, runs in ((many.contributions, True), (many.contributions + 1, False)):
         other = replace(plan, privacy=replace(plan.privacy, contributions=count))

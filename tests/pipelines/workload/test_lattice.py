@@ -44,7 +44,7 @@ def test_without_noise_least_squares_is_exact() -> None:
         plan = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"r",)))
     [answers] = plan.answers(ASKED)
     exact = np.concatenate([a.ravel() for a in ASKED.apply(CELLS)])
-    assert np.allclose(answers.found, exact)
+    assert np.allclose(answers.estimates, exact)
     with pytest.raises(PolicyError, match="only totals"):
         list(plan.answers(over([12, 3], ["range", "identity"])))
     with pytest.raises(PolicyError, match="all cells"):
@@ -57,7 +57,7 @@ def test_errors_are_those_that_are_said() -> None:
     for run in range(150):
         plan = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"%d" % run,)))
         [answers] = plan.answers(ASKED)
-        off.append(answers.found - exact)
+        off.append(answers.estimates - exact)
         sd = answers.sd
     measured = np.sqrt(np.mean(np.square(off), axis=0))
     assert np.abs(measured / sd - 1).max() < 0.3

@@ -120,7 +120,7 @@ def test_answers_of_fitted_tables_agree(tmp_path: Path) -> None:
         {"factors": {"age": "prefix"}}, {"factors": {}},
     ])  # fmt: skip
     [answers] = estimate.answers(query_set)
-    ranges, cells, prefixes, total = np.split(answers.found, [15, 25, 30])
+    ranges, cells, prefixes, total = np.split(answers.estimates, [15, 25, 30])
     assert np.allclose(ranges[:5], prefixes) and prefixes[-1] == pytest.approx(total[0])
     assert np.allclose(np.cumsum(cells.reshape(5, 2).sum(1)), prefixes)
 

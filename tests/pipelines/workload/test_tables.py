@@ -45,7 +45,7 @@ WORKLOAD = asked(
 def test_without_noise_tables_are_exact() -> None:
     [answers] = estimate().answers(WORKLOAD)
     assert (
-        np.allclose(answers.found, values(WORKLOAD, X.ravel())) and answers.shown is answers.found
+        np.allclose(answers.estimates, values(WORKLOAD, X.ravel())) and answers.displayed is answers.estimates
     )
 
 
@@ -71,7 +71,7 @@ def test_variances_against_matrices() -> None:
 def test_stored() -> None:
     again = of_arrays(to_arrays(estimate()))
     assert isinstance(again, TableEstimate) and again.keys == estimate().keys
-    for one, other in zip(again.found, estimate().found, strict=True):
+    for one, other in zip(again.measured, estimate().measured, strict=True):
         assert np.array_equal(one, other)
     [answers] = again.answers(WORKLOAD)
     [expected] = estimate().answers(WORKLOAD)

@@ -63,7 +63,7 @@ class Draws:
 
     def __call__(self, run_id: str) -> bytes:
         with contextlib.closing(self.open()) as ledger:
-            entry = ledger.book().find(run_id)
+            entry = ledger.history().find(run_id)
             assert entry is not None, "rows are read before the charge"
         self.runs.append(run_id)
         return f"{self.noise} answer {len(self.runs)} of {run_id}\0\xff".encode("latin-1")
@@ -283,15 +283,15 @@ def rows(open_again: Open) -> None:
         two.append(TableNamed("table"))
         two.append(Closed(("run",)))
         assert two.entries() == [charge(1), charge(2)] and two.tokens("run") == {"b": "a"}
-        assert two.book().limit == (9.0, 1e-3) and two.book().tables == {"table"}
+        assert two.history().limit == (9.0, 1e-3) and two.history().tables == {"table"}
         1 / 0  # noqa: B018
     for ledger in (one, two):
         assert ledger.entries() == [charge(1)] and ledger.head().seq == 2
         assert ledger.tokens("run") == {"a": None, "b": "a"}
-        assert ledger.book().limit == accounts.LIMIT
-        assert not ledger.book().tables and not ledger.book().closed
+        assert ledger.history().limit == accounts.LIMIT
+        assert not ledger.history().tables and not ledger.history().closed
         question_row = (charge(1).run_id, "asked", b"\0grant", None, None, None, None)
-        assert ledger.asked(charge(1).run_id) == question_row
+        assert ledger.request_of(charge(1).run_id) == question_row
     with two.transaction():
         two.answer(charge(1).run_id, b"\xff", "digest")
         two.drop_token("run", "a")
@@ -300,12 +300,12 @@ def rows(open_again: Open) -> None:
         two.append(TableNamed("table"))
     with one.transaction():
         one.put_view(charge(1).run_id, b"", "of the view")
-    assert [question.receipt for question in one.asked_alike("asked")] == [b"\xff", None]
-    first = two.asked(charge(1).run_id)
+    assert [question.receipt for question in one.requests_alike("asked")] == [b"\xff", None]
+    first = two.request_of(charge(1).run_id)
     assert first is not None and first[2:] == (b"\0grant", b"\xff", "digest", b"", "of the view")
-    assert one.asked("none") is None and one.asked_alike("none") == []
+    assert one.request_of("none") is None and one.requests_alike("none") == []
     assert one.tokens("run") == {"b": "a"} and one.entries() == [charge(1), charge(2)]
-    assert one.head() == two.head() and one.head().seq == 5 and one.book().tables == {"table"}
+    assert one.head() == two.head() and one.head().seq == 5 and one.history().tables == {"table"}
     for write in (
         lambda: one.append(charge(3)),
         lambda: one.add_token("run", "c", None),
@@ -321,7 +321,7 @@ def rows(open_again: Open) -> None:
 def limits(open_again: Open) -> None:
     """The limit is the account's: changed by an entry, read in the transaction that charges."""
     one, two = open_again(), open_again()
-    assert one.book().limit == two.book().limit == accounts.LIMIT
+    assert one.history().limit == two.history().limit == accounts.LIMIT
     with pytest.raises(PolicyError, match="spend more than epsilon 4"):
         one.charge(charge(1, 4.5))
     assert two.set_limit((9.0, 1e-3)) == accounts.LIMIT

@@ -196,7 +196,7 @@ def asked_again(open_again: Open, make: Make) -> None:
         fresh = one.pay("asked", order(box), fresh=True)
         assert fresh.charged and fresh.run_id != first.run_id
         # What was charged before is found whatever has become of the budget.
-        two.close_for_ever(table().space.whole, "steward")
+        two.close_for_ever(table().space.everything, "steward")
         assert not one.pay("asked", order(box)).charged
         with pytest.raises(SessionRefusedError):
             one.pay("other", order(box))
@@ -278,7 +278,7 @@ def predicates(open_again: Open, make: Make) -> None:
         for _ in range(2):  # nothing is fresh any more
             with pytest.raises(SessionRefusedError, match="no point") as caught:
                 one.pay("again", Order("epsilon", 1, "ann", fresh_points))
-            assert not len(caught.value.decision.asked)
+            assert not len(caught.value.decision.boxes)
 
 
 def quotas(open_again: Open, make: Make) -> None:
@@ -434,8 +434,8 @@ def widens(open_again: Open, make: Make) -> None:
             with pytest.raises(RuntimeError), ledger.transaction():
                 ledger.append(widened(model, wider))
                 raise RuntimeError  # nothing of it stays
-            assert ledger.book().widened is None
-            assert {charge.plan_hash for charge in ledger.book().charges} == {model.digest}
+            assert ledger.history().widened is None
+            assert {charge.plan_hash for charge in ledger.history().charges} == {model.digest}
             assert widen(ledger, model, wider) == 6 and widen(ledger, model, wider) is None
         for _ in range(2):  # also who had it open
             with pytest.raises(PolicyError) as caught:

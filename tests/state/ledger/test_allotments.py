@@ -43,7 +43,7 @@ def test_draws_use_it_up_and_charge_no_point(account: Payer) -> None:
     # The same request is the same draw, free; and so it stays for another reader.
     assert not account.draw("d0", run_id, "epsilon", 200_000, "bob", lambda _, of: of).charged
     other = Payer(account._ledger, PEOPLE)
-    charges = account._ledger.book().charges
+    charges = account._ledger.history().charges
     assert allotted(charges, PEOPLE, run_id)[1] == 500_000
     assert np.array_equal(other.spent("epsilon").amounts, spent.amounts)
     # What a draw states beside its allotment is nothing: the allotment stated all of it.
@@ -107,4 +107,4 @@ def test_processes_never_draw_more_than_was_paid(tmp_path: Path) -> None:
         got = pool.starmap(_drawing, [(tmp_path, run_id, n) for n in range(8)])
     assert sum(got) == 10
     with contextlib.closing(accounts.of_records(tmp_path / "ledger.db")) as ledger:
-        assert allotted(ledger.book().charges, PEOPLE, run_id)[1] == 500_000
+        assert allotted(ledger.history().charges, PEOPLE, run_id)[1] == 500_000

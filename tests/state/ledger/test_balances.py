@@ -97,13 +97,13 @@ def test_entries_of_others(change: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "boxes", [MODEL.space.whole[:, :2], MODEL.space.whole + 1, np.repeat(MODEL.space.whole, 2, 0)]
+    "boxes", [MODEL.space.everything[:, :2], MODEL.space.everything + 1, np.repeat(MODEL.space.everything, 2, 0)]
 )
 def test_entries_that_do_not_fit(boxes: Any) -> None:
     for budget, amount in (("epsilon", 1), ("closed", 0)):
         bad = RegionCharge(budget, amount, packed(boxes), packed(boxes), "ann", 0)  # type: ignore
         with pytest.raises(PolicyError, match="does not fit"):
             moved(Balances.first(MODEL).spent["epsilon"], "epsilon", bad)
-    free = RegionCharge.of("epsilon", 0, MODEL.space.whole, MODEL.space.whole, "ann", 0)
+    free = RegionCharge.of("epsilon", 0, MODEL.space.everything, MODEL.space.everything, "ann", 0)
     with pytest.raises(PolicyError, match="does not fit"):
         moved(Balances.first(MODEL).spent["epsilon"], "epsilon", free)

@@ -28,11 +28,11 @@ def test_spent_fits_and_check(ledger: Ledger) -> None:
     for run in (1, 2):
         ledger.charge(charge(run))
     assert ledger.spent(1e-6) == epsilon_spent([charge(1), charge(2)], 1e-6)
-    ledger.book().check([charge(3)])
+    ledger.history().check([charge(3)])
     with pytest.raises(PolicyError, match="2 runs are charged already"):
-        ledger.book().check([charge(3, 4.4)])
+        ledger.history().check([charge(3, 4.4)])
     with pytest.raises(PolicyError, match="another privacy unit"):
-        ledger.book().check([charge(3, unit=UnitIdentity("other", "string").text)])
+        ledger.history().check([charge(3, unit=UnitIdentity("other", "string").text)])
     assert len(ledger.entries()) == 2
 
 

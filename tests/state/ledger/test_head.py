@@ -249,7 +249,7 @@ def test_a_forked_process_holds_a_lock_of_its_own(place: AccountPlace) -> None:
     steps, write = os.pipe()
     with contextlib.closing(open_ledger(place)) as ledger:
         ledger.keep_head()
-        account, head_file = ledger.book(), ledger.head_file
+        account, head_file = ledger.history(), ledger.head_file
         assert head_file is not None
 
         def slow() -> tuple[History, dict[str, Tokens]]:

@@ -74,11 +74,11 @@ def test_only_points_beside_the_asked_ones_have_enough() -> None:
 @pytest.mark.parametrize(
     ("boxes", "more"),
     [
-        (table().space.whole * 2, {}),
-        (table().space.whole.astype(float), {}),
-        (np.repeat(table().space.whole, 2, axis=0), {}),
-        (table().space.whole, {"cover": ("none",)}),
-        (table().space.whole, {"amount": 0}),
+        (table().space.everything * 2, {}),
+        (table().space.everything.astype(float), {}),
+        (np.repeat(table().space.everything, 2, axis=0), {}),
+        (table().space.everything, {"cover": ("none",)}),
+        (table().space.everything, {"amount": 0}),
         ([[[0, float("nan")]] * 4], {}),
     ],
 )
@@ -88,7 +88,7 @@ def test_orders_that_are_none(boxes: Any, more: dict[str, Any]) -> None:
 
 
 def test_no_boxes_are_refused_without_a_charge() -> None:
-    plan = planned(order(table().space.whole[:0]), Balances.first(table()), Rules(), 0)
+    plan = planned(order(table().space.everything[:0]), Balances.first(table()), Rules(), 0)
     assert not plan.decision.accepted and plan.decision.largest == 0
 
 
@@ -99,7 +99,7 @@ def test_too_many_boxes_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = charge(state.spent["epsilon"], model.space.box(age=(12, 13), city=("B", "C")), 16)
     state = Balances(model, spent={**state.spent, "epsilon": spent})
     with pytest.raises(UsageError, match="drop"):
-        planned(order(model.space.whole, drop=True), state, Rules(), 0)
+        planned(order(model.space.everything, drop=True), state, Rules(), 0)
 
 
 def test_views_tell_of_kinds_that_records_have() -> None:

@@ -92,7 +92,7 @@ def test_what_is_gone_comes_back_as_it_was(bench: Bench) -> None:
     assert accounts.events(bench.file) == events
     with contextlib.closing(open_ledger(bench.places[0])) as ledger:
         ledger.refuse_older(seen)
-        assert ledger.head() == seen and ledger.book().limit == (500.0, 1e-4)
+        assert ledger.head() == seen and ledger.history().limit == (500.0, 1e-4)
 
 
 def test_charges_whose_answers_are_gone_are_closed(bench: Bench) -> None:

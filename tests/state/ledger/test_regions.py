@@ -187,7 +187,7 @@ class Stale(Payer):
         return self._state
 
     def _refreshed(self) -> Balances:
-        return self._state if self._ledger.book().charges else super()._refreshed()
+        return self._state if self._ledger.history().charges else super()._refreshed()
 
 
 class Early(Payer):

@@ -29,10 +29,10 @@ def told(rows: Replica) -> object:
     """All that a replica says."""
     runs = [charge(run).run_id for run in range(40)]
     return (
-        dict(rows.sums), rows.end, list(rows.book.charges), rows.requests,
-        [rows.book.digest_of(run) for run in runs], [rows.tokens(str(run)) for run in range(5)],
+        dict(rows.sums), rows.end, list(rows.history.charges), rows.requests,
+        [rows.history.digest_of(run) for run in runs], [rows.tokens(str(run)) for run in range(5)],
         [rows.has(run) for run in runs], [rows.alike(str(n)) for n in range(3)],
-        rows.book.within([]),
+        rows.history.within([]),
     )  # fmt: skip
 
 
@@ -119,6 +119,6 @@ def test_a_request_is_answered_once_and_stays_what_it_is() -> None:
             rows.check_answer(changed)
     assert rows.check_answer(done) == done
     rows.put_answer(seen)
-    assert rows.check_answer(seen).asked == seen[:-1]
+    assert rows.check_answer(seen).stored == seen[:-1]
     with pytest.raises(PolicyError, match="is damaged"):
         rows.put_answer(done)

@@ -65,7 +65,7 @@ def test_two_that_decide_at_once(again: Open) -> None:
     tried = list[int]()
 
     def overtaken() -> bool:
-        tried.append(len(one.book().charges))
+        tried.append(len(one.history().charges))
         if len(tried) == 1:
             two.charge(charge(4, 0.1))
         return one.charge_within(charge(4, 0.1))

@@ -190,7 +190,7 @@ def test_another_privacy_unit_is_refused(ledger: Ledger) -> None:
     with pytest.raises(PolicyError, match="another privacy unit"):
         ledger.charge(other)
     with pytest.raises(PolicyError, match="another privacy unit"):
-        ledger.book().check([other])
+        ledger.history().check([other])
     assert len(ledger.entries()) == 1
 
 
@@ -226,7 +226,7 @@ def test_units_that_only_look_alike_are_not_one(ledger: Ledger, tmp_path: Path) 
         with pytest.raises(PolicyError, match=words):
             ledger.charge(other)
         with pytest.raises(PolicyError, match=words):
-            ledger.book().check([other])
+            ledger.history().check([other])
     assert ledger.charge(of_unit(3, 30 * DAY, periods=None))
     assert len(ledger.entries()) == 2
 
@@ -242,11 +242,11 @@ def test_an_edited_unit_breaks_the_chain(ledger: Ledger, tmp_path: Path) -> None
 
 
 def test_a_check_writes_nothing(ledger: Ledger) -> None:
-    ledger.book().check([charge(1)])
+    ledger.history().check([charge(1)])
     assert ledger.entries() == []
     with pytest.raises(PolicyError):
         much = msgspec.structs.replace(charge(1, mu=50.0), epsilon=9.0)
-        ledger.book().check([much])
+        ledger.history().check([much])
 
 
 def test_each_epoch_of_a_run_is_charged(ledger: Ledger) -> None:
@@ -347,7 +347,7 @@ def test_a_charge_checks_on_from_the_last_checked_entry(
     promise(other, charge(80))
     other.set_limit((98.0, 1e-2))
     assert len(ledger.entries()) == 65 and seen[66:] == [67, 68]
-    assert ledger.head() == other.head() and ledger.book().limit == (98.0, 1e-2)
+    assert ledger.head() == other.head() and ledger.history().limit == (98.0, 1e-2)
     other.close()
 
 

@@ -27,9 +27,9 @@ def last(points) -> Point:
 def test_a_diagonal_problem_takes_one_step(memory) -> None:
     v = np.array([1.0, 4.0, 9.0, 0.1])
     first, second, *_ = climb(diagonal(v), [np.ones(4)], memory=memory)
-    assert first.found.gap > 0.1
+    assert first.slopes.gap > 0.1
     np.testing.assert_allclose(second.weights[0], v / v.sum(), rtol=1e-9)
-    assert abs(second.found.gap) < 1e-9
+    assert abs(second.slopes.gap) < 1e-9
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -41,14 +41,14 @@ def test_values_rise_and_every_gap_is_true(seed) -> None:
         return Slopes(float(below.sum()), (squares @ (1 / below),))
 
     points = list(climb(dual, [np.ones(30)], 300))
-    values = [point.found.value for point in points]
+    values = [point.slopes.value for point in points]
     assert all(b > a for a, b in itertools.pairwise(values))
-    assert points[-1].found.gap < 1e-6
+    assert points[-1].slopes.gap < 1e-6
     for point in points:
         assert point.weights[0].sum() == pytest.approx(1)
-        assert float(point.weights[0] @ point.found.slopes[0]) == pytest.approx(point.found.value)
+        assert float(point.weights[0] @ point.slopes.slopes[0]) == pytest.approx(point.slopes.value)
         # What the gap promises: no point has more than F sqrt(1 + gap).
-        assert values[-1] ** 2 <= point.found.value**2 * (1 + point.found.gap) * (1 + 1e-12)
+        assert values[-1] ** 2 <= point.slopes.value**2 * (1 + point.slopes.gap) * (1 + 1e-12)
 
 
 def test_two_simplices() -> None:
@@ -60,5 +60,5 @@ def test_two_simplices() -> None:
         return Slopes(float(roots), (table @ p / roots, m @ table / roots))
 
     point = last(climb(dual, [np.ones(4), np.ones(5)], 300))
-    assert point.found.value**2 <= table.max()
+    assert point.slopes.value**2 <= table.max()
     assert [w.sum() for w in point.weights] == pytest.approx([1, 1])

@@ -28,17 +28,17 @@ def listed(folder: Path, names: Sequence[str]) -> list[SourceFile]:
 
 def test_partitions_stay(tmp_path: Path) -> None:
     first = arrange(listed(tmp_path, ["b", "d"]), None, digest)
-    assert [file.name for file in first.new] == ["b", "d"] and first.known == ()
+    assert [file.name for file in first.new] == ["b", "d"] and first.earlier == ()
     noted = Passes((Pass(first.digests, 4),), 4, ())
     # New names stand before and between the old ones.
     then = arrange(listed(tmp_path, ["c", "a", "b", "d"]), noted, digest)
-    assert [(f.name, f.partition) for f in then.known] == [("b", 0), ("d", 1)]
+    assert [(f.name, f.partition) for f in then.earlier] == [("b", 0), ("d", 1)]
     assert [(f.name, f.partition) for f in then.new] == [("a", 2), ("c", 3)]
     assert then.first == first.first, "the run's identity stays"
     noted = noted.next(then.digests, 6)
     assert noted.files == (*first.digests, *then.digests) and noted.left == (2, 3)
     last = arrange(listed(tmp_path, ["a", "b", "c", "d", "0"]), noted, digest)
-    assert [file.partition for file in (*last.known, *last.new)] == list(range(5))
+    assert [file.partition for file in (*last.earlier, *last.new)] == list(range(5))
     assert last.first == first.first
 
 

@@ -157,12 +157,12 @@ def test_small_files_together_are_read_as_by_hand(tmp_path: Path) -> None:
     files = [(number, str(tmp_path / f"{number}.csv")) for number in texts]
     for part in read_texts("csv", files, COLUMNS):
         places = zip(part.partition.tolist(), part.offset.tolist(), strict=True)
-        if isinstance(part.found, pa.RecordBatch):
-            columns = [column.to_pylist() for column in part.found.columns]
+        if isinstance(part.result, pa.RecordBatch):
+            columns = [column.to_pylist() for column in part.result.columns]
             for (file, row), values in zip(places, zip(*columns, strict=True), strict=True):
                 rows[file][row] = tuple(value or None for value in values)
         else:
-            for (file, row), reason in zip(places, part.found, strict=True):
+            for (file, row), reason in zip(places, part.result, strict=True):
                 refused[file][row] = reason
     assert {n: (rows[n], refused[n]) for n in texts} == {n: expected(t) for n, t in texts.items()}
 
