@@ -69,7 +69,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
             "sound": budget.sound,
             "epsilon": budget.epsilon,
             "delta": budget.delta,
-            "text": _words(plan, budget),
+            "text": _guarantee_text(plan, budget),
             "neighbours": NEIGHBOURS,
             "computational": COMPUTATIONAL,
         },
@@ -114,7 +114,7 @@ def _for_ever(plan: Plan) -> bool:
     return plan.timeline.end is None and plan.timeline.period is None
 
 
-def _words(plan: Plan, budget: Budget) -> str:
+def _guarantee_text(plan: Plan, budget: Budget) -> str:
     figures = f"({up(budget.epsilon)}, {up(budget.delta)})"
     pure = " (pure epsilon)" if budget.plain and not budget.delta else ""
     claim = f"{figures}-differential privacy{pure} of everything published, for {_unit(plan)}"

@@ -231,8 +231,8 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch, copies: Copies |
         others = np.flatnonzero(~remembered & ~settled)
         left_out[others] = copies.blocks(batch.positions(others), batch.trigger_time[others])
         settled |= left_out
-    batch.known = remembered | settled
-    missed = ~batch.known & (batch.trigger_time <= units.decided)
+    batch.seen = remembered | settled
+    missed = ~batch.seen & (batch.trigger_time <= units.decided)
     rows = at[remembered]
     batch.trigger_time[remembered] = before.trigger_time[rows]
     was = before.at(rows)
@@ -277,7 +277,7 @@ def _admit_new(
 ) -> _New:
     """Decide and commit what is undecided up to a trigger time."""
     units = _enter(plan, store, shard, batch)
-    fresh = ~batch.known & (batch.trigger_time <= upto) & ~batch.undelivered
+    fresh = ~batch.seen & (batch.trigger_time <= upto) & ~batch.undelivered
     if copies is not None and batch.digest is not None:
         rows = np.flatnonzero(fresh)
         new = _admit_named(plan, units, batch, rows, batch.digest, upto, key_ids, copies)

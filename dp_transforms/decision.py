@@ -53,7 +53,7 @@ class Batch:
         # One zero that stands for all rows: what is decided at once takes the arrays' places.
         self.unit = self.pairs = np.broadcast_to(np.int64(0), rows)
         self.rank = np.broadcast_to(np.int32(0), rows)
-        self.known, self.undelivered = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self.seen, self.undelivered = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self.settled = np.zeros(rows, np.bool_)
         self.per_key: PerKey | None = None
         self.order: Int64 | None = None
@@ -95,7 +95,7 @@ def _no_windows(rows: int) -> PerKey:
 
 def unrepeated(rows: Int64, batch: Batch) -> Int64:
     """One row of each recalled record (new decisions already give pairs to one row only)."""
-    return firsts(rows, batch, batch.record_ids(rows)) if batch.known[rows].any() else rows
+    return firsts(rows, batch, batch.record_ids(rows)) if batch.seen[rows].any() else rows
 
 
 def firsts(rows: Int64, batch: Batch, ids: Ids) -> Int64:

@@ -41,7 +41,7 @@ def predict(
     step_index = step_index_of(plan, states, slots, trigger)
     due = np.empty(len(slots), np.int64)
     statistic = thresholds.statistic(states, slots)
-    _first_pass(thresholds.thresholds, slots, statistic, step_index, thresholds.known, due)
+    _first_pass(thresholds.thresholds, slots, statistic, step_index, thresholds.computed, due)
     due += states.base[slots]
     tests = plan.design.test_triggers
     test = tests[np.minimum(due, len(tests)) - 1]

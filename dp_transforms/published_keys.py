@@ -73,13 +73,13 @@ class PublishedKeys:
             windows = first[rows] + nth
             for window in np.unique(windows).tolist():
                 mine = rows[windows == window]
-                out[mine] |= self._known(window, ids[mine], decided).astype(np.int32) << nth
+                out[mine] |= self._published(window, ids[mine], decided).astype(np.int32) << nth
         return out
 
-    def _known(self, window: int, ids: Ids, decided: int) -> Bool:
+    def _published(self, window: int, ids: Ids, decided: int) -> Bool:
         tests = self._plan.design.test_triggers
         number = int(np.searchsorted(tests, decided - self._plan.timeline.base(window), "right"))
-        published_before = self._known_before(window, ids, decided)
+        published_before = self._published_by_start(window, ids, decided)
         if number == 0:
             return published_before
         if window not in self._windows:
@@ -93,7 +93,7 @@ class PublishedKeys:
             published_before | (window_keys.test[window_keys.keys.find(ids)] < number)
         )
 
-    def _known_before(self, window: int, ids: Ids, decided: int) -> Bool:
+    def _published_by_start(self, window: int, ids: Ids, decided: int) -> Bool:
         """Which keys earlier windows have published by the window's start."""
         start = self._plan.timeline.base(window)
         if self._remembered is None or not 0 < start <= decided:

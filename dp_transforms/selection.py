@@ -69,7 +69,7 @@ class NoisyThresholds:
         #: (slots, horizon) noisy thresholds; step t of the round stands in column t mod horizon.
         self.thresholds = np.zeros((0, self.horizon), np.int32)
         #: last step of the round that is computed, and the round it belongs to; by slot.
-        self.known = np.zeros(0, np.int64)
+        self.computed = np.zeros(0, np.int64)
         self._round = np.zeros(0, np.int64)
 
     def statistic(self, states: KeyShard, slots: Int64) -> Int64:
@@ -88,8 +88,8 @@ class NoisyThresholds:
             for paths, _ in self._paths:
                 paths.start(fresh, states.table.ids[fresh], states.round[fresh].astype(np.int64))
             self._round[fresh] = states.round[fresh]
-            self.known[fresh] = 0
-        short = self.known[slots] < step_index
+            self.computed[fresh] = 0
+        short = self.computed[slots] < step_index
         slots, step_index = slots[short], step_index[short]
         if len(slots) == 0:
             return
@@ -102,12 +102,12 @@ class NoisyThresholds:
             _fill_thresholds(
                 self.thresholds, slots[part], step_index[part], upto[part], noise, self._tau
             )
-        self.known[slots] = upto
+        self.computed[slots] = upto
 
     def _noise(self, slots: Int64, step_index: Int64, upto: Int64) -> Int64:
         """(n, horizon) noise of the statistic from ``step_index`` on, in 2^-DECODE_BITS."""
         total = np.zeros((len(slots), self.horizon), np.int64)
-        behind = self.known[slots] < step_index - 1
+        behind = self.computed[slots] < step_index - 1
         for number, (paths, coefficient) in enumerate(self._paths):
             # The others have a step for each test.
             published = self._published[number]
@@ -128,11 +128,11 @@ class NoisyThresholds:
         return self.thresholds[slots, step_index % self.horizon].astype(np.int64)
 
     def _grow(self, size: int) -> None:
-        have = len(self.known)
+        have = len(self.computed)
         if size <= have:
             return
         more = max(size, have + have // 2, 1024) - have
-        self.known = np.concatenate([self.known, np.zeros(more, np.int64)])
+        self.computed = np.concatenate([self.computed, np.zeros(more, np.int64)])
         self._round = np.concatenate([self._round, np.full(more, -1, np.int64)])
         self.thresholds = np.concatenate(
             [self.thresholds, np.zeros((more, self.horizon), np.int32)]

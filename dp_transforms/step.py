@@ -212,10 +212,10 @@ class Stepper:
     ) -> StepResult:
         rows = rows if rows is not None else empty(self._input)
         ids = key_ids(self.plan, self.keys.key, rows) if ids is None else ids
-        public, public_ids = self._known_of(window, shard, trigger)
+        public, public_ids = self._entering_keys(window, shard, trigger)
         named = np.concatenate([ids, public_ids]) if len(public_ids) else ids
         self.store.load_keys(window, shard, trigger, states, named)
-        entered = _NO_SLOTS if public is None else self._enter_known(states, public, public_ids)
+        entered = _NO_SLOTS if public is None else self._enter_keys(states, public, public_ids)
         before = states.due_at(trigger)
         before, left = self._taken.remaining(states, window, trigger, before, ids)
         if left is not None:
@@ -291,7 +291,7 @@ class Stepper:
         states.base[selected] = trigger
         states.units[selected] = 0
 
-    def _known_of(self, window: int, shard: int, trigger: int) -> tuple[pa.Table | None, Ids]:
+    def _entering_keys(self, window: int, shard: int, trigger: int) -> tuple[pa.Table | None, Ids]:
         """Public and remembered keys that enter a shard at this step and their ids: all at the
         first."""
         none = np.empty((0, 2), np.uint64)
@@ -319,7 +319,7 @@ class Stepper:
         return self._remembered[shard]
 
     @staticmethod
-    def _enter_known(states: KeyShard, keys: pa.Table, ids: Ids) -> Int64:
+    def _enter_keys(states: KeyShard, keys: pa.Table, ids: Ids) -> Int64:
         """They are released from the window's first trigger on, data or not."""
         if len(ids) == 0:
             return _NO_SLOTS

@@ -22,7 +22,7 @@ from dpstream.pipelines.report.view import promise
 
 PUBLIC_ONLY = "True values can be shown only because this data is public."
 #: What the job clamps delays to, in minutes.
-_CLAMP = 60.0
+_BOUNDS = 60.0
 Key = tuple[str, str]
 
 
@@ -84,7 +84,7 @@ def page(
     return made.render(
         lines=text.splitlines(),
         columns=[(_unit(name), picture) for name, picture in pictures.items()],
-        growth=_shown(_grown(_of_key(releases, keys[0]), keys[0]), keys[0]),
+        growth=_figure(_grown(_of_key(releases, keys[0]), keys[0]), keys[0]),
         public_only=PUBLIC_ONLY,
         **promise(plan, describe(plan, budget)),
     )
@@ -107,7 +107,7 @@ def _small(mine: pa.Table, name: str, key: Key, chart_name: str) -> dict[str, An
     figure, axes = charts.axes_of(4.4, 2.6)
     _panel(axes, mine, name, _ON_PAGE)
     words = f"{_unit(name)} of {key[0]} {key[1]}: {mine.num_rows} weeks released, beside the truth"
-    return _shown(charts.Picture(charts.svg(figure, chart_name, words), words), key)
+    return _figure(charts.Picture(charts.svg(figure, chart_name, words), words), key)
 
 
 def _grown(mine: pa.Table, key: Key) -> charts.Picture:
@@ -117,7 +117,7 @@ def _grown(mine: pa.Table, key: Key) -> charts.Picture:
     return charts.Picture(charts.svg(figure, "growth", words), words)
 
 
-def _shown(picture: charts.Picture, key: Key) -> dict[str, Any]:
+def _figure(picture: charts.Picture, key: Key) -> dict[str, Any]:
     # The picture's text is matplotlib's numbers and dates.
     return {"title": " · ".join(key), "svg": Markup(picture.svg), "text": picture.caption}
 
@@ -139,7 +139,7 @@ def _panel(axes: Any, mine: pa.Table, name: str, ink: _Ink) -> None:
         axes.set_ylim(bottom=0)
     else:  # a bar can reach beyond what a mean can be
         low, high = axes.get_ylim()
-        axes.set_ylim(max(low, -_CLAMP), min(high, _CLAMP))
+        axes.set_ylim(max(low, -_BOUNDS), min(high, _BOUNDS))
     _months(axes)
 
 

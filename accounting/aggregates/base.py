@@ -117,7 +117,10 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
             f"kind '{aggregate.kind}' needs a column and public bounds",
             "add column = '...' and bounds = [low, high]",
         )
-    if not all(math.isfinite(x) for x in (*aggregate.bounds, aggregate.grid)) or aggregate.grid <= 0:
+    if (
+        not all(math.isfinite(x) for x in (*aggregate.bounds, aggregate.grid))
+        or aggregate.grid <= 0
+    ):
         raise UsageError(where, "bounds and grid must be finite and grid positive", "correct them")
     if aggregate.bounds[0] > aggregate.bounds[1]:
         low, high = aggregate.bounds[1], aggregate.bounds[0]

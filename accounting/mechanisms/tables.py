@@ -60,7 +60,7 @@ def rounded_gaussian(sigma: float) -> Table:
     upper: list[int] = []
     with precision(_PRECISION):
         for tail in RoundedGaussianLaw(sigma).lower():
-            value = _whole(tail * FULL + 0.5)
+            value = _integer(tail * FULL + 0.5)
             if value == 0:
                 break
             upper.append(value)
@@ -95,7 +95,7 @@ def _exact(law: Law) -> Table:
     floors: list[int] = []
     with precision(_PRECISION):
         for tail in law.lower():
-            value = _whole(tail * FULL)
+            value = _integer(tail * FULL)
             if value == 0:
                 break
             floors.append(value)
@@ -104,7 +104,7 @@ def _exact(law: Law) -> Table:
     return Table(law, thresholds, exact=True)
 
 
-def _whole(ball: object) -> int:
+def _integer(ball: object) -> int:
     integer = ball.floor().unique_fmpz()  # type: ignore[attr-defined]
     if integer is None:
         raise ArithmeticError("the precision does not decide a threshold")

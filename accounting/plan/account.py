@@ -23,7 +23,7 @@ class Account:
 
     def add(self, charge: Charged) -> None:
         """Charge one more run, whatever it costs."""
-        if self._total is not None and self._known(charge):
+        if self._total is not None and self._joins(charge):
             self._total = self._total.plus(cost_to(self._common, charge))
         else:
             self._total = None
@@ -56,12 +56,12 @@ class Account:
             composition = composed(self.charges)
             self._total, self._common = total_of(composition.spends), composition.common
             self._units = {c.identity for c in self.charges}
-        if not all(map(self._known, more)):
+        if not all(map(self._joins, more)):
             return total_of(composed([*self.charges, *more]).spends)
         total = self._total
         for charge in more:
             total = total.plus(cost_to(self._common, charge))
         return total
 
-    def _known(self, charge: Charged) -> bool:
+    def _joins(self, charge: Charged) -> bool:
         return charge.identity in self._units

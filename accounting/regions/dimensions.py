@@ -24,7 +24,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.amounts import Number, charge_of, exact, initial_of, initials_of
 
 #: Multiples of a real grid stay whole as floats.
-_WHOLE = 1 << 53
+_MOST_EXACT = 1 << 53
 #: Bounds of integers and instants: differences stay far from 2^63.
 _FAR = 1 << 61
 
@@ -131,7 +131,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
         return UsageError(self.name, f"must be a column of {wanted}", f"convert it to {wanted}")
 
 
-def _whole(values: Any, low: int, high: int) -> tuple[Int64, Bool]:
+def _integers(values: Any, low: int, high: int) -> tuple[Int64, Bool]:
     """Whole numbers in [low, high) as int64 (low elsewhere), and which they are."""
     inside = (values >= low) & (values < high)
     if values.dtype.kind == "f":
@@ -160,7 +160,7 @@ class Integer(Dimension, frozen=True, kw_only=True, tag="integer"):
     def _at(self, values: Any) -> tuple[Int64, Bool]:
         if values.dtype.kind not in "iuf":
             raise self._wrong_type("whole numbers")
-        safe, inside = _whole(values, self.low, self.high)
+        safe, inside = _integers(values, self.low, self.high)
         return safe - self.low, inside
 
 
@@ -190,7 +190,7 @@ class Timestamp(Dimension, frozen=True, kw_only=True, tag="timestamp"):
             values = values.astype(np.int64)  # NaT is the least int64, which is outside
         if values.dtype.kind not in "iu":
             raise self._wrong_type("microseconds or datetime64[us]")
-        safe, inside = _whole(values, self.low, self.high)
+        safe, inside = _integers(values, self.low, self.high)
         return (safe - self.low) // self.step, inside
 
 
@@ -222,7 +222,7 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
             raise UsageError(
                 self.name, "must be a whole number of steps long", "move high to a multiple of step"
             )
-        if max(abs(low), abs(low + step * self.values), scale) >= _WHOLE or (
+        if max(abs(low), abs(low + step * self.values), scale) >= _MOST_EXACT or (
             np.spacing(max(abs(self.low), abs(self.high))) >= self.step / 2
         ):
             raise UsageError(

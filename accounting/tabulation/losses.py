@@ -126,7 +126,7 @@ class _Grid:
         most = rho + 9 * math.sqrt(2 * rho) + 1e-6
         self._step = 2 * most / _PLACES
         self._losses = np.asarray((np.arange(_PLACES) - _PLACES / 2) * self._step, np.float64)
-        self._known = dict[tuple[Fraction, int], Complex]()
+        self._cache = dict[tuple[Fraction, int], Complex]()
 
     def none(self) -> Complex:
         """Of no release."""
@@ -145,9 +145,9 @@ class _Grid:
         """``count`` releases of rho each."""
         if not count or not rho:
             return self.none()
-        if (rho, count) not in self._known:
-            self._known[rho, count] = self._transform(rho, count)
-        return self._known[rho, count]
+        if (rho, count) not in self._cache:
+            self._cache[rho, count] = self._transform(rho, count)
+        return self._cache[rho, count]
 
     def _transform(self, rho: Fraction, count: int) -> Complex:
         sigma = math.sqrt(float(1 / (2 * rho)))

@@ -178,7 +178,8 @@ class Tuned(msgspec.Struct, frozen=True):
         elif budget.sound and delta > thresholds:
             total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
         words = (
-            f"contributions{self._clamps()} chosen from the first {self.first} of this stream by "
+            f"contributions{self._bounds_text()} chosen from the first {self.first} of this "
+            f"stream by "
             f"a ({up(self.epsilon)}, {up(self.delta)})-DP mechanism, charged as run {self.run_id}"
         )
         if total is not None:
@@ -196,9 +197,9 @@ class Tuned(msgspec.Struct, frozen=True):
 
     def warnings(self) -> list[str]:
         """What a reader of the plan must know."""
-        return [FROM_PROXY.format(clamps=self._clamps())] if self.how == "proxy" else []
+        return [FROM_PROXY.format(clamps=self._bounds_text())] if self.how == "proxy" else []
 
-    def _clamps(self) -> str:
+    def _bounds_text(self) -> str:
         return f" and bounds of {', '.join(self.bounds)}" if self.bounds else ""
 
 

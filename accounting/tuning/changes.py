@@ -136,7 +136,7 @@ def _row(
     noise = figures.noise_against(own)
     if keys is not None and max(abs(keys - 1), abs(noise - 1)) < _NOTHING:
         return None
-    settings = written(settings | _said(plan, other))
+    settings = written(settings | _explicit_weights(plan, other))
     cut = 1 - mean_contributions(other.privacy.contributions) / mean_contributions(
         plan.privacy.contributions
     )
@@ -149,7 +149,7 @@ def _row(
     return Change(settings, words, effect, keys, noise, max(cut, 0.0), another, early=early)
 
 
-def _said(plan: Plan, other: Plan) -> dict[str, Any]:
+def _explicit_weights(plan: Plan, other: Plan) -> dict[str, Any]:
     """Weights that the job may not name, where it would get others by the change unless it does."""
     weights = other.privacy.weights
     unnamed = plan.privacy.weights == usual(plan)

@@ -64,8 +64,8 @@ def outlook(
         "appears": _appears(plan, budget, figures, units, keys),
         "exact": _exact(plan, figures),
         "shares": _shares(figures) | {"law": figures["split"]["law"]},
-        "changes": [_told(row) for row in rows],
-        "helps_most": None if best is None else _told(best),
+        "changes": [_fields(row) for row in rows],
+        "helps_most": None if best is None else _fields(best),
         "reference": SHAPE,
     }
 
@@ -89,7 +89,7 @@ def _by_size_or_order(weights: dict[str, Any]) -> dict[str, Any]:
     return {name: weights[name] for name in names}
 
 
-def _told(row: Change) -> dict[str, Any]:
+def _fields(row: Change) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(row)
     weights = fields["settings"].get("mechanism.weights")
     if isinstance(weights, dict):  # by order or by size: a job names what is set
@@ -131,7 +131,7 @@ def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
             {
                 "name": aggregate.name,
                 "kind": aggregate.kind,
-                "of": _whole(aggregate)[1],
+                "of": _denominator(aggregate)[1],
                 "sizes": sizes,
             }
         )
@@ -140,11 +140,11 @@ def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:
     divided = sd / size if kind_of(aggregate).divides else sd
-    scale = _whole(aggregate)[0] * (1 if kind_of(aggregate).divides else size)
+    scale = _denominator(aggregate)[0] * (1 if kind_of(aggregate).divides else size)
     return {"records": size, "sd": divided, "relative": divided / scale}
 
 
-def _whole(aggregate: Aggregate) -> tuple[float, str]:
+def _denominator(aggregate: Aggregate) -> tuple[float, str]:
     """What an error is a part of, for one record: the count, the bound, the bounds' width."""
     if aggregate.bounds is None:
         return 1.0, ""

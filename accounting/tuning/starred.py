@@ -87,7 +87,7 @@ def ways(plan: Plan) -> Ways:
     own = reference_figures(plan, allocate(plan))
     candidates = [Way({}, own, 1.0, 1.0)]
     for settings in _candidates(plan):
-        figures = _standing(plan, settings)
+        figures = _figures_of(plan, settings)
         if figures is not None:
             keys = figures.keys_against(own) if plan.design.selects else 1.0
             candidates.append(Way(settings, figures, keys, figures.noise_against(own)))
@@ -120,7 +120,7 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
     privacy, best = plan.privacy, plan.privacy.strategy
     least = reference_figures(plan, allocate(plan))
     for strategy in _strategies(plan):
-        figures = _standing(plan, {"strategy": strategy})
+        figures = _figures_of(plan, {"strategy": strategy})
         if figures is not None and figures.noise_against(least) < _ANOTHER:
             least, best = figures, strategy
             yield {"strategy": strategy}
@@ -184,7 +184,7 @@ def _shares(plan: Plan) -> tuple[float, ...]:
     return _SHARES[::4] if large else _SHARES
 
 
-def _standing(plan: Plan, settings: dict[str, Any]) -> ReferenceFigures | None:
+def _figures_of(plan: Plan, settings: dict[str, Any]) -> ReferenceFigures | None:
     """``None`` where the job cannot be run so."""
     try:
         other = with_privacy(plan, **settings)

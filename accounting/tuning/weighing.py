@@ -1,10 +1,10 @@
 """Which C: noise, which grows with it, against what it cuts, which falls.
 
 All of it is post-processing of the noisy histogram of pairs per unit, and of the plan: no further
-look at data.  A bound C keeps the part ``coverage_of(C)`` of all pairs, sum over units of min(pairs, C)
-over sum of pairs.  A key of n records is expected to be short by n (1 - coverage_of(C)), if the units that
-are cut are in it as they are everywhere, and its noise at a window's end has an sd that the plan
-gives for each C.  The root of both squares is weighed; a quantile of pairs knows nothing of noise,
+look at data.  A bound C keeps the part k(C) of all pairs (``coverage_of``), sum over units of
+min(pairs, C) over sum of pairs.  A key of n records is expected to be short by n (1 - k(C)), if the
+units that are cut are in it as they are everywhere, and its noise at a window's end has an sd that
+the plan gives for each C.  The root of both squares is weighed; a quantile of pairs ignores noise,
 and of few units with very many pairs it makes a C that drowns everything.
 
 Units beyond the largest candidate count as if they had just so many: what is cut of them is not

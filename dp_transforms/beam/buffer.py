@@ -106,7 +106,7 @@ class BufferUntilTriggerTime(beam.DoFn):
     def setup(self) -> None:
         """Open store and key on the worker."""
         self._of_shard: dict[int, ShardCallback] = {}
-        self._asked: dict[int, _Pending] = {}
+        self._pending: dict[int, _Pending] = {}
         self._workers = Workers(_nothing if self._per_shard else self._make, self._threads)
 
     def teardown(self) -> None:
@@ -168,14 +168,14 @@ class BufferUntilTriggerTime(beam.DoFn):
         if upto <= done:
             return
         deliveries.passed(map(self._line.instant_of, range(done + 1, upto + 1)))
-        if shard in self._asked:  # its rows may wait for this trigger time
+        if shard in self._pending:  # its rows may wait for this trigger time
             yield from self._emitted()
         batches = list(rows.read())
         work = partial(_outputs, self._callback_of(shard), shard, batches, upto, since)
         if self._threads.number > 1:
             least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
             small = sum(batch.num_rows for batch in batches) < least
-            self._asked[shard] = _Pending(rows, instant(self._line, upto, self._ticks))
+            self._pending[shard] = _Pending(rows, instant(self._line, upto, self._ticks))
             self._workers.ask(work, small)
             rows.clear()
         else:
@@ -198,7 +198,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         yield from self._emitted()
 
     def _emitted(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        requests, self._asked = self._asked, {}
+        requests, self._pending = self._pending, {}
         waiting: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in requests}
         for shard, output in self._answers(waiting):
             yield GlobalWindows.windowed_value(output, requests[shard].at)

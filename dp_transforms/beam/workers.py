@@ -56,7 +56,7 @@ class Workers(Generic[Tool]):
         for _ in range(threads.number):
             self._tools.put(make())
         self._pool = _pool(threads.number) if threads.number > 1 else None
-        self._asked: deque[Future[tuple[list[Any], Counts]] | Callable[[Tool], Iterable[Any]]] = (
+        self._pending: deque[Future[tuple[list[Any], Counts]] | Callable[[Tool], Iterable[Any]]] = (
             deque()
         )
         self._stopped = threading.Event()
@@ -66,9 +66,9 @@ class Workers(Generic[Tool]):
     def ask(self, work: Callable[[Tool], Iterable[Any]], small: bool = False) -> None:
         """Have a call made by some thread, soon; a small one by the caller's own, in its turn."""
         if self._pool is None or small:
-            self._asked.append(work)
+            self._pending.append(work)
         else:
-            self._asked.append(self._pool.submit(self._work, work))
+            self._pending.append(self._pool.submit(self._work, work))
 
     def answers(self, leave: int = 0) -> Iterator[Any]:
         """What the calls gave, in order; waits until at most ``leave`` of them are left.
@@ -78,15 +78,15 @@ class Workers(Generic[Tool]):
             after it are given up, and none of them is running any more.
         """
         least = leave if self._pool is not None else 0
-        while len(self._asked) > least:
-            call = self._asked.popleft()
+        while len(self._pending) > least:
+            call = self._pending.popleft()
             if not isinstance(call, Future):
                 yield from self._made_here(call)
                 continue
             try:
                 outputs, counts = call.result()
             except BaseException:
-                self._asked.append(call)
+                self._pending.append(call)
                 self.stop()
                 raise
             add_counts(counts)
@@ -106,11 +106,11 @@ class Workers(Generic[Tool]):
     def stop(self) -> None:
         """Give up what is left, and wait for the calls that are running."""
         self._stopped.set()
-        under_way = [call for call in self._asked if isinstance(call, Future)]
+        under_way = [call for call in self._pending if isinstance(call, Future)]
         for future in under_way:
             future.cancel()
         wait(under_way)
-        self._asked.clear()
+        self._pending.clear()
 
     def _work(self, work: Callable[[Tool], Iterable[Any]]) -> tuple[list[Any], Counts]:
         tool, outputs = self._tools.get(), []

@@ -35,7 +35,7 @@ _SLICES = 4
 #: Rows of the first factor that are sliced together.
 _ROWS = 128
 #: Triggers whose noise is kept, for shards that come a little later.
-_KEPT = 3
+_MOST_CACHED = 3
 #: Sets of components at different steps, for shards that are far from each other.
 _HEADS = 4
 
@@ -51,21 +51,21 @@ class MixedNoise:
     def __init__(self, stream: NoiseStream, mixing: Mixing) -> None:
         self._stream, self._mixing = stream, mixing
         self._heads: list[Components] = []
-        self._found: dict[int, Int64] = {}
+        self._mixed: dict[int, Int64] = {}
         self._lock = threading.Lock()
 
     def at(self, trigger: int) -> Int64:
         """(size,) n_c(trigger) * 2^MIXED_BITS of every cell; read-only."""
         with self._lock:
-            if trigger not in self._found:
+            if trigger not in self._mixed:
                 head = self._head(trigger)
                 head.advance(trigger)
                 noise = mixed(head, self._mixing)
                 noise.setflags(write=False)
-                self._found[trigger] = noise
-                for old in sorted(self._found, key=lambda t: abs(t - trigger))[_KEPT:]:
-                    del self._found[old]
-            return self._found[trigger]
+                self._mixed[trigger] = noise
+                for old in sorted(self._mixed, key=lambda t: abs(t - trigger))[_MOST_CACHED:]:
+                    del self._mixed[old]
+            return self._mixed[trigger]
 
     def _head(self, trigger: int) -> Components:
         """The components nearest before a trigger, or new ones."""

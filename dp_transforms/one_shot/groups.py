@@ -49,7 +49,7 @@ class Groups:
     ) -> None:
         self._names, self._kinds, self._prf = names, kinds, prf
         self._parts: list[pa.Table] = []
-        self._known = pa.nulls(0, pa.binary(16))
+        self._group_ids = pa.nulls(0, pa.binary(16))
         self._ids = np.zeros((0, 2), np.uint64)
         self._frozen = False
         if not names:
@@ -75,10 +75,10 @@ class Groups:
         codes, values = _distinct(columns)
         ids = keyed(self._prf, self._kinds, values)
         packed = pa.Array.from_buffers(pa.binary(16), len(ids), [None, pa.py_buffer(ids.tobytes())])
-        if not len(self._known) and not self._frozen:
+        if not len(self._group_ids) and not self._frozen:
             indices = np.full(len(ids), -1)
         else:
-            place = pc.index_in(packed, value_set=self._known)
+            place = pc.index_in(packed, value_set=self._group_ids)
             indices = np.where(valid_of(place), values_of(place), -1).astype(np.int64)
         new = np.flatnonzero(indices < 0)
         if not self._frozen and (new.size or not self._parts):  # without a row: its types
@@ -86,7 +86,7 @@ class Groups:
             new_rows = numbers(new)
             self._parts.append(pa.table([v.take(new_rows) for v in values], names=self._names))
             self._ids = np.concatenate([self._ids, ids[new]])
-            self._known = pa.concat_arrays([self._known, packed.take(new_rows)])
+            self._group_ids = pa.concat_arrays([self._group_ids, packed.take(new_rows)])
         return np.asarray(indices[codes])
 
 

@@ -41,7 +41,10 @@ def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
     counts = np.asarray(totals.column("COUNT").to_numpy(), np.int64)
     for level in domain.levels:
         rows = np.flatnonzero(kind.places_of(pa.array([level.level.region_type])) >= 0)
-        at, iteration = region.places_of(level.regions, rows), code.places_of(level.iterations, rows)
+        at, iteration = (
+            region.places_of(level.regions, rows),
+            code.places_of(level.iterations, rows),
+        )
         mine = (at >= 0) & (iteration >= 0)
         groups = at[mine] * len(level.iterations) + iteration[mine]
         order = np.argsort(groups)

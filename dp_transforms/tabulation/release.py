@@ -122,7 +122,7 @@ def released(
         rows = output.rows.get(part.detail)
         if rows is None:
             continue
-        survivors = _kept(level, output, part, parameters)
+        survivors = _unsuppressed(level, output, part, parameters)
         groups.append(np.repeat(survivors.groups, len(rows)))
         labels.append(np.tile(np.arange(len(names), len(names) + len(rows)), len(survivors.groups)))
         counts.append(np.stack(_figures(survivors, rows, parameters), axis=1).reshape(-1))
@@ -143,7 +143,9 @@ def released(
     )
 
 
-def _kept(level: LevelDomain, output: Output, part: Measured, parameters: Parameters) -> Measured:
+def _unsuppressed(
+    level: LevelDomain, output: Output, part: Measured, parameters: Parameters
+) -> Measured:
     """What is measured, without suppressed groups."""
     chance = parameters.zero_suppression
     suppressed = output.folder == "t1" and part.detail == 0 and not level.level.detailed

@@ -180,7 +180,7 @@ class _Work:
         self._total += each * (self.reads_selection + self.plan.design.selects)
         self._done, self._progress = 0, progress
 
-    def _told(self, trials: int) -> None:
+    def _error_chance(self, trials: int) -> None:
         self._done += trials
         self._progress(self._done, self._total)
 
@@ -202,16 +202,16 @@ class _Work:
 
     def _values(self, design: TrialDesign, trials: int, first: bool, again: bool) -> Family:
         added = sides(trials, self.ask.seed)
-        scores, rows = value_scores(self.runner, design, added, self._told, again)
+        scores, rows = value_scores(self.runner, design, added, self._error_chance, again)
         proven = bound(scores, self.claim, self._tail(first))
         name = "another run" if again else design.name
-        words = _words(design) + (", after a run without it" if again else "")
+        words = _design_text(design) + (", after a run without it" if again else "")
         return Family(name, words, design.mu, proven, scores[proven.statistic], rows)
 
     def _selection(self) -> Family:
         added = sides(self.ask.trials, self.ask.seed)
         design = crossing(self.plan, self.budget, self.ask.trials, self.ask.seed)
-        scores, rows = selection_scores(self.runner, design, added, self._told)
+        scores, rows = selection_scores(self.runner, design, added, self._error_chance)
         proven = bound(scores, self.claim, self._tail(False))
         words = f"one record on each of {design.keys} keys with {design.others:,} others"
         visible = visible_mu(design, self.ask.seed)
@@ -222,14 +222,14 @@ class _Work:
         if not self.plan.design.selects:
             return None
         keys = 2 * self.ask.trials
-        hits, _ = alone_released(self.runner, keys, self._told)
+        hits, _ = alone_released(self.runner, keys, self._error_chance)
         at_least = rate_below(hits, keys, self._tail(False))
         return Alone(
             hits, keys, at_least, self.plan.privacy.pre_threshold + self.plan.design.units_alone
         )
 
 
-def _words(design: TrialDesign) -> str:
+def _design_text(design: TrialDesign) -> str:
     """A design for a person."""
     where = f"{design.keys} keys" if design.keys > 1 else "one key"
     more = f" and {design.extra} more" if design.extra else ""

@@ -1,4 +1,4 @@
-"""One run of the real flow on synthetic rows: own folder, own secret, own store, nothing charged."""
+"""One run of the real flow on synthetic rows: own folder, secret and store, nothing charged."""
 
 import glob
 from bisect import bisect_left

@@ -20,7 +20,7 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.audit.rows import Released, released, rows_of, table_of
 from dpstream.pipelines.audit.run import Runner, TrialInput
-from dpstream.pipelines.audit.values import Told, chunks
+from dpstream.pipelines.audit.values import Progress, chunks
 
 #: Tests that are told apart; simulated noise paths; rows of all trials together.
 _TESTS = 32
@@ -110,7 +110,7 @@ def visible_mu(design: Crossing, seed: int) -> float:
 
 
 def selection_scores(
-    runner: Runner, design: Crossing, added: Bool, progress: Told
+    runner: Runner, design: Crossing, added: Bool, progress: Progress
 ) -> tuple[list[Scores], int]:
     """(scores, rows fed) of trials on both sides."""
     plan, fed = runner.plan, 0
@@ -145,7 +145,7 @@ def _inputs(plan: Plan) -> dict[str, tuple[float, float]]:
     return {s.column: (0.0, 0.0) for s in plan.design.streams if s.column}
 
 
-def alone_released(runner: Runner, keys: int, progress: Told) -> tuple[int, int]:
+def alone_released(runner: Runner, keys: int, progress: Progress) -> tuple[int, int]:
     """(keys ever released, rows fed) of so many keys that too few units have: one person's more
     than are never tested, each with its first pair, which counts most."""
     plan, hits, fed = runner.plan, 0, 0

@@ -18,7 +18,7 @@ _ROWS = 1_500_000
 _NUMBERS = 4_000_000
 #: Triggers that the fitted statistic reads.
 _FITTED_TRIGGERS = 8
-Told = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 class Read(NamedTuple):
@@ -45,7 +45,7 @@ def chunks(trials: int, rows_each: float, numbers_each: float) -> Iterator[Int64
 
 
 def value_scores(
-    runner: Runner, design: TrialDesign, added: Bool, progress: Told, again: bool = False
+    runner: Runner, design: TrialDesign, added: Bool, progress: Progress, again: bool = False
 ) -> tuple[list[Scores], int]:
     """(scores by each statistic, rows fed) of trials on both sides.
 

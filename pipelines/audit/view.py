@@ -13,7 +13,7 @@ from dpstream.accounting.figures import down, up
 from dpstream.pipelines.audit.audit import AuditResult, visible_epsilon
 
 mpl.use("Agg")
-_CLAIM, _SEEN, _FOUND, _PROVEN = "#4a4a4a", "#1f5fa8", "#c2571a", "#2f8f5b"
+_CLAIM, _SEEN, _MEASURED, _PROVEN = "#4a4a4a", "#1f5fa8", "#c2571a", "#2f8f5b"
 
 
 def text(result: AuditResult) -> str:
@@ -75,7 +75,7 @@ def picture(result: AuditResult) -> Figure:
         ls="--",
         label=f"visible to this test (mu {down(family.visible, 3)})",
     )
-    axes.plot(*trade_off(family.scores), color=_FOUND, lw=1.6, label="measured")
+    axes.plot(*trade_off(family.scores), color=_MEASURED, lw=1.6, label="measured")
     proven = norm.cdf(norm.isf(grid) - family.bound.mu)
     label = f"proven (mu {down(family.bound.mu, 3)})"
     axes.plot(grid, proven, color=_PROVEN, lw=1.2, ls=":", label=label)

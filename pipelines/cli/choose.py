@@ -93,10 +93,10 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
             print_json(public | {"acceptance": accepted.as_dict(), "warnings": warnings})
         else:
             first = accepted.lines("Can choose") if question.private else []
-            click.echo("".join(f"{line}\n" for line in first) + _words(public), nl=False)
+            click.echo("".join(f"{line}\n" for line in first) + _plan_text(public), nl=False)
         click.get_current_context().exit(accepted.exit_code)
     if not as_json:
-        click.echo(_words(public), nl=False)
+        click.echo(_plan_text(public), nl=False)
     for warning in account_warnings(question.job):
         click.echo(f"Warning: {warning}", err=True)
     outcome = run(question)
@@ -104,10 +104,10 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
         per_key = [msgspec.to_builtins(other) for other in outcome.per_key]
         print_json({**outcome._asdict(), "per_key": per_key, "asked": public})
     else:
-        click.echo(_told(outcome, question.question.key_records or KEY_RECORDS), nl=False)
+        click.echo(_outcome_text(outcome, question.question.key_records or KEY_RECORDS), nl=False)
 
 
-def _words(public: dict[str, Any]) -> str:
+def _plan_text(public: dict[str, Any]) -> str:
     """Cost and expected accuracy for a person; from public figures."""
     lines = [f"Rule        C is {public['rule']}", f"Bias        {public['bias']}"]
     if public["how"] == "proxy":
@@ -127,7 +127,7 @@ def _words(public: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told(outcome: "Outcome", records: int) -> str:
+def _outcome_text(outcome: "Outcome", records: int) -> str:
     lines = [f"Chosen      contributions = {outcome.contributions}"]
     lines += [f"            {name}: bounds = {list(b)}" for name, b in outcome.bounds.items()]
     lines += _weighed(outcome, records)

@@ -154,7 +154,7 @@ def init(
             "next": shlex.join(words),
         })  # fmt: skip
         return
-    _tell(target, replies, secret_made, public_sample)
+    _echo_written(target, replies, secret_made, public_sample)
     for i, row in enumerate(rows):
         click.echo(f"{'' if i else 'Covers':<13}{row}")
     for note in notes:
@@ -162,7 +162,9 @@ def init(
     click.echo(f"Next         {shlex.join(words)}")
 
 
-def _tell(target: "Target", replies: "Answers", secret_made: bool, public_sample: bool) -> None:
+def _echo_written(
+    target: "Target", replies: "Answers", secret_made: bool, public_sample: bool
+) -> None:
     """What was written and made."""
     sections = ", ".join(f"[{section}]" for section in target.sections)
     click.echo(f"Project      {os.path.relpath(target.path)}: {sections}")

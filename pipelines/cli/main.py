@@ -129,7 +129,7 @@ def _warn(message: Warning | str, *_: object) -> None:
     print_warnings([str(message)])
 
 
-def _tell(failed: threading.ExceptHookArgs) -> None:
+def _print_thread_error(failed: threading.ExceptHookArgs) -> None:
     """A thread that fails is named with the class of its error, whose text may hold data."""
     if failed.exc_type is not SystemExit:
         name = "" if failed.thread is None else failed.thread.name
@@ -139,7 +139,7 @@ def _tell(failed: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    threading.excepthook = _tell
+    threading.excepthook = _print_thread_error
     # Files that libraries make, as charts, are written by their owner alone too.
     os.umask(os.umask(0o077) | 0o022)
     try:

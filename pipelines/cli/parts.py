@@ -71,7 +71,7 @@ def person_of(as_json: bool) -> "Person":
     """Who answers a command's questions: whoever is at the terminal, or nobody."""
     from dpstream.pipelines.drafting.ask import Person
 
-    return Person(None if as_json or not on_terminal() else _ask, _tell)
+    return Person(None if as_json or not on_terminal() else _ask, _echo)
 
 
 def on_terminal() -> bool:
@@ -83,7 +83,7 @@ def _ask(question: str, proposal: str | None) -> str:
     return str(click.prompt(question, default=proposal, type=str, err=True)).strip()
 
 
-def _tell(text: str) -> None:
+def _echo(text: str) -> None:
     click.echo(text, err=True)
 
 

@@ -117,12 +117,12 @@ def ask(
         points = asker(session, table, where, inside, allotment)
         from dpstream.pipelines.session.ask import ask as answer_of
 
-        question = _wish(session, points, figures, by, how)
+        question = _request(session, points, figures, by, how)
         if ticket is not None:
             _hand_out(session, question, ticket, as_json)
             return
         answer = answer_of(session.open_table, question)
-        _tell(session, answer, as_json)
+        _echo_answer(session, answer, as_json)
 
 
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json
     click.echo(f"Wrote {out.name}: private; run {paid.run_id}")
 
 
-def _wish(
+def _request(
     session: "Session",
     points: "Asker",
     figures: tuple[str, ...],
@@ -152,7 +152,7 @@ def _wish(
     return points.request(aggregates, amount, cells(session, by), kind, **given)  # type: ignore[arg-type]
 
 
-def _tell(session: "Session", answer: "Answer", as_json: bool) -> None:
+def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     from dpstream.pipelines.session import sentences
     from dpstream.pipelines.session.figures import answer_text, records
 
@@ -263,7 +263,9 @@ def plan(
 
     with opened(table, analyst, looking=True) as session:
         points = asker(session, table, where, inside, allotment)
-        planned = planning.plan(session.open_table, _wish(session, points, figures, by, how), union)
+        planned = planning.plan(
+            session.open_table, _request(session, points, figures, by, how), union
+        )
         if as_json:
             decision = as_builtins(session.open_table.space, planned.decision)
             print_json({**decision, **planning.as_builtins(planned)})
@@ -365,7 +367,8 @@ def select(
         if points.selection.fixed is not None:
             boxes = [sentences.box(session.open_table.space, box) for box in points.boxes()]
             text = " OR ".join(f"({box})" for box in boxes)
-        spent: dict[Any, float] = {k: points.max_consumed(k) for k in kinds(session.open_table.space)}  # type: ignore[arg-type]
+        budget_kinds: Any = kinds(session.open_table.space)
+        spent = {kind: points.max_consumed(kind) for kind in budget_kinds}
         names.write(session.open_table.config, name, text)
         if as_json:
             print_json({"name": name, "where": text, "max_consumed": spent})

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dpstream.pipelines.cli.parts import AS_JSON, Chosen, examples, print_json
-from dpstream.pipelines.cli.session_ask import BY, FIGURES, _tell
+from dpstream.pipelines.cli.session_ask import BY, FIGURES, _echo_answer
 from dpstream.pipelines.cli.session_parts import (
     ANALYST,
     BUDGET,
@@ -71,7 +71,7 @@ def stand(
         end = dimension.edge(value_of(open_table.space, arrival, until))
         wide = cells_wide(open_table.space, arrival, width)
         query = SlidingQuestion(question.question, question.selection, arrival, wide)
-        _tell(session, asked(open_table, query, end, tick), as_json)
+        _echo_answer(session, asked(open_table, query, end, tick), as_json)
 
 
 @click.command(

@@ -239,11 +239,11 @@ def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bo
     if as_json:
         print_json(as_builtins(explanation))
     else:
-        click.echo(_words(explanation), nl=False)
+        click.echo(_explanation_text(explanation), nl=False)
     return explanation.acceptance.exit_code
 
 
-def _words(explanation: "Explanation") -> str:
+def _explanation_text(explanation: "Explanation") -> str:
     from dpstream.accounting.query.families import family_lines
     from dpstream.accounting.query.outlook import Outlook
 

@@ -34,7 +34,7 @@ ASK_SECONDS = 0.05
 BACKPRESSURE_SECONDS = 0.02
 RECORDS, DEAD_LETTER = "records", "dead_letter"
 #: A batch with positions; or refused positions, with the partition of all or of each.
-Found: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
+ReadRows: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
 
 
 class Backpressure:
@@ -49,7 +49,7 @@ class Backpressure:
         self._fresh()
 
     def _fresh(self) -> None:
-        self._done, self._asked = -(1 << 62), 0.0
+        self._done, self._checked_at = -(1 << 62), 0.0
         self._first: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class Backpressure:
         allowed = max(TRIGGER_TIMES_AHEAD, ROWS_AHEAD * passed // max(1, rows or 0))
         if trigger_time - self._done <= allowed:
             return False
-        if time.monotonic() - self._asked >= ASK_SECONDS:
-            self._done, self._asked = released_through(self._run), time.monotonic()
+        if time.monotonic() - self._checked_at >= ASK_SECONDS:
+            self._done, self._checked_at = released_through(self._run), time.monotonic()
         return trigger_time - self._done > allowed
 
 
@@ -117,7 +117,7 @@ class Input(ABC):
             backpressure: keeps a source without end from running ahead of the releases.
         """
 
-    def scan(self) -> Iterator[Found]:
+    def scan(self) -> Iterator[ReadRows]:
         """What is there now, by the functions that `read` uses, and without a trace at the source.
 
         Raises:

@@ -56,7 +56,7 @@ class _WriteRelease(beam.DoFn):
 
     def __init__(self, sink: Sink, only_compare: bool = False, run: Run | None = None) -> None:
         self.sink, self.only_compare = sink, only_compare
-        self._run, self._asked = run, False
+        self._run, self._looked_up = run, False
 
     def start_bundle(self) -> None:
         """Nothing is gathered yet."""
@@ -88,9 +88,9 @@ class _WriteRelease(beam.DoFn):
         batches, self._buffered, self._rows = self._buffered, [], 0
         if not batches:
             return [], []
-        if self._run is not None and (self.only_compare or not self._asked):
+        if self._run is not None and (self.only_compare or not self._looked_up):
             # A store that has caught up does not fall behind again.
-            self.only_compare, self._asked = self._run.open().restoring, True
+            self.only_compare, self._looked_up = self._run.open().restoring, True
         with timed("sink"):
             written = self.sink.write(batches, self.only_compare)
         if not self.only_compare:

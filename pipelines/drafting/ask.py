@@ -25,7 +25,7 @@ from dpstream.pipelines.drafting.windows import instant, suited, windows
 Ask = Callable[[str, str | None], str]
 #: Says why an answer is asked for again.
 Tell = Callable[[str], None]
-Found = TypeVar("Found")
+Reply = TypeVar("Reply")
 
 
 #: What follows a flag, in an error.
@@ -70,12 +70,12 @@ class Person:
     """
 
     def __init__(self, ask: Ask | None, tell: Tell) -> None:
-        self.ask, self._tell = ask, tell
+        self.ask, self._echo = ask, tell
 
     def show(self, text: str) -> None:
         """Say something before the questions, if there are any."""
         if self.ask is not None:
-            self._tell(text)
+            self._echo(text)
 
     def answer(
         self,
@@ -83,9 +83,9 @@ class Person:
         given: str | None,
         question: str,
         proposal: str | None,
-        read: Callable[[str], Found],
+        read: Callable[[str], Reply],
         choices: str = "",
-    ) -> Found:
+    ) -> Reply:
         """What ``read`` makes of the flag, or of the answer, which is asked for until it will do.
 
         Raises:
@@ -104,7 +104,7 @@ class Person:
             try:
                 return read(self.ask(question, proposal))
             except UsageError as error:
-                self._tell(f"{error.rule}: {error.fix}")
+                self._echo(f"{error.rule}: {error.fix}")
 
 
 def answers(given: Given, person: Person) -> Answers:

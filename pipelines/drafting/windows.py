@@ -96,7 +96,7 @@ def windows(start: datetime, end: datetime, text: str) -> Windows:
         monday = start.replace(hour=0, minute=0, second=0, microsecond=0)
         monday -= timedelta(days=start.weekday())
         note = "Weeks begin on Monday, so the first window begins before --start."
-        return _whole(monday, end, timedelta(days=7), "7d", note if monday != start else "")
+        return _windows_of(monday, end, timedelta(days=7), "7d", note if monday != start else "")
     length = {"hour": "1h", "day": "1d"}.get(word, text.strip())
     micros = duration_micros("--window", length)
     if not micros:
@@ -105,7 +105,7 @@ def windows(start: datetime, end: datetime, text: str) -> Windows:
         size = timedelta(microseconds=micros)
     except OverflowError:
         raise UsageError("--window", "is too long", "write day, week or 12h") from None
-    return _whole(start, end, size, length)
+    return _windows_of(start, end, size, length)
 
 
 def _calendar(start: datetime, end: datetime, word: str) -> Windows:
@@ -120,10 +120,12 @@ def _calendar(start: datetime, end: datetime, word: str) -> Windows:
         f"Windows have one length, and a {word} of the calendar has not: {days // 7} weeks stand"
         f" for it. For one exact {word} give its own --start and --end."
     )
-    return _whole(start, end, timedelta(days=days), f"{days}d", note)
+    return _windows_of(start, end, timedelta(days=days), f"{days}d", note)
 
 
-def _whole(start: datetime, end: datetime, size: timedelta, length: str, note: str = "") -> Windows:
+def _windows_of(
+    start: datetime, end: datetime, size: timedelta, length: str, note: str = ""
+) -> Windows:
     """Windows of one size; the last one may end before it is full."""
     if (end - start) % size:
         note = f"{note} --end cuts the last window short.".strip()

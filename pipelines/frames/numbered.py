@@ -169,10 +169,10 @@ class ToBatch:
         batch = pa.RecordBatch.from_arrays(columns, list(self._kinds))
         if self._offset is None:
             return batch
-        offset = _whole("offset", arrays[self._offset])
+        offset = _positions("offset", arrays[self._offset])
         partition = np.zeros(len(offset), np.int64)
         if self._partition is not None:
-            partition = _whole("partition", arrays[self._partition])
+            partition = _positions("partition", arrays[self._partition])
             if len(partition) and int(partition.max()) >= 1 << 31:
                 raise UsageError("partition", "must be below 2^31", "number the partitions")
         return batch.replace_schema_metadata(runs(partition, offset))
@@ -221,7 +221,7 @@ def _field(row: Any, name: str) -> Any:
     return row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
 
 
-def _whole(argument: str, column: pa.Array) -> Int64:
+def _positions(argument: str, column: pa.Array) -> Int64:
     """Numbers of positions."""
     array, ok = identity(column, "int")
     numbers = values_of(array)

@@ -283,7 +283,7 @@ def plan(
     given.apply_defaults()
     call = given.arguments
     place = call["account"], call["secret"]
-    return planned(data, _asked(kind, call), *place, _how(call), call["allow_large_delta"])
+    return planned(data, _arguments(kind, call), *place, _how(call), call["allow_large_delta"])
 
 
 _FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
@@ -295,7 +295,7 @@ _FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
 }
 
 
-def _asked(kind: "Figure", call: Mapping[str, Any]) -> "Arguments":
+def _arguments(kind: "Figure", call: Mapping[str, Any]) -> "Arguments":
     """The question of a call, by the names of its arguments."""
     from dpstream.pipelines.frames.question import Arguments
 
@@ -323,7 +323,7 @@ def _ask(kind: "Figure", call: Mapping[str, Any]) -> "PrivateTable":
     from dpstream.pipelines.frames.answer import ask
     from dpstream.pipelines.frames.question import question_of
 
-    question, columns = question_of(call["data"], _asked(kind, call))
+    question, columns = question_of(call["data"], _arguments(kind, call))
     plan = question.gridded.plan
     check_delta(plan.delta, call["allow_large_delta"], switch="allow_large_delta=True")
     for weakness in weaknesses(plan.epsilon, plan.delta):

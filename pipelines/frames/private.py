@@ -13,7 +13,7 @@ from dpstream.pipelines.sql.cut_text import lines_of
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer
 
 #: Rows that a repr shows.
-_SHOWN = 10
+_PRINTED_ROWS = 10
 _ASKED_BEFORE = "today's rows were not read: ask with fresh=True, or name their state by as_of."
 _NOT_CHARGED = (
     "Charged to no account: whoever asks again spends epsilon again, and only you add it up "
@@ -80,8 +80,8 @@ class PrivateTable:
 
     def __repr__(self) -> str:
         """The guarantee, and the first rows."""
-        names, rows = self.table.column_names, self.table.slice(0, _SHOWN).to_pylist()
-        cells = [names, *([_shown(row[name]) for name in names] for row in rows)]
+        names, rows = self.table.column_names, self.table.slice(0, _PRINTED_ROWS).to_pylist()
+        cells = [names, *([_cell_text(row[name]) for name in names] for row in rows)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
         lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
         more = len(self) - len(rows)
@@ -97,7 +97,7 @@ def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -
     """
     header, charged = answer.header, None if data_set is None else answer.charged
     question = question.taking(question.families.of(header.mu))
-    guarantee = _words(question, answer, data_set)
+    guarantee = _promise_text(question, answer, data_set)
     metadata = header.metadata | {
         "dpstream.guarantee": guarantee,
         "dpstream.epsilon": repr(header.epsilon),
@@ -111,7 +111,7 @@ def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -
     return PrivateTable(table, header, guarantee, charged, answer.receipt, answer.digest)
 
 
-def _words(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
+def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
     """The guarantee, what of a unit counts, and where it was charged."""
     header, column, plan = answer.header, question.column, question.gridded.plan
     claim = (
@@ -162,5 +162,5 @@ def _public(question: Question, header: Header) -> dict[str, int]:
     return {name: n for name, n in constants.items() if name in names - header.cuts.keys()}
 
 
-def _shown(value: object) -> str:
+def _cell_text(value: object) -> str:
     return human(value) if isinstance(value, float) else "–" if value is None else str(value)

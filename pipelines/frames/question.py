@@ -204,7 +204,7 @@ def _families(request: Arguments, grouped: bool, public: bool, integral: bool) -
     )
     chosen = grouped and request.max_keys is None
     groups = (
-        MAX_KEYS if request.max_keys is None else _whole("max_keys", request.max_keys, MAX_GROUPS)
+        MAX_KEYS if request.max_keys is None else _integer("max_keys", request.max_keys, MAX_GROUPS)
     )
     selects = grouped and not public
     if delta == 0 and selects:
@@ -261,7 +261,7 @@ def _column(request: Arguments) -> QueryColumn:
     if request.kind == "keys":
         raise InvariantError("an answer of keys has no column")
     chosen = request.max_rows is None
-    rows = FEW_ROWS if chosen else _whole("max_rows", request.max_rows, MAX_ROWS)
+    rows = FEW_ROWS if chosen else _integer("max_rows", request.max_rows, MAX_ROWS)
     if request.kind == "units":
         return QueryColumn("units", "units", per="group", rows=rows)
     if request.kind == "count":
@@ -318,7 +318,7 @@ def _word(argument: str, given: Any, words: Sequence[str]) -> Any:
     return given
 
 
-def _whole(argument: str, given: Any, most: int) -> int:
+def _integer(argument: str, given: Any, most: int) -> int:
     try:
         number = operator.index(given)
     except TypeError:

@@ -114,12 +114,12 @@ def view(named: AccountPlace | str) -> dict[str, Any]:
         UsageError: there is none; PolicyError: it is damaged, another one than was named, or older
             than the head file beside the file that names it.
     """
-    return _of_book(
+    return _fields_of(
         history_of(read_ledger(named)) if isinstance(named, str) else read_history(named)
     )
 
 
-def _of_book(account: History) -> dict[str, Any]:
+def _fields_of(account: History) -> dict[str, Any]:
     own, charges = account.created, account.charges
     unit = composed(charges)
     counted = dict(zip((charge.name for charge in charges), unit.units, strict=True))
@@ -248,4 +248,5 @@ def _counted(entry: dict[str, Any]) -> str:
     """As how many units of its own an entry is counted, where that is not one."""
     if entry["counted_as"] == 1:
         return ""
-    return f", counted {entry['counted_as']:,} times: {UnitIdentity.read(entry['identity']).description}"
+    unit = UnitIdentity.read(entry["identity"])
+    return f", counted {entry['counted_as']:,} times: {unit.description}"

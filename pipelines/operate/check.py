@@ -146,13 +146,13 @@ def check_source(
     unusable = list[Unusable]()
     for reason, count in sorted(tally.counts.items(), key=lambda item: -item[1]):
         first = [reading.source.locate(*where) for where in tally.first[reason]]
-        words = _words(job, reason)
+        words = _reason_text(job, reason)
         unusable.append(Unusable(reason, count, first, *words, no_time * (reason == "time")))
     read = reading.rows + sum(tally.counts.values()) - (rows - usable)
     return Checked(read, reading.rows - rows, usable, reading.complete, unusable, *largest.result())
 
 
-def _words(job: Job, reason: str) -> tuple[str, str]:
+def _reason_text(job: Job, reason: str) -> tuple[str, str]:
     """What a reason means for this job, and what helps."""
     if reason in REASONS:
         cause = causes_of(job)[reason]

@@ -44,7 +44,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_MICROS = 1 << 62
 
 #: Characters of an unknown name that an error shows.
-_SHOWN = 64
+_PRINTED_CHARACTERS = 64
 #: Settings of the time axis that would let records decide when something is published.
 _DATA_DEPENDENT = {
     "session_gap": "session windows end where a user's records end, which reveals the user",
@@ -270,5 +270,5 @@ def _wrong_entry(value: Any, kind: Any) -> str:
 
 def _short(name: str) -> str:
     """A name that somebody wrote, as a terminal may show it."""
-    printable = "".join(char if char.isprintable() else "?" for char in name[:_SHOWN])
-    return printable if len(name) <= _SHOWN else f"{printable}..."
+    printable = "".join(char if char.isprintable() else "?" for char in name[:_PRINTED_CHARACTERS])
+    return printable if len(name) <= _PRINTED_CHARACTERS else f"{printable}..."

@@ -80,7 +80,7 @@ def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: s
     figure, axes = axes_of(6.4, 2.9)
     values = np.concatenate([line.values for line in series])
     for index, line in enumerate(series):
-        x = _kept(line.values)
+        x = _drawn_positions(line.values)
         dash = "-" if index < COLOURS else "--"
         mark = "o" if len(x) <= 40 else ""
         colour = SERIES[index % COLOURS]
@@ -101,7 +101,7 @@ def swatches(count: int) -> list[str]:
 def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Picture:
     """Numbers of keys: a stair without its risers, or points when they are few."""
     figure, axes = axes_of(5.2, 2.5)
-    indices = _kept(values.astype(np.float64))
+    indices = _drawn_positions(values.astype(np.float64))
     few = len(indices) <= MARKED
     axes.plot(at[indices], values[indices], "-", marker="o" if few else "", ms=3, color=SERIES[0])
     axes.set_ylim(0, 1.06 * max(1, int(values.max(initial=0))))
@@ -204,7 +204,7 @@ def _numbers(axes: Any, across: str, up: str) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _kept(values: Float64) -> Int64:
+def _drawn_positions(values: Float64) -> Int64:
     """Positions to draw: all, or of each stretch its least and largest value."""
     if len(values) <= LINE_POINTS:
         return np.arange(len(values))

@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         live, root = self.server.live, f"/{self.server.token}/"
-        if not self._asked_by_us():
+        if not self._from_own_page():
             self._send(404, b"not found\n", "text/plain; charset=utf-8")
         elif hmac.compare_digest(self.path.encode(), root.encode()):
             self._send(200, live.page(), "text/html; charset=utf-8")
@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(404, b"not found\n", "text/plain; charset=utf-8")
 
-    def _asked_by_us(self) -> bool:
+    def _from_own_page(self) -> bool:
         host = f"{LOCAL}:{self.server.server_port}"
         origin = self.headers.get("Origin", f"http://{host}")
         site = self.headers.get("Sec-Fetch-Site", "none")

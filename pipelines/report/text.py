@@ -120,7 +120,7 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
         ("unit", _field(plan["unit"])),
         ("key", ", ".join(_field(f) for f in plan["key"])),
         ("public keys", plan["public_keys"] or "none: keys are selected privately"),
-        ("keys of earlier windows", _known(in_force)),
+        ("keys of earlier windows", _remembered(in_force)),
         ("event time", plan["event_time"]),
     ]
     if plan["query"] is not None:  # its text may hold literals that are somebody's
@@ -148,7 +148,7 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
     return [(name, _plain(value)) for name, value in rows]
 
 
-def _known(plan: Plan) -> str:
+def _remembered(plan: Plan) -> str:
     """What a window knows of what earlier ones have published."""
     if not plan.design.remembers:
         return "not known"

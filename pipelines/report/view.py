@@ -73,7 +73,7 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "drawn_trigger": drawn_window[-1].trigger if drawn_window else None,
         "grows": line.triggers > 1,
         "columns": [_column(report, a) for a in drawn],
-        "trends": _windows_shown(report) > 1,
+        "trends": _window_count(report) > 1,
         "used_up": plan.privacy.contributions if line.period is None else None,
         "undrawn": len(plan.aggregates) > len(drawn),
         "keys_by": _keys_by(report) if drawn_window else [],
@@ -99,7 +99,7 @@ def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
         "warnings": [w for w in figures["warnings"] if w != NOT_SOUND],  # it has a banner
         "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
         "trigger_in_words": duration(line.trigger_every),
-        "periods": _some(figures["periods"]),
+        "periods": _ends(figures["periods"]),
     }
 
 
@@ -109,7 +109,7 @@ def keys_text(report: Report) -> str:
     return f"{'' if keys.exact else 'at least '}{keys.distinct:,}"
 
 
-def _windows_shown(report: Report) -> int:
+def _window_count(report: Report) -> int:
     return int((report.findings.keys[report.findings.complete] > 0).sum())
 
 
@@ -122,7 +122,7 @@ def _table(report: Report) -> dict[str, Any]:
     return {"table": made, "data": embedded(made.data)}
 
 
-def _some(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+def _ends(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """Guarantees of a unit of many periods: the first few and the last."""
     if len(rows) < 2:
         return []
@@ -148,7 +148,7 @@ def _column(report: Report, aggregate: Aggregate) -> dict[str, Any]:
     labels = _labels(report)
     trends = [
         (label, _trend(report, aggregate, key, label, f"c{index}w{key}"))
-        for key, label in enumerate(labels if _windows_shown(report) > 1 else [])
+        for key, label in enumerate(labels if _window_count(report) > 1 else [])
     ]
     growth = [
         (label, _growth(report, aggregate, key, label, f"c{index}k{key}"))

@@ -67,7 +67,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         # Several engines may call theirs the same: no names as keys.
         self._workers: list[_Worker] = []
         self._harnesses: list[Harness] = []
-        self._asked: list[str] = []
+        self._requests: list[str] = []
         self._closed = threading.Event()
 
     @classmethod
@@ -126,12 +126,12 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         """
         name = stop_worker_request.worker_id
         with self._lock:
-            self._asked.append(name)
+            self._requests.append(name)
         try:
             workers = self._hung_up_on(name)
         finally:
             with self._lock:
-                self._asked.remove(name)
+                self._requests.remove(name)
         for worker in workers:
             if isinstance(worker, Harness):
                 worker.hang_up()
@@ -195,7 +195,9 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         while not self._closed.wait(_LOOK):
             with self._lock:
                 # None is started again while it is asked whose end is meant.
-                self._workers = [w for w in self._workers if w.name in self._asked or w.goes_on()]
+                self._workers = [
+                    w for w in self._workers if w.name in self._requests or w.goes_on()
+                ]
 
     def _command(self, request: Any) -> list[str]:
         """What starts a worker: Beam's boot program where one is named, else its harness here."""

@@ -318,7 +318,7 @@ def _dimension(where: str, name: str, part: DimensionSection) -> AnyDimension:
         step = exact(part.step, f"{where}.step")
     if part.type == "budget":
         step = step if part.step is not None else Fraction(1, MICRO)
-        micro = _whole(f"{where}.step", step * MICRO, "millionths")
+        micro = _coordinates(f"{where}.step", step * MICRO, "millionths")
         common |= {"kind": part.kind or "epsilon", "most": part.most, "step": micro}
     if part.grid is not None:
         common["grid"] = _steps(where, exact(part.grid, f"{where}.grid"), step)
@@ -332,7 +332,9 @@ def _dimension(where: str, name: str, part: DimensionSection) -> AnyDimension:
     low, high = exact(part.low or 0, f"{where}.low"), exact(part.high or 0, f"{where}.high")
     if part.type == "integer":
         return Integer(
-            low=_whole(f"{where}.low", low, "1"), high=_whole(f"{where}.high", high, "1"), **common
+            low=_coordinates(f"{where}.low", low, "1"),
+            high=_coordinates(f"{where}.high", high, "1"),
+            **common,
         )
     return Real(low=float(low), high=float(high), step=float(step), **common)
 
@@ -357,7 +359,7 @@ def _text(field: str, value: Any) -> str:
     return value
 
 
-def _whole(field: str, value: Fraction, of: str) -> int:
+def _coordinates(field: str, value: Fraction, of: str) -> int:
     if value.denominator != 1 or value.numerator > limits.MAX_COORDINATES << 22:
         raise UsageError(field, f"must be a whole number of {of}", "round it")
     return value.numerator
@@ -367,7 +369,7 @@ def _steps(where: str, grid: Fraction, step: Fraction) -> int:
     """A cell's width as a number of coordinates."""
     if step <= 0:
         raise UsageError(f"{where}.step", "must be above 0", "use a positive step")
-    return _whole(f"{where}.grid", grid / step, "steps")
+    return _coordinates(f"{where}.grid", grid / step, "steps")
 
 
 def _rules(where: str, section: TableSection) -> Rules:

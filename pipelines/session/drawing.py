@@ -61,7 +61,8 @@ def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
     )
     return (
         f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
-        f"dimensions are: from {sentences.amount(_micro(least))} to {sentences.amount(_micro(most))}"
+        f"dimensions are: from {sentences.amount(_micro(least))} to "
+        f"{sentences.amount(_micro(most))}"
         f"{closed}"
     )
 

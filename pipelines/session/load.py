@@ -213,7 +213,7 @@ class _Change:
         reading = self._first(records_of(self._config, self._files, self._prf), id_table)
         new = list(reading)
         remaining, there = self._without(id_table)
-        parts = self._written(self._known(new, there, id_table))
+        parts = self._written(self._with_ids_in(new, there, id_table))
         return self._committed((*remaining, *parts), sum(p.rows for p in parts))
 
     def delete(self) -> Loaded:
@@ -244,7 +244,9 @@ class _Change:
                 self._refuse(batch.file, batch.rows[~fresh], DUPLICATE_ID)
                 yield batch.filtered(fresh)
 
-    def _known(self, new: Iterable[Records], there: Bool, id_table: IdTable) -> Iterator[Records]:
+    def _with_ids_in(
+        self, new: Iterable[Records], there: Bool, id_table: IdTable
+    ) -> Iterator[Records]:
         """Those whose ids the table had."""
         for batch in new:
             present = there[id_table.find(required(batch.ids, "some.ids is there"))]

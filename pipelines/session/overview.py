@@ -53,7 +53,7 @@ def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
     place = spent.place
     dimension = space.dimensions[place]
     dimension = instance(dimension, Budget)
-    order = np.lexsort((np.arange(len(amounts)), -amounts))[: sentences.SHOWN]
+    order = np.lexsort((np.arange(len(amounts)), -amounts))[: sentences.MOST_LISTED]
     return {
         "most_spent": int(counted.max()) / MICRO,
         "least_spent": int(counted.min()) / MICRO,

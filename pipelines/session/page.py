@@ -127,7 +127,7 @@ def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
             for kind in kinds(open_table.space)
         ],
         "legend": list(zip(charts.swatches(len(drawing.LINES)), drawing.LINES, strict=True)),
-        "lines": [_shown(line) for line in lines[:MOST_LINES]],
+        "lines": [_first_two(line) for line in lines[:MOST_LINES]],
         "more": len(lines) > MOST_LINES,
     }
 
@@ -169,7 +169,7 @@ def _top(spent: Spent, chosen: Chosen) -> int | None:
     return chosen.initial if chosen.initial is None or chosen.initial <= most else None
 
 
-def _shown(line: Line) -> dict[str, Any]:
+def _first_two(line: Line) -> dict[str, Any]:
     return line._asdict() | {"amount": sentences.amount(line.amount) if line.kind else ""}
 
 

@@ -24,7 +24,7 @@ from dpstream.accounting.sessions.aggregates import Aggregate, Question
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVERYTHING = "everything"
 #: Further boxes are only counted.
-SHOWN = 8
+MOST_LISTED = 8
 
 
 def amount(micro: int) -> str:
@@ -112,7 +112,7 @@ def box(space: Space, one: Int64) -> str:
     return " AND ".join(parts) or EVERYTHING
 
 
-def boxes(space: Space, many: Int64, most: int = SHOWN) -> list[str]:
+def boxes(space: Space, many: Int64, most: int = MOST_LISTED) -> list[str]:
     """The first boxes as predicates, and how many more there are."""
     lines = [box(space, one) for one in many[:most]]
     return [*lines, f"... and {len(many) - most:,} more"] if len(many) > most else lines

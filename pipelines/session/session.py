@@ -199,7 +199,9 @@ class Asker:
             SessionRefusedError: points lack budget; ``decision`` says which.
             DpstreamError: it has no meaning.
         """
-        return asking.ask(self.session.open_table, self.request(aggregates, budget, by, kind, **how))
+        return asking.ask(
+            self.session.open_table, self.request(aggregates, budget, by, kind, **how)
+        )
 
     def request(
         self,
@@ -321,7 +323,9 @@ class Subspace(Asker):
     ) -> Planned:
         """What a question would be told now, without charging it."""
         request = self.request((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
-        return self.session.open_table.account.plan(asking.order_of(self.session.open_table, request))
+        return self.session.open_table.account.plan(
+            asking.order_of(self.session.open_table, request)
+        )
 
     def as_pinq(
         self,

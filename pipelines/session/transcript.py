@@ -10,7 +10,7 @@ from dpstream.pipelines.session.receipt import header_of, is_answer
 from dpstream.state.ledger.region_charge import RegionCharge
 
 #: What an entry is.
-ASKED, PENDING, ALLOTTED, DRAWN, CLOSED = "question", "cut off", "allotment", "draw", "closed"
+QUESTION, PENDING, ALLOTTED, DRAWN, CLOSED = "question", "cut off", "allotment", "draw", "closed"
 HANDED = "ticket"
 
 
@@ -59,7 +59,7 @@ def _line(open_table: OpenTable, run_id: str, charge: RegionCharge) -> Line:
     elif header is None:
         what = PENDING if committed is None else HANDED
     else:
-        what = DRAWN if charge.draws_on else ASKED
+        what = DRAWN if charge.draws_on else QUESTION
     return Line(
         at=sentences.instant(charge.at - charge.at % MICRO),
         run_id=run_id,

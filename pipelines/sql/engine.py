@@ -161,7 +161,7 @@ class Engine:
             given = self._given.get(name)
             if given is not None:
                 self._db.register(f"rows of {name}", given)
-                self._db.execute(f"CREATE VIEW {quoted(name)} AS {_shown(table, given)}")
+                self._db.execute(f"CREATE VIEW {quoted(name)} AS {_values_query(table, given)}")
             elif empty or table.kind not in FILES or name in self._given:
                 columns = ", ".join(f"{quoted(c)} {typed(table, c)}" for c in table.columns)
                 self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
@@ -251,7 +251,7 @@ def _coded() -> Iterator[None]:
     raise failure from None
 
 
-def _shown(table: Table, given: pa.Table) -> str:
+def _values_query(table: Table, given: pa.Table) -> str:
     """A SELECT of rows that another engine gave."""
     items = (
         quoted(column)

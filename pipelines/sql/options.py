@@ -31,7 +31,7 @@ from dpstream.pipelines.sql.numbers import integer_literal, number, usable
 #: Rows of a unit in a group, unless given; and the most: each is held in memory.
 DEFAULT_ROWS, MAX_ROWS = 5, 1_000
 MAX_MIN_UNITS = MAX_PAIRS
-_KNOWN = {
+_OPTIONS = {
     "epsilon",
     "delta",
     "max_groups_contributed",
@@ -98,7 +98,7 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     """
     given: dict[str, exp.Expr] = {}
     for option in node.expressions:
-        require(option.name in _KNOWN and option.name not in given, "option-unknown", option)
+        require(option.name in _OPTIONS and option.name not in given, "option-unknown", option)
         given[option.name] = option.expression
     epsilon, delta = number(given.get("epsilon")), number(given.get("delta"))
     at = given.get("epsilon", node)

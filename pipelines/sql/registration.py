@@ -84,7 +84,7 @@ def register(catalog: Catalog) -> Registered:
     notebook = catalog.notebook
     _noted(notebook, set(notes.values()), [])
     for of, columns in keys:
-        if not _kept(catalog.tables[of], columns):
+        if not _still_unique(catalog.tables[of], columns):
             raise PolicyError(
                 f"table {of}",
                 f"has no constraint that keeps its key ({', '.join(columns)}) unique",
@@ -95,7 +95,7 @@ def register(catalog: Catalog) -> Registered:
     if stamps(catalog, names) != before:
         raise RunError("table", "has a file that changed while it was read", "check again")
     _noted(notebook, set(), list(notes.values()))
-    return Registered([_told(catalog, table) for table in catalog.tables.values()], keys)
+    return Registered([_notes(catalog, table) for table in catalog.tables.values()], keys)
 
 
 def require_registered(
@@ -115,7 +115,7 @@ def require_registered(
     notes = set(_read(catalog.notebook))
     for table, columns in keys:
         note = _note(ring, catalog.tables[table], (table, columns), contents[table])
-        if note not in notes or not _kept(catalog.tables[table], columns):
+        if note not in notes or not _still_unique(catalog.tables[table], columns):
             raise PolicyError(
                 f"table {table}",
                 f"has a key ({', '.join(columns)}) that was not checked since its files changed",
@@ -123,7 +123,7 @@ def require_registered(
             )
 
 
-def _kept(table: Table, columns: tuple[str, ...]) -> bool:
+def _still_unique(table: Table, columns: tuple[str, ...]) -> bool:
     """Whether a server still keeps a key unique; files are compared by their contents."""
     return table.kind != "postgresql" or enforces_unique(table, columns)
 
@@ -146,7 +146,7 @@ def _batches(engine: Engine, catalog: Catalog, name: str) -> Iterator[pa.RecordB
     yield from engine.run(f'SELECT {items} FROM "{name}"').to_batches()
 
 
-def _told(catalog: Catalog, table: Table) -> dict[str, Any]:
+def _notes(catalog: Catalog, table: Table) -> dict[str, Any]:
     owner: Any = "public" if table.unit is None else {"unit_column": table.unit}
     if table.via is not None:
         owner = {"unit_via": table.via.table, "on": [list(pair) for pair in table.via.on]}

@@ -113,7 +113,7 @@ class Scope:
         for one, other in equalities(on):
             sides = [(one, other), (other, one)]
             # A column that is the unit or NULL is enough: NULL equals nothing.
-            if any(_known(a, self.partial) and _known(b, partial) for a, b in sides):
+            if any(_unit_columns(a, self.partial) and _unit_columns(b, partial) for a, b in sides):
                 return True
             for a, b in sides:
                 if isinstance(a, exp.Column) and isinstance(b, exp.Column) and b.table == name:
@@ -164,7 +164,7 @@ def _units(name: str, relation: Relation) -> tuple[set[frozenset[Place]], set[Pl
     return {frozenset((place,)) for place in places}, places
 
 
-def _known(node: exp.Expr, partial: set[Place]) -> frozenset[Place]:
+def _unit_columns(node: exp.Expr, partial: set[Place]) -> frozenset[Place]:
     """The columns of an expression that is the unit or NULL; none of any other."""
     parts = [node.this, *node.expressions] if isinstance(node, exp.Coalesce) else [node]
     if not all(isinstance(part, exp.Column) for part in parts):
@@ -174,7 +174,7 @@ def _known(node: exp.Expr, partial: set[Place]) -> frozenset[Place]:
 
 
 def _covered(node: exp.Expr, covers: set[frozenset[Place]], partial: set[Place]) -> bool:
-    places = _known(node, partial)
+    places = _unit_columns(node, partial)
     return any(cover <= places for cover in covers)
 
 

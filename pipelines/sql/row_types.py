@@ -46,12 +46,12 @@ def typed(column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array:
     if kind in _CAST:
         text, ok = identity(column, "string")
         if not ok.any():
-            return _known(*identity(column, _CAST[kind]))
-        return _known(text, ok)
-    return _known(*identity(column, _IDENTITIES[kind]))
+            return _with_nulls(*identity(column, _CAST[kind]))
+        return _with_nulls(text, ok)
+    return _with_nulls(*identity(column, _IDENTITIES[kind]))
 
 
-def _known(column: pa.Array, ok: Bool) -> pa.Array:
+def _with_nulls(column: pa.Array, ok: Bool) -> pa.Array:
     """NULL in the place of fillers."""
     if ok.all():
         return column

@@ -98,10 +98,10 @@ class Spread:
             self._runner,
             lambda pipeline: build(pipeline, task, self._pieces),
             handed_over,
-            self._known,
+            self._expected_errors,
         )
 
-    def _known(self) -> list[DpstreamError]:
+    def _expected_errors(self) -> list[DpstreamError]:
         """What workers may say of files and of memory; less memory is the last of it."""
         tables = self._catalog.tables.values()
         return [*(one for table in tables for one in errors_of(table)), not_run(), too_large()]

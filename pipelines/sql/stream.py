@@ -92,7 +92,7 @@ def stream_job(project: Project, name: str | None, statement: str) -> StreamJob:
     checked_form(statement)
     parsed = statement_of(statement, job_tables.tables, stream_options)
     require(parsed.functions, "no-function")
-    check_row_local(_whole(parsed, []), job_tables.tables)
+    check_row_local(_select_from_private(parsed, []), job_tables.tables)
     check_functions(parsed, statement)
     fits: UsageError | None = None
     for bits in BITS:
@@ -156,7 +156,7 @@ def _readable(project: Project, name: str, section: dict[str, Any]) -> Readable:
     return readable(resolved, unit_field, folder)
 
 
-def _whole(parsed: Statement, items: list[exp.Expr]) -> exp.Select:
+def _select_from_private(parsed: Statement, items: list[exp.Expr]) -> exp.Select:
     """The private relation with a select list."""
     query = parsed.source.copy()
     query.set("expressions", items)
@@ -226,7 +226,7 @@ def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], s
         exp.alias_(_number(node) if name in arguments else node.copy(), names[name], quoted=True)
         for name, node in expressions.items()
     ]
-    return names, _whole(parsed, items).sql(dialect=DpSql, comments=False)
+    return names, _select_from_private(parsed, items).sql(dialect=DpSql, comments=False)
 
 
 def _own(node: exp.Expr, job_tables: Readable) -> str | None:

@@ -124,12 +124,12 @@ class TablesQuestion:
     kind: ChargeKind = "table"
 
     def __init__(self, order: Order, setup: Prepared, archive: Archive) -> None:
-        self._order, self._found, self._archive, self.drawn = order, setup, archive, False
+        self._order, self._setup, self._archive, self.drawn = order, setup, archive, False
 
     @property
     def identity(self) -> Sequence[bytes]:
         """As `ask.question.Question` says."""
-        return identity_of(self._order.inputs, self._found.plan)
+        return identity_of(self._order.inputs, self._setup.plan)
 
     def check(self, keys: KeyRing) -> None:
         """As `ask.question.Question` says: the public files were checked when they were read."""
@@ -139,7 +139,7 @@ class TablesQuestion:
     def decide(self, run_id: str, account: History) -> Decision:
         """As `ask.question.Question` says; where no account is, no cost is needed (an infinite
         budget has none)."""
-        plan = self._found.plan
+        plan = self._setup.plan
         cost = Cost(0.0, 0.0) if self._order.ledger is None else plan.cost()
         return Decision(charge_of(plan, run_id, cost))
 
@@ -149,7 +149,7 @@ class TablesQuestion:
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """As `ask.question.Question` says."""
-        order, setup = self._order, self._found
+        order, setup = self._order, self._setup
         with self._archive.draft() as draft:
             draw = _here if order.runner is None else _spread
             draw(order, setup, keys, charge.run_id, draft)

@@ -125,7 +125,7 @@ class Begin(beam.DoFn):
         yield part, _batch(Pairs(none, none))
 
 
-def _told(letters: int) -> None:
+def _count_letters(letters: int) -> None:
     count("operator_dead_letters", letters)
 
 
@@ -141,7 +141,7 @@ class Count(beam.DoFn):
         piece, setup = msgspec.json.decode(encoded, type=Piece), prepared(self._task.inputs)
         letters = self._task.letters
         folder = None if letters is None else Path(letters)
-        tally = counted(setup, read_one(piece, setup.lookup, folder, _told))
+        tally = counted(setup, read_one(piece, setup.lookup, folder, _count_letters))
         for part in parts_of(setup):
             pairs = pairs_of(setup, tally, part)
             if len(pairs.keys):

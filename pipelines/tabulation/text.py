@@ -77,7 +77,7 @@ def read_blocks(
             if names is None:
                 return
             row = 2
-            for block in _whole_lines(raw, rest):
+            for block in _blocks_of_lines(raw, rest):
                 rows, many = _rows(block, row, names, columns, faults)
                 row += many
                 yield rows
@@ -99,7 +99,7 @@ def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:
     return head.removeprefix(BOM), rest
 
 
-def _whole_lines(raw: BinaryIO, carry: bytes) -> Iterator[bytes]:
+def _blocks_of_lines(raw: BinaryIO, carry: bytes) -> Iterator[bytes]:
     """The rest of a file in blocks that end with a line; the last one gets its line feed."""
     while data := raw.read(BLOCK_BYTES):
         data = carry + data

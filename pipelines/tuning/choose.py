@@ -124,7 +124,7 @@ def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
     place = required(place, "a private tuning has an account")
     with contextlib.closing(open_ledger(place)) as ledger:
         answer = sequence.ask(TuningQuestion(tuning), ledger, ring, tuning.request.how)
-    return _tell(tuning, answer)
+    return _write_job(tuning, answer)
 
 
 def acceptance(tuning: CheckedRequest) -> Acceptance:
@@ -188,7 +188,7 @@ def _receipt(tuning: CheckedRequest, spend: Charge, figures: Figures) -> bytes:
     return encoded(header)
 
 
-def _tell(tuning: CheckedRequest, answer: Answer) -> Outcome:
+def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
     """Write the job of a committed answer."""
     receipt = header_of(answer.receipt, Receipt)
     figures = receipt.figures

@@ -41,7 +41,12 @@ def answers(
 
 def _figures(of: Answers, half_width: float) -> dict[str, pa.Array]:
     wide = half_width * of.sd
-    columns = {"value": of.displayed, "sd": of.sd, "low": of.estimates - wide, "high": of.estimates + wide}
+    columns = {
+        "value": of.displayed,
+        "sd": of.sd,
+        "low": of.estimates - wide,
+        "high": of.estimates + wide,
+    }
     return {name: pa.array(column) for name, column in columns.items()}
 
 

@@ -110,7 +110,7 @@ def chosen(
         check_once(workload, job)
     except DpstreamError:
         return Choice("gaussian")
-    account = _book(job)
+    account = _history(job)
     before = _workloads(account)
     accept = functools.partial(_check, len(before))
     charges = [c for c in before if not fresh or _unanswered(c, account, gaussian)]
@@ -135,7 +135,7 @@ def _workloads(account: History) -> list[Charge]:
     return [charge for charge in account.charges if charge.kind == "workload"]
 
 
-def _book(job: Job) -> History:
+def _history(job: Job) -> History:
     """The account; an empty one where it cannot be read, which the charge refuses with the
     reason."""
     if job.ledger is not None:

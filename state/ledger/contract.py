@@ -174,7 +174,9 @@ class Ledger(abc.ABC):
             PolicyError: the account lacks what the head file has; RunError: it cannot be written.
         """
         if self.head_file is not None:
-            self.head_file.advance(lambda: (self.history(), {run: self.tokens(run) for run in runs}))
+            self.head_file.advance(
+                lambda: (self.history(), {run: self.tokens(run) for run in runs})
+            )
 
     @property
     def id(self) -> str:

@@ -1,7 +1,7 @@
 """An account in memory: its events in order, and what follows from them.
 
-The limit is a part of the account.  Who charges names none: `History.check` reads the limit that the
-last entry about it left, in the transaction that charges.
+The limit is a part of the account.  Who charges names none: `History.check` reads the limit that
+the last entry about it left, in the transaction that charges.
 """
 
 from collections.abc import Callable, Sequence

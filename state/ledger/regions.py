@@ -96,7 +96,7 @@ class RegionAccount:
         balances = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
         self._state = balances or Balances.first(table)
         self._saved = self._state.entries
-        self._book: History | None = None  # the ledger's, by which the state was made
+        self._history: History | None = None  # the ledger's, by which the state was made
         self._refreshed()
         self.save(_EVERY)
 
@@ -273,7 +273,9 @@ class RegionAccount:
             raise migrated()
         new = account.charges[state.entries :]
         held = state.entries <= len(account.charges)
-        if account is not self._book and state.entries:  # read from the start: is it what it was?
+        if (
+            account is not self._history and state.entries
+        ):  # read from the start: is it what it was?
             held = held and ledger.digest_of(state.name) == state.digest
         if not held:
             raise PolicyError(
@@ -284,7 +286,7 @@ class RegionAccount:
         if new:
             digest = ledger.digest_of(new[-1].name)
             self._state = state.after(new, required(digest, "digest is there"))
-        self._book = account
+        self._history = account
         return self._state
 
     def _with_own(self, kind: str, analyst: str) -> Balances:

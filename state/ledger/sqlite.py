@@ -62,7 +62,7 @@ class SqliteLedger(Ledger):
     def __init__(self, path: str | Path, looking: bool = False) -> None:
         self._path = path
         self._checked: _Checked | None = None
-        self._book = History()
+        self._history = History()
         try:
             self._db = looked_at(path) if looking else connect(path)
         except (sqlite3.Error, OSError, UnicodeError) as error:
@@ -77,7 +77,7 @@ class SqliteLedger(Ledger):
     def transaction(self) -> Iterator[None]:
         """See the contract."""
         with self._begun("BEGIN IMMEDIATE"):
-            before, entries = self._checked, len(self._book.digests)
+            before, entries = self._checked, len(self._history.digests)
             try:
                 yield
                 if self._checked is None or before is None:
@@ -88,7 +88,7 @@ class SqliteLedger(Ledger):
             except BaseException:
                 # Interrupted behind the commit, nobody knows what was written: all is read again.
                 self._checked = before if self._db.in_transaction else None
-                self._book.cut(entries)
+                self._history.cut(entries)
                 raise
 
     @contextlib.contextmanager
@@ -124,20 +124,20 @@ class SqliteLedger(Ledger):
         self._checked = None  # until it is known again
         if checked is None or (sums := read_seal(self._db)) == checked.sums:
             new, sums = check_all(self._db)
-            self._book = History()
+            self._history = History()
         else:
             new = self._check_on(checked, sums)
         for line in new:
-            if line.entry.seq != len(self._book.digests) + 1:
+            if line.entry.seq != len(self._history.digests) + 1:
                 raise damaged()
-            self._book.add(line.entry.event, line.entry.digest)
-        if not self._book.digests:
+            self._history.add(line.entry.event, line.entry.digest)
+        if not self._history.digests:
             raise damaged()
         self._checked = _Checked(change, sums)
 
     def _check_on(self, checked: _Checked, sums: Sums) -> list[Line]:
         """Check the entries from the last checked one on, and the tables that changed."""
-        last, digest = len(self._book.digests), self._book.digests[-1]
+        last, digest = len(self._history.digests), self._history.digests[-1]
         row = self._db.execute("SELECT digest FROM entries WHERE seq = ?", (last,)).fetchone()
         if row != (digest,):
             raise damaged()
@@ -158,16 +158,16 @@ class SqliteLedger(Ledger):
     def history(self) -> History:
         """See the contract."""
         with self._looking():
-            return self._book
+            return self._history
 
     def append(self, event: Event) -> None:
         """See the contract."""
         if not self._db.in_transaction:
             raise InvariantError("only in a transaction")
-        seq, text = len(self._book.digests) + 1, text_of(event)
-        digest = chained(self._book.digests[-1], text)
+        seq, text = len(self._history.digests) + 1, text_of(event)
+        digest = chained(self._history.digests[-1], text)
         self._insert("entries", (seq, name_of(event), text, digest))
-        self._book.add(event_of(text), digest)  # as it is written
+        self._history.add(event_of(text), digest)  # as it is written
 
     def tokens(self, run_id: str) -> dict[str, str | None]:
         """See the contract."""

@@ -225,7 +225,7 @@ def _add_entries(rows: Replica, database: Database, snapshot: Any) -> None:
         rows.add_entry(*row)
 
 
-def _some(database: Database, table: str, runs: Sequence[str] | None, snapshot: Any) -> Any:
+def _rows_of(database: Database, table: str, runs: Sequence[str] | None, snapshot: Any) -> Any:
     """Rows of some runs, or all of them (``None``)."""
     if runs is not None and not runs:
         return ()
@@ -237,7 +237,7 @@ def _put_tokens(
     rows: Replica, database: Database, runs: Sequence[str] | None, snapshot: Any
 ) -> None:
     by_run: dict[str, dict[str, str | None]] = {run: {} for run in runs or ()}
-    for run_id, token, previous in _some(database, TOKENS, runs, snapshot):
+    for run_id, token, previous in _rows_of(database, TOKENS, runs, snapshot):
         by_run.setdefault(run_id, {})[token] = previous
     for run_id, tokens in by_run.items():
         rows.put_tokens(run_id, tokens)
@@ -259,13 +259,13 @@ def answers_of(
         PolicyError: pieces of a blob are missing.
     """
     blobs = dict[str, dict[str, list[bytes]]]()
-    for run_id, kind, piece, data in _some(database, BLOBS, runs, snapshot):
+    for run_id, kind, piece, data in _rows_of(database, BLOBS, runs, snapshot):
         mine = blobs.setdefault(run_id, {}).setdefault(kind, [])
         with _readable():
             mine.append(b64decode(data))
         if piece != len(mine) - 1:
             raise damaged()
-    rows = _some(database, REQUESTS, runs, snapshot)
+    rows = _rows_of(database, REQUESTS, runs, snapshot)
     for run_id, request, digest, view_digest, number in rows:
         mine_all = {kind: b"".join(parts) for kind, parts in blobs.pop(run_id, {}).items()}
         grant = mine_all.pop(GRANT, None)

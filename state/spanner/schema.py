@@ -241,7 +241,7 @@ def read_identity(database: Database) -> tuple[RunIdentity, int]:
     if "identity" not in meta:
         raise UsageError("store", "holds no run yet", "run `dpstream state init`")
     with reading():
-        return _whole(meta), int(meta["generation"])
+        return _identity_of(meta), int(meta["generation"])
 
 
 def _pieces(identity: RunIdentity) -> list[tuple[str, str]]:
@@ -252,7 +252,7 @@ def _pieces(identity: RunIdentity) -> list[tuple[str, str]]:
     return [("identity", text[:CELL_CHARACTERS]), *more]
 
 
-def _whole(meta: dict[str, str]) -> RunIdentity:
+def _identity_of(meta: dict[str, str]) -> RunIdentity:
     text = meta["identity"]
     while len(text) % CELL_CHARACTERS == 0 and f"identity.{len(text)}" in meta:
         text += meta[f"identity.{len(text)}"]

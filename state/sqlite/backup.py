@@ -51,11 +51,11 @@ def backup_file(
                 source.execute("BEGIN")
                 source.execute("SELECT count(*) FROM meta").fetchone()
 
-                def tell(_: int, left: int, total: int) -> None:
+                def report_pages(_: int, left: int, total: int) -> None:
                     if progress is not None:
                         progress(total - left, total)
 
-                source.backup(target, pages=_PAGES, progress=tell)
+                source.backup(target, pages=_PAGES, progress=report_pages)
                 target.execute("PRAGMA journal_mode = DELETE")
             finally:
                 target.close()

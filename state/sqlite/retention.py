@@ -157,7 +157,7 @@ class SqliteRetention(RetentionStore):
         stays[admitted.unit[remaining]] = True
         moved = not stays.all()
         place = np.cumsum(stays) - 1
-        unit_shard = _some_units(units, stays) if moved else units
+        unit_shard = _units_at(units, stays) if moved else units
         left = arrow.moved(admitted.at(remaining), place)
         (last,) = next(self._read("SELECT max(rowid) FROM admissions"))
         for piece in arrow.unit_blobs(unit_shard, left, all_units=True):
@@ -427,7 +427,7 @@ class SqliteRetention(RetentionStore):
             raise failed(error) from None
 
 
-def _some_units(units: UnitShard, stays: Bool) -> UnitShard:
+def _units_at(units: UnitShard, stays: Bool) -> UnitShard:
     """The units that stay, with new slots."""
     shard = UnitShard()
     slots = shard.intern(units.table.ids[stays])

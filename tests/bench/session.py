@@ -276,7 +276,9 @@ def batches(project: Path, queries: int, held: bool) -> dict[str, Any]:
             answer = base.grid({"x": edges, "y": edges}, BUDGET, (figure,), fresh=True)
             query_count += answer.table.num_rows
         took = time.perf_counter() - begin
-        most = session.open_table.account.spent("epsilon").most_in(session.open_table.space.everything)
+        most = session.open_table.account.spent("epsilon").most_in(
+            session.open_table.space.everything
+        )
     return {"seconds": took, "queries": query_count, "most": most}
 
 

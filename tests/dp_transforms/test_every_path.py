@@ -105,7 +105,7 @@ def refund() -> Iterator[None]:
         for slot in np.unique(unit).tolist():
             entries = []
             for window, key in log[shard, slot]:
-                gone = decided and keys._known(window, key, decided)[0]
+                gone = decided and keys._published(window, key, decided)[0]
                 counts[slot] -= (1 << 16) if gone else 0
                 entries += [] if gone else [(window, key)]
             log[shard, slot] = entries

@@ -123,7 +123,7 @@ class _Solver:
     """Bases for what they are fitted to; each is solved once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, float], _Solution] = {}
+        self._solutions: dict[tuple[object, float], _Solution] = {}
 
     def best(
         self, factors: list[Factor], rest: Float64, along: Float64, bits: int, before: _Solution
@@ -159,11 +159,11 @@ class _Solver:
         return min(tried, key=lambda t: tried[t])
 
     def _solved(self, kind: _Kind, t: float, coarse: _Kind | None = None) -> _Solution:
-        if (kind.name, t) in self._known:
-            return self._known[kind.name, t]
+        if (kind.name, t) in self._solutions:
+            return self._solutions[kind.name, t]
         near = [
             (abs(math.log(other / t)), solution)
-            for (name, other), solution in self._known.items()
+            for (name, other), solution in self._solutions.items()
             if name == kind.name
         ]
         start, most = None, _POINTS
@@ -175,7 +175,7 @@ class _Solver:
         solved = optimum(_workload(kind, t), _TOLERANCE, most, start)
         matrix = instance(solved.strategy.gram, Blocks).dense()
         solution = _Solution(fitted(matrix, kind.bits), solved.certificate[0])
-        self._known[kind.name, t] = solution
+        self._solutions[kind.name, t] = solution
         return solution
 
 

@@ -242,11 +242,11 @@ class Residual(Tables):
         return math.fsum(self.y * self.dims) * _UP
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[int, ...], float]:
+    def _scales(self) -> dict[tuple[int, ...], float]:
         return dict(zip(self.keys, self.y.tolist(), strict=True))
 
     def _inverse(self, spaces: Spaces, masses: Float64) -> Float64:
-        weights = np.array([self._known.get(key, 0.0) for key in spaces.keys])
+        weights = np.array([self._scales.get(key, 0.0) for key in spaces.keys])
         return np.where(masses > 0, 1 / np.maximum(weights, 1e-300), 0.0)
 
     @override
@@ -254,7 +254,7 @@ class Residual(Tables):
         spaces = spaces_of(workload)
         masses = spaces.traces(workload.weights)
         if any(
-            m > 0 and key not in self._known for m, key in zip(masses, spaces.keys, strict=True)
+            m > 0 and key not in self._scales for m, key in zip(masses, spaces.keys, strict=True)
         ):
             return math.inf
         return float(masses @ self._inverse(spaces, masses))
@@ -283,7 +283,7 @@ class Residual(Tables):
                 each = [f.parts[int(k in subset)] / f.size for k, f in enumerate(product.factors)]
                 mass = kron(each)
                 if mass.any():
-                    variances += mass / self._known.get(
+                    variances += mass / self._scales.get(
                         tuple(product.axes[k] for k in subset), 1e-300
                     )
         return variances

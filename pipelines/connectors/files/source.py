@@ -37,8 +37,8 @@ from dpstream.pipelines.connectors.files.texts import csv_header, csv_positions,
 from dpstream.pipelines.connectors.inputs import (
     DEAD_LETTER,
     Backpressure,
-    Found,
     Input,
+    ReadRows,
     positioned,
     reading,
     refusal,
@@ -125,7 +125,7 @@ def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
             yield from read_text(text, plain(raw, codec or None), columns)
 
 
-def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
+def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
     """Batches with positions and dead letters of pieces (`ReadFiles` without Beam).
 
     Raises:
@@ -136,7 +136,7 @@ def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Itera
         yield from _alone(group[0], columns, batch_rows)
         return
     if kind == "parquet":
-        dead = list[Found]()
+        dead = list[ReadRows]()
         yield from _many_parquet(group, columns, batch_rows, dead)
         yield from dead
         return
@@ -158,12 +158,12 @@ def batches(job: Job) -> Iterator[pa.RecordBatch]:
             yield part
 
 
-def _all_of(job: Job) -> Iterator[Found]:
+def _all_of(job: Job) -> Iterator[ReadRows]:
     for group in groups(job):
         yield from read_group(group, job.columns, job.performance.batch_rows)
 
 
-def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[Found]:
+def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
     try:
         for part in read_piece(piece, columns):
             if isinstance(part, Refused):
@@ -175,7 +175,7 @@ def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[
 
 
 def _many_parquet(
-    group: Group, columns: tuple[str, ...], batch_rows: int, dead: list[Found]
+    group: Group, columns: tuple[str, ...], batch_rows: int, dead: list[ReadRows]
 ) -> Iterator[pa.RecordBatch]:
     """Batches; refused positions are put into ``dead``."""
 
@@ -260,7 +260,7 @@ class FilesInput(Input):
         return ReadFiles(self.job)
 
     @override
-    def scan(self) -> Iterator[Found]:
+    def scan(self) -> Iterator[ReadRows]:
         return _all_of(self.job)
 
     @override

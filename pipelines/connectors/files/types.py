@@ -74,7 +74,7 @@ def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
             if not role.fits(kind):
                 raise UsageError(
                     role.field,
-                    f"column '{role.column}' is {_words(kind)} in file {file.partition} of the"
+                    f"column '{role.column}' is {_type_name(kind)} in file {file.partition} of the"
                     f" source, and {role.need}",
                     role.fix(kind),
                 )
@@ -223,7 +223,7 @@ def _declared(kind: pa.DataType) -> str | None:
     return "bytes" if _is_bytes(kind) else None
 
 
-def _words(kind: pa.DataType) -> str:
+def _type_name(kind: pa.DataType) -> str:
     """A type's name; of nested ones no more than what they are."""
     return (
         "a struct" if _types.is_struct(kind) else "nested" if _types.is_nested(kind) else str(kind)

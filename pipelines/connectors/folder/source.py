@@ -45,8 +45,8 @@ from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
     DEAD_LETTER,
     Backpressure,
-    Found,
     Input,
+    ReadRows,
     positioned,
     reading,
     refusal,
@@ -85,7 +85,7 @@ class FolderInput(Input):
         return ReadFolder(self.job, begin, backpressure)
 
     @override
-    def scan(self) -> Iterator[Found]:
+    def scan(self) -> Iterator[ReadRows]:
         """All files that are closed by now."""
         self._check()
         (watch, files), rows = _readers(self.job, 0), self.job.performance.batch_rows

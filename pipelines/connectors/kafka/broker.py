@@ -181,7 +181,7 @@ def check_topic(config: dict[str, str], topic: str) -> None:
             "has message.timestamp.type=CreateTime, so that producers choose the stamps",
             f"{alter} message.timestamp.type=LogAppendTime",
         )
-    if "compact" in _words(config.get("cleanup.policy", "")):
+    if "compact" in _properties_of(config.get("cleanup.policy", "")):
         raise UsageError(
             "table.topic",
             "has cleanup.policy=compact, so that a message removes earlier ones with its key",
@@ -189,5 +189,5 @@ def check_topic(config: dict[str, str], topic: str) -> None:
         )
 
 
-def _words(text: str) -> Iterable[str]:
+def _properties_of(text: str) -> Iterable[str]:
     return map(str.strip, text.split(","))

@@ -170,7 +170,7 @@ class Reader:
                 messages += good
                 size += sum(map(len, good))
                 self._position = good[-1].offset() + 1
-            if self._told(errors):
+            if self._handle_errors(errors):
                 return self._lost(messages)
             if not messages or not left:
                 break
@@ -178,7 +178,7 @@ class Reader:
             self._heard, self._denied = time.monotonic(), None
         return FetchedMessages(messages, self._position)
 
-    def _told(self, errors: list[Any]) -> bool:
+    def _handle_errors(self, errors: list[Any]) -> bool:
         """Heed what is not a message; whether the position is not in the log."""
         lost = False
         for message in errors:

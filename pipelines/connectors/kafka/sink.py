@@ -74,15 +74,15 @@ class KafkaSink(ReadableSink):
         check_options("sink", options, FIXED)
         self._topic, self._line = KafkaTopic(servers, topic, options), line
         self._partitions: int | None = None
-        self._register = PublishedTopic(self._topic)
+        self._topic_state = PublishedTopic(self._topic)
         self._loose: dict[Name, dict[str, bytes]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_partitions": None, "_register": None, "_loose": None}
+        return {**self.__dict__, "_partitions": None, "_topic_state": None, "_loose": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._register = PublishedTopic(self._topic)
+        self._topic_state = PublishedTopic(self._topic)
 
     @property
     @override
@@ -104,23 +104,23 @@ class KafkaSink(ReadableSink):
 
     @override
     def manifests(self) -> list[RunManifest | None]:
-        return self._known().manifests
+        return self._followed().manifests
 
     @override
     def put_manifest(self, manifest: RunManifest) -> None:
         self._refuse_taken(manifest)
-        if manifest not in self._register.manifests:
+        if manifest not in self._topic_state.manifests:
             self._topic.send([(manifest_name(manifest), msgspec.json.encode(manifest), 0)])
             self._refuse_taken(manifest)  # of two that came at once the broker knows the first
 
     @override
     def published(self) -> Iterator[PublishedRelease]:
-        for name, digest in sorted(self._known().seals.items()):
+        for name, digest in sorted(self._followed().seals.items()):
             yield PublishedRelease(*name, digest)
 
     @override
     def unsealed(self) -> Iterator[Name]:
-        self._known(self._patience())
+        self._followed(self._patience())
         self._loose = self._unsealed_rows()
         yield from sorted(self._loose)
 
@@ -131,13 +131,13 @@ class KafkaSink(ReadableSink):
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
         name = name_of_release(batch)
-        if name not in self._register.seals:
-            self._known()
-        return self._register.seals.get(name) == messages_of(batch).seal.digest
+        if name not in self._topic_state.seals:
+            self._followed()
+        return self._topic_state.seals.get(name) == messages_of(batch).seal.digest
 
     @override
     def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
-        sealed = self._known(self._patience()).seals
+        sealed = self._followed(self._patience()).seals
         releases = [messages_of(batch) for batch in batches]
         for release in releases:
             self._refuse_changed(release, only_compare)
@@ -148,25 +148,25 @@ class KafkaSink(ReadableSink):
             # Only now, that every row is acknowledged.
             self._topic.send([(seal_key(r.name), msgspec.json.encode(r.seal), 0) for r in new])
             # A fork that wrote meanwhile has left its seals beside these.
-            sealed = self._known(self._patience()).seals
+            sealed = self._followed(self._patience()).seals
         return [release.name for release in releases if release.name in sealed]
 
     @override
     def close(self) -> None:
         self._topic.close()
         self._loose = self._partitions = None
-        self._register = PublishedTopic(self._topic)
+        self._topic_state = PublishedTopic(self._topic)
 
-    def _known(self, seconds: float = LOOK_SECONDS) -> PublishedTopic:
+    def _followed(self, seconds: float = LOOK_SECONDS) -> PublishedTopic:
         """Manifests and seals as they are now."""
-        self._register.follow(seconds)
-        return self._register
+        self._topic_state.follow(seconds)
+        return self._topic_state
 
     def _patience(self) -> float:
         return patience(self._topic.options)
 
     def _refuse_taken(self, mine: RunManifest) -> None:
-        if self._known().owner not in (None, mine.run_id):
+        if self._followed().owner not in (None, mine.run_id):
             raise PolicyError(
                 self.field,
                 "was taken by another run meanwhile",
@@ -176,7 +176,7 @@ class KafkaSink(ReadableSink):
     def _refuse_changed(self, release: ReleaseMessages, restoring: bool) -> None:
         """A published value never changes; a restored store is also held against the rows of a
         release that was cut off before its seal."""
-        sealed = self._register.seals.get(release.name)
+        sealed = self._topic_state.seals.get(release.name)
         same = sealed in (None, release.seal.digest)
         if restoring and sealed is None:
             if self._loose is None:
@@ -200,7 +200,7 @@ class KafkaSink(ReadableSink):
     def _unsealed_rows(self) -> dict[Name, dict[str, bytes]]:
         """Rows of releases without a seal: release -> name -> digest of the row, which is empty
         if the row has come with several values."""
-        sealed, unsealed = self._register.seals, dict[Name, dict[str, bytes]]()
+        sealed, unsealed = self._topic_state.seals, dict[Name, dict[str, bytes]]()
         for key, value in self._topic.read(range(self._count()), self._patience()):
             if not is_row(key):
                 continue

@@ -41,8 +41,8 @@ from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
     DEAD_LETTER,
     Backpressure,
-    Found,
     Input,
+    ReadRows,
     positioned,
     reading,
     refusal,
@@ -102,20 +102,24 @@ class KafkaInput(Input):
     def identity(self) -> list[bytes]:
         """Cluster and topic by their own ids: a topic made again is another input."""
         connect(self.kafka.admin(), "table")
-        check_topic(self._asked(self.kafka.config), self.kafka.topic)
-        return [b"kafka", self._asked(self.kafka.cluster_id).encode(), self._topic_id().encode()]
+        check_topic(self._answer_of(self.kafka.config), self.kafka.topic)
+        return [
+            b"kafka",
+            self._answer_of(self.kafka.cluster_id).encode(),
+            self._topic_id().encode(),
+        ]
 
     @override
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
         return ReadKafka(self.job, self.kafka, self._topic_id(), begin, backpressure)
 
     @override
-    def scan(self) -> Iterator[Found]:
+    def scan(self) -> Iterator[ReadRows]:
         """Every partition up to its end; consumers of no group, so no offset is committed."""
         self.identity()  # the topic is there, and as it must be
         columns, rows = self.job.columns, self.job.performance.batch_rows
         objects = Objects(self.job.data_columns)
-        for partition in range(self._asked(self.kafka.described)[1]):
+        for partition in range(self._answer_of(self.kafka.described)[1]):
             with contextlib.closing(Reader(self.kafka, partition)) as reader:
                 for taken in _to_the_end(reader, rows):
                     for part in parts(PartitionMessages.of(taken.messages), objects, columns):
@@ -125,9 +129,9 @@ class KafkaInput(Input):
                             yield from positioned(part, partition, rows)
 
     def _topic_id(self) -> str:
-        return str(self._asked(self.kafka.described)[0])
+        return str(self._answer_of(self.kafka.described)[0])
 
-    def _asked(self, ask: Any) -> Any:
+    def _answer_of(self, ask: Any) -> Any:
         try:
             return ask()
         except KafkaException as error:
@@ -333,7 +337,10 @@ class _ReadTopic(_ReadPartition):
                     progress = _with(progress, number, taken.position - 1, stands(estimator).micros)
             tracker.try_claim(progress)
             if progress.parts:
-                advance(watermark, min(progress.silent_until, *(reached for _, reached in progress.parts)))
+                advance(
+                    watermark,
+                    min(progress.silent_until, *(reached for _, reached in progress.parts)),
+                )
             if self._rows == before:
                 give_back(tracker, IDLE_SECONDS)
                 return

@@ -188,13 +188,13 @@ class KafkaTopic:
         consumer.assign(places)
         left = {place.partition for place in places}
         while left:
-            for message in self._some(consumer, seconds):
+            for message in self._next_batch(consumer, seconds):
                 if message.error() is None:
                     yield message
                 else:  # nothing but the end comes this far
                     left.discard(message.partition())
 
-    def _some(self, consumer: Any, seconds: float) -> list[Any]:
+    def _next_batch(self, consumer: Any, seconds: float) -> list[Any]:
         """The next messages and ends of partitions; the client reconnects by itself meanwhile."""
         at_end = library().KafkaError._PARTITION_EOF
         end = time.monotonic() + seconds
@@ -243,13 +243,13 @@ class KafkaTopic:
             )
         untaken: list[Any] = []
 
-        def told(error: Any, _: Any) -> None:
+        def note_error(error: Any, _: Any) -> None:
             if error is not None:
                 untaken.append(error)
 
         try:
             for key, value, partition in messages:
-                self._queue(key, value, partition, told)
+                self._queue(key, value, partition, note_error)
             # Each message ends by itself, by an acknowledgement or by its own deadline.
             while self._producer.flush(1.0):
                 pass

@@ -56,7 +56,7 @@ def described(subscription: str) -> Subscription:
             "table.subscription", "is no full name", "write projects/PROJECT/subscriptions/NAME"
         )
     reach(client().transport.grpc_channel, "table.subscription", "Pub/Sub")
-    description = _asked(
+    description = _answer_of(
         lambda: client().get_subscription(subscription=subscription, **_patience())
     )
     if (
@@ -89,7 +89,7 @@ def seek(subscription: str, begin: int) -> None:
     """
     at = datetime.fromtimestamp(begin / 1_000_000, UTC)
     request = {"subscription": subscription, "time": at}
-    _asked(lambda: client().seek(request=request, **_patience()))
+    _answer_of(lambda: client().seek(request=request, **_patience()))
 
 
 def acknowledge(subscription: str, ack_ids: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ def _unusable(rule: str, fix: str) -> UsageError:
     return UsageError("table.subscription", rule, fix)
 
 
-def _asked(ask: Any) -> Any:
+def _answer_of(ask: Any) -> Any:
     """An answer of the service; its errors' texts never leave."""
     refused: DpstreamError
     try:

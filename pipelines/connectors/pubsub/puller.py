@@ -40,7 +40,7 @@ class Ages:
     """
 
     def __init__(self, now: float, hold: float = 0.0) -> None:
-        self._begun, self._quiet_since, self._known = now, now, False
+        self._begun, self._quiet_since, self._settled = now, now, False
         self._hold_until = now + hold
         self._ages: deque[tuple[float, int]] = deque()
 
@@ -62,7 +62,7 @@ class Ages:
     def failed(self, now: float) -> None:
         """A pull failed: nothing is known until another one has waited."""
         self._quiet_since = self._begun = now
-        self._known = False
+        self._settled = False
 
     def age(self, now: float) -> int | None:
         """Messages to come are at most so old (micros); ``None``: not known."""
@@ -70,12 +70,12 @@ class Ages:
             return None
         if now - self._quiet_since >= QUIET_SECONDS:
             self._ages.clear()
-            self._known = True
+            self._settled = True
             return 0
         while self._ages and now - self._ages[0][0] > HORIZON_SECONDS:
             self._ages.popleft()
-        self._known = self._known or now - self._begun > HORIZON_SECONDS
-        return (self._ages[0][1] if self._ages else 0) if self._known else None
+        self._settled = self._settled or now - self._begun > HORIZON_SECONDS
+        return (self._ages[0][1] if self._ages else 0) if self._settled else None
 
 
 class PulledMessages(NamedTuple):

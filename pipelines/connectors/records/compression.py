@@ -222,7 +222,7 @@ def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, which: str) -
         )
     if codec is not None:
         status = os.fstat(raw.fileno())
-        if not _whole_file(path, codec, status.st_size, status.st_mtime_ns):
+        if not _is_complete_file(path, codec, status.st_size, status.st_mtime_ns):
             if a_row:
                 return None
             raise UsageError(
@@ -250,7 +250,7 @@ def refuse_packed_parquet(path: str, field: str, which: str) -> None:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _whole_file(path: str, codec: str, size: int, changed: int) -> bool:
+def _is_complete_file(path: str, codec: str, size: int, changed: int) -> bool:
     """``is_complete`` of a file on disk, once for as long as it does not change."""
     with open(path, "rb") as raw:
         return is_complete(raw, codec)

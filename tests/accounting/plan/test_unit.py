@@ -54,7 +54,10 @@ def test_the_text_is_canonical_and_has_a_version() -> None:
     )
     for unit in (ALL, month, per(7, 3, "ä\n", 'a"b')):
         assert UnitIdentity.read(unit.text) == unit
-    assert month.description == "user (string), per 30 days of time, counted from 15 days into 1970 (UTC)"
+    assert (
+        month.description
+        == "user (string), per 30 days of time, counted from 15 days into 1970 (UTC)"
+    )
     assert ALL.description == "user (string), all records"
 
 

@@ -118,7 +118,7 @@ def test_shards_that_come_later_or_again_get_the_same() -> None:
         alone[t] = MixedNoise(stream_of("dense", 12), mixing).at(t).tolist()
     for trigger in order:
         assert noise.at(trigger).tolist() == alone[trigger]
-    assert len(noise._found) <= 3 and len(noise._heads) <= 4
+    assert len(noise._mixed) <= 3 and len(noise._heads) <= 4
     for trigger in (12, 9, 6, 3, 2, 1, 12, 4):
         assert noise.at(trigger).tolist() == alone[trigger]
     assert len(noise._heads) == 4

@@ -155,7 +155,9 @@ def test_the_law_of_the_noise(ring: KeyRing) -> None:
         question = Question(kind=kind, amount=900_000, aggregates=aggregates, cells=cells)
         none = nothing(cells.count, question.needs(wide, wide.everything))
         noisy = measured(wide, question, wide.everything, none, ring, RUN, INPUTS)
-        for measures, [noise] in zip(calibrated(wide, question, wide.everything), noisy, strict=True):
+        for measures, [noise] in zip(
+            calibrated(wide, question, wide.everything), noisy, strict=True
+        ):
             [part] = measures.each[0].noises
             law = LAWS[part.law]
             assert shape_p(noise, masses(law, part.scale)) > LEAST_P

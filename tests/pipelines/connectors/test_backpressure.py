@@ -91,7 +91,7 @@ def test_a_source_far_ahead_waits_until_releases_follow(run: Run) -> None:
     assert not backpressure.holds(LINE.start, 1)
     assert backpressure.holds(far, 1 << 40)
     step_through(run, 6)
-    backpressure._asked -= 2 * ASK_SECONDS
+    backpressure._checked_at -= 2 * ASK_SECONDS
     assert not backpressure.holds(far, 1 << 40)
 
 

@@ -107,5 +107,8 @@ def test_a_page_holds_so_many_numbers() -> None:
     keys = gathered(many(), many(), ["k"], "n", SCHEMA, most_rows(4))
     assert keys.ranked.num_rows == 1000 and keys.values == 100_000
     assert (
-        keys.rows.num_rows == 1000 + 99 * keys.complete <= most_rows(4) < 1000 + 99 * (keys.complete + 1)
+        keys.rows.num_rows
+        == 1000 + 99 * keys.complete
+        <= most_rows(4)
+        < 1000 + 99 * (keys.complete + 1)
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.series import Series
-from dpstream.pipelines.report.view import _scatter, _some, meaning, over_time
+from dpstream.pipelines.report.view import _ends, _scatter, meaning, over_time
 
 
 def test_what_columns_mean(make_job: Callable[..., Job]) -> None:
@@ -18,8 +18,8 @@ def test_what_columns_mean(make_job: Callable[..., Job]) -> None:
 
 def test_guarantees_of_many_periods_are_the_first_and_the_last() -> None:
     rows = [{"periods": float(n)} for n in range(9)]
-    assert _some(rows[:1]) == [] and _some(rows[:5]) == rows[:5]
-    assert _some(rows) == [*rows[:4], rows[8]]
+    assert _ends(rows[:1]) == [] and _ends(rows[:5]) == rows[:5]
+    assert _ends(rows) == [*rows[:4], rows[8]]
 
 
 def test_a_scatter_says_its_numbers() -> None:

@@ -37,7 +37,7 @@ def test_what_starts_a_worker_names_its_engine() -> None:
 def test_an_end_of_nobody_is_answered_at_once() -> None:
     pool = LoopbackPool(use_process=True)
     pool.StopWorker(SimpleNamespace(worker_id="1-1"), None)
-    assert pool._asked == []
+    assert pool._requests == []
 
 
 def test_the_port_must_be_named() -> None:

@@ -168,7 +168,9 @@ def transcript(folder: Path, records: str) -> list[Any]:
                 answer = session.where(where).count(amount, **how)
                 entries.append((answer.charged, answer.header.where, answer.sd))
             except PolicyError as error:
-                entries.append((str(error), session.open_table.account.spent("epsilon").amounts.tolist()))
+                entries.append(
+                    (str(error), session.open_table.account.spent("epsilon").amounts.tolist())
+                )
         for _, charge in session.open_table.account.history():
             entries.append((charge.budget, charge.amount, charge.charged, charge.reads))
         plan = session.where("a < 3").plan(0.5)

@@ -25,13 +25,17 @@ def test_what_is_left(tmp_path: Path) -> None:
         assert summary["quotas"] == {
             "epsilon": {"analyst": "alice", "quota": 1.5, "most_charged": 0.75}
         }
-        part_summary = overview(session.open_table, session.where("a = 0 AND epsilon >= 1").selection)
+        part_summary = overview(
+            session.open_table, session.where("a = 0 AND epsilon >= 1").selection
+        )
         assert part_summary["budgets"]["epsilon"]["least_spent"] == 0.5
         close_before(session.open_table, "b", 3)
         part = overview(session.open_table, session.table.selection)["budgets"]["epsilon"]
         assert part["most_spent"] == 0.75 and part["closed_boxes"] == 1
         assert part["rows"][0] == {"where": "b < 3", "spent": None}
-        closed = overview(session.open_table, session.where("b = 0").selection)["budgets"]["epsilon"]
+        closed = overview(session.open_table, session.where("b = 0").selection)["budgets"][
+            "epsilon"
+        ]
         assert closed["most_spent"] == 0 and closed["closed_boxes"] == 1
         with pytest.raises(UsageError, match="true nowhere"):
             overview(session.open_table, session.where("a < 0").selection)

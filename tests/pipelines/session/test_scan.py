@@ -182,7 +182,11 @@ def test_everything_is_one_scan(
 def test_boxes_that_are_none_of_the_space(opened: tuple[Scan, Config, np.ndarray]) -> None:
     scan, config, _ = opened
     space = config.table.space
-    for wrong in (space.everything + 1, np.concatenate([space.everything] * 2), space.everything[:, :3]):
+    for wrong in (
+        space.everything + 1,
+        np.concatenate([space.everything] * 2),
+        space.everything[:, :3],
+    ):
         with pytest.raises(UsageError, match="boxes"):
             scan.totals(wrong, Cells(), NOTHING)
 

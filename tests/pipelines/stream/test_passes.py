@@ -45,7 +45,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files whose rows were read, as they are."""
     names, real = list[str](), sources.read_group
 
-    def spy(group: sources.Group, *rest: object) -> Iterator[sources.Found]:
+    def spy(group: sources.Group, *rest: object) -> Iterator[sources.ReadRows]:
         names.extend(os.path.basename(piece[2]) for piece in group)
         return real(group, *rest)  # type: ignore[arg-type]
 

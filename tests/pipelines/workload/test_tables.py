@@ -45,7 +45,8 @@ WORKLOAD = asked(
 def test_without_noise_tables_are_exact() -> None:
     [answers] = estimate().answers(WORKLOAD)
     assert (
-        np.allclose(answers.estimates, values(WORKLOAD, X.ravel())) and answers.displayed is answers.estimates
+        np.allclose(answers.estimates, values(WORKLOAD, X.ravel()))
+        and answers.displayed is answers.estimates
     )
 
 

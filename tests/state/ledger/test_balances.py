@@ -97,7 +97,12 @@ def test_entries_of_others(change: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "boxes", [MODEL.space.everything[:, :2], MODEL.space.everything + 1, np.repeat(MODEL.space.everything, 2, 0)]
+    "boxes",
+    [
+        MODEL.space.everything[:, :2],
+        MODEL.space.everything + 1,
+        np.repeat(MODEL.space.everything, 2, 0),
+    ],
 )
 def test_entries_that_do_not_fit(boxes: Any) -> None:
     for budget, amount in (("epsilon", 1), ("closed", 0)):

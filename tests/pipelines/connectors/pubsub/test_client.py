@@ -5,7 +5,12 @@ from google.api_core import exceptions
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.pipelines.connectors.pubsub import client as module
-from dpstream.pipelines.connectors.pubsub.client import ACK_MESSAGES, _asked, acknowledge, described
+from dpstream.pipelines.connectors.pubsub.client import (
+    ACK_MESSAGES,
+    _answer_of,
+    acknowledge,
+    described,
+)
 
 
 @pytest.mark.parametrize("name", ["s", "projects/p/topics/t", "projects/p/subscriptions/s/x"])
@@ -26,10 +31,10 @@ def test_errors_by_their_class(raised: Exception, kind: type[DpstreamError], wor
         raise raised
 
     with pytest.raises(kind) as error:
-        _asked(ask)
+        _answer_of(ask)
     assert words in str(error.value) and "SECRET" not in str(error.value)
     assert error.value.__context__ is None and error.value.__cause__ is None
-    assert _asked(lambda: 3) == 3
+    assert _answer_of(lambda: 3) == 3
 
 
 def test_acknowledgements_go_in_parts_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
