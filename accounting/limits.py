@@ -40,7 +40,7 @@ MAX_SKIPPING_WINDOWS = 11
 #: clock stops at each of a window's tests, for a second or two where an engine's waits are that
 #: long (Flink 1.19), and must not fall behind for ever.
 LEAST_SKIPPING_SLIDE = 30 * MICROS_PER_SECOND
-#: m: values of one unit in a histogram that a clamp is chosen from; each multiplies the noise.
+#: m: values of one unit in a histogram that bounds are chosen from; each multiplies the noise.
 MAX_VALUES_PER_UNIT = 64
 #: Noise sd of one node in grid units: the sampler's table has about 27 sd entries.
 MAX_SIGMA = 60_000.0

@@ -90,7 +90,7 @@ class DPStream(beam.PTransform):
         source: what tells this input from others (a name, a version, a digest); needed to go on
             with a store that exists, because equal node names must mean equal data.
         account: the ledger that a run which is begun here is charged in
-            (``pipelines.account.LedgerAccount``); without it nobody counts what is spent.
+            (``dpstream.account``); without it nobody counts what is spent.
         public: canonical public keys (``ingest.records.canonical_public_keys``), for a run that is
             begun here and a plan that has some.
         once: refuse bounded input in which a position is there twice (`dp_transforms.positions`):

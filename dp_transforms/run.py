@@ -85,7 +85,7 @@ class Run(NamedTuple):
 
 
 class Account(Protocol):
-    """Where a run is charged, before it draws; see ``pipelines.account.LedgerAccount``."""
+    """Where a run is charged, before it draws; see ``pipelines.frames.account``."""
 
     def check(self, plan: Plan) -> None:
         """Refuse now what ``charge`` would refuse; writes no entry."""

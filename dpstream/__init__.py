@@ -2,13 +2,15 @@
 
     import dpstream
 
-    job = dpstream.load_job("dpstream.toml", "daily")
-    run, _ = dpstream.begin(job)  # charged in the job's ledger
-    out = records | dpstream.DPStream(job.plan, run)
+    shop = dpstream.project("dpstream.toml")
+    shop.run("daily")  # a stream, charged in its data set's account
+    answer = shop.sql("SELECT ...")
+    figures = dpstream.count(visits, unit="user", key="page", epsilon=1.0, account=shop.account())
+    releases = records | dpstream.DPStream(shop.job("daily"))  # in a pipeline of yours
 
-The rest is below ``dpstream.accounting`` (mathematics), ``dpstream.state`` (stores and the
-ledger), ``dpstream.dp_transforms`` (the flow) and ``dpstream.pipelines`` (jobs, sources, sinks and
-the command).  Names are loaded when they are asked for, so that ``import dpstream`` costs nothing.
+The rest is below ``dpstream.accounting`` (mathematics), ``dpstream.state`` (stores and accounts),
+``dpstream.dp_transforms`` (the flow) and ``dpstream.pipelines`` (jobs, sources, sinks, commands).
+Names are loaded when they are asked for, so that ``import dpstream`` costs nothing.
 """
 
 import importlib
@@ -23,14 +25,15 @@ if TYPE_CHECKING:
     from dpstream.dp_transforms.flow import Output, run_in_memory
     from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.dp_transforms.run import Performance, Run, begin_run
-    from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.connectors.files.source import ReadFiles
+    from dpstream.pipelines.frames.account import DataSetAccount, account
     from dpstream.pipelines.frames.memory import ReadTable
     from dpstream.pipelines.frames.numbered import Rows
     from dpstream.pipelines.frames.one_shot import count, histogram, keys, mean, plan, sum
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
+    from dpstream.pipelines.frames.project_file import ProjectFile, project
     from dpstream.pipelines.frames.stream import DPStream
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.session.session import Session
@@ -43,17 +46,17 @@ _HOMES = {
     "Aggregate": "accounting.plan.fields",
     "DPStream": "pipelines.frames.stream",
     "DPStreamRows": "pipelines.beam_yaml",
+    "DataSetAccount": "pipelines.frames.account",
     "DpstreamError": "accounting.errors",
     "Field": "accounting.plan.fields",
     "Job": "pipelines.jobs.job",
-    "SecretSource": "dp_transforms.run",
-    "LedgerAccount": "pipelines.account",
     "Output": "dp_transforms.flow",
     "Performance": "dp_transforms.run",
     "Plan": "accounting.plan.plan",
     "PolicyError": "accounting.errors",
     "Privacy": "accounting.plan.privacy",
     "PrivateTable": "pipelines.frames.private",
+    "ProjectFile": "pipelines.frames.project_file",
     "QuestionPlan": "pipelines.frames.plan",
     "ReadFiles": "pipelines.connectors.files.source",
     "ReadTable": "pipelines.frames.memory",
@@ -61,9 +64,11 @@ _HOMES = {
     "Rows": "pipelines.frames.numbered",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
+    "SecretSource": "dp_transforms.noise.secret_source",
     "Session": "pipelines.session.session",
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
+    "account": "pipelines.frames.account",
     "begin": "pipelines.stream.begin",
     "begin_run": "dp_transforms.run",
     "connect": "pipelines.sql.dbapi",
@@ -73,6 +78,7 @@ _HOMES = {
     "load_job": "pipelines.jobs.job",
     "mean": "pipelines.frames.one_shot",
     "plan": "pipelines.frames.one_shot",
+    "project": "pipelines.frames.project_file",
     "run_in_memory": "dp_transforms.flow",
     "run_job": "pipelines.stream.run",
     "sum": "pipelines.frames.one_shot",
@@ -82,16 +88,17 @@ __all__ = [
     "Aggregate",
     "DPStream",
     "DPStreamRows",
+    "DataSetAccount",
     "DpstreamError",
     "Field",
     "Job",
-    "LedgerAccount",
     "Output",
     "Performance",
     "Plan",
     "PolicyError",
     "Privacy",
     "PrivateTable",
+    "ProjectFile",
     "QuestionPlan",
     "ReadFiles",
     "ReadTable",
@@ -103,6 +110,7 @@ __all__ = [
     "Session",
     "Timeline",
     "UsageError",
+    "account",
     "begin",
     "begin_run",
     "connect",
@@ -112,6 +120,7 @@ __all__ = [
     "load_job",
     "mean",
     "plan",
+    "project",
     "run_in_memory",
     "run_job",
     "sum",

@@ -94,14 +94,14 @@ def own(aggregate: Aggregate, prefixes: Prefixes) -> tuple[ValueStream, Prefix]:
 
 
 def takes_no_column(aggregate: Aggregate, where: str) -> None:
-    """Refuse a column or a clamp of a kind that counts.
+    """Refuse a column or bounds of a kind that counts.
 
     Raises:
         UsageError: there is one.
     """
     if aggregate.column is not None or aggregate.bounds is not None:
         raise UsageError(
-            where, f"kind '{aggregate.kind}' takes no column and no clamp", "remove them"
+            where, f"kind '{aggregate.kind}' takes no column and no bounds", "remove them"
         )
 
 
@@ -125,16 +125,16 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
     if aggregate.bounds[0] > aggregate.bounds[1]:
         low, high = aggregate.bounds[1], aggregate.bounds[0]
         raise UsageError(
-            f"{where}.clamp",
+            f"{where}.bounds",
             "is reversed, the lower bound comes first",
             f"write bounds = [{low:g}, {high:g}]",
         )
     lo, hi = aggregate.grid_bounds()
     if lo > hi or lo == hi == 0:
         raise UsageError(
-            f"{where}.clamp",
+            f"{where}.bounds",
             "must be [low, high] with a multiple of the grid other than 0 inside",
-            "widen the clamp or choose a finer grid",
+            "widen the bounds or choose a finer grid",
         )
     if max(abs(lo), abs(hi)) > limits.MAX_GRID_VALUE:
         raise UsageError(

@@ -51,7 +51,7 @@ _SLACK = 1e-15
 
 
 def derived_sums(aggregates: Sequence[Aggregate]) -> tuple[DerivedSum, ...]:
-    """Sums that stand beside a mean of the same column, clamp and grid, in the job's order."""
+    """Sums that stand beside a mean of the same column, bounds and grid, in the job's order."""
     means = {_measured(a): a for a in reversed(aggregates) if a.kind == "mean"}
     sums = []
     for a in aggregates:

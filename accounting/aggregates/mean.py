@@ -9,7 +9,7 @@ S / N would be off by a factor E[n / N] = 1 + (c/n)^2 + 3 (c/n)^4 + ... of the m
 from the middle, and by anything at all where N is near 0; with N / (N^2 + c^2) in the place of
 1 / N that factor is 1 - 2 (c/n)^4 + ..., and the quotient is never more than |S| / (2 c).  So
 nothing needs to be clipped.  Clipping moves the expected value away from the nearer bound, by .4 sd
-where the true mean stands on it.  A published mean may therefore lie outside of the clamp, by noise
+where the true mean stands on it.  A published mean may therefore lie outside of the bounds, by noise
 alone, as a count may be below 0.  Where the count is no more than its noise the mean is drawn to
 the middle: little is known there, which the sd says, as it is not drawn.
 """
@@ -76,14 +76,14 @@ def quotient(
     count: Float64,
     sd: tuple[Float64 | float, Float64 | float],
 ) -> tuple[Float64, Float64]:
-    """Mean and its sd, without the bias of a quotient or of a clamp; see the module.
+    """Mean and its sd, without the bias of a quotient or of bounds; see the module.
 
     Args:
         middle: grid value that was subtracted from each record.
         total, count: noisy prefixes; ``sd``: their sds, in grid units, one for all or one for each.
 
     Returns:
-        Means, also outside of the clamp, NaN where the noisy count is below 1, and their sds
+        Means, also outside of the bounds, NaN where the noisy count is below 1, and their sds
         (first-order error of the quotient).
     """
     defined = count >= 1
@@ -103,7 +103,7 @@ def ratio(
     count: Float64,
     sd: tuple[Float64 | float, Float64 | float],
 ) -> tuple[Float64, Float64]:
-    """The quotient held to its clamp, and its sd (first-order error): of answers that are given
+    """The quotient held to its bounds, and its sd (first-order error): of answers that are given
     once.
 
     Args:
@@ -111,7 +111,7 @@ def ratio(
         total, count: noisy prefixes; ``sd``: their sds, in grid units, one for all or one for each.
 
     Returns:
-        Means within the clamp, NaN where the noisy count is below 1, and their sds.
+        Means within the bounds, NaN where the noisy count is below 1, and their sds.
     """
     lo, hi = aggregate.grid_bounds()
     defined = count >= 1

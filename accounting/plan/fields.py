@@ -51,7 +51,7 @@ class ValueStream(msgspec.Struct, frozen=True):
     Attributes:
         name: ``count`` or the name of the aggregate it was made for.
         column: input column, ``None`` for the constant 1 of a count.
-        lo, hi: clamp in grid units; ``mid`` is subtracted after clamping.
+        lo, hi: bounds in grid units; ``mid`` is subtracted after clamping.
         sensitivity: L = the most one record adds, in grid units.
         grid: size of a grid unit.
         share: weight of this stream in the value budget.

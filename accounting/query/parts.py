@@ -17,7 +17,7 @@ A square lies in [0, h^2] and is taken from its own middle, centre = floor(h^2 /
 Its partial is then absent and adds 0 to every part: not the bound that is nearest to 0, and
 neither (0 - middle) nor (0 - centre).  A partial of bounds (lo, hi) per group is therefore 0 or in
 [lo, hi], and the range that stage 2 holds it within is [min(lo, 0), max(hi, 0)]: 0 is in the range
-of every part, so that no clamp can turn an absent partial into a value.  Stage 1, which knows what
+of every part, so that no bounds can turn an absent partial into a value.  Stage 1, which knows what
 is absent, clamps the others to [lo, hi].
 
 **Sensitivity.**  One unit more or less changes the sums of a part in at most n <= kappa groups, in

@@ -20,7 +20,7 @@ nothing to a sum, an average or a tree.  So it moves
 
 A record that changes is one removed and one added, each at a point of its own, which pay each.
 A narrower range of the column has less noise: restricting the query to where values matter is how
-outliers are handled, never a clamp that nobody sees.
+outliers are handled, never bounds that nobody sees.
 """
 
 from collections.abc import Sequence

@@ -37,7 +37,7 @@ from dpstream.accounting.tuning.weighing import (
 #: Where no bound can be run no rule weighs any: the middle is as good, and is refused with its C.
 _NO_RULE = 0.5
 
-#: (low, high) in grid units of each aggregate whose clamp is chosen.
+#: (low, high) in grid units of each aggregate whose bounds are chosen.
 Clamps = tuple[tuple[str, int, int], ...]
 How = Literal["private", "proxy", "public", "data"]
 
@@ -147,7 +147,7 @@ class Tuned(msgspec.Struct, frozen=True):
 
     Attributes:
         how: ``private`` (charged), ``proxy`` (other data) or ``public``.
-        bounds: aggregates whose clamp was chosen with C.
+        bounds: aggregates whose bounds were chosen with C.
         first: the part of the stream that was read, as text.
         run_id, epsilon, delta, mu: of a private tuning.
     """

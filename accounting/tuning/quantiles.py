@@ -46,7 +46,7 @@ def cover_cell(of: Histogram, estimate: Float64, cover: float) -> int:
 def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
     """(low, high) candidates that at most ``tail`` of the values lie beyond, at each end.
 
-    Cells are labelled by their edge away from 0, so a low clamp above 0 and a high clamp below
+    Cells are labelled by their edge away from 0, so a low bound above 0 and a high bound below
     0 take the candidate nearer to 0.
     """
     edges, last = of.candidates, of.cells - 1
@@ -57,6 +57,6 @@ def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
         low, high = high, low
     low = low if edges[low] <= 0 else max(low - 1, 0)
     high = high if edges[high] >= 0 else min(high + 1, last)
-    if edges[low] == edges[high] == 0:  # a clamp needs a multiple of the grid other than 0
+    if edges[low] == edges[high] == 0:  # bounds need a multiple of the grid other than 0
         high, low = (high + 1, low) if high < last else (high, low - 1)
     return edges[low], edges[high]

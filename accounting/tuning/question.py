@@ -54,7 +54,7 @@ class Histogram(msgspec.Struct, frozen=True):
     """One noisy histogram; all public.
 
     Attributes:
-        name: ``CONTRIBUTIONS`` or the aggregate whose clamp is chosen.
+        name: ``CONTRIBUTIONS`` or the aggregate whose bounds are chosen.
         candidates: increasing upper edges of the cells (pairs, or grid units of a value).
         cells: number of cells; one more than candidates where the last takes all beyond.
         targets: quantiles that are read.
@@ -190,7 +190,7 @@ def histogram(
 
 
 class TunedColumn(msgspec.Struct, frozen=True):
-    """A clamp to choose: aggregate ``name`` with declared range [lo, hi] in grid units."""
+    """Bounds to choose: aggregate ``name`` with declared range [lo, hi] in grid units."""
 
     name: str
     lo: int
@@ -207,7 +207,7 @@ class Question(msgspec.Struct, frozen=True):
         cover: share of all pairs that C must keep.
         max_contributions: largest C.
         scale: pairs in the whole horizon over pairs in the first hours, as a fraction in text.
-        tail: share of values that may lie beyond each clamp.
+        tail: share of values that may lie beyond each bound.
         values_per_unit: m.
         columns: clamps to choose.
         key_records: of a key for which noise is weighed against what C cuts (``weighing``), where

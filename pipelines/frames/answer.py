@@ -17,13 +17,12 @@ from dpstream.accounting.query.bounds import Settled, not_estimated
 from dpstream.accounting.query.grids import regridded
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
-from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.receipt import answered_now, encoded
 from dpstream.pipelines.ask.sequence import ask_uncharged
-from dpstream.pipelines.frames.account import account_of
+from dpstream.pipelines.frames.account import DataSetAccount, checked_account
 from dpstream.pipelines.frames.private import PrivateTable, private_table
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
@@ -35,7 +34,7 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.noise.secret_source import SecretSource
+    pass
 
 
 class TableQuestion(NamedTuple):
@@ -82,33 +81,31 @@ class TableQuestion(NamedTuple):
 def ask(
     question: Question,
     columns: Mapping[str, pa.ChunkedArray],
-    account: LedgerAccount | None,
-    secret: "str | SecretSource | None",
+    account: DataSetAccount | None,
     how: Asking,
 ) -> PrivateTable:
     """The private answer of a question.
 
     Args:
         account: the data set's; ``None``: charged nowhere.
-        secret: where the secret is; needed with an account.
         how: whether it is asked anew, and of which state of the data.
 
     Raises:
-        DpstreamError: beyond the limit, or no secret can be had.
+        DpstreamError: beyond the limit, or the secret cannot be read.
     """
-    place = account_of(account, secret, how)
-    if place is None:
+    account = checked_account(account, how)
+    if account is None:
         receipt = ask_uncharged(TableQuestion(question, columns))
         return private_table(question, decoded(Answer("", receipt, "", False), False), None)
-    ledger, source = place
-    table_question = TableQuestion(question, columns, ledger.unit)
+    place, source = account.place, account.secret
+    table_question = TableQuestion(question, columns, place.unit)
     with (
         source.ring() as ring,
-        contextlib.closing(open_ledger(ledger)) as opened,
+        contextlib.closing(open_ledger(place)) as opened,
     ):
         answer = sequence.ask(table_question, opened, ring, how)
     insecure = source.insecure_test_secret is not None
-    return private_table(question, decoded(answer, insecure), ledger.data_set)
+    return private_table(question, decoded(answer, insecure), place.data_set)
 
 
 def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> bytes:

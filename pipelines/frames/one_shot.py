@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from dpstream.accounting.query.families import Optimise
     from dpstream.accounting.query.plan import Mechanism
-    from dpstream.dp_transforms.noise.secret_source import SecretSource
-    from dpstream.pipelines.account import LedgerAccount
     from dpstream.pipelines.ask.question import Asking
+    from dpstream.pipelines.frames.account import DataSetAccount
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
     from dpstream.pipelines.frames.question import Arguments, Figure
@@ -50,8 +49,7 @@ def histogram(
     public_keys: Any = None,
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
-    account: "LedgerAccount | None" = None,
-    secret: "str | SecretSource | None" = None,
+    account: "DataSetAccount | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -74,9 +72,9 @@ def histogram(
         optimise: how ``"auto"`` compares: ``"answer"``, this answer alone (the default without an
             account), or ``"limit"``, at an equal share of what is left of the account's limit (the
             default with one), because Gaussian charges cost less together.
-        account: the account that the answer is charged in; ``None``: nobody counts what is spent.
-        secret: where the secret is (``file:PATH``, ``env:NAME``, ``gcp:...``); needed with an
-            account, which tells by it that a question was asked before.
+        account: the account that the answer is charged in, with the data set's secret
+            (``dpstream.project().account()`` or ``dpstream.account(...)``); ``None``: nobody counts
+            what is spent.
         fresh: ask anew, at a new charge, what was answered before.
         as_of: a public label of the state of the data, e.g. a date: the same question with another
             label is another question, with a charge of its own.
@@ -103,8 +101,7 @@ def keys(
     max_keys: int | None = None,
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
-    account: "LedgerAccount | None" = None,
-    secret: "str | SecretSource | None" = None,
+    account: "DataSetAccount | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -141,8 +138,7 @@ def count(
     public_keys: Any = None,
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
-    account: "LedgerAccount | None" = None,
-    secret: "str | SecretSource | None" = None,
+    account: "DataSetAccount | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -178,8 +174,7 @@ def sum(
     public_keys: Any = None,
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
-    account: "LedgerAccount | None" = None,
-    secret: "str | SecretSource | None" = None,
+    account: "DataSetAccount | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -220,8 +215,7 @@ def mean(
     public_keys: Any = None,
     mechanism: "Mechanism" = "auto",
     optimise: "Optimise | None" = None,
-    account: "LedgerAccount | None" = None,
-    secret: "str | SecretSource | None" = None,
+    account: "DataSetAccount | None" = None,
     fresh: bool = False,
     as_of: str = "",
     allow_large_delta: bool = False,
@@ -282,8 +276,8 @@ def plan(
     given = inspect.signature(function).bind(data, **arguments)
     given.apply_defaults()
     call = given.arguments
-    place = call["account"], call["secret"]
-    return planned(data, _arguments(kind, call), *place, _how(call), call["allow_large_delta"])
+    request, account = _arguments(kind, call), call["account"]
+    return planned(data, request, account, _how(call), call["allow_large_delta"])
 
 
 _FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
@@ -328,4 +322,4 @@ def _ask(kind: "Figure", call: Mapping[str, Any]) -> "PrivateTable":
     check_delta(plan.delta, call["allow_large_delta"], switch="allow_large_delta=True")
     for weakness in weaknesses(plan.epsilon, plan.delta):
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)  # whoever called `count`, ...
-    return ask(question, columns, call["account"], call["secret"], _how(call))
+    return ask(question, columns, call["account"], _how(call))

@@ -15,15 +15,13 @@ from dpstream.accounting.query.outlook import Outlook, outlook
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import Asking
-from dpstream.pipelines.frames.account import Account, account_of
+from dpstream.pipelines.frames.account import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Arguments, Question, question_of
 from dpstream.pipelines.frames.table import without_rows
 from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, of_requests
 from dpstream.state.ledger.open import read_history
 
 if TYPE_CHECKING:
-    from dpstream.dp_transforms.noise.secret_source import SecretSource
-    from dpstream.pipelines.account import LedgerAccount
     from dpstream.state.ledger.charges import Charge
 
 #: Of a charge that is never made.
@@ -118,8 +116,7 @@ class QuestionPlan(NamedTuple):
 def planned(
     data: Any,
     request: Arguments,
-    account: "LedgerAccount | None",
-    secret: "str | SecretSource | None",
+    account: DataSetAccount | None,
     how: Asking,
     allow_large_delta: bool,
 ) -> QuestionPlan:
@@ -130,18 +127,18 @@ def planned(
         return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
     plan, limit = question.gridded.plan, None
     charge = question.charge(_NO_RUN, question.identity(None))
-    acceptance, place = Acceptance(None, (charge.epsilon, charge.delta), None, None), None
+    acceptance = Acceptance(None, (charge.epsilon, charge.delta), None, None)
     try:
         check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
-        place = account_of(account, secret, how)
-        if place is not None:
-            limit = _limit(place)
+        account = checked_account(account, how)
+        if account is not None:
+            limit = _limit(account)
             question = question.taking(question.families.taken(limit))
-            charge = question.charge(_NO_RUN, question.identity(place.ledger.unit))
-            acceptance = _acceptance(question, charge, place, how)
+            charge = question.charge(_NO_RUN, question.identity(account.place.unit))
+            acceptance = _acceptance(question, charge, account, how)
             if acceptance.cost is None and acceptance.run_id is not None:  # charged before
                 charge = required(
-                    read_history(place.ledger).find(acceptance.run_id), "it is charged"
+                    read_history(account.place).find(acceptance.run_id), "it is charged"
                 )
                 question = question.taking(question.families.of(charge.mu))
     except DpstreamError as error:
@@ -155,7 +152,7 @@ def planned(
     return QuestionPlan(
         acceptance,
         cost,
-        None if place is None else _left(acceptance, charge, place),
+        None if account is None else _left(acceptance, charge, account),
         columns,
         thresholds,
         [*weaknesses(plan.epsilon, plan.delta), *acceptance.warnings],
@@ -163,15 +160,17 @@ def planned(
     )
 
 
-def _limit(place: Account) -> Limit | None:
+def _limit(account: DataSetAccount) -> Limit | None:
     """The account's limit; ``None`` where the account cannot be read, which `_acceptance` says."""
     try:
-        return limit_of(read_history(place.ledger))
+        return limit_of(read_history(account.place))
     except DpstreamError:
         return None
 
 
-def _acceptance(question: Question, charge: "Charge", place: Account, how: Asking) -> Acceptance:
+def _acceptance(
+    question: Question, charge: "Charge", account: DataSetAccount, how: Asking
+) -> Acceptance:
     """Whether the account would take the question.
 
     Raises:
@@ -179,14 +178,16 @@ def _acceptance(question: Question, charge: "Charge", place: Account, how: Askin
     """
     from dpstream.pipelines.ask.sequence import request_of
 
-    with place.secret.ring() as keys:
+    with account.secret.ring() as keys:
         request = request_of(question.kind, question.request, keys, how.as_of)
-    return of_requests(place.ledger, [Request(charge, lambda: request)], how.fresh)
+    return of_requests(account.place, [Request(charge, lambda: request)], how.fresh)
 
 
-def _left(acceptance: Acceptance, charge: "Charge", place: Account) -> dict[str, float] | None:
+def _left(
+    acceptance: Acceptance, charge: "Charge", account: DataSetAccount
+) -> dict[str, float] | None:
     if acceptance.refusal is not None:
         return None
-    account = read_history(place.ledger)
+    history = read_history(account.place)
     more = [] if acceptance.cost is None else [charge]
-    return left_of([*account.charges, *more], account.persons_limit())
+    return left_of([*history.charges, *more], history.persons_limit())

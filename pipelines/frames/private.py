@@ -17,7 +17,7 @@ _PRINTED_ROWS = 10
 _ASKED_BEFORE = "today's rows were not read: ask with fresh=True, or name their state by as_of."
 _NOT_CHARGED = (
     "Charged to no account: whoever asks again spends epsilon again, and only you add it up "
-    "(account=dpstream.LedgerAccount(...) does)."
+    "(account=dpstream.project().account() does)."
 )
 _INSECURE = "NOT PRIVATE: drawn with a fixed test secret, which whoever knows it subtracts."
 

@@ -306,7 +306,7 @@ def _optimise(request: Arguments) -> Optimise:
         raise UsageError(
             "optimise",
             "compares errors at a share of an account's limit, and no account is given",
-            "leave it out, write optimise='answer', or give account=dpstream.LedgerAccount(...)",
+            "leave it out, write optimise='answer', or give account=dpstream.project().account()",
         )
     return optimise
 

@@ -49,7 +49,7 @@ class DPStream(flow.DPStream):
             ``ReadTable`` tell it themselves.
         secret, store, shards, account: of a plan whose run is begun here: a reference to the
             secret (``file:PATH``, ``env:NAME``, ``gcp:...``); the store's URL and its shards;
-            the account that the run is charged in (``LedgerAccount``), without which nobody counts
+            the account that the run is charged in (`frames.account`), without which nobody counts
             what is spent.
         clock: announces trigger times (`dp_transforms.beam.clock`).
 

@@ -141,7 +141,7 @@ def _differences(job: "Job", tuning: "ChoiceSection", receipt: Receipt) -> list[
     return [
         ("contributions", not _chosen_bounds(plan, receipt)),
         *(
-            (f"aggregate.{name}.clamp", bounds.get(name) != (low, high))
+            (f"aggregate.{name}.bounds", bounds.get(name) != (low, high))
             for name, low, high in receipt.figures.bounds
         ),
         ("choice.bounds", set(tuning.bounds) != {name for name, _, _ in receipt.figures.bounds}),

@@ -128,7 +128,6 @@ def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:
     numbered = re.match(r"aggregate\[(\d+)\]", field)
     if numbered and int(numbered[1]) < len(job.aggregate):
         field = f"aggregate.{list(job.aggregate)[int(numbered[1])]}{field[numbered.end() :]}"
-    field = re.sub(r"^(aggregate\.[^.]+)\.clamp$", r"\1.bounds", field)
     first = re.split(r"[.\[]", field)[0]
     if first in _SECTIONS:
         section, own = _SECTIONS[first]

@@ -1,7 +1,7 @@
 """Pictures of released values over time, with the noise of each.
 
 The bands and bars are +-1.96 sd of the noise.  They are cut at what the column can be (a mean's
-clamp, 0 of a count), so that a key with much noise does not flatten the picture; values never are.
+bound, 0 of a count), so that a key with much noise does not flatten the picture; values never are.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Series(NamedTuple):
 
 
 def bounds_of(aggregate: Aggregate) -> Bounds:
-    """A mean lies within its clamp, a count is at least 0, a sum has the sign of its clamp."""
+    """A mean lies within its bounds, a count is at least 0, a sum has the sign of its bounds."""
     if aggregate.bounds is None:
         return Bounds(0.0)
     low, high = aggregate.bounds

@@ -1,7 +1,7 @@
 """Begin a run: store, run id, charge and manifest, in the order that is the guarantee.
 
 Whoever runs a job calls `begin`; whoever has a plan and no job gives `DPStream` or `begin_run` a
-`account.LedgerAccount`, which charges by the same functions.
+`frames.account`, which charges by the same functions.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ from tests.bench.common import child_seconds, emit, machine
 
 IMPORT = """
 import sys, dpstream
-dpstream.histogram, dpstream.count, dpstream.sum, dpstream.mean, dpstream.LedgerAccount
+dpstream.histogram, dpstream.count, dpstream.sum, dpstream.mean, dpstream.account
 from dpstream.pipelines.frames import answer, question
 print(*(n for n in ("apache_beam", "pandas", "polars", "duckdb", "sqlglot") if n in sys.modules))
 """
@@ -104,8 +104,9 @@ def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         timings[name]["times_exact"] = timings[name]["histogram"] / baseline
     new_secret(folder / "noise.secret")
     place = accounts.create(folder / "ledger.db", "bench", (100.0, 1e-6))
-    account = dpstream.LedgerAccount(place.path, "bench", id=place.id)
-    paid: dict[str, Any] = {**both, "account": account, "secret": f"file:{folder / 'noise.secret'}"}
+    secret = f"file:{folder / 'noise.secret'}"
+    account = dpstream.account(place.path, "bench", id=place.id, secret=secret)
+    paid: dict[str, Any] = {**both, "account": account}
     timings["charged_histogram"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
     timings["asked_again"] = seconds(lambda: dpstream.histogram(arrow, **paid), 1)[0]
     loaded = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True)

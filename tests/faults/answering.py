@@ -51,7 +51,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 def digest(estimate: Any) -> str:
     """Names what was drawn."""
-    parts = [estimate.cells] if isinstance(estimate, Estimate) else estimate.found
+    parts = [estimate.cells] if isinstance(estimate, Estimate) else estimate.measured
     return hashlib.sha256(b"".join(np.ascontiguousarray(p).tobytes() for p in parts)).hexdigest()
 
 

@@ -90,9 +90,9 @@ def _rows(case: str, *args: Any) -> str:
 def of_frames(folder: Path, _: Sequence[str]) -> Cases:
     """Functions on a table, charged in an account."""
     place = accounts.create(folder / "ledger.db", "visits", (100.0, 1e-5), type_="int")
-    account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
+    account = dpstream.account(place.path, "visits", id=place.id, secret=SecretSource(None, KEY))
     of: dict[str, Any] = {
-        "unit": "user", "epsilon": 4.0, "account": account, "secret": SecretSource(None, KEY),
+        "unit": "user", "epsilon": 4.0, "account": account,
     }  # fmt: skip
     by_page, given = {"key": "page"}, {"max_keys": 3, "max_rows": 2}
     geometric = {"max_keys": 2, "mechanism": "geometric"}

@@ -17,7 +17,6 @@ from google.cloud.spanner import KeySet
 
 import dpstream
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.pipelines.account import LedgerAccount
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.runners.bounded import Runner
@@ -133,7 +132,7 @@ def test_an_account_that_is_not_made(tmp_path: Path) -> None:
 def test_urls_that_name_no_ledger(tmp_path: Path, path: str) -> None:
     for attempt in (
         lambda: load_job(charged_job(tmp_path / "job", path, made=False)),
-        lambda: LedgerAccount(path, "visits", id=accounts.ID),
+        lambda: dpstream.account(path, "visits", id=accounts.ID),
     ):
         with pytest.raises(UsageError, match=r"account\.path") as caught:
             attempt()
@@ -255,8 +254,9 @@ def by_a_function(url: str, *options: str) -> Said:
     try:
         answer = dpstream.count(
             pa.csv.read_csv("in.csv", convert_options=read), unit="user", key="page",
-            epsilon=5.0, max_keys=4, max_rows=5, secret="file:noise.secret",
-            account=LedgerAccount(url, "d", id=accounts.ID), fresh="--fresh" in options,
+            epsilon=5.0, max_keys=4, max_rows=5,
+            account=dpstream.account(url, "d", id=accounts.ID, secret="file:noise.secret"),
+            fresh="--fresh" in options,
             as_of="May" if "May" in options else "",
         )  # fmt: skip
     except DpstreamError as error:

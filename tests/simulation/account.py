@@ -178,10 +178,10 @@ def act(path: str, step: str, number: int) -> dict[str, Any]:
 
 
 def _seen(ledger: Any, register: Any) -> dict[str, Any]:
-    charges = [charge.run_id for charge in ledger.book().charges]
+    charges = [charge.run_id for charge in ledger.history().charges]
     answers = {run_id: register.read(run_id) for run_id in charges}
     receipts = {run_id: a.receipt.hex() for run_id, a in answers.items() if a is not None}
-    limit = str(Fraction(ledger.book().persons_limit()[0]))
+    limit = str(Fraction(ledger.history().persons_limit()[0]))
     return {"charges": charges, "limit": limit, "receipts": receipts}
 
 

@@ -154,7 +154,7 @@ def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, An
             return plain, lambda: _scaled(folding, per_cell, None, evaluation)
         error = 0.0
         for part, orbits, (roots, vectors) in zip(
-            parts, folding.orbits, evaluation.kept, strict=True
+            parts, folding.orbits, evaluation.solution, strict=True
         ):
             inner = np.sqrt(norms[orbits] * per_cell[orbits])
             half = vectors * np.maximum(roots, 1e-150) ** -0.5

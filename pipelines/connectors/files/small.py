@@ -117,7 +117,7 @@ def _join(held: list[tuple[int, Rows]]) -> Located:
 def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Batches of at most ``batch_rows`` rows with the positions of their runs as metadata."""
     if not isinstance(rows.result, pa.RecordBatch):
-        raise InvariantError("isinstance(rows.found, pa.RecordBatch)")
+        raise InvariantError("isinstance(rows.result, pa.RecordBatch)")
     for start in range(0, rows.result.num_rows, batch_rows):
         partition = rows.partition[start : start + batch_rows]
         offset = rows.offset[start : start + batch_rows]

@@ -82,4 +82,4 @@ def test_exactly_it_is_the_quotient_and_nothing_where_there_are_no_records() -> 
 def test_it_needs_bounds() -> None:
     with pytest.raises(UsageError) as caught:
         Mean().check(Aggregate("level", "mean", "x", (2.0, -2.0)), "aggregate[0]")
-    assert caught.value.field == "aggregate[0].clamp"
+    assert caught.value.field == "aggregate[0].bounds"

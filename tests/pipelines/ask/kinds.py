@@ -218,7 +218,9 @@ def _keys_in_sql(*options: str) -> Said:
 
 
 def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: int) -> Said:
-    account: Any = dpstream.LedgerAccount("account/ledger.db", "d", id=accounts.ID)
+    account: Any = dpstream.account(
+        "account/ledger.db", "d", id=accounts.ID, secret="file:noise.secret"
+    )
     types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
     table = pa.csv.read_csv("in.csv", convert_options=pa.csv.ConvertOptions(column_types=types))
     how: dict[str, Any] = {"fresh": "--fresh" in options, **bounds}
@@ -226,7 +228,7 @@ def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: 
     try:
         answer = function(
             table, unit="user", key="page", epsilon=5.0, account=account,
-            secret="file:noise.secret", **how,
+            **how,
         )  # fmt: skip
     except DpstreamError as error:
         return Said(error.exit_code, "", str(error))

@@ -181,12 +181,13 @@ def test_frames(kind: str) -> None:
 
 def test_frames_are_refused_before_a_charge(tmp_path: Path) -> None:
     place = accounts.create(tmp_path / "l.db", "visits", (4.0, 1e-4))
-    account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
+    account = dpstream.account(
+        place.path, "visits", id=place.id, secret=f"file:{tmp_path / 'noise.secret'}"
+    )
     new_secret(tmp_path / "noise.secret")
     with pytest.raises(PolicyError, match="delta"):
         dpstream.histogram(
             visits(), unit="user", key="page", epsilon=1.0, delta=0.02, account=account,
-            secret=f"file:{tmp_path / 'noise.secret'}",
         )  # fmt: skip
     assert accounts.charges(place.path) == []
 

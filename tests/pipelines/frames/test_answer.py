@@ -14,7 +14,7 @@ from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.charges import Charge
 from tests import accounts
-from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits
+from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits, with_secret
 from tests.pipelines.stream.test_begin import CutOff, cut_off
 
 TABLE = visits()
@@ -95,13 +95,13 @@ def test_another_key_asks_anew(tmp_path: Path) -> None:
     paid = account(tmp_path)
     dpstream.histogram(TABLE, **ASKED, **paid)
     new_secret(tmp_path / "other.secret")
-    paid["secret"] = f"file:{tmp_path / 'other.secret'}"
+    paid = with_secret(paid, SecretSource(f"file:{tmp_path / 'other.secret'}"))
     assert dpstream.histogram(TABLE, **ASKED, **paid).charged
 
 
 def test_a_key_is_needed_where_answers_are_given_again(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    del paid["secret"]
+    paid = with_secret(paid, SecretSource())
     with pytest.raises(UsageError, match="dpstream secret new") as error:
         dpstream.histogram(TABLE, **ASKED, **paid)
     assert error.value.field == "secret" and entries(tmp_path) == []
@@ -114,9 +114,8 @@ def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
 
 
 def test_a_fixed_test_key_is_said(tmp_path: Path) -> None:
-    paid = account(tmp_path)
-    answer = dpstream.histogram(TABLE, **ASKED, account=paid["account"],
-                               secret=SecretSource(None, KEY))  # fmt: skip
+    paid = with_secret(account(tmp_path), SecretSource(None, KEY))
+    answer = dpstream.histogram(TABLE, **ASKED, **paid)
     assert answer.guarantee.startswith("NOT PRIVATE")
 
 

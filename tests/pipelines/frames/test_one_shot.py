@@ -123,7 +123,7 @@ PROGRAM = """
 import sys, time
 began = time.process_time()
 import dpstream
-dpstream.histogram, dpstream.count, dpstream.sum, dpstream.mean, dpstream.LedgerAccount
+dpstream.histogram, dpstream.count, dpstream.sum, dpstream.mean, dpstream.account
 import dpstream.pipelines.frames.answer
 imported = time.process_time() - began
 import pyarrow as pa

@@ -11,11 +11,12 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.sql.explain import budget, explain
 from dpstream.pipelines.sql.load import load_catalog
 from tests import accounts
-from tests.pipelines.frames.visits import LIBRARIES, account, visits
+from tests.pipelines.frames.visits import LIBRARIES, account, visits, with_secret
 from tests.pipelines.sql import asking
 from tests.pipelines.stream.test_begin import CutOff, cut_off
 
@@ -57,8 +58,10 @@ def test_a_stream_is_still_there_for_the_question() -> None:
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
-    new_account = dpstream.LedgerAccount(tmp_path / "new" / "l.db", "visits", id=accounts.ID)
     paid = account(tmp_path)
+    new_account = dpstream.account(
+        tmp_path / "new" / "l.db", "visits", id=accounts.ID, secret=paid["account"].secret
+    )
     before = files(tmp_path)
     assert dpstream.plan("count", TABLE, **ASKED, **paid).accepted
     absent = dpstream.plan("count", TABLE, **ASKED, **{**paid, "account": new_account})
@@ -104,14 +107,16 @@ def test_what_was_cut_off_goes_on_at_no_charge(tmp_path: Path) -> None:
     "given",
     [
         {"epsilon": 9.0}, {"unit": "page", "key": None}, {"delta": 0.5}, {"delta": 0},
-        {"secret": None}, {"secret": "file:none.key"}, {"secret": 7}, {"account": "l.db"},
-        {"account": None}, {"as_of": "a\nb"}, {"unit": "usr"}, {"key": "user"}, {"max_keys": 0},
+        {"secret": SecretSource()}, {"secret": SecretSource("file:none.key")}, {"account": "l.db"},
+        {"as_of": "a\nb"}, {"unit": "usr"}, {"key": "user"}, {"max_keys": 0},
         {"epsilon": -1}, {"public_keys": []}, {"max_rows": "many"},
     ],
 )  # fmt: skip
 def test_the_refusal_is_that_of_the_question(given: dict[str, Any], tmp_path: Path) -> None:
     paid = account(tmp_path, epsilon=2.0)
     dpstream.histogram(TABLE, **ASKED, **paid)  # of unit "user"
+    if "secret" in given:
+        given = with_secret(paid, given["secret"])
     options, before = {**ASKED, **paid, **given}, files(tmp_path)
     plan = dpstream.plan("count", TABLE, **options)
     assert files(tmp_path) == before
@@ -191,10 +196,13 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     explanation = explain(catalog, asking.dp(f"page, {item} AS f"))
     [statement] = explanation.statements
     figure, given = EQUIVALENT[item]
-    account = dpstream.LedgerAccount(tmp_path / "ledger.db", "shop", id=accounts.ID)
+    account = dpstream.account(
+        tmp_path / "ledger.db", "shop", id=accounts.ID,
+        secret=f"file:{tmp_path / 'noise.secret'}",
+    )  # fmt: skip
     plan = dpstream.plan(
         figure, asking.visits(), unit="uid", key="page", epsilon=2.0, max_keys=12, **given,  # type: ignore[arg-type]
-        account=account, secret=f"file:{tmp_path / 'noise.secret'}",
+        account=account,
     )  # fmt: skip
     assert (plan.cost, plan.thresholds) == (statement.cost, [statement.selection])
     [one], [other] = plan.columns, statement.columns
@@ -202,8 +210,7 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     assert plan.account == explanation.acceptance.account
     assert plan.charge == explanation.acceptance.cost
     dpstream.histogram(asking.visits(), unit="uid", key="page", epsilon=2.0, max_keys=12,
-                       account=account, secret=f"file:{tmp_path / 'noise.secret'}")  # fmt: skip
+                       account=account)  # fmt: skip
     again = dpstream.plan("histogram", asking.visits(), unit="uid", key="page", epsilon=2.0,
-                          max_keys=12, account=account,
-                          secret=f"file:{tmp_path / 'noise.secret'}")  # fmt: skip
+                          max_keys=12, account=account)  # fmt: skip
     assert again.answered and again.left == budget(catalog)["left"]

@@ -1,5 +1,6 @@
 """Tables of pandas, Polars and Arrow with the same rows, and an account for their answers."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 import dpstream
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.frames.question import Arguments, Question, question_of
 from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
@@ -59,5 +61,10 @@ def account(folder: Path, epsilon: float = 100.0) -> dict[str, Any]:
     if not (folder / "noise.secret").exists():
         new_secret(folder / "noise.secret")
     place = accounts.create(folder / "ledger.db", "visits", (epsilon, 1e-5), type_="int")
-    ledger_account = dpstream.LedgerAccount(place.path, "visits", id=place.id)
-    return {"account": ledger_account, "secret": f"file:{folder / 'noise.secret'}"}
+    secret = f"file:{folder / 'noise.secret'}"
+    return {"account": dpstream.account(place.path, "visits", id=place.id, secret=secret)}
+
+
+def with_secret(paid: dict[str, Any], secret: SecretSource) -> dict[str, Any]:
+    """The same with the secret at another place."""
+    return {"account": dataclasses.replace(paid["account"], secret=secret)}

@@ -55,7 +55,7 @@ def opened(
 
 
 def box_of(space: object, **ranges: tuple[int, int]) -> np.ndarray:
-    box = space.whole.copy()
+    box = space.everything.copy()
     for name, edges in ranges.items():
         box[0, space.place(name)] = edges
     return box
@@ -115,14 +115,14 @@ def boxes_of(space: object) -> dict[str, np.ndarray]:
         ]
     )
     return {
-        "whole": space.whole,
+        "whole": space.everything,
         "one": one,
         "two": np.concatenate([one, other]),
         "hours": hours,
         "many": union(random),
-        "rest": without(space.whole, random),
+        "rest": without(space.everything, random),
         "nobody": box_of(space, rho=(0, 250_000)),
-        "none": space.whole[:0],
+        "none": space.everything[:0],
     }
 
 

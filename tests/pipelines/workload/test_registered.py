@@ -159,7 +159,7 @@ def test_other_records_are_no_other_question(tmp_path: Path) -> None:
     other = answer_once(query_set, job, chosen, tmp_path / "third", partial=True, how=fresh)
     assert other.charged and other.receipt.run_id != first.receipt.run_id
     one, two = (read_release(tmp_path / out).estimate for out in ("out", "third"))
-    assert not np.array_equal(one.found[0], two.found[0])  # type: ignore[union-attr]
+    assert not np.array_equal(one.measured[0], two.measured[0])  # type: ignore[union-attr]
     assert len(charges(tmp_path)) == 2
 
 
