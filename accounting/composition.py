@@ -212,13 +212,6 @@ def total_of(spends: Sequence[Spend] | Total) -> Total:
     return spends if isinstance(spends, Total) else functools.reduce(Total.plus, spends, Total())
 
 
-def delta_spent(spends: Sequence[Spend], epsilon: float) -> float:
-    """Delta of the composition at epsilon, at most 1."""
-    exact = min(total_of(spends).delta(epsilon), Fraction(1))
-    near = float(exact)
-    return near if near >= exact else math.nextafter(near, math.inf)
-
-
 def epsilon_spent(spends: Sequence[Spend], delta: float) -> float:
     """Smallest epsilon at which the composition spends no more than delta, rounded up.
 

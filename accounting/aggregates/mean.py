@@ -9,9 +9,9 @@ S / N would be off by a factor E[n / N] = 1 + (c/n)^2 + 3 (c/n)^4 + ... of the m
 from the middle, and by anything at all where N is near 0; with N / (N^2 + c^2) in the place of
 1 / N that factor is 1 - 2 (c/n)^4 + ..., and the quotient is never more than |S| / (2 c).  So
 nothing needs to be clipped.  Clipping moves the expected value away from the nearer bound, by .4 sd
-where the true mean stands on it.  A published mean may therefore lie outside of the bounds, by noise
-alone, as a count may be below 0.  Where the count is no more than its noise the mean is drawn to
-the middle: little is known there, which the sd says, as it is not drawn.
+where the true mean stands on it.  A published mean may therefore lie outside of the bounds, by
+noise alone, as a count may be below 0.  Where the count is no more than its noise the mean is drawn
+to the middle: little is known there, which the sd says, as it is not drawn.
 """
 
 import numpy as np

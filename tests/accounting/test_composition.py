@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from dpstream.accounting.composition import (
     Limit,
     Total,
-    delta_spent,
     epsilon_left,
     epsilon_spent,
     mu_left,
     rho_left,
+    total_of,
     within,
 )
 from dpstream.accounting.gaussian import cdp_delta, delta_of, epsilon_of, mu_of
@@ -26,6 +27,12 @@ from dpstream.state.ledger.charges import Charge
 #: dp-accounting rounds losses up to multiples of this.
 INTERVAL = 1e-4
 Parts = Sequence[tuple[float, float]]
+
+
+def delta_spent(spends: Sequence[Charge], epsilon: float) -> float:
+    """Delta of the composition at epsilon, at most 1, rounded up."""
+    exact = min(total_of(spends).delta(epsilon), Fraction(1))
+    return float(exact) if float(exact) >= exact else math.nextafter(float(exact), math.inf)
 
 
 def gauss(mu: float, thresholds: float = 0.0) -> Charge:
