@@ -18,6 +18,8 @@ from dpstream.state.ledger.charges import Charge
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: What an interval's columns are called after the column's own name.
+LABELS = {"sd": "sd", "low": "noise_low", "high": "noise_high"}
 _END = b"\0"
 
 

@@ -113,10 +113,8 @@ def sql(
     if stream is not None:
         if (statement is None) == (file is None):
             raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
-        from dpstream.pipelines.cli.sql_stream import stream as streamed
-
         text = statement if file is None else _read(file)
-        streamed(data_set._replace(name=stream), text or "", emit, where, as_json)
+        _stream(data_set._replace(name=stream), text or "", emit, where, as_json)
         return
     catalog = catalog_of(data_set.load(), data_set.name)
     if budget or check:
@@ -330,3 +328,32 @@ def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
         except DpstreamError as error:
             click.echo(f"{error.kind}: {error}", err=True)
         text = ""
+
+
+def _stream(
+    job: Chosen, text: str, emit: str | None, where: "Runner | None", as_json: bool
+) -> None:
+    """Run the job that a section and a statement make together, or write it.
+
+    Args:
+        job: without key, aggregates and C.
+        text: one statement; a semicolon may end it.
+        emit: name of the job that is written instead of running it.
+        where: runner of the job, ``None``: the DirectRunner.
+    """
+    from dpstream.pipelines.cli.run import run_checked
+    from dpstream.pipelines.sql.errors import refusal
+    from dpstream.pipelines.sql.stream import stream_job, write_job
+    from dpstream.pipelines.sql.texts import split
+
+    statements = split(text)
+    if len(statements) != 1:
+        raise refusal("one-statement")
+    project = job.load()
+    compiled = stream_job(project, job.name, statements[0])
+    if emit is None:
+        name, flags = ("DirectRunner", []) if where is None else (where.name, where.beam_args)
+        run_checked(compiled.job, name, flags, quiet=as_json, as_json=as_json)
+        return
+    write_job(project, compiled, emit)
+    click.echo(f"[job.{emit}] is in {project.path.name}: `dpstream run {emit}{job.flags}` runs it")

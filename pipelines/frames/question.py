@@ -29,8 +29,8 @@ from dpstream.accounting.query.plan import (
     QueryPlan,
 )
 from dpstream.dp_transforms.ingest.columns import identity
+from dpstream.pipelines.ask.receipt import LABELS
 from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
-from dpstream.pipelines.sql.receipt import LABELS
 from dpstream.state.ledger.charges import Charge, ChargeKind
 
 #: Keys of one unit that count, and rows of each, where too few units have any to choose by: public

@@ -10,13 +10,13 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.query.cuts import Cut
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.ask import receipt
+from dpstream.pipelines.ask.receipt import LABELS
 from dpstream.state.ledger.answers import Answer
 from dpstream.state.numbers import numbers
 
 #: Parts of a column's interval, what stands between its name and theirs, and how they are called
 #: in an answer: the ends are of the noise alone, and so is their name.
 PARTS, MARK = ("sd", "low", "high"), "\x1f"
-LABELS = {"sd": "sd", "low": "noise_low", "high": "noise_high"}
 
 
 class Header(receipt.Header, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from dpstream.accounting.errors import required
+from dpstream.pipelines.ask.receipt import LABELS
 from dpstream.pipelines.sql.allowed import AGGREGATES, require
 from dpstream.pipelines.sql.catalog import RELEASED, Tables
 from dpstream.pipelines.sql.dialect import Private
@@ -21,7 +22,6 @@ from dpstream.pipelines.sql.functions import Function, function_of, private_form
 from dpstream.pipelines.sql.options import Options, options_of
 from dpstream.pipelines.sql.ownership import Validator, groups_of, type_of
 from dpstream.pipelines.sql.public_groups import public_side
-from dpstream.pipelines.sql.receipt import LABELS
 from dpstream.pipelines.sql.relations import Scope
 from dpstream.pipelines.sql.resolve import inlined, parsed, qualified
 

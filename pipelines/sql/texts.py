@@ -7,10 +7,11 @@ import pyarrow as pa
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
+from dpstream.pipelines.ask.receipt import LABELS
 from dpstream.pipelines.sql.allowed import MAX_CHARACTERS
 from dpstream.pipelines.sql.dialect import DpSql
 from dpstream.pipelines.sql.errors import refusal
-from dpstream.pipelines.sql.receipt import LABELS, SqlAnswer, python_values
+from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
 
 _EXPLAIN = "EXPLAIN"
 

@@ -21,7 +21,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tuning import Tally
-from dpstream.pipelines.connectors.files.input_manifest import manifest, unreadable
+from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by
 from dpstream.pipelines.connectors.records.compression import (
     HEAD_BYTES,
@@ -30,6 +30,7 @@ from dpstream.pipelines.connectors.records.compression import (
     plain_by_name,
 )
 from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
+from dpstream.pipelines.connectors.records.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.tuning.ask import CheckedRequest
 from dpstream.state.disk_errors import file_error

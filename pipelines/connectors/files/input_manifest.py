@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.connectors.records.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_error
 
@@ -147,15 +148,6 @@ def stamps(job: Job) -> list[tuple[str, int, tuple[int, int]]]:
 def named(file: SourceFile) -> str:
     """A file in words, without its name, which may be somebody's."""
     return f"file {file.partition} of the manifest"
-
-
-def unreadable(partition: int) -> RunError:
-    """The operating system refuses a file of the manifest: the run fails, nothing is lost."""
-    return RunError(
-        "table.path",
-        f"file {partition} of the manifest cannot be read",
-        "check that it exists, its permissions and its disk, and run again",
-    )
 
 
 def _fixed_folder(pattern: str) -> str:

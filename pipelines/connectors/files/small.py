@@ -15,11 +15,10 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
-from dpstream.pipelines.connectors.files.input_manifest import unreadable
 from dpstream.pipelines.connectors.files.texts import csv_header, csv_lines, csv_positions
 from dpstream.pipelines.connectors.records.jsonl import Objects, json_lines
 from dpstream.pipelines.connectors.records.lines import split
-from dpstream.pipelines.connectors.records.rows import Reason, Rows
+from dpstream.pipelines.connectors.records.rows import Reason, Rows, unreadable
 
 #: A file of this size or less is small; so many bytes, or files, are read together.
 SMALL_BYTES, TOGETHER_BYTES, TOGETHER_FILES = 1 << 20, 8 << 20, 1_000

@@ -22,7 +22,6 @@ from dpstream.pipelines.connectors.files.input_manifest import (
     identity_part,
     manifest,
     named,
-    unreadable,
 )
 from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
 from dpstream.pipelines.connectors.files.small import (
@@ -48,7 +47,14 @@ from dpstream.pipelines.connectors.records.compression import (
     plain,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows, refuse
+from dpstream.pipelines.connectors.records.rows import (
+    Part,
+    Reason,
+    Refused,
+    Rows,
+    refuse,
+    unreadable,
+)
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_errors
 

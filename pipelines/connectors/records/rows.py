@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import RunError
 
 
 class Reason(StrEnum):
@@ -95,3 +96,12 @@ def _text_or_none(value: bytes | None) -> str | None:
         return None if value is None else value.decode("utf-8")
     except UnicodeDecodeError:
         return None
+
+
+def unreadable(partition: int) -> RunError:
+    """The operating system refuses a file of the manifest: the run fails, nothing is lost."""
+    return RunError(
+        "table.path",
+        f"file {partition} of the manifest cannot be read",
+        "check that it exists, its permissions and its disk, and run again",
+    )

@@ -23,7 +23,6 @@ from apache_beam.utils.timestamp import Timestamp
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.files.input_manifest import unreadable
 from dpstream.pipelines.connectors.files.source import Piece, read_piece
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
@@ -33,7 +32,7 @@ from dpstream.pipelines.connectors.inputs import (
     reading,
     refusal,
 )
-from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows
+from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows, unreadable
 from dpstream.pipelines.connectors.replay.index import (
     NEVER,
     Index,
