@@ -54,12 +54,19 @@ _PATH = click.Path(path_type=Path)
     ),
 )
 @WORKLOAD
-@click.option("--job", "job_name", metavar="NAME",
-              help="Whose records are asked."
-              "  [default: that of the workload, or the only one]")  # fmt: skip
+@click.option(
+    "--job",
+    "job_name",
+    metavar="NAME",
+    help="Whose records are asked.  [default: that of the workload, or the only one]",
+)
 @click.option("--from", "release", type=_PATH, help="Folder of a release to answer from: free.")
-@click.option("--out", type=_PATH, help="New folder; with --from a .csv, .parquet or .arrow file."
-              "  [default with --from: CSV on stdout]")  # fmt: skip
+@click.option(
+    "--out",
+    type=_PATH,
+    help="New folder; with --from a .csv, .parquet or .arrow file."
+    "  [default with --from: CSV on stdout]",
+)
 @click.option("--over-time", is_flag=True, help="At every trigger of the job, not at its end.")
 @click.option(
     "--nonnegative",
@@ -68,14 +75,20 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--covariance", type=_PATH, help="--from: write the answers' covariance (.npy).")
 @MECHANISM
-@click.option("--optimise", type=click.Choice(["limit", "answer"]), default="limit",
-              show_default=True, help="How auto compares. limit: at an equal share of what is left"
-              " of the account's limit; answer: this answer alone.")  # fmt: skip
 @click.option(
-    "--tables", is_flag=True,
+    "--optimise",
+    type=click.Choice(["limit", "answer"]),
+    default="limit",
+    show_default=True,
+    help="How auto compares. limit: at an equal share of what is left"
+    " of the account's limit; answer: this answer alone.",
+)
+@click.option(
+    "--tables",
+    is_flag=True,
     help="From residual tables, without a histogram of all cells; once.  [default where all cells"
     " are too many]",
-)  # fmt: skip
+)
 @STRATEGY
 @click.option(
     "--format",
@@ -89,20 +102,41 @@ _PATH = click.Path(path_type=Path)
 @POPULATION
 @FRESH
 @AS_OF
-@click.option("--dry-run", is_flag=True, help="Only say whether it would be answered now, and the"
-              " cost; charges nothing.")  # fmt: skip
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say whether it would be answered now, and the cost; charges nothing.",
+)
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @OPERATOR
 @AS_JSON
 @click.pass_context
 def answer(
-    ctx: click.Context, /, workload: Chosen, job_name: str | None, release: Path | None,
+    ctx: click.Context,
+    /,
+    workload: Chosen,
+    job_name: str | None,
+    release: Path | None,
     out: Path | None,
-    over_time: bool, nonnegative: bool, covariance: Path | None, strategy: str, objective: str,
-    cache: Path | None, form: str, runner: str, quiet: bool, as_json: bool,
-    mechanism: str, optimise: str, tables: bool, fresh: bool, as_of: str, dry_run: bool,
-    units: int | None, records: int | None,
-) -> None:  # fmt: skip
+    over_time: bool,
+    nonnegative: bool,
+    covariance: Path | None,
+    strategy: str,
+    objective: str,
+    cache: Path | None,
+    form: str,
+    runner: str,
+    quiet: bool,
+    as_json: bool,
+    mechanism: str,
+    optimise: str,
+    tables: bool,
+    fresh: bool,
+    as_of: str,
+    dry_run: bool,
+    units: int | None,
+    records: int | None,
+) -> None:
     """Answer a workload from the records of a job, or --from a release, at no charge.
 
     The workload is a section [workload.NAME] of the project file, or a file.  The key columns of
@@ -139,8 +173,18 @@ def answer(
     else:
         plan = solved(query_set, folder, objective, strategy)[0]
         measured = tables_of(query_set, plan.strategy) if tables else plan.strategy
-        order = Order(query_set, loaded, measured, place or Path(), over_time, form, nonnegative,
-                      runner, ctx.args, fresh)  # fmt: skip
+        order = Order(
+            query_set,
+            loaded,
+            measured,
+            place or Path(),
+            over_time,
+            form,
+            nonnegative,
+            runner,
+            ctx.args,
+            fresh,
+        )
         gaussian = _Gaussian(order, plan, tables or way_of(query_set, measured) == "tables")
 
     def ask(choice: Choice) -> None:
@@ -154,9 +198,18 @@ def answer(
             raise _drawn_once(over_time, privacy.delta)
         drawn = _drawn(query_set, loaded, None if geometric else gaussian, folder)
         once(
-            query_set, loaded, drawn, place, form, nonnegative, as_json, how, not geometric,
-            dry_run, choice.accept,
-        )  # fmt: skip
+            query_set,
+            loaded,
+            drawn,
+            place,
+            form,
+            nonnegative,
+            as_json,
+            how,
+            not geometric,
+            dry_run,
+            choice.accept,
+        )
 
     by_choice(lambda: _chosen(mechanism, gaussian, folder, optimise), ask)
 
@@ -263,9 +316,14 @@ def _chosen(mechanism: str, gaussian: _Gaussian | None, folder: Path, optimise: 
 
 
 def _through_store(
-    order: "Order", how: Asking, stated: tuple[int | None, int | None], named: bool, dry: bool,
-    quiet: bool, as_json: bool,
-) -> None:  # fmt: skip
+    order: "Order",
+    how: Asking,
+    stated: tuple[int | None, int | None],
+    named: bool,
+    dry: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Through a store, as every run.
 
     Args:
@@ -327,10 +385,18 @@ def _dry(
 
 
 def once(
-    workload: "Workload", job: "Job", mechanism: "Mechanism", out: Path | None, form: str,
-    nonnegative: bool, as_json: bool, how: Asking, partial_key: bool = False, dry: bool = False,
+    workload: "Workload",
+    job: "Job",
+    mechanism: "Mechanism",
+    out: Path | None,
+    form: str,
+    nonnegative: bool,
+    as_json: bool,
+    how: Asking,
+    partial_key: bool = False,
+    dry: bool = False,
     accept: "Accept | None" = None,
-) -> None:  # fmt: skip
+) -> None:
     """Through the register.
 
     Args:
@@ -358,13 +424,22 @@ def echo_answer(
     answers = len(receipt.moments) * workload.queries
     written = any(name.startswith("answers.") for name in receipt.files)
     if as_json:
-        print_json({
-            "out": out.name, "run_id": receipt.run_id, "resumed": resumed,
-            "strategy": receipt.strategy, "mechanism": receipt.mechanism,
-            "releases": len(receipt.moments), "answers": answers if written else 0,
-            "epsilon": receipt.epsilon, "delta": receipt.delta, "mu": receipt.mu,
-            "insecure": receipt.insecure, "warnings": weaknesses(receipt.epsilon, receipt.delta),
-        })  # fmt: skip
+        print_json(
+            {
+                "out": out.name,
+                "run_id": receipt.run_id,
+                "resumed": resumed,
+                "strategy": receipt.strategy,
+                "mechanism": receipt.mechanism,
+                "releases": len(receipt.moments),
+                "answers": answers if written else 0,
+                "epsilon": receipt.epsilon,
+                "delta": receipt.delta,
+                "mu": receipt.mu,
+                "insecure": receipt.insecure,
+                "warnings": weaknesses(receipt.epsilon, receipt.delta),
+            }
+        )
         return
     what = f"{workload.queries:,} answers" if written else "The estimate"
     click.echo(
@@ -381,9 +456,13 @@ def echo_answer(
 
 
 def _from(
-    workload: "Workload", folder: Path, out: Path | None, nonnegative: bool,
-    covariance: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    workload: "Workload",
+    folder: Path,
+    out: Path | None,
+    nonnegative: bool,
+    covariance: Path | None,
+    as_json: bool,
+) -> None:
     """Answers of a release: post-processing of what is public."""
     import numpy as np
 

@@ -28,38 +28,78 @@ _COLUMNS = options(
     click.option("--unit", metavar="COLUMN", help="Whose record it is: what is protected."),
     click.option("--key", metavar="COLUMN", multiple=True, help="What is grouped by; repeatable."),
     click.option("--time", metavar="COLUMN", help="When it happened."),
-    click.option("--value", metavar="COLUMN", multiple=True,
-                 help="Publish its mean beside the count; repeatable."),
-    click.option("--bounds", type=float, nargs=2, multiple=True, metavar="LOW HIGH",
-                 help="Public bounds of the --value in the same place."),
+    click.option(
+        "--value",
+        metavar="COLUMN",
+        multiple=True,
+        help="Publish its mean beside the count; repeatable.",
+    ),
+    click.option(
+        "--bounds",
+        type=float,
+        nargs=2,
+        multiple=True,
+        metavar="LOW HIGH",
+        help="Public bounds of the --value in the same place.",
+    ),
     click.option("--micros", is_flag=True, help="Whole numbers of --time are microseconds."),
-)  # fmt: skip
+)
 _AXIS = options(
     click.option("--start", metavar="DAY", help="First day of the data, UTC, or a time."),
     click.option("--end", metavar="DAY", help="The day after the last one."),
-    click.option("--window", metavar="LENGTH",
-                 help="What is counted together: hour, day, week, month (4 weeks, or the calendar's"
-                 " if --start and --end are one), quarter, year, or like 12h.  [default: by the"
-                 " days between]"),
-    click.option("--every", metavar="LENGTH",
-                 help="How often a window is published while it grows.  [default: at its end]"),
-)  # fmt: skip
+    click.option(
+        "--window",
+        metavar="LENGTH",
+        help="What is counted together: hour, day, week, month (4 weeks, or the calendar's"
+        " if --start and --end are one), quarter, year, or like 12h.  [default: by the"
+        " days between]",
+    ),
+    click.option(
+        "--every",
+        metavar="LENGTH",
+        help="How often a window is published while it grows.  [default: at its end]",
+    ),
+)
 _BUDGET = options(
     click.option("--epsilon", type=float, help="The guarantee for one unit."),
-    click.option("--delta", type=float, default=1e-8, show_default=True,
-                 help="Far below 1 / number of units."),
-    click.option("--contributions", type=COUNT, default=10, show_default=True,
-                 help="C: the most records of a unit that count, in what the budget covers."),
-    click.option("--covers", metavar="WHAT",
-                 help="What epsilon and C cover: window (each separately), lifetime (everything),"
-                 " or a length of several windows, such as 28d.  [default: window]"),
-    click.option("--units", type=COUNT, default=10_000, show_default=True,
-                 help="Assumed number of units with records in a window, for the figures."),
-    click.option("--records", type=COUNT, default=30_000, show_default=True,
-                 help="Assumed number of their records in a window."),
-    click.option("--keys", type=COUNT, default=1_000, show_default=True,
-                 help="Assumed number of keys."),
-)  # fmt: skip
+    click.option(
+        "--delta",
+        type=float,
+        default=1e-8,
+        show_default=True,
+        help="Far below 1 / number of units.",
+    ),
+    click.option(
+        "--contributions",
+        type=COUNT,
+        default=10,
+        show_default=True,
+        help="C: the most records of a unit that count, in what the budget covers.",
+    ),
+    click.option(
+        "--covers",
+        metavar="WHAT",
+        help="What epsilon and C cover: window (each separately), lifetime (everything),"
+        " or a length of several windows, such as 28d.  [default: window]",
+    ),
+    click.option(
+        "--units",
+        type=COUNT,
+        default=10_000,
+        show_default=True,
+        help="Assumed number of units with records in a window, for the figures.",
+    ),
+    click.option(
+        "--records",
+        type=COUNT,
+        default=30_000,
+        show_default=True,
+        help="Assumed number of their records in a window.",
+    ),
+    click.option(
+        "--keys", type=COUNT, default=1_000, show_default=True, help="Assumed number of keys."
+    ),
+)
 
 
 @click.command(
@@ -77,9 +117,12 @@ _BUDGET = options(
 @_AXIS
 @_BUDGET
 @click.option("--job", metavar="NAME", help="Of the job.  [default: the file's]")
-@click.option("--data-set", metavar="NAME",
-              help="Whose records they are: a data set of the project file, or a new one."
-              "  [default: a new one with the file's name]")  # fmt: skip
+@click.option(
+    "--data-set",
+    metavar="NAME",
+    help="Whose records they are: a data set of the project file, or a new one."
+    "  [default: a new one with the file's name]",
+)
 @PROJECT
 @ACCOUNT
 @click.option(
@@ -96,10 +139,20 @@ _BUDGET = options(
 )
 @AS_JSON
 def init(
-    project: Path | None, job: str | None, data_set: str | None, account: str | None,
-    new_account: bool, secret: Path | None, as_json: bool, public_sample: bool,
-    covers: str | None, units: int, records: int, keys: int, **given: Any,
-) -> None:  # fmt: skip
+    project: Path | None,
+    job: str | None,
+    data_set: str | None,
+    account: str | None,
+    new_account: bool,
+    secret: Path | None,
+    as_json: bool,
+    public_sample: bool,
+    covers: str | None,
+    units: int,
+    records: int,
+    keys: int,
+    **given: Any,
+) -> None:
     """Describe FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a job on it, in the
     project file.
 
@@ -146,13 +199,22 @@ def init(
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
     notes += [replies.windows.note] * bool(replies.windows.note)
     if as_json:
-        print_json({
-            "project": os.path.relpath(path), "job": job, "table": target.table,
-            "data_set": target.data_set, "account": own and own.as_dict(),
-            "secret": own and own.secret, "secret_made": secret_made, "values_read": public_sample,
-            "covers": replies.period or LIFETIME, "choices": rows, "notes": notes,
-            "next": shlex.join(words),
-        })  # fmt: skip
+        print_json(
+            {
+                "project": os.path.relpath(path),
+                "job": job,
+                "table": target.table,
+                "data_set": target.data_set,
+                "account": own and own.as_dict(),
+                "secret": own and own.secret,
+                "secret_made": secret_made,
+                "values_read": public_sample,
+                "covers": replies.period or LIFETIME,
+                "choices": rows,
+                "notes": notes,
+                "next": shlex.join(words),
+            }
+        )
         return
     _echo_written(target, replies, secret_made, public_sample)
     for i, row in enumerate(rows):
@@ -211,9 +273,12 @@ def _covered(
     for row in rows:
         person.show(row)
     chosen = person.answer(
-        "--covers", covers, "What epsilon and contributions cover (window, lifetime, or like 28d)",
-        WINDOW, checker(replies, target),
-    )  # fmt: skip
+        "--covers",
+        covers,
+        "What epsilon and contributions cover (window, lifetime, or like 28d)",
+        WINDOW,
+        checker(replies, target),
+    )
     notes, figures = [], {"windows": replies.windows.number, "bound": replies.contributions}
     if covers is None and person.ask is None:
         notes.append(_DEFAULT.format(**figures))

@@ -37,9 +37,13 @@ class Choice(NamedTuple):
 
 
 def target_of(
-    path: Path, before: str, project: Project | None, answers: Answers, choice: Choice,
+    path: Path,
+    before: str,
+    project: Project | None,
+    answers: Answers,
+    choice: Choice,
     person: Person,
-) -> Target:  # fmt: skip
+) -> Target:
     """The sections of a first job; nothing is made yet.
 
     Args:
@@ -79,9 +83,13 @@ def made(target: Target, answers: Answers) -> tuple[Target, bool]:
 
 
 def _new_data_set(
-    folder: Path, project: Project | None, answers: Answers, choice: Choice, name: str,
+    folder: Path,
+    project: Project | None,
+    answers: Answers,
+    choice: Choice,
+    name: str,
     person: Person,
-) -> tuple[str, NewDataSet]:  # fmt: skip
+) -> tuple[str, NewDataSet]:
     """A new data set and its name, which is that of its account."""
     unit, limit = answers.unit, limit_of(answers.epsilon, answers.delta)
     own = accounts.own_accounts(project)
