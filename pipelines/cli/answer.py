@@ -173,18 +173,8 @@ def answer(
     else:
         plan = solved(query_set, folder, objective, strategy)[0]
         measured = tables_of(query_set, plan.strategy) if tables else plan.strategy
-        order = Order(
-            query_set,
-            loaded,
-            measured,
-            place or Path(),
-            over_time,
-            form,
-            nonnegative,
-            runner,
-            ctx.args,
-            fresh,
-        )
+        given = (over_time, form, nonnegative, runner, ctx.args, fresh)
+        order = Order(query_set, loaded, measured, place or Path(), *given)
         gaussian = _Gaussian(order, plan, tables or way_of(query_set, measured) == "tables")
 
     def ask(choice: Choice) -> None:
