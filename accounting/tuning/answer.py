@@ -38,7 +38,7 @@ from dpstream.accounting.tuning.weighing import (
 _NO_RULE = 0.5
 
 #: (low, high) in grid units of each aggregate whose bounds are chosen.
-Clamps = tuple[tuple[str, int, int], ...]
+ChosenBounds = tuple[tuple[str, int, int], ...]
 How = Literal["private", "proxy", "public", "data"]
 
 FROM_PROXY = (
@@ -66,7 +66,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     contributions: int
-    bounds: Clamps
+    bounds: ChosenBounds = msgspec.field(name="clamps")
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
     cut: float | None = None
@@ -78,7 +78,7 @@ def read_off(
     question: Question,
     design: TuningDesign,
     noisy: list[Int64],
-    noise_with: Callable[[Clamps], NoiseOf],
+    noise_with: Callable[[ChosenBounds], NoiseOf],
     per_key_bound: int | None = None,
 ) -> Figures:
     """C and clamps from the noisy nodes of each histogram: post-processing.

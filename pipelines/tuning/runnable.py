@@ -11,7 +11,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.tuning.answer import Clamps, Figures, read_off
+from dpstream.accounting.tuning.answer import ChosenBounds, Figures, read_off
 from dpstream.accounting.tuning.reference import final_sd
 from dpstream.accounting.tuning.starred import usual, with_privacy
 from dpstream.accounting.tuning.weighing import NoiseOf
@@ -23,7 +23,7 @@ def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
     """Figures of the noisy nodes with which the job can be run."""
     bound = tuning.job.plan.privacy.per_key_bound
 
-    def noise_with(clamps: Clamps) -> NoiseOf:
+    def noise_with(clamps: ChosenBounds) -> NoiseOf:
         plan = with_bounds(tuning, clamps)
         return lambda contributions, per_key: _noise(plan, contributions, per_key)
 
@@ -62,7 +62,7 @@ def _allowed(tuning: CheckedRequest, figures: Figures, contributions: int) -> bo
     return True
 
 
-def with_bounds(tuning: CheckedRequest, chosen: Clamps) -> Plan:
+def with_bounds(tuning: CheckedRequest, chosen: ChosenBounds) -> Plan:
     """The job's plan with these bounds."""
     clamps, plan = bounds_of(tuning, chosen), tuning.job.plan
     aggregates = tuple(
@@ -71,7 +71,7 @@ def with_bounds(tuning: CheckedRequest, chosen: Clamps) -> Plan:
     return msgspec.structs.replace(plan, aggregates=aggregates)
 
 
-def bounds_of(tuning: CheckedRequest, chosen: Clamps) -> dict[str, tuple[float, float]]:
+def bounds_of(tuning: CheckedRequest, chosen: ChosenBounds) -> dict[str, tuple[float, float]]:
     """Tuned bounds in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
     return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}

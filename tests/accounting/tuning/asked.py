@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.tuning.answer import Clamps
+from dpstream.accounting.tuning.answer import ChosenBounds
 from dpstream.accounting.tuning.question import (
     Histogram,
     Question,
@@ -24,7 +24,7 @@ def but(**changes: object) -> Question:
     return msgspec.structs.replace(ASKED, **changes)
 
 
-def free(_: Clamps) -> NoiseOf:
+def free(_: ChosenBounds) -> NoiseOf:
     """A noise that no bound changes; no bound per key can be run."""
     return lambda contributions, per_key_bound: 1.0 if per_key_bound is None else math.inf
 
