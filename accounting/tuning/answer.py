@@ -66,7 +66,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     contributions: int
-    bounds: ChosenBounds = msgspec.field(name="clamps")
+    bounds: ChosenBounds
     unanswered: str | None = None
     notes: tuple[str, ...] = ()
     cut: float | None = None
