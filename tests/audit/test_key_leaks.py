@@ -134,7 +134,7 @@ def test_no_error_has_the_key(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_pat
                     make(self)
 
             with monkeypatch.context() as patched:
-                patched.setattr(secret_source, "KeyRing", Other)
+                patched.setattr(prf, "KeyRing", Other)
                 with pytest.raises(DpstreamError) as caught:
                     run_job(job)
             errors.append(caught.value)

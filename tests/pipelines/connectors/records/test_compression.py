@@ -254,7 +254,7 @@ def test_broken_files_of_any_length_are_no_text(tmp_path: Path, make_job: MakeJo
 def test_a_sabotaged_one_that_believes_the_first_row(
     tmp_path: Path, make_folder_job: MakeFolderJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compression, "is_whole", lambda *_: True)
+    monkeypatch.setattr(compression, "is_complete", lambda *_: True)
     with pytest.raises(AssertionError):
         test_no_row_can_make_a_file_a_compressed_one(tmp_path, make_folder_job, "gzip")
 
