@@ -85,7 +85,7 @@ def test_a_thousandth_of_the_identity_is_enough() -> None:
     factor = np.linalg.inv(np.linalg.cholesky(mixed).T)
     assert 0.5 < Mixing([factor]).inverse_norm2 < 1.001
     with pytest.raises(UsageError, match="singular"):
-        Mixing([np.linalg.pinv(rows.T @ rows)])
+        Mixing([np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)])
 
 
 def test_limits() -> None:

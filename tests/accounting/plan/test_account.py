@@ -72,11 +72,10 @@ def test_it_is_what_all_runs_together_cost(
 
 def test_a_run_of_a_known_unit_is_not_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     account, times = Account(), list[int]()
-    real = module.composed
 
     def counted(runs: list[Charge]) -> object:
         times.append(len(runs))
-        return real(runs)
+        return composed(runs)
 
     monkeypatch.setattr(module, "composed", counted)
     for number in range(20):

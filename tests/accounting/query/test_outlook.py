@@ -26,7 +26,8 @@ def gridded(column: QueryColumn, delta: float = 1e-9, **more: Any) -> Gridded:
         on_grid = msgspec.structs.replace(column, grid=grid_of(column, False, bits))
         law = "gaussian" if delta else "geometric"
         given = {"groups": 8, "selects": bool(delta), "automatic_groups": True, **more}
-        return QueryPlan(1.0, delta, norm=None, mechanism=law, columns=(on_grid,), **given)
+        given |= {"norm": None, "mechanism": law, "columns": (on_grid,)}
+        return QueryPlan(1.0, delta, **given)
 
     return finest(plan_of)
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from scipy import stats
 
+from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.sessions import calibration
@@ -98,7 +99,7 @@ def test_a_narrower_range_has_less_noise() -> None:
 def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     question = Question(kind="epsilon", amount=1)
     calibrated(SPACE, question, SPACE.everything)
-    monkeypatch.setattr(calibration.limits, "MAX_REAL_SIGMA", 1e5)
+    monkeypatch.setattr(limits, "MAX_REAL_SIGMA", 1e5)
     monkeypatch.setattr(calibration, "_measure", calibration._measure.__wrapped__)
     with pytest.raises(UsageError, match="range of exact draws"):
         calibrated(SPACE, question, SPACE.everything)

@@ -101,13 +101,13 @@ def test_figures_at_the_ends_of_their_ranges_are_taken() -> None:
         {"max_contributions": 24, "scale": "12"},
     ):
         design(but(**changes))
-    for changes, text in (
+    for beyond, text in (
         ({"max_contributions": limits.MAX_CONTRIBUTIONS + 1}, "must lie between 0 and"),
         ({"max_contributions": 23, "scale": "12"}, "is so short that two pairs"),
         ({"epsilon": limits.MAX_EPSILON * 1.01}, "must lie between 0 and"),
     ):
         with pytest.raises(UsageError, match=text):
-            design(but(**changes))
+            design(but(**beyond))
 
 
 def test_the_tree_beats_plain_cells_at_equal_budget() -> None:

@@ -69,7 +69,8 @@ def test_what_cannot_be_run_is_not_taken() -> None:
 
 def test_a_bound_per_key_lets_more_of_a_unit_count() -> None:
     of, figures = read()
-    own = math.hypot(1_000 * figures.cut, figures.sd)  # type: ignore[operator, arg-type]
+    assert figures.cut is not None and figures.sd is not None
+    own = math.hypot(1_000 * figures.cut, figures.sd)
     assert [other.bound for other in figures.per_key] == [1, 2, 4, 8, 16]
     assert all(math.hypot(1_000 * other.cut, other.sd) <= 0.95 * own for other in figures.per_key)
     for other in figures.per_key:
