@@ -36,8 +36,8 @@ def place(tmp_path: Path) -> Place:
 
 def account(place: Place, epsilon: float = 30.0) -> LedgerAccount:
     path = place.folder / "book" / "ledger.db"
-    place = accounts.create(path, "visits", (epsilon, 0.01), type_="int")
-    return dpstream.LedgerAccount(path, "visits", id=place.id)
+    created = accounts.create(path, "visits", (epsilon, 0.01), type_="int")
+    return dpstream.LedgerAccount(path, "visits", id=created.id)
 
 
 def stream(

@@ -283,7 +283,7 @@ ON_RUNNERS = [
 @pytest.mark.parametrize(("name", "runner"), ON_RUNNERS)
 def test_workers_of_a_runner_give_the_same_bytes(name: str, runner: str, tmp_path: Path) -> None:
     {"FlinkRunner": need_flink, "PrismRunner": binary}.get(runner, lambda: None)()
-    kind, seen = KINDS[name], []
+    kind, seen = KINDS[name], list[tuple[str, dict[str, bytes | list[str]]]]()
     world(kind, tmp_path / "world")
     for options in ((), ("--runner", runner, *RUNNERS[runner])):
         folder = tmp_path / f"world {len(seen)}"

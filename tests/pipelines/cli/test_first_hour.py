@@ -40,12 +40,24 @@ def no_rows(hour: Hour) -> None:
     assert hour.run("--operator") == 0 and "WARNING: NOTHING WAS RELEASED" in hour.message
 
 
+def in_order(*steps: Step) -> Step:
+    def taken(hour: Hour) -> None:
+        for step in steps:
+            step(hour)
+
+    return taken
+
+
+def put_in_data(hour: Hour) -> None:
+    hour.put("data/v.parquet", visits())
+
+
 def all_edits(*edits: tuple[str, str]) -> Step:
-    return lambda hour: [hour.edit(old, new) for old, new in edits]
+    return in_order(*(edit(old, new) for old, new in edits))
 
 
 def edit(old: str, new: str) -> Step:
-    return all_edits((old, new))
+    return lambda hour: hour.edit(old, new)
 
 
 def seconds(hour: Hour) -> None:
@@ -252,14 +264,13 @@ MISTAKES = {
         ("table.path", "matches no file: /", "data/*.parquet", "correct the path"),
         edit("data/*.parquet", "*.parquet")),
     "a folder": Mistake(
-        lambda hour: (hour.put("data/v.parquet", visits()),
-                      hour.edit(PATH, 'path = "data"\nformat = "parquet"')), 2,
+        in_order(put_in_data, edit(PATH, 'path = "data"\nformat = "parquet"')), 2,
         ("table.path", "matches a folder", "pattern that matches files"),
         edit('path = "data"', 'path = "data/*.parquet"')),
     "an empty file": Mistake(
         empty_file, 2, ("table.path", "no file that is readable", "no byte"), again),
     "another kind of file": Mistake(
-        lambda hour: (hour.csv(), hour.edit(UNIT, f'format = "parquet"\n{UNIT}')), 2,
+        in_order(Hour.csv, edit(UNIT, f'format = "parquet"\n{UNIT}')), 2,
         ("table.path", "readable as Parquet", "correct table.format"),
         edit('format = "parquet"', 'format = "csv"')),
     "a compressed file that is cut off": Mistake(
@@ -330,8 +341,7 @@ MISTAKES = {
     "releases in the folder of the data": Mistake(
         all_edits((PATH, 'path = "data/**/*.parquet"'), ('path = "releases"', 'path = "data"')), 2,
         ("table.path", "matches no file"),
-        lambda hour: (hour.put("data/v.parquet", visits()),
-                      hour.edit('path = "data"', 'path = "out"'))),
+        in_order(put_in_data, edit('path = "data"', 'path = "out"'))),
 }  # fmt: skip
 
 

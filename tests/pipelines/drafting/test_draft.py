@@ -1,6 +1,7 @@
 """The text of a first job: planned as it stands, whatever its columns are called."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,9 +99,7 @@ def test_what_are_no_bounds(bounds: tuple[float, float]) -> None:
      ({"every": "soon"}, "--every"), ({"key": (Field("_page"),)}, "--key"),
      ({"windows": WEEKS._replace(length="1us")}, "--window")],
 )  # fmt: skip
-def test_what_a_plan_would_refuse_is_refused_by_its_flag(
-    change: dict[str, object], flag: str
-) -> None:
+def test_what_a_plan_would_refuse_is_refused_by_its_flag(change: dict[str, Any], flag: str) -> None:
     with pytest.raises(UsageError) as error:
         checked(project_text(SAID._replace(**change), OUT), OUT)
     assert error.value.field == flag

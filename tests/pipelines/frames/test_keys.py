@@ -12,7 +12,7 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.query import calibration
+from dpstream.accounting.query import calibration, thresholds
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.pipelines.sql.dbapi import connect
@@ -27,7 +27,7 @@ def selected(rows: list[tuple[int, str]], epsilon: float = 1.0, delta: float = 1
     """Keys of units of at most three, by the mathematics of the selection and without noise."""
     budget = allocate_query(QueryPlan(epsilon, delta, 3, None, "gaussian", True))
     assert budget.selection is not None
-    keys_of, weight = defaultdict(set), defaultdict(float)
+    keys_of, weight = defaultdict[int, set[str]](set), defaultdict[str, float](float)
     for unit, key in rows:
         keys_of[unit].add(key)
     for keys in keys_of.values():
@@ -80,7 +80,7 @@ def test_keys_of_one_unit_are_shown_as_rarely_as_delta_says(
     monkeypatch: pytest.MonkeyPatch, part: float, holds: bool
 ) -> None:
     """One unit in each of many keys; with a threshold that is a fifth lower this test fails."""
-    real = calibration.gaussian_selection
+    real = thresholds.gaussian_selection
 
     def lower(*of: Any) -> Any:
         made = real(*of)

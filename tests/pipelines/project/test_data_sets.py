@@ -22,8 +22,8 @@ def test_places_start_from_the_folder_of_the_file() -> None:
     assert (account.unit, account.file) == ("customer", "/shop/dpstream.toml")
     database = {"path": "spanner://p/i/d", "id": ID}
     assert account_of(project(account=database), "d").path == "spanner://p/i/d"
-    assert secret_of(project(secret="file:s"), "d").key == "file:/shop/s"
-    assert secret_of(project(secret="env:SECRET"), "d").key == "env:SECRET"
+    assert secret_of(project(secret="file:s"), "d").reference == "file:/shop/s"
+    assert secret_of(project(secret="env:SECRET"), "d").reference == "env:SECRET"
     test_secret = "0f" * 32
     assert (
         secret_of(project(insecure_test_secret=test_secret), "d").insecure_test_secret is not None

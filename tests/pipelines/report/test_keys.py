@@ -11,7 +11,7 @@ from dpstream.pipelines.report.keys import PAGE_NUMBERS, Keys, gathered, most_ro
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.float64()), ("n_sd", pa.float64())])
 #: Values of each key by window.
-VALUES = {
+VALUES: dict[str, dict[int, float | None]] = {
     "big": {0: 100.0, 1: 90.0, 2: 110.0},
     "mid": {0: 50.0, 2: 40.0},
     "late": {2: 60.0},

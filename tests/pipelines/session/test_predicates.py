@@ -18,6 +18,7 @@ from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Re
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session import predicates
+from dpstream.pipelines.session.comparisons import NEGATED
 from dpstream.pipelines.session.predicates import boxes_of, predicate_of
 
 DAY = 86_400_000_000
@@ -261,7 +262,7 @@ def test_two_valued_logic_would_be_noticed(
     database: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A negation that takes the missing coordinate with it."""
-    monkeypatch.setattr(predicates, "NEGATED", dict(predicates.NEGATED) | {"=": "<="})
+    monkeypatch.setattr(predicates, "NEGATED", NEGATED | {"=": "<="})
     with pytest.raises(AssertionError):
         check(database, "NOT hour = 0")
 

@@ -9,6 +9,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.regions.boxes import union, without
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
@@ -54,8 +55,8 @@ def opened(
         yield scan, config, at
 
 
-def box_of(space: object, **ranges: tuple[int, int]) -> np.ndarray:
-    box = space.whole.copy()
+def box_of(space: Space, **ranges: tuple[int, int]) -> np.ndarray:
+    box = space.everything.copy()
     for name, edges in ranges.items():
         box[0, space.place(name)] = edges
     return box
@@ -97,7 +98,7 @@ CELLS = (
 )
 
 
-def boxes_of(space: object) -> dict[str, np.ndarray]:
+def boxes_of(space: Space) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     one = box_of(space, hour=(3, 17), x=(0, 20), epsilon=(1, 5))
     other = box_of(space, hour=(17, 22), day=(2, 9))
@@ -115,14 +116,14 @@ def boxes_of(space: object) -> dict[str, np.ndarray]:
         ]
     )
     return {
-        "whole": space.whole,
+        "whole": space.everything,
         "one": one,
         "two": np.concatenate([one, other]),
         "hours": hours,
         "many": union(random),
-        "rest": without(space.whole, random),
+        "rest": without(space.everything, random),
         "nobody": box_of(space, rho=(0, 250_000)),
-        "none": space.whole[:0],
+        "none": space.everything[:0],
     }
 
 

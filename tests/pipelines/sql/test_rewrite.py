@@ -165,7 +165,7 @@ def test_data_never_raises(expression: str, form: str) -> None:
 
 def test_a_pattern_that_is_none_fails_without_rows_too() -> None:
     statement = _asked("COUNT(*) AS k", "FROM visits WHERE REGEXP_CONTAINS(page, '(')")
-    empty = {name: [] for name in _CATALOG.tables}
+    empty: Rows = {name: [] for name in _CATALOG.tables}
     with pytest.raises(duckdb.Error):
         answers(database(_CATALOG, empty), stage_text(statement, _CATALOG))
 

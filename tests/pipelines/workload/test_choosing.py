@@ -22,7 +22,7 @@ from tests import accounts
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.workload.survey import JOB, KEY, survey, write
 
-RANGES = [{"factors": {"age": "range", "sex": "identity"}}]
+RANGES: list[dict[str, Any]] = [{"factors": {"age": "range", "sex": "identity"}}]
 UNION = [*RANGES, {"factors": {"age": "prefix"}}]
 
 
@@ -31,7 +31,7 @@ def charges(folder: Path) -> list[Charge]:
         return ledger.entries()
 
 
-def asked(folder: Path, out: str, *more: str, queries: list[dict[str, object]] = RANGES) -> None:
+def asked(folder: Path, out: str, *more: str, queries: list[dict[str, Any]] = RANGES) -> None:
     file = write(folder / "r.json", queries)
     done = call("workload", "answer", file, "--project", folder, "--out", folder / out, "--cache",
                 folder / "cache", "--quiet", *more)  # fmt: skip

@@ -75,7 +75,8 @@ def test_plan(tmp_path: Path) -> None:
     twice = planned_purely(ASKED, 0.125, 1, tmp_path)
     assert twice["cached"] and not plan["cached"]
     assert twice["rmse"] == pytest.approx(2 * plan["rmse"], rel=5e-3)
-    [answers] = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1))).answers(ASKED)
+    noiseless = np.zeros((len(LATTICE.strategy.factors[0]), 1), np.int64)
+    [answers] = estimate_of(LATTICE, noiseless).answers(ASKED)
     assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(plan["rmse"], rel=5e-3)
     for epsilon in (0.0, math.inf, -1.0):
         with pytest.raises(PolicyError):
@@ -133,7 +134,7 @@ def test_intervals_are_wide_enough_for_what_rounding_adds() -> None:
     plain = LAPLACE_HALF_WIDTH * math.sqrt(2) * LATTICE.scale / LATTICE.sd
     rows = math.prod(map(len, LATTICE.strategy.factors))
     assert LATTICE.half_width == pytest.approx(plain + math.sqrt(rows) / LATTICE.sd)
-    plan = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1)))
+    plan = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1), np.int64))
     assert plan.half_width == LATTICE.half_width > LAPLACE_HALF_WIDTH
     small = lattice_of(LatticeStrategy((np.eye(3, dtype=np.int64),)), 3.0, 1)
     draws = (
