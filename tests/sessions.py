@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -122,7 +122,8 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Draws:
 
     def silent(law: str) -> Callable[[OneShot, Ids, float], Int64]:
         def draw(self: OneShot, items: Ids, scale: float) -> Int64:
-            of = {label.label: prefix for label, prefix in self._prefix.items()}
+            prefixes: dict[Any, Any] = self._prefix
+            of = {label.label: prefix for label, prefix in prefixes.items()}
             draws.append((of[law.encode()].tobytes(), scale, items.copy()))
             return np.zeros(len(items), np.int64)
 

@@ -28,12 +28,13 @@ from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.stream import run as stream
+from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import arrow
 from dpstream.state import open as stores
 from dpstream.state.idtable import PairSet
+from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import SqliteStore
@@ -249,7 +250,7 @@ def test_full_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], store_pages: int, missing: int
 ) -> None:
     """SQLite has no room; afterwards the run goes on from the same store."""
-    real, pages = sqlite.connect, store_pages - missing
+    real, pages = sqlite_file.connect, store_pages - missing
 
     def connect(path: Any) -> Any:
         db = real(path)
@@ -306,5 +307,5 @@ def test_errors_hold_nothing_either() -> None:
             call()
         assert not hits(kept(caught.value))
     with pytest.raises(RunError) as caught:
-        raise stream.coded(ValueError(TEXT)) from None
+        raise coded(ValueError(TEXT)) from None
     assert not hits(kept(caught.value))

@@ -161,7 +161,7 @@ def test_bounds_that_are_not_paid_for_are_refuted(tmp_path: Path) -> None:
 class _Noiseless(OneShot):
     """Bounds are read off exact counts."""
 
-    def rounded_gaussian(self, items: Any, sigma: float) -> Any:
+    def rounded_gaussian(self, items: Any, sigma: Float64 | float) -> Any:
         return np.zeros(len(items), np.int64)
 
 

@@ -22,7 +22,6 @@ from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.store import Store
 from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin
 from tests.delivery.runner import ENDLESS, Runner
@@ -216,12 +215,12 @@ def keeps_counts(world: World, real: Any) -> Any:
 def watched(world: World) -> Iterator[None]:
     """Counts, and decisions whose positions are about to go, are noted."""
 
-    def forget(store: Store, shard: int, trigger_time: int) -> None:
+    def forget(store: SqliteStore, shard: int, trigger_time: int) -> None:
         still_there(store, shard, world.plan.design.ranked, world.gone)
         really(store, shard, trigger_time)
 
     really = SqliteStore.forget_positions
-    aggregate, commit_step = keeps_counts(world, step.aggregate)
+    aggregate, commit_step = keeps_counts(world, vars(step)["aggregate"])
     with (
         mock.patch.object(SqliteStore, "forget_positions", forget),
         mock.patch.object(SqliteStore, "commit_step", commit_step),
@@ -305,7 +304,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
     run = begin(world.plan, folder, 1)
     again = World.__new__(World)
     again.plan, again.counts = world.plan, {}
-    aggregate, commit_step = keeps_counts(again, step.aggregate)
+    aggregate, commit_step = keeps_counts(again, vars(step)["aggregate"])
     with (
         nothing_expires(),
         mock.patch.object(SqliteStore, "commit_step", commit_step),
@@ -314,7 +313,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
         release, seal = ReleaseCallback(run)(), SealFactory(run)()
         last = world.plan.timeline.last_trigger_time
         sealed = {
-            name: sealed_bytes(seal(*name, [part]))
+            name: sealed_bytes(seal(name[0], name[1], [part]))
             for name, part in release(0, [rows], last, 0).outputs
         }
     if again.counts != world.counts:

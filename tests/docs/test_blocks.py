@@ -55,7 +55,8 @@ def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
                 output += shown(words[1:])
                 ran.append(words)
     elif language == "sql":
-        assert duckdb.sql(text).fetchall(), named(path)
+        relation = duckdb.sql(text)
+        assert relation is not None and relation.fetchall(), named(path)
     else:
         assert language == "python", f"{named(path)}: nothing runs {language}"
         Path("shown.py").write_text(text)

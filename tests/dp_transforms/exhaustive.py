@@ -336,8 +336,11 @@ def _selected(
             drawn *= budget.statistic.weighted
         if plan.privacy.combine:
             # The very noise of the count that is published.
-            count = ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
-            drawn += budget.statistic.counted * int(noise.path(*count, *name)[step_of(plan, t) - 1])
+            count, of = (
+                ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
+            )
+            path = noise.path(count, of, window, key_ids[key], state.round)
+            drawn += budget.statistic.counted * int(path[step_of(plan, t) - 1])
         statistic = (state.statistic(plan, budget) << 8) + drawn
         if len(state.units) > plan.privacy.pre_threshold and statistic > int(
             budget.tau[step_index - 1]

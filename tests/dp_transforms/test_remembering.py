@@ -20,7 +20,7 @@ import pytest
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms import flow, step
+from dpstream.dp_transforms import flow, perturbation, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.remembered_keys import Remembered, RememberedKeys
 from dpstream.state import open as stores
@@ -72,7 +72,7 @@ def stream(rows: list[tuple[int, int, int]]) -> Stream:
 def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
     """Tests say what the path says; what is aggregated is kept."""
     window_of: dict[int, int] = {}
-    sticky, aggregate = step.Stepper._sticky, step.aggregate
+    sticky, aggregate = step.Stepper._sticky, vars(step)["aggregate"]
 
     def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
         window_of[id(states)] = window
@@ -88,8 +88,8 @@ def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
         units, index = ids_of(batch.column("unit")), numbers(batch.column("_index"))
         columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
         rows.extend(
-            Row(unit.tobytes(), *where, int(i))
-            for unit, i, *where in zip(units, index, *columns, strict=True)
+            Row(unit.tobytes(), window, trigger, page, int(i))
+            for unit, i, window, trigger, page in zip(units, index, *columns, strict=True)
         )
         return aggregate(plan, states, batch, ids, weights)
 
@@ -247,7 +247,7 @@ def forgotten_in_mid_window() -> Iterator[None]:
 def forgotten_by_true_count() -> Iterator[None]:
     """A key is remembered only if it had a unit in the window before, exactly counted."""
     counts: dict[tuple[int, bytes], int] = defaultdict(int)
-    aggregate, compute, of = step.aggregate, step.Stepper._compute, Remembered.of
+    aggregate, compute, of = vars(step)["aggregate"], step.Stepper._compute, Remembered.of
     at = [0]
 
     def noted(stepper: Any, states: Any, window: int, *rest: Any) -> Any:
@@ -353,7 +353,7 @@ def noisy(rows: list[tuple[float, float]]) -> bool:
 def test_rows_over_nothing_have_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(triggers=6, windows=2, contributions=12, epsilon=40.0)
     assert noisy(zero_rows(plan, tmp_path))
-    publish = step.publish
+    publish = perturbation.publish
 
     def noiseless(plan: Plan, budget: Any, states: Any, paths: Any, slots: Any, *at: Any) -> Any:
         figures = publish(plan, budget, states, paths, slots, *at)

@@ -24,7 +24,7 @@ from tests.pipelines.ask.kinds import (
     KINDS,
     STREAM,
     Kind,
-    Said,
+    Outcome,
     emptied,
     fix_of,
     typed,
@@ -42,13 +42,13 @@ def restored(backup: Path) -> None:
     shutil.copyfile(backup / "ledger.db", FILE)
 
 
-def asked(kind: Kind, *options: str) -> Said:
+def asked(kind: Kind, *options: str) -> Outcome:
     """A question, also of the Python interface, as a command ends."""
     emptied(kind)
     try:
         return kind.ask(*options)
     except DpstreamError as error:
-        return Said(error.exit_code, "", str(error))
+        return Outcome(error.exit_code, "", str(error))
 
 
 def shown() -> dict[str, object]:

@@ -41,7 +41,7 @@ def decoded(source: str) -> Iterator[tuple[str | None, str]]:
             inside = [c.name for c in classes if node in ast.walk(c)]
             for keyword in node.keywords:
                 if keyword.arg == "type":
-                    yield (inside or [None])[-1], ast.unparse(keyword.value)
+                    yield inside[-1] if inside else None, ast.unparse(keyword.value)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("header_of"):
             yield from ((None, ast.unparse(kind)) for kind in node.args[1:2])
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.Decoder":

@@ -1,6 +1,7 @@
 """The same bytes on other processors: golden jobs under numpy's, BLAS's and LLVM's least
 instructions, and the numbers of a run under an emulated older processor."""
 
+import importlib
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,8 +33,7 @@ NAMES = ("rounds", "tree", "toeplitz", "combined", "shared")
 
 def least_instructions() -> dict[str, str]:
     """An environment in which numpy, BLAS and libm use what every x86-64 processor has."""
-    from numpy._core import _multiarray_umath as umath
-
+    umath: Any = importlib.import_module("numpy._core._multiarray_umath")
     present = [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)]
     return {
         "NPY_DISABLE_CPU_FEATURES": " ".join(present),

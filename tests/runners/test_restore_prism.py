@@ -112,7 +112,12 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
         ]
         subprocess.run([str(part) for part in command], check=True, capture_output=True)
         done = len(files(tmp_path))
-        wait_for(lambda: producer.produce(0.3) is None and len(files(tmp_path)) >= done + 5, 60)
+
+        def more() -> bool:
+            producer.produce(0.3)
+            return len(files(tmp_path)) >= done + 5
+
+        wait_for(more, 60)
 
     run_while(job, first)
     before = files(tmp_path)
@@ -123,7 +128,11 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
         Path(one).write_bytes(before[other])
 
     def second() -> None:
-        wait_for(lambda: producer.produce(0.3) is None and len(files(tmp_path)) > 5 + len(before))
+        def more() -> bool:
+            producer.produce(0.3)
+            return len(files(tmp_path)) > 5 + len(before)
+
+        wait_for(more)
 
     if tampered:
         with pytest.raises(PolicyError, match="restored store does not lead to what is published"):

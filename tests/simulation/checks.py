@@ -198,8 +198,8 @@ def check_skips(
     line = plan.timeline
     first: dict[tuple[int, str], int] = {}  # (window, key) -> trigger time of its selection
     for (window, trigger), data in sorted(releases.items()):
-        for row in as_rows(data):
-            first.setdefault((window, str(row["page"])), line.base(window) + trigger)
+        for released in as_rows(data):
+            first.setdefault((window, str(released["page"])), line.base(window) + trigger)
     remembered_pages = remembered_keys(plan, first)
     batch, pages = Batch(plan, records), records.column("page").to_pylist()
     taken: dict[bytes, list[int]] = {}

@@ -1,6 +1,6 @@
 """Copies of a whole store: notes that go along, steps in part, what abandoning gives up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ Make = Callable[..., SqliteStore]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path: Path) -> Iterator[Make]:
     made: list[SqliteStore] = []
 
     def store(**changes: object) -> SqliteStore:
@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Make:
         made.append(SqliteStore(path, KEY_SCHEMA, STREAMS))
         return made[-1]
 
-    yield store  # type: ignore[misc]
+    yield store
     for one in made:
         one.close()
 

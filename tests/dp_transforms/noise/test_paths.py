@@ -221,7 +221,7 @@ def nodes_of(stream: NoiseStream, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np
     last = np.full(count, int(stream.strategy.nodes_through(stream.strategy.triggers)))
     tweaks = stream.names(ids, np.zeros(count, np.int64))
     flat, _ = stream.sampler.draw(RING.node, tweaks, np.zeros(count, np.int64), last)
-    return flat.reshape(count, -1)
+    return np.asarray(flat, np.int32).reshape(count, -1)
 
 
 def blocks(t: int) -> list[tuple[int, int]]:
@@ -238,7 +238,7 @@ def inside(matrix: Int64, block: tuple[int, int]) -> npt.NDArray[np.bool_]:
     """Nodes whose leaves all lie in the block."""
     outside = np.ones(matrix.shape[1], np.bool_)
     outside[block[0] : block[1]] = False
-    return ~matrix[:, outside].any(axis=1)
+    return np.asarray(~matrix[:, outside].any(axis=1))
 
 
 def dense_decode(matrix: Int64, noise: npt.NDArray[np.int32], t: int) -> int:

@@ -191,8 +191,9 @@ def test_a_mean_of_values_that_are_not_centred_is_caught(ring: KeyRing) -> None:
     def unclamped(part: parts.QueryPart) -> parts.QueryPart:
         return msgspec.structs.replace(part, low=-plain, high=plain)
 
-    real = bounding.parts_of
-    boxes = mock.patch.object(bounding, "parts_of", lambda p: tuple(map(unclamped, real(p))))
+    boxes = mock.patch.object(
+        bounding, "parts_of", lambda p: tuple(map(unclamped, parts.parts_of(p)))
+    )
     with boxes, mock.patch.object(partials, "_hold_to_counts"):
         assert worst(plan, ring, whole) > 1.2
     with boxes:  # counts hold the sums of themselves

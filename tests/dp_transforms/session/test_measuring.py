@@ -140,7 +140,8 @@ def test_noise_is_drawn_once_for_each_cell_and_node(ring: KeyRing, no_noise: Dra
 
 
 def drawn(ring: KeyRing, cells: Cells, run: str = RUN, **other: Any) -> tuple[Question, Int64]:
-    question = Question(**({"kind": "epsilon", "amount": 400_000, "cells": cells} | other))
+    usual: dict[str, Any] = {"kind": "epsilon", "amount": 400_000, "cells": cells}
+    question = Question(**(usual | other))
     boxes = boxes_of(SPACE, cells, ())
     totals_ = nothing(cells.count, question.needs(SPACE, boxes))
     return question, measured(SPACE, question, boxes, totals_, ring, run, INPUTS)[0][0]

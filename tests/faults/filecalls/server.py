@@ -142,10 +142,10 @@ def _run_ids() -> None:
     drawn: dict[str, int] = {}
     real = secrets.token_hex
 
-    def token_hex(size: int | None = None) -> str:
+    def token_hex(nbytes: int | None = None) -> str:
         frame = sys._getframe(1)
         if frame.f_globals.get("__name__") not in DRAWERS or frame.f_back is None:
-            return real(size)
+            return real(nbytes)
         frame = frame.f_back
         name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
         drawn[name] = drawn.get(name, 0) + 1

@@ -137,7 +137,7 @@ def apart(cells: Cells, chance: Floats, noise: Noise) -> float:
 
 
 def both(
-    cells: Cells, weighted: Floats, factors: tuple[float, float], sds: tuple[float, float],
+    cells: Cells, weighted: Floats | Ints, factors: tuple[float, float], sds: tuple[float, float],
     above: float,
 ) -> float:  # fmt: skip
     """Expected L1 where a key is given if a (weighted + N) + d (units + M) > above, with units + M.

@@ -106,7 +106,9 @@ class Truth:
     def __init__(self, model: SessionTable, seed: int) -> None:
         rng, self.model = np.random.default_rng(seed), model
         kinds = [d.kind for d in model.dimensions if isinstance(d, Budget)]
-        self.paid = {kind: np.zeros(model.space.sizes, np.int64) for kind in kinds}
+        self.paid: dict[str, Int64] = {
+            kind: np.zeros(model.space.sizes, np.int64) for kind in kinds
+        }
         own = {"initial": rng.uniform(0, 17e-6, 300), "initial rho": rng.uniform(0, 9e-6, 300)}
         columns = {"age": rng.integers(9, 17, 300), "city": rng.choice(["A", "B", "C"], 300), **own}
         names = [d.name for d in model.dimensions]

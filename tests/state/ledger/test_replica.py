@@ -1,6 +1,7 @@
 """Rows in memory: the sums of what is there, whatever came, was kept or taken back."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def step(rows: Replica, answers: dict[str, AnswerRow], draw: random.Random) -> N
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_taken_back_was_never_there(seed: int) -> None:
     """Against a replica that has seen only what was kept."""
-    draw, rows, marks, answers = random.Random(seed), created(), list[int](), {}
+    draw, rows, marks, answers = random.Random(seed), created(), list[int](), dict[str, Any]()
     for turn in range(40):
         keep, mark = draw.random() < 0.5, draw.randrange(2**32)
         again, before = random.Random(mark), dict(answers)

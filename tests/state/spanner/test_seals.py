@@ -10,6 +10,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.copying import copy_store
 from dpstream.state.seals import damaged
+from dpstream.state.spanner import client
 from dpstream.state.spanner import schema as spanner_schema
 from dpstream.state.spanner import seals as spanner_seals
 from dpstream.state.spanner.client import connect
@@ -120,7 +121,7 @@ def moved(bench: SpannerRetentionBench) -> Callable[[], Store]:
 def test_an_answer_of_the_switch_that_was_lost(bench: SpannerRetentionBench) -> None:
     """It is tried again, and finds what it has written."""
     filled(bench)
-    real, lost = spanner_schema.transact, []
+    real, lost = client.transact, list[bool]()
 
     def twice(database: Any, work: Any) -> Any:
         if not lost and database.name == connect(bench.url).name and work.__name__ == "work":
