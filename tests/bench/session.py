@@ -81,7 +81,7 @@ class Query(NamedTuple):
         return " AND ".join(f"{n} >= {a} AND {n} < {b}" for n, (a, b) in self.ranges.items())
 
 
-def session_of(queries: int, widened: bool) -> "Generator[Query, float, None]":
+def session_of(queries: int, widened: bool) -> "Generator[Query, float | None, None]":
     """The queries; each is sent the answer to it (only the grid's counts matter).
 
     Args:
@@ -111,7 +111,7 @@ def _parts(name: str, span: tuple[int, int], parts: int, widened: bool) -> list[
     return list(itertools.pairwise(edges))
 
 
-def _grid(squares: int, widened: bool) -> "Generator[Query, float, Float64]":
+def _grid(squares: int, widened: bool) -> "Generator[Query, float | None, Float64]":
     counts = np.zeros((squares, squares))
     for row, y in enumerate(_parts("y", rides.DENSE, squares, widened)):
         for column, x in enumerate(_parts("x", rides.DENSE, squares, widened)):
@@ -121,7 +121,7 @@ def _grid(squares: int, widened: bool) -> "Generator[Query, float, Float64]":
 
 def _dense(
     figure: Aggregate, counts: Float64, most: int, widened: bool
-) -> "Generator[Query, float, None]":
+) -> "Generator[Query, float | None, None]":
     """The squares with the largest counts, in the order of the map."""
     squares = len(counts)
     chosen = np.zeros(counts.size, np.bool_)
@@ -218,7 +218,7 @@ def measured(project: Path, queries: int, runs: int, held: bool) -> dict[str, An
             ways.unitrax(Query(COUNT, {}))  # everything is open
             with contextlib.suppress(StopIteration):
                 while True:
-                    query = asking.send(reply)  # type: ignore[attr-defined]
+                    query = asking.send(reply)
                     tracked.append(ways.regions)
                     answers, row = dict[str, float](), dict[str, float]()
                     turn = (len(took) + run) % len(WAYS)
@@ -242,7 +242,7 @@ def balanced(project: Path, queries: int, counts: Callable[[Query], float]) -> l
         open_table = ways.session.open_table
         with contextlib.suppress(StopIteration):
             while True:
-                query = asking.send(reply)  # type: ignore[attr-defined]
+                query = asking.send(reply)
                 tracked.append(ways.regions)
                 reply = counts(query)
                 where = ways.session.where(f"initial >= {NEEDED} AND {query.predicate}")

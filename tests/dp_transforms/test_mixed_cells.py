@@ -104,7 +104,7 @@ def test_through_beam(tmp_path: Path) -> None:
     stores.close_all()
 
 
-def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict[object, bytes]:
+def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict[Any, bytes]:
     """Releases of all steps without data, the process begun anew every so many steps, and the
     store moved to other shards in the midst."""
     run, by_step = begin_mixed(plan, folder, MIXING), {}

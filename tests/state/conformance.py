@@ -160,7 +160,7 @@ def named(*keys: int) -> list[tuple[str, int]]:
     return sorted((f"p{key}", key) for key in keys)
 
 
-def look(store: Store, shard: int = 0) -> dict[str, object]:
+def look(store: Store, shard: int = 0) -> dict[str, Any]:
     """The picture of all states of a shard."""
     return picture(loaded(store, shard))
 

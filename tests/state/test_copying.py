@@ -15,7 +15,7 @@ from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import RunIdentity
 from tests.state.conformance import KEY_SCHEMA, STREAMS
-from tests.state.life_conformance import LINE, OLD, fill_step, sample, whole
+from tests.state.life_conformance import LINE, OLD, everything_of, fill_step, sample
 
 Make = Callable[..., SqliteStore]
 
@@ -61,7 +61,7 @@ def test_reshards_are_kept_while_any_key_is_ahead(make: Make) -> None:
     copy_store(first, second, LINE)
     assert second.reshards == {1: [ReshardProgress((1, 0))]}
     copy_store(second, third, LINE)
-    assert third.reshards == second.reshards and whole(third) == whole(first)
+    assert third.reshards == second.reshards and everything_of(third) == everything_of(first)
     even, again = make(), make(shards=3)
     sample(even)
     copy_store(even, again, LINE)

@@ -70,7 +70,7 @@ def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
     any later one, until its window or its period is closed.
     """
     line = plan.timeline
-    late, period_places = line.allowed_lateness // STEP, dict[int, list[tuple[int, int]]]()
+    late, period_places = line.allowed_lateness // STEP, dict[int, set[tuple[int, int]]]()
     assert line.end is not None and line.period is not None
     for cell in range(1, (line.end - line.start) // STEP + 1):
         number = (cell - 1) * STEP // line.period

@@ -15,7 +15,8 @@ class Doubling(Strategy):
     state_columns = 0
 
     def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        return 2.0 * total**2
+        square = 2.0 * total**2
+        return square if isinstance(square, float) else np.asarray(square, np.float64)
 
     def matrix(self) -> Float64:
         return np.repeat(np.eye(self.triggers), 2, axis=0)

@@ -136,12 +136,12 @@ def test_combined_figures_are_nearer_and_of_the_same_groups(negative: bool) -> N
         assert [row[:-1] for row in plain[folder]] == [row[:-1] for row in combined[folder]]
     if negative:
         cells, margins = Counter[Any](), Counter[Any]()
-        for *group, begin, _, sex, count in combined["t2"]:
-            (margins if begin == "*" else cells)[*group, sex] += int(count)
+        for *group, begin, _, sex, figure in combined["t2"]:
+            (margins if begin == "*" else cells)[*group, sex] += int(figure)
         assert cells == margins
         totals = {tuple(row[:3]): int(row[3]) for row in combined["t1"]}
-        for name in detailed:
-            assert totals[name] == margins[*name, "1"] + margins[*name, "2"]
+        for place in detailed:
+            assert totals[place] == margins[*place, "1"] + margins[*place, "2"]
     else:
         assert min(int(row[-1]) for rows in combined.values() for row in rows) == 0
 

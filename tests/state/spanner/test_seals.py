@@ -17,7 +17,7 @@ from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import claim, switch
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
-from tests.state.life_conformance import LINE, OLD, sample, whole
+from tests.state.life_conformance import LINE, OLD, everything_of, sample
 from tests.state.spanner.bench import SpannerRetentionBench
 
 _KEYS, _SEALED = spanner_seals._KEYS, spanner_seals._SEALED
@@ -64,7 +64,7 @@ def everything(store: Store) -> object:
     for shard in range(OLD.shards):
         assert store.unit_progress(shard) and list(store.unit_pieces(shard)) is not None
     assert store.retained_windows is not None and store.metadata("x") == "a"
-    return whole(store)
+    return everything_of(store)
 
 
 def filled(bench: SpannerRetentionBench) -> object:

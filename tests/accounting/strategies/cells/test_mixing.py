@@ -14,7 +14,7 @@ from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.mixing import inverse_norm2, matrices, mixed
 from dpstream.accounting.strategies.cells.residual import Residual, residual
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron, dense_gram
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, dense_gram
 from dpstream.accounting.workloads.workload import marginals, over
 from tests.accounting.strategies.cells.shapes import attributes, rows, small
 
@@ -209,7 +209,7 @@ def test_what_is_mixed_in_is_a_thousandth_of_sensitivity_one() -> None:
     assert isinstance(strategy.gram, Residual)
     done, matrix = mixed(strategy, workload.sizes), strategy.gram.dense()
     mixture = 0.999 * matrix / matrix.diagonal().max() + 0.001 * np.eye(24)
-    assert isinstance(done.gram, Kron)
+    assert isinstance(done.gram, Blocks)
     np.testing.assert_allclose(done.gram.dense(), mixture, atol=1e-12)
     assert done.gram.sensitivity2 == pytest.approx(1)
     with pytest.raises(PolicyError, match="mixed over"):
