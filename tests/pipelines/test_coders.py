@@ -26,7 +26,7 @@ from dpstream.state import open as stores
 from tests.pipelines.cli.test_unbounded_cli import JOB, job_file
 
 #: Coders that say what they write.  All others of Beam's fall back on pickles.
-KNOWN = (
+UNPICKLED = (
     ArrowBatchCoder,
     coders.BytesCoder,
     coders.IterableCoder,
@@ -94,7 +94,7 @@ def pickled(coder_parts: dict[str, list[Any]]) -> set[str]:
     return {
         name
         for name, parts in coder_parts.items()
-        if not all(isinstance(part, KNOWN) for part in parts)
+        if not all(isinstance(part, UNPICKLED) for part in parts)
         and not any(without in name for without in WITHOUT_RECORDS)
     }
 

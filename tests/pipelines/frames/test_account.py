@@ -14,16 +14,16 @@ from tests import accounts
 from tests.pipelines.frames.visits import KEY
 
 
-def book(folder: Path) -> dpstream.LedgerAccount:
+def ledger_account(folder: Path) -> dpstream.LedgerAccount:
     return dpstream.LedgerAccount(folder / "ledger.db", "visits", id=accounts.ID)
 
 
 def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:
-    account = account_of(book(tmp_path), "file:noise.secret", ONCE)
+    account = account_of(ledger_account(tmp_path), "file:noise.secret", ONCE)
     assert account is not None and account.ledger.data_set == "visits"
     assert account.secret.reference == "file:noise.secret"
     source = SecretSource(None, KEY)
-    given = account_of(book(tmp_path), source, ONCE)
+    given = account_of(ledger_account(tmp_path), source, ONCE)
     assert given is not None and given.secret is source
     assert list(tmp_path.iterdir()) == []
 
@@ -31,7 +31,7 @@ def test_an_account_needs_a_key_and_makes_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", [None, b"7"])
 def test_a_key_that_is_none_is_refused(key: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        account_of(book(tmp_path), key, ONCE)
+        account_of(ledger_account(tmp_path), key, ONCE)
     assert error.value.field == "secret"
 
 

@@ -46,10 +46,10 @@ class Spending:
             epsilon = charge(epsilon, boxes, amount)
         boxes = SPACE.everything.copy()
         boxes[0, 3] = (1, 3)
-        self._found = {"epsilon": epsilon, "rho": charge(untouched(SPACE, "rho"), boxes, 1)}
+        self._spent_by_kind = {"epsilon": epsilon, "rho": charge(untouched(SPACE, "rho"), boxes, 1)}
 
     def spent(self, kind: str) -> Spent:
-        return self._found[kind]
+        return self._spent_by_kind[kind]
 
 
 VIEWS = Spending()

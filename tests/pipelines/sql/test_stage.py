@@ -9,7 +9,7 @@ import pytest
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.stage import MAX_SHARDS, LocalShards
-from tests.pipelines.sql.asking import ALL, KEY, asked, data_set, dp
+from tests.pipelines.sql.asking import ALL, KEY, answer_to, data_set, dp
 
 
 def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
@@ -26,7 +26,7 @@ def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
         folder = tmp_path / f"{kind}{shards}"
         folder.mkdir()
         data_set(folder, kind=kind)
-        tables.append(asked(folder, text, shards=shards))
+        tables.append(answer_to(folder, text, shards=shards))
     assert tables[0].header.bounds.keys() == {"x", "hi"} and tables[0].table.num_rows >= 6
     first = tables[0].table.drop_columns([])
     assert all(answer.table.equals(first) for answer in tables[1:2])

@@ -20,7 +20,7 @@ SIZES = (3, 4, 1, 2)
 X = np.random.default_rng(8).integers(0, 20, SIZES)
 
 
-def asked(queries: list[dict[str, Any]]) -> Workload:
+def workload_of(queries: list[dict[str, Any]]) -> Workload:
     domain = [{"name": str(k), "size": n} for k, n in enumerate(SIZES)]
     return from_dict({"domain": domain, "queries": queries})
 
@@ -36,7 +36,7 @@ def estimate(ways: int = 2) -> TableEstimate:
     )
 
 
-WORKLOAD = asked(
+WORKLOAD = workload_of(
     [{"ways": 2}, {"factors": {"0": "prefix", "3": "identity"}}, {"factors": {}},
      {"factors": {"1": "range", "2": "identity"}}]
 )  # fmt: skip
