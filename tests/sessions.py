@@ -57,7 +57,7 @@ class Records(NamedTuple):
         return Records(np.concatenate([self.at, [point]]), np.append(self.usable, True))
 
 
-def some(of: Space, size: int, seed: int = 0) -> Records:
+def random_records(of: Space, size: int, seed: int = 0) -> Records:
     """Records anywhere, one in ten of them not usable."""
     random = np.random.default_rng(seed)
     return Records(random.integers(0, of.sizes, (size, len(of.sizes))), random.random(size) > 0.1)
@@ -77,7 +77,7 @@ SHAPES: tuple[tuple[Cells, tuple[tuple[str, int, int], ...]], ...] = (
     (Cells((CITY, AGE)), (("price", 1, 5),)),
     (Cells((AGE, CITY)), (("age", 2, 9), ("city", 1, 2))),
 )
-ASKED = (
+QUESTIONS = (
     (COUNT,),
     (sum_of("age"),),
     (sum_of("price"),),

@@ -44,12 +44,12 @@ from tests.audit.leaks import (
     UNIT,
     VALUE,
     Logs,
+    contents,
     hits,
-    kept,
     leaked_files,
     make_job,
     opened,
-    shown,
+    printed,
 )
 from tests.projects import typed
 from tests.written import read_dead_letters
@@ -120,7 +120,7 @@ def search(folder: Path, error: BaseException | None, *texts: str) -> None:
     matches = [canary for text in texts for canary in hits(text)]
     if error is not None:
         assert isinstance(error, DpstreamError)
-        matches += hits(shown(error))
+        matches += hits(printed(error))
     assert matches == []
     assert list(leaked_files(folder)) == []
 
@@ -176,7 +176,7 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     _ = (pipeline | ReadFiles(job)).records | beam.ParDo(Bare())
     with Logs() as logs, pytest.raises(ValueError, match=UNIT) as caught:
         pipeline.run().wait_until_finish()
-    assert hits(logs.text) and hits(shown(caught.value))
+    assert hits(logs.text) and hits(printed(caught.value))
     (tmp_path / KEY).write_text(VALUE)
     assert len(list(leaked_files(tmp_path))) == 2
 
@@ -305,7 +305,7 @@ def test_errors_hold_nothing_either() -> None:
     for call in (lambda: list(Fails().process(TEXT)), Fails().finish_bundle):
         with pytest.raises(RunError) as caught:
             call()
-        assert not hits(kept(caught.value))
+        assert not hits(contents(caught.value))
     with pytest.raises(RunError) as caught:
         raise coded(ValueError(TEXT)) from None
-    assert not hits(kept(caught.value))
+    assert not hits(contents(caught.value))

@@ -127,7 +127,7 @@ def _uncommitted_is_unpublished() -> Iterator[None]:
     """What is not committed yet counts as not published, and records do not wait for it."""
     released = PublishedKeys._released
 
-    def found(keys: PublishedKeys, window: int, trigger: int) -> Any:
+    def late_keys(keys: PublishedKeys, window: int, trigger: int) -> Any:
         try:
             return released(keys, window, trigger)
         except RunError:
@@ -139,7 +139,7 @@ def _uncommitted_is_unpublished() -> Iterator[None]:
             keys, ids, first, count, decided, decided
         )
     )  # fmt: skip
-    with waits(), alone(), mock.patch.object(PublishedKeys, "_released", found):
+    with waits(), alone(), mock.patch.object(PublishedKeys, "_released", late_keys):
         yield
 
 

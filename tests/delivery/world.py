@@ -88,7 +88,7 @@ class World:
         self.event = {record.serial: record.event for record in schedule.records}
         self.delivered = np.zeros(len(self.serials), np.bool_)
         self.runner = Runner(self.run)
-        self.kept: list[tuple[Any, Any]] = []
+        self.snapshots: list[tuple[Any, Any]] = []
         self.sink: dict[tuple[int, int], bytes] = {}
         self.emitted: dict[tuple[int, int, int], bytes] = {}
         self.gone: dict[Record, Decision] = {}
@@ -120,7 +120,7 @@ class World:
         elif isinstance(event, Fire):
             self._fire(event)
         elif isinstance(event, Keep):
-            self.kept.append((self.runner.state.copy(), self.delivered.copy()))
+            self.snapshots.append((self.runner.state.copy(), self.delivered.copy()))
         else:
             self._back(event)
 
@@ -159,15 +159,15 @@ class World:
         draw, had, sealed = random.Random(event.seed), self.delivered, self.runner
         self.restores += 1
         begin_at = -ENDLESS
-        if event.nth is None or not self.kept:
+        if event.nth is None or not self.snapshots:
             reached = sealed.state.source
             stores.close_all()
             at = resume_point(self.run)
-            begin_at, self.kept = at.begin, []
+            begin_at, self.snapshots = at.begin, []
             self.runner = Runner(self.run, at.first)
             self.delivered = self.stamp < begin_at
         else:
-            state, delivered = self.kept[-min(event.nth, len(self.kept))]
+            state, delivered = self.snapshots[-min(event.nth, len(self.snapshots))]
             reached = sealed.state.source
             self.runner.state, self.delivered = state.copy(), delivered.copy()
         owed = np.flatnonzero(had & ~self.delivered).tolist()

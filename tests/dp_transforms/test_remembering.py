@@ -141,7 +141,7 @@ class Outcome:
             yield
 
 
-def known(plan: Plan, outcome: Outcome, window: int, page: str) -> bool:
+def is_remembered(plan: Plan, outcome: Outcome, window: int, page: str) -> bool:
     """By definition: selected in some window by this one's start, and not too long ago."""
     line = plan.timeline
     lasting = plan.remember // STEP if isinstance(plan.remember, int) else 1 << 30
@@ -156,7 +156,10 @@ def check(plan: Plan, outcome: Outcome) -> None:
     weights = plan.privacy.weights.integers(plan.privacy.contributions)
     pages = {page for names in outcome.names.values() for page in names}
     for window, page in itertools.product(range(plan.timeline.windows), sorted(pages)):
-        tested, remembered = outcome.selected[window, page], known(plan, outcome, window, page)
+        tested, remembered = (
+            outcome.selected[window, page],
+            is_remembered(plan, outcome, window, page),
+        )
         if len(tested) + remembered > 1:
             raise Breach("rounds: a key is selected again in a window that has published it")
         first = 1 if remembered else min(tested, default=99)
@@ -167,7 +170,10 @@ def check(plan: Plan, outcome: Outcome) -> None:
     for row in outcome.rows:
         by_unit[row.unit].append(row)
         tested = outcome.selected[row.window, row.page]
-        out = known(plan, outcome, row.window, row.page) or min(tested, default=99) < row.trigger
+        out = (
+            is_remembered(plan, outcome, row.window, row.page)
+            or min(tested, default=99) < row.trigger
+        )
         if (row.index < 0) != out:
             raise Breach("status: not what was published before the pair's trigger")
     for own in by_unit.values():
@@ -259,7 +265,7 @@ def forgotten_by_true_count() -> Iterator[None]:
             counts[at[0], key.tobytes()] += unit is not None
         return aggregate(plan, states, batch, ids, weights)
 
-    def some(remembered: Remembered, window: int) -> Any:
+    def slots_of(remembered: Remembered, window: int) -> Any:
         slots = of(remembered, window)
         assert remembered.columns is not None or not len(slots)
         keep = [
@@ -270,7 +276,7 @@ def forgotten_by_true_count() -> Iterator[None]:
     with (
         mock.patch.object(step, "aggregate", count),
         mock.patch.object(step.Stepper, "_compute", noted),
-        mock.patch.object(Remembered, "of", some),
+        mock.patch.object(Remembered, "of", slots_of),
     ):
         yield
 

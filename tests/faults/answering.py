@@ -19,6 +19,7 @@ from dpstream.pipelines.ask import folder as folders
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.workload import registered, release
 from dpstream.pipelines.workload.estimate import Estimate
+from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.state.ledger.answers import AnswerLog
 
 #: Where a process can be told to die, in the order in which it passes them.
@@ -49,9 +50,9 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def digest(estimate: Any) -> str:
+def digest(estimate: Estimate | TableEstimate) -> str:
     """Names what was drawn."""
-    parts = [estimate.cells] if isinstance(estimate, Estimate) else estimate.found
+    parts = [estimate.cells] if isinstance(estimate, Estimate) else estimate.measured
     return hashlib.sha256(b"".join(np.ascontiguousarray(p).tobytes() for p in parts)).hexdigest()
 
 

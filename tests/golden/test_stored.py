@@ -156,7 +156,7 @@ def test_a_renamed_field_is_another_form() -> None:
     class New(msgspec.Struct):
         run: str
 
-    class Kept(msgspec.Struct):
+    class Same(msgspec.Struct):
         run: str = msgspec.field(name="run_id")
 
-    assert described("x", Old) == described("x", Kept) != described("x", New)
+    assert described("x", Old) == described("x", Same) != described("x", New)

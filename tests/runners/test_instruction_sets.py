@@ -111,7 +111,7 @@ def figures(budget: Budget) -> list[float | int | list[float]]:
     return out
 
 
-SHOWN = """
+SCRIPT = """
 import json, sys
 from dpstream.accounting.calibration import calibrated
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_numbers_on_an_older_processor(tmp_path: Path) -> None:
     for name, text in numbers.items():
         job = golden_job(name, stream, tmp_path / name)
         ours[name] = figures(calibrated(job.plan, text).budget)
-    command = [emulator, "-cpu", "Nehalem", sys.executable, "-c", SHOWN, NUMBERS, tmp_path]
+    command = [emulator, "-cpu", "Nehalem", sys.executable, "-c", SCRIPT, NUMBERS, tmp_path]
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

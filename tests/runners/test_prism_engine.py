@@ -19,7 +19,7 @@ from dpstream.pipelines.runners.table import make_runner
 from tests.bench.common import tree_seconds
 from tests.runners import prism
 from tests.runners.engines import ROOT, results, started
-from tests.runners.spike import Shape, expected, found
+from tests.runners.spike import Shape, expected, outputs
 
 #: A watermark that stops inside the millisecond before each trigger time, rows that come after it.
 HOSTILE = Shape(
@@ -42,7 +42,7 @@ def flags() -> list[str]:
 def test_every_row_is_in_its_trigger(tmp_path: Path, flags: list[str], shape: Shape) -> None:
     with started("PrismRunner", flags, shape, tmp_path) as result:
         assert results(shape, tmp_path, result) == expected(shape)
-    _, off = found(tmp_path)
+    _, off = outputs(tmp_path)
     assert all(0 < micros < 2_000 for micros in off), "timers fire just after their trigger time"
 
 
@@ -130,7 +130,7 @@ def test_an_interrupt_ends_it_and_its_engine(tmp_path: Path, flags: list[str]) -
     assert child.stdout is not None
     try:
         assert child.stdout.readline() == b"there\n"
-        assert found(tmp_path)[0] == expected(Shape(endless=True))
+        assert outputs(tmp_path)[0] == expected(Shape(endless=True))
         engine = _children(child.pid)
         assert engine
         child.send_signal(signal.SIGINT)

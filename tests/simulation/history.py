@@ -81,7 +81,7 @@ class World(Habits):
         self.dead_letters: dict[tuple[int, int], str] = {}
         self.emitted: dict[tuple[int, int, int], bytes] = {}
         self.sink: dict[tuple[int, int], bytes] = {}
-        self.kept: dict[Record, Decision] = {}  # decisions whose positions may have gone
+        self.decisions: dict[Record, Decision] = {}  # decisions whose positions may have gone
         self.totals: Counter[str] = Counter()
         self._draw_habits()
         self.raced: list[Task] = []
@@ -173,14 +173,14 @@ class World(Habits):
 
     def keeps(self, store: Store, shard: int) -> None:
         """Positions of a shard are about to go: the check at the end needs them."""
-        before = len(self.kept)
-        still_there(store, shard, self.plan.design.ranked, self.kept)
-        self.totals["expired"] += len(self.kept) - before
+        before = len(self.decisions)
+        still_there(store, shard, self.plan.design.ranked, self.decisions)
+        self.totals["expired"] += len(self.decisions) - before
         self.fresh = True
 
     def recalled(self, batch: Batch) -> None:
         """Records were looked up that may have been delivered before."""
-        self.totals["expired_came_again"] += came_again(batch, self.kept)
+        self.totals["expired_came_again"] += came_again(batch, self.decisions)
 
     # What the world does.
 
@@ -247,7 +247,7 @@ class World(Habits):
         state, shard = self.state, task.shard
         bag = state.held if task.stage == "bound" else state.rows
         taken = {id(batch) for batch in task.batches}
-        bag[shard] = [batch for batch in bag[shard] if id(batch) not in taken] + task.kept
+        bag[shard] = [batch for batch in bag[shard] if id(batch) not in taken] + task.held_back
         if task.stage == "bound":
             state.bound[shard] = task.upto
             for target, batch in task.outputs:

@@ -177,9 +177,9 @@ class LimitedRetention(RetentionStore):
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        self.database.whole = False
+        self.database.complete = False
         yield
-        self.database.whole = True
+        self.database.complete = True
 
     def put_step(
         self, window: int, shard: int, trigger: int, releases: pa.RecordBatch | None

@@ -257,7 +257,7 @@ def _indices_forgotten(real: Any) -> Any:
     def recall(plan: Any, store: Any, shard: int, batch: Any, *more: Any) -> Any:
         out = real(plan, store, shard, batch, *more)
         if batch.rank.flags.writeable:
-            batch.rank[batch.known] &= ~(0x3FF << 10)
+            batch.rank[batch.seen] &= ~(0x3FF << 10)
         return out
 
     return recall

@@ -158,7 +158,7 @@ def test_the_printed_mu_holds_for_every_relation(strategy: str, public: str | No
 def test_what_the_plan_says_of_it() -> None:
     """A week of daily periods, a day that slides into the next, a window within its period."""
 
-    def said(case: tuple[int, int, int], **options: Any) -> tuple[str, list[float], Any]:
+    def printed_of(case: tuple[int, int, int], **options: Any) -> tuple[str, list[float], Any]:
         plan = relation(*case, 0, **options)
         figures = describe(plan, allocate(plan))
         mu = figures["split"]["mu"]
@@ -168,12 +168,12 @@ def test_what_the_plan_says_of_it() -> None:
             figures["unit"]["periods_met"],
         )
 
-    assert said((3, 3, 3)) == ("a person of k periods has sqrt(k) mu", [1, 2, 4], 1)
-    assert said((3, 3, 6), public="x") == ("a person of k periods has sqrt(k) mu", [1, 2], 1)
-    words, factors, met = said((3, 1, 3), public="x")
+    assert printed_of((3, 3, 3)) == ("a person of k periods has sqrt(k) mu", [1, 2, 4], 1)
+    assert printed_of((3, 3, 6), public="x") == ("a person of k periods has sqrt(k) mu", [1, 2], 1)
+    words, factors, met = printed_of((3, 1, 3), public="x")
     assert "m = 2 periods" in words and "sqrt(k min(k, m)) mu" in words
     assert (factors, met) == ([1, 4, 8], 2)
-    words, factors, met = said((4, 4, 1))
+    words, factors, met = printed_of((4, 4, 1))
     assert "k mu and k times the thresholds' part of delta" in words
     assert (factors, met) == ([1, 4, 16, 64, 144], 4)
     plan = relation(4, 4, 1, 0)

@@ -21,7 +21,7 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.accounting.sessions.calibration import calibrated, scale_of
 from dpstream.accounting.sessions.cells import Axis, Cells
-from tests.sessions import ASKED, SHAPES, boxes_of, space
+from tests.sessions import QUESTIONS, SHAPES, boxes_of, space
 
 SPACE = space()
 
@@ -41,7 +41,7 @@ def spent(kind: Kind, question: Question, cell: int, boxes: object) -> Fraction:
 @pytest.mark.parametrize("amount", [7, 333_333, 1_000_000, 7_654_321])
 def test_a_cell_spends_its_amount_and_no_more(kind: Kind, amount: int) -> None:
     for cells, ranges in SHAPES:
-        for aggregates in ASKED:
+        for aggregates in QUESTIONS:
             boxes = boxes_of(SPACE, cells, ranges)
             question = Question(kind=kind, amount=amount, aggregates=aggregates, cells=cells)
             for cell in range(cells.count):

@@ -100,8 +100,8 @@ class Server:
             fixed: run ids are those of an undisturbed run; else they are drawn.
             held: sabotage: its noise does not know the exact numbers that it is added to, nor a
                 stream's the input.
-            kind: instead of a command, ask the question of this name (`one_noise.ASKED`), which may
-                be a function of a program.
+            kind: instead of a command, ask the question of this name (`one_noise.QUESTIONS`), which
+                may be a function of a program.
         """
         out = folder.parent / f"{folder.name}.printed"
         order = {

@@ -26,7 +26,7 @@ def created() -> Replica:
     return rows
 
 
-def told(rows: Replica) -> object:
+def contents(rows: Replica) -> object:
     """All that a replica says."""
     runs = [charge(run).run_id for run in range(40)]
     return (
@@ -80,7 +80,7 @@ def test_what_is_taken_back_was_never_there(seed: int) -> None:
                 again = random.Random(each)
                 for _ in range(again.randrange(1, 6)):
                     step(only, its, again)
-            assert told(only) == told(rows)
+            assert contents(only) == contents(rows)
     assert rows.end[0] > 5 and rows.requests > 3 and any(rows.alike(str(n)) for n in range(3))
 
 

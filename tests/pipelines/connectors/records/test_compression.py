@@ -30,7 +30,7 @@ from dpstream.pipelines.tuning.read import refuse_own_data
 from dpstream.state import open as stores
 from tests.audit.replays import new_place
 from tests.drive import Drive, letters_of, rows_of
-from tests.folders import START, MakeFolderJob, Whole, data, line, make_folder_job, mark
+from tests.folders import START, FolderReader, MakeFolderJob, data, line, make_folder_job, mark
 from tests.folders import write as write_rows
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.connectors.files.test_source import CANARY, by_hand, run_in_beam, table, write
@@ -210,11 +210,11 @@ def test_no_row_can_make_a_file_a_compressed_one(
     rows = []
     for first in (b"hello", HEADS[head]):
         (tmp_path / "in" / "a.jsonl").write_bytes(first + b"\n" + text)
-        run = Whole(make_folder_job("jsonl"))
+        run = FolderReader(make_folder_job("jsonl"))
         mark(tmp_path / "in", START + 1, line("a.jsonl", START))
         run.look()
         assert run.letters("a.jsonl") == [(0, "malformed")]
-        rows.append(run.found())
+        rows.append(run.rows_read())
     assert len(rows[0]) == 50 and rows[0] == rows[1]
 
 
@@ -255,7 +255,7 @@ def test_broken_files_of_any_length_are_no_text(tmp_path: Path, make_job: MakeJo
 def test_a_sabotaged_one_that_believes_the_first_row(
     tmp_path: Path, make_folder_job: MakeFolderJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compression, "is_whole", lambda *_: True)
+    monkeypatch.setattr(compression, "is_complete", lambda *_: True)
     with pytest.raises(AssertionError):
         test_no_row_can_make_a_file_a_compressed_one(tmp_path, make_folder_job, "gzip")
 
@@ -282,11 +282,11 @@ def test_folders_that_grow(
             patch.setattr(
                 "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: 1 << 60
             )
-        runs = [Whole(job) for _ in range(2)]
+        runs = [FolderReader(job) for _ in range(2)]
         for run in runs:
             run.look()
-    rows = runs[0].found()
-    assert rows == runs[1].found()
+    rows = runs[0].rows_read()
+    assert rows == runs[1].rows_read()
     by_file = {name: runs[0].letters(name) for name in names}
     for codec, suffix in NAMES.items():
         assert by_file[f"{codec}.{kind}{suffix}"] == []
