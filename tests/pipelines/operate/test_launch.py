@@ -21,7 +21,7 @@ def remote(make_job: Callable[..., Job]) -> Job:
     return replace(
         job,
         source=SourceConfig("pubsub", subscription="projects/p/subscriptions/s"),
-        privacy=replace(job.privacy, secret=SecretSource("gcp:projects/P/secrets/S/versions/1")),
+        privacy=replace(job.privacy, secret=SecretSource("gcp:projects/p/secrets/s/versions/1")),
         state=replace(job.state, store="spanner://p/i/d"),
         sink=SinkConfig(
             "pubsub",
