@@ -33,29 +33,29 @@ def test_the_larger_end_of_a_clamp_is_its_sensitivity(make_plan: Make, kind: str
     ("field", "column"),
     [
         ("here", {"column": None}),
-        ("here", {"clamp": None}),
-        ("here", {"clamp": (0.0, float("nan"))}),
-        ("here", {"clamp": (float("-inf"), 1.0)}),
+        ("here", {"bounds": None}),
+        ("here", {"bounds": (0.0, float("nan"))}),
+        ("here", {"bounds": (float("-inf"), 1.0)}),
         ("here", {"grid": -1.0}),
         ("here", {"grid": float("inf")}),
-        ("here.clamp", {"clamp": (3.0, 2.0)}),
-        ("here.clamp", {"clamp": (0.0, 0.0)}),
-        ("here.clamp", {"clamp": (1.2, 1.8)}),
-        ("here.grid", {"clamp": (0.0, MAX_GRID_VALUE + 1.0)}),
-        ("here.grid", {"clamp": (-MAX_GRID_VALUE - 1.0, 0.0)}),
+        ("here.clamp", {"bounds": (3.0, 2.0)}),
+        ("here.clamp", {"bounds": (0.0, 0.0)}),
+        ("here.clamp", {"bounds": (1.2, 1.8)}),
+        ("here.grid", {"bounds": (0.0, MAX_GRID_VALUE + 1.0)}),
+        ("here.grid", {"bounds": (-MAX_GRID_VALUE - 1.0, 0.0)}),
     ],
 )
 def test_a_sum_without_public_bounds_has_no_sensitivity(
     field: str, column: dict[str, object]
 ) -> None:
-    settings: dict[str, object] = {"column": "x", "clamp": (-3.0, 9.0), "grid": 1.0, **column}
+    settings: dict[str, object] = {"column": "x", "bounds": (-3.0, 9.0), "grid": 1.0, **column}
     with pytest.raises(UsageError) as caught:
         needs_bounds(Aggregate("v", "sum", **settings), "here")  # type: ignore[arg-type]
     assert caught.value.field == field
     needs_bounds(Aggregate("v", "sum", "x", (-float(MAX_GRID_VALUE), 0.0)), "here")
 
 
-@pytest.mark.parametrize("column", [{"column": "x"}, {"clamp": (0.0, 1.0)}])
+@pytest.mark.parametrize("column", [{"column": "x"}, {"bounds": (0.0, 1.0)}])
 def test_a_kind_that_counts_takes_no_column(column: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="'units' takes no column") as caught:
         takes_no_column(Aggregate("n", "units", **column), "here")  # type: ignore[arg-type]

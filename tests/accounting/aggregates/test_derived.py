@@ -52,9 +52,9 @@ def test_its_sd_is_that_of_both_noises() -> None:
     "change",
     [
         {"column": "y"},
-        {"clamp": (-2.0, 9.5)},
+        {"bounds": (-2.0, 9.5)},
         {"grid": 0.25},
-        {"grid": 0.25, "clamp": (-1.0, 4.5)},
+        {"grid": 0.25, "bounds": (-1.0, 4.5)},
         {"share": 2.0},
     ],
 )
