@@ -301,7 +301,7 @@ class AsksFirst(KeyRing):
     def _digest(self, key: bytearray, parts: Sequence[bytes]) -> Ids:
         if not self._alive:
             raise destroyed()
-        digest = hashlib.blake2b(key=key, digest_size=16)
+        digest = vars(prf)["hashlib"].blake2b(key=key, digest_size=16)
         return np.frombuffer(digest.digest(), np.uint64)
 
 
