@@ -218,7 +218,9 @@ def metrics() -> str:
     """Prometheus metrics, public and private."""
     parts = []
     for public, title in ((True, "Public"), (False, "For the operator only: exact and private")):
-        rows = [(f"`{m.name}`", m.kind, m.help_text) for m in found("metrics") if m.public == public]
+        rows = [
+            (f"`{m.name}`", m.kind, m.help_text) for m in found("metrics") if m.public == public
+        ]
         parts.append(f"## {title}\n\n{table('name|type|meaning', rows)}")
     return "\n".join(parts)
 

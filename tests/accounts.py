@@ -87,6 +87,7 @@ def _with_accounts(folder: Path, tables: dict[str, Any], text: str, id_: str) ->
         if unit is None:
             create(place, name, None, RECORD, "string", id_)
         else:
+            assert limit is not None, account
             pair = (limit["epsilon"], limit["delta"])
             create(place, name, pair, unit["name"], unit.get("type", "string"), id_)
         new = f'account = {{ path = "{account["path"]}", id = "{id_}" }}'

@@ -24,7 +24,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 #: Seconds that the browser may take for one answer, on a busy machine.
 _PATIENCE = 120.0
 #: Width, height and kind of the screens that pages are looked at on.
-DESK, PHONE = (1280, 900, False), (390, 844, True)
+DESKTOP, PHONE = (1280, 900, False), (390, 844, True)
 
 
 def program() -> str | None:

@@ -99,7 +99,7 @@ def line(name: str, at: int, **more: Any) -> dict[str, Any]:
     return {"file": name, "closed": rfc3339(at), **more}
 
 
-class Whole:
+class FolderReader:
     """The source without Beam: watch, pieces and rows, look after look."""
 
     def __init__(self, job: Job, begin: int = 0, fresh: bool = False) -> None:
@@ -132,7 +132,7 @@ class Whole:
             else:
                 self.dead.append(refusal(part, where.partition))
 
-    def found(self) -> dict[tuple[int, int], dict[str, Any]]:
+    def rows_read(self) -> dict[tuple[int, int], dict[str, Any]]:
         return rows_of(self.records)
 
     def letters(self, name: str) -> list[tuple[int, str]]:

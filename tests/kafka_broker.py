@@ -152,7 +152,7 @@ class Broker:
         from confluent_kafka.admin import NewTopic
 
         self.admin_do("create_topics", [NewTopic(name, partitions, 1, config=config)])
-        self._told(name, partitions)
+        self._await_metadata(name, partitions)
 
     def recreate(self, name: str, partitions: int, config: dict[str, str]) -> None:
         """Delete a topic and make it again under its name, once the broker has let it go."""
@@ -177,9 +177,9 @@ class Broker:
 
         self._producer = None  # it knows of fewer
         self.admin_do("create_partitions", [NewPartitions(topic, partitions)])
-        self._told(topic, partitions)
+        self._await_metadata(topic, partitions)
 
-    def _told(self, topic: str, partitions: int) -> None:
+    def _await_metadata(self, topic: str, partitions: int) -> None:
         """Wait until the broker names a topic with that many partitions."""
         end, admin = time.monotonic() + _PATIENCE, self.admin()
         while len(admin.list_topics(topic, timeout=30).topics[topic].partitions) < partitions:
@@ -233,7 +233,7 @@ class Broker:
         """Append messages (bytes, ``None``, or something to write as JSON); their offsets."""
         offsets: list[int] = []
 
-        def told(error: Any, message: Any) -> None:
+        def delivered(error: Any, message: Any) -> None:
             assert error is None, error
             offsets.append(message.offset())
 
@@ -243,7 +243,7 @@ class Broker:
             self._producer = self.producer(enable_idempotence=True)
         producer = self._producer
         for value in values:
-            producer.produce(topic, raw(value), partition=partition, on_delivery=told)
+            producer.produce(topic, raw(value), partition=partition, on_delivery=delivered)
             if producer.poll(0) == 0 and len(producer) > 50_000:
                 producer.flush(_PATIENCE)
         assert producer.flush(_PATIENCE) == 0

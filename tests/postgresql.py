@@ -26,7 +26,7 @@ def postgresql_server() -> Iterator[str]:
         shutil.chown(folder, "postgres")
 
     def run(*words: object) -> None:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run([str(w) for w in words], check=True, cwd="/", **quiet, **who)
 
     data = str(folder / "data")

@@ -56,6 +56,7 @@ class SecretServer:
             code = grpc.StatusCode.NOT_FOUND
         if code is not None or data is None:
             context.abort(code, f"{request.name} of someone@example.com holds {data!r}")
+        assert data is not None
         payload = {"data": data, "data_crc32c": google_crc32c.value(data)}
         if self.no_checksum:
             del payload["data_crc32c"]

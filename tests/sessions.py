@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ class Records(NamedTuple):
         return Records(np.concatenate([self.at, [point]]), np.append(self.usable, True))
 
 
-def some(of: Space, size: int, seed: int = 0) -> Records:
+def random_records(of: Space, size: int, seed: int = 0) -> Records:
     """Records anywhere, one in ten of them not usable."""
     random = np.random.default_rng(seed)
     return Records(random.integers(0, of.sizes, (size, len(of.sizes))), random.random(size) > 0.1)
@@ -77,7 +77,7 @@ SHAPES: tuple[tuple[Cells, tuple[tuple[str, int, int], ...]], ...] = (
     (Cells((CITY, AGE)), (("price", 1, 5),)),
     (Cells((AGE, CITY)), (("age", 2, 9), ("city", 1, 2))),
 )
-ASKED = (
+QUESTIONS = (
     (COUNT,),
     (sum_of("age"),),
     (sum_of("price"),),
@@ -122,7 +122,8 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Draws:
 
     def silent(law: str) -> Callable[[OneShot, Ids, float], Int64]:
         def draw(self: OneShot, items: Ids, scale: float) -> Int64:
-            of = {label.label: prefix for label, prefix in self._prefix.items()}
+            prefixes: dict[Any, Any] = self._prefix
+            of = {label.label: prefix for label, prefix in prefixes.items()}
             draws.append((of[law.encode()].tobytes(), scale, items.copy()))
             return np.zeros(len(items), np.int64)
 

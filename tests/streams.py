@@ -2,7 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -148,7 +149,7 @@ def key_name(number: int) -> str:
     return f"k{number:03d}"
 
 
-def positioned(columns: dict[str, object], partition: int = 0, offset: int = 0) -> pa.RecordBatch:
+def positioned(columns: Mapping[str, Any], partition: int = 0, offset: int = 0) -> pa.RecordBatch:
     """A source batch whose first row stands at (partition, offset)."""
     batch = pa.RecordBatch.from_pydict(columns)
     where = {PARTITION: str(partition).encode(), OFFSET: str(offset).encode()}
@@ -260,8 +261,8 @@ def sealed_bytes(batch: pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
-def as_rows(sealed: bytes) -> list[dict[str, object]]:
+def as_rows(sealed: bytes) -> list[dict[str, Any]]:
     """Rows of ``sealed_bytes``."""
     with pa.ipc.open_stream(pa.py_buffer(sealed)) as reader:
-        rows: list[dict[str, object]] = reader.read_next_batch().to_pylist()
+        rows: list[dict[str, Any]] = reader.read_next_batch().to_pylist()
     return rows

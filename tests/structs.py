@@ -8,7 +8,9 @@ import msgspec
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths of all fields inside a value's structs and of the entries of its tuples."""
     if isinstance(value, msgspec.Struct):
-        inside = [(name, getattr(value, name)) for name in value.__struct_fields__]
+        inside: list[tuple[Any, Any]] = [
+            (name, getattr(value, name)) for name in value.__struct_fields__
+        ]
     elif isinstance(value, tuple):
         inside = list(enumerate(value))
     else:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.browser import DESK, PHONE, browser
+from tests.browser import DESKTOP, PHONE, browser
 
 HERE = Path(__file__).parent
 #: Name, screen, first and last row of pixels.
 SHOTS = (
-    ("report", DESK, 0, 1090),
+    ("report", DESKTOP, 0, 1090),
     ("report-phone", PHONE, 0, 1480),
-    ("report-keys", DESK, 1530, 2330),
+    ("report-keys", DESKTOP, 1530, 2330),
 )
 
 

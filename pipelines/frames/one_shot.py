@@ -241,7 +241,7 @@ def mean(
 
 
 def plan(
-    figure: Literal["histogram", "count", "sum", "mean"], data: Any, **arguments: Any
+    figure: Literal["histogram", "count", "sum", "mean", "keys"], data: Any, **arguments: Any
 ) -> "QuestionPlan":
     """What a question would cost, whether it would be answered, and how exact it would be.
 

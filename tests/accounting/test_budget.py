@@ -3,6 +3,7 @@
 import functools
 import math
 from fractions import Fraction
+from typing import Any
 
 import dp_accounting
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from dp_accounting import pld
 
 from dpstream.accounting import limits
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.fields import Aggregate
@@ -100,13 +101,13 @@ def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
         spread = most_squares(n, count, plan.privacy.per_key_bound or count)
         square = spread * Fraction(noise.col2)
         if plan.privacy.mode == "rounds" and n <= triggers:
-            square = Fraction(noise.strategy_object.worst_split(n, count))
+            square = Fraction(float(noise.strategy_object.worst_split(n, count)))
         cost += square * value.sensitivity**2 / Fraction(noise.sigma) ** 2
     return cost
 
 
 @pytest.mark.parametrize("case", SOUND, ids=str)
-def test_joint_condition_for_every_n(make_plan: Make, case: dict) -> None:
+def test_joint_condition_for_every_n(make_plan: Make, case: dict[str, Any]) -> None:
     """Holds exactly, with less than a millionth to spare, and fails for a sigma 0.1% smaller."""
     plan = make_plan(**case)
     budget = allocate(plan)
@@ -116,7 +117,7 @@ def test_joint_condition_for_every_n(make_plan: Make, case: dict) -> None:
     if not plan.design.restarts:
         assert max(spent) >= squared * Fraction(999_999, 1_000_000)
 
-    def smaller(noise: object) -> object:
+    def smaller(noise: StreamNoise | None) -> StreamNoise | None:
         return msgspec.structs.replace(noise, sigma=noise.sigma * 0.999) if noise else None
 
     sabotaged = msgspec.structs.replace(
@@ -131,7 +132,7 @@ def test_joint_condition_for_every_n(make_plan: Make, case: dict) -> None:
 
 
 @pytest.mark.parametrize("case", SOUND, ids=str)
-def test_delta_is_not_exceeded(make_plan: Make, case: dict) -> None:
+def test_delta_is_not_exceeded(make_plan: Make, case: dict[str, Any]) -> None:
     plan = make_plan(**case)
     budget, privacy = allocate(plan), plan.privacy
     gaussian, failures = delta_of(privacy.epsilon, budget.mu), budget.b * privacy.contributions
@@ -162,7 +163,7 @@ def test_composition_agrees_with_pld(make_plan: Make, mode: str, n: int) -> None
     for value, noise in zip(plan.design.streams, budget.values, strict=True):
         square = ((33 - n) ** 2 + n - 1) * noise.col2
         if mode == "rounds":
-            square = noise.strategy_object.worst_split(n, 32)
+            square = float(noise.strategy_object.worst_split(n, 32))
         events.append(noise.sigma / (value.sensitivity * math.sqrt(square)))
     accountant = pld.PLDAccountant()
     for multiplier in events:
@@ -213,7 +214,7 @@ def brute_force_rounds(triggers: int, total: int, n: int) -> float:
             for pieces in range(1, min(triggers, n - used) + 1):
                 for size in range(pieces, total - pairs + 1):
                     state = (used + pieces, pairs + size)
-                    total_cost = cost + worst_split(pieces, size)
+                    total_cost = cost + float(worst_split(pieces, size))
                     best[state] = max(best.get(state, 0.0), total_cost)
     return max(cost for (used, _), cost in best.items() if used == n)
 
@@ -283,7 +284,7 @@ def test_one_trigger_rule_may_assume_what_is_left(make_plan: Make, share: float 
     "case", [{"windows": 2}, {"weights": SelectionWeights(), "contributions": 4}], ids=str
 )
 def test_the_one_trigger_rule_is_for_one_window_without_weights(
-    make_plan: Make, case: dict
+    make_plan: Make, case: dict[str, Any]
 ) -> None:
     """Elsewhere noise and thresholds share delta: what pairs a unit has left is not known."""
     plan = make_plan(1, **case)

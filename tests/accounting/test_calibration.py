@@ -1,6 +1,7 @@
 """The numbers of a run: what is read back is what was computed, to the bit."""
 
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -19,7 +20,7 @@ from tests.designs import redesigned
 
 SUM = Aggregate("units", "sum", "x", (-3.0, 9.0))  # another stream's name, on purpose
 MEAN = Aggregate("selection", "mean", "x", (-2.0, 6.0), 0.25)
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "tree": {},
     "blt": {"strategy": "blt", "aggregates": (SUM, MEAN)},
     "dense": {"strategy": "dense", "aggregates": (UNITS, SUM)},

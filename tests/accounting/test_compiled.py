@@ -31,7 +31,7 @@ def test_kernels_call_each_other_compiled() -> None:
     values = np.arange(10)
     assert total(values) == 100 == sum(2 * v + 1 for v in range(10))
     assert isinstance(total, Kernel) and total.dispatcher.signatures
-    assert total.__name__ == "total" and total.py_func.__doc__ == total.__doc__
+    assert vars(total)["__name__"] == "total" and total.py_func.__doc__ == total.__doc__
 
 
 def test_numba_is_loaded_by_the_first_call() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -253,7 +254,7 @@ def test_the_tables_hold_the_figures(
 
 
 @pytest.mark.parametrize("case", [{}, {"mode": "rounds", "final_flush": True}, {"triggers": 1}])
-def test_text_is_short_and_complete(make_plan: Make, case: dict) -> None:
+def test_text_is_short_and_complete(make_plan: Make, case: dict[str, Any]) -> None:
     plan = make_plan(**case)
     page = text(plan, allocate(plan))
     assert len(page.splitlines()) <= 45

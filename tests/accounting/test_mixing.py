@@ -13,7 +13,7 @@ from dpstream.accounting.limits import MAX_FACTOR
 from dpstream.accounting.mixing import Mixing, inverse_norm2
 
 
-def some(size: int, seed: int = 1, spread: float = 0.4) -> Float64:
+def random_factor(size: int, seed: int = 1, spread: float = 0.4) -> Float64:
     rng = np.random.default_rng(seed)
     return np.asarray(np.eye(size) + spread * rng.normal(size=(size, size)))
 
@@ -32,14 +32,14 @@ def exact_norm2(factor: Float64) -> Fraction:
 def test_the_bound_is_above_the_exact_inverse_and_near_it(
     size: int, seed: int, spread: float
 ) -> None:
-    factor = some(size, seed, spread)
+    factor = random_factor(size, seed, spread)
     exact = exact_norm2(factor)
     assert exact <= Fraction(inverse_norm2(factor)) <= exact * (1 + Fraction(1, 10**6))
 
 
 def test_of_a_product_the_norms_multiply() -> None:
-    mixing = Mixing([some(3), some(4, 2)])
-    matrix = np.kron(some(3), some(4, 2))
+    mixing = Mixing([random_factor(3), random_factor(4, 2)])
+    matrix = np.kron(random_factor(3), random_factor(4, 2))
     assert mixing.shape == (3, 4) and mixing.size == 12 and not mixing.identity
     longest = float((np.linalg.inv(matrix) ** 2).sum(axis=0).max())
     assert longest <= mixing.inverse_norm2 <= longest * (1 + 1e-9)
@@ -50,7 +50,7 @@ def test_of_a_product_the_norms_multiply() -> None:
 
 
 def singular(size: int) -> Float64:
-    factor = some(size)
+    factor = random_factor(size)
     factor[-1] = factor[:-1].sum(axis=0)
     return factor
 
@@ -79,13 +79,13 @@ def test_what_is_not_certainly_invertible_is_refused(factor: Float64) -> None:
 
 def test_a_thousandth_of_the_identity_is_enough() -> None:
     """A Gram matrix of rank 2 on 6 cells, as a workload of two queries has it."""
-    rows = some(6)[:2]
+    rows = random_factor(6)[:2]
     gram = rows.T @ rows
     mixed = 0.999 * gram / gram.diagonal().max() + 0.001 * np.eye(6)
     factor = np.linalg.inv(np.linalg.cholesky(mixed).T)
     assert 0.5 < Mixing([factor]).inverse_norm2 < 1.001
     with pytest.raises(UsageError, match="singular"):
-        Mixing([np.linalg.pinv(rows.T @ rows)])
+        Mixing([np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)])
 
 
 def test_limits() -> None:
@@ -98,11 +98,16 @@ def test_limits() -> None:
 
 
 def test_digest_and_identity() -> None:
-    one, other = Mixing([some(3), some(4)]), Mixing([some(4), some(3)])
-    nudged = some(3)
+    one, other = (
+        Mixing([random_factor(3), random_factor(4)]),
+        Mixing([random_factor(4), random_factor(3)]),
+    )
+    nudged = random_factor(3)
     nudged[0, 1] = np.nextafter(nudged[0, 1], 1)
-    digests = {m.digest for m in (one, other, Mixing([nudged, some(4)]), Mixing([np.eye(12)]))}
-    assert len(digests) == 4 and Mixing([some(3), some(4)]).digest == one.digest
+    digests = {
+        m.digest for m in (one, other, Mixing([nudged, random_factor(4)]), Mixing([np.eye(12)]))
+    }
+    assert len(digests) == 4 and Mixing([random_factor(3), random_factor(4)]).digest == one.digest
     assert Mixing([np.eye(3), np.eye(4)]).identity and Mixing([np.eye(3)]).inverse_norm2 >= 1
     assert not Mixing([-np.eye(3)]).identity
     with pytest.raises(ValueError, match="read-only"):
@@ -110,8 +115,8 @@ def test_digest_and_identity() -> None:
 
 
 def test_what_was_certified_before_is_taken() -> None:
-    once = Mixing([some(3), some(4)])
-    again = Mixing([some(3), some(4)], once.inverse_norm2)
+    once = Mixing([random_factor(3), random_factor(4)])
+    again = Mixing([random_factor(3), random_factor(4)], once.inverse_norm2)
     assert (again.inverse_norm2, again.digest) == (once.inverse_norm2, once.digest)
 
 
@@ -149,7 +154,7 @@ def test_edges_of_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for scale in (2.0**300, 2.0**-300):
         with pytest.raises(UsageError, match="out of the range"):
             Mixing([np.eye(2) * scale])
-    assert Mixing([some(3)], 7.0).inverse_norm2 == 7.0
+    assert Mixing([random_factor(3)], 7.0).inverse_norm2 == 7.0
     monkeypatch.setattr(module, "MAX_FACTOR", 3)
     assert Mixing([np.eye(3)]).identity
     with pytest.raises(UsageError, match="at most 3 rows"):

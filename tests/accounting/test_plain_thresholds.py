@@ -172,11 +172,11 @@ def worst_of_a_key(
     largest = 0.0
     for others, late in itertools.product((0, 1, 3), (0, 1)):
         counts = (others, others), (others + (not late), others + 1)
-        sides = [
+        one, other = (
             [joint(own, tau, scale, extra, remembered, noise) for extra in (0, 1, 2)]
             for own in counts
-        ]
-        largest = max(largest, excess(*sides, epsilon), excess(*sides[::-1], epsilon))
+        )
+        largest = max(largest, excess(one, other, epsilon), excess(other, one, epsilon))
     return largest
 
 

@@ -23,7 +23,7 @@ from dpstream.accounting.weights import (
 )
 from tests.accounting.plans import COUNT, UNITS, Make, build
 
-WHOLE = 1 << WEIGHT_BITS
+ONE = 1 << WEIGHT_BITS
 SUM = Aggregate("total", "sum", "x", (0.0, 9.0))
 
 
@@ -35,17 +35,17 @@ def test_integers_are_rounded_down_and_normalised(
 ) -> None:
     weights = SelectionWeights(offset, power).integers(contributions)
     real = (np.arange(1, contributions + 1) + offset) ** -power
-    real *= WHOLE / np.sqrt((real**2).sum())
+    real *= ONE / np.sqrt((real**2).sum())
     assert weights.shape == (contributions,) and not weights.flags.writeable
     assert np.all(weights <= real * (1 + 1e-12)) and np.all(weights >= real - 1 - 1e-9)
     assert np.all(np.diff(weights) <= 0)
-    assert int((weights**2).sum()) <= WHOLE**2
+    assert int((weights**2).sum()) <= ONE**2
 
 
 def test_one_more_on_every_weight_breaks_the_norm() -> None:
     """The check is sharp: weights rounded up instead exceed the sensitivity."""
     up = SelectionWeights().integers(32) + 1
-    assert int((up**2).sum()) > WHOLE**2
+    assert int((up**2).sum()) > ONE**2
 
 
 def test_square_parts_bound_every_choice_of_indices() -> None:

@@ -23,7 +23,7 @@ from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.run import run_job
-from tests.audit.leaks import Logs, hits, leaked_files, shown
+from tests.audit.leaks import Logs, hits, leaked_files, printed
 from tests.written import read_dead_letters
 
 _PACKED = re.compile(rb"[A-Za-z0-9+/]{40,}={0,2}")
@@ -58,7 +58,7 @@ class _Display(PipelineVisitor):
     """Display data of every transform and its function."""
 
     def __init__(self, labels: list[str]) -> None:
-        self.found = labels
+        self.labels = labels
 
     def visit_transform(self, node: Any) -> None:
         self._add(node)
@@ -67,10 +67,10 @@ class _Display(PipelineVisitor):
         self._add(node)
 
     def _add(self, node: Any) -> None:
-        self.found.append(node.full_label)
+        self.labels.append(node.full_label)
         if node.transform is not None:
             items = DisplayData.create_from(node.transform).items
-            self.found += [f"{item.key} {item.value} {item.label}" for item in items]
+            self.labels += [f"{item.key} {item.value} {item.label}" for item in items]
 
 
 def opened(data: bytes) -> bytes:
@@ -110,7 +110,7 @@ def observe(job: Job, temporary: Path) -> dict[str, bytes | str]:
         "logs": logs.text,
         "stdout": out.getvalue(),
         "stderr": err.getvalue(),
-        "exceptions": "" if error is None else shown(error),
+        "exceptions": "" if error is None else printed(error),
         "metrics": "\n".join([*seen.metrics, repr(dict(operator_totals)), repr([*stage_seconds])]),
         "display data": "\n".join(seen.display),
         "pipeline": b"\n".join(opened(graph) for graph in seen.graphs),

@@ -103,7 +103,7 @@ class Logs:
         return self.stream.getvalue()
 
 
-def shown(error: BaseException) -> str:
+def printed(error: BaseException) -> str:
     """Everything of an exception that Python, a logger or a runner would show."""
     parts = traceback.format_exception(error)
     seen: BaseException | None = error
@@ -113,7 +113,7 @@ def shown(error: BaseException) -> str:
     return "\n".join(parts)
 
 
-def kept(error: BaseException) -> str:
+def contents(error: BaseException) -> str:
     """Everything an exception object of the product still holds, shown or not."""
     parts, seen = [], [error]
     for one in seen:

@@ -156,7 +156,14 @@ def _per_key(
     }
 
 
-STAMPED = ("sliding", "buffered", "flush", "rounds_sliding", "periods", "periods_rounds")
+STAMPED: tuple[str, ...] = (
+    "sliding",
+    "buffered",
+    "flush",
+    "rounds_sliding",
+    "periods",
+    "periods_rounds",
+)
 STAMPED += ("blt", "fused", "weights_periods", "combined_units", "combined_buffered")
 STAMPED += ("combined_apart", "three_per_key")
 PERIODS = ("periods", "periods_rounds", "weights_periods")
@@ -293,7 +300,7 @@ def deliveries(
         seed: with one, batch sizes are drawn, batches are shuffled and some come twice.
     """
     rng = np.random.default_rng(seed)
-    batches, serials = [], {}
+    batches, serials = list[pa.RecordBatch](), dict[tuple[int, int], int]()
     for partition in range(PARTITIONS):
         # A broker appends in the order of stamps; ties by name, which an added unit keeps.
         rows = sorted(

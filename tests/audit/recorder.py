@@ -19,8 +19,10 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.prediction import wait_for_test
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.state import open as stores
+from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.neighbours import PUBLIC, Record, deliveries
 from tests.streams import KEYS, RUN_ID
@@ -143,7 +145,7 @@ def forced(selections: Mapping[tuple[int, str], list[int]]) -> Iterator[None]:
 
     def every_test(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
         if trigger < plan.timeline.triggers:
-            step.wait_for_test(plan, states, slots, trigger + 1)
+            wait_for_test(plan, states, slots, trigger + 1)
 
     with (
         mock.patch.object(step.Stepper, "_sticky", remember),
@@ -167,7 +169,7 @@ def record_bound_by_trigger_times(
         trigger_time = np.clip(
             line.trigger_time_of(good.column("stamp").to_numpy()), 1, line.last_trigger_time
         )
-        shard = step.shard_of(ids_of(good.column("unit")), shards)
+        shard = shard_of(ids_of(good.column("unit")), shards)
         store, keys = run.open(), KeyIds(run)()
         with watched(trace, serials):
             for upto in range(1, line.last_trigger_time + 1):

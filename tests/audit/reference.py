@@ -34,7 +34,8 @@ from tests.streams import KEYS, RUN_ID
 
 _Rounded, _Real = RoundedGaussian, ContinuousGaussian
 _names, _stream = NoiseStream.names, NoiseStream.__init__
-_draw, _exact = RoundedGaussian.draw, ContinuousGaussian.exact
+_draw = RoundedGaussian.draw
+_exact: Any = ContinuousGaussian.exact
 _thresholds_of, _typed_ids, _bounds = allocate, typed_ids, Timeline.window_bounds
 
 #: (window, page) -> triggers at which the key was selected.

@@ -181,7 +181,7 @@ def _forgotten_counters(real: Any) -> Any:
 @contextlib.contextmanager
 def _published_with_data_only() -> Iterator[None]:
     touched: list[Any] = [None]
-    aggregate, sticky = step.aggregate, step.Stepper._sticky
+    aggregate, sticky = aggregation.aggregate, step.Stepper._sticky
 
     def remember(plan: Any, states: Any, *rows: Any) -> Any:
         out = aggregate(plan, states, *rows)

@@ -42,7 +42,7 @@ def _first_weight_always(real: Any) -> Any:
 def _ranked_by_arrival(real: Any) -> Any:
     def admit(unit: Any, *args: Any) -> Any:
         taken, rank = real(unit, *args)
-        out, seen = np.zeros_like(rank), {}
+        out, seen = np.zeros_like(rank), dict[int, int]()
         for row in np.flatnonzero(taken):
             out[row] = seen.get(unit[row], 0)
             seen[unit[row]] = out[row] + taken[row]

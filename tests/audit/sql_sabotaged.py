@@ -125,7 +125,7 @@ BROKEN = {
         wrapped(stage, "aggregated",
                 lambda real: lambda rows, groups, w: real(rows, groups, [1 << 16] * len(w))),
         Trial(f"SUM(x, {PER_GROUP}(0, 1)) AS s", _EIGHT, [_EIGHT] * 2, groups=8, kappa=8,
-              options=FEW, public=False, shown=True),
+              options=FEW, public=False, presence=True),
     ),
     "noise of a tree too small": Broken(
         _smaller_noise("tree", 8.0),

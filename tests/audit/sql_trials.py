@@ -49,7 +49,7 @@ class Trial(NamedTuple):
         others: the same of each other unit.
         groups: of a trial; kappa: of them that count; options: further ones.
         public: they are listed.
-        shown: the score is how many groups are there, not their values.
+        presence: the score is how many groups are there, not their values.
         most: what the unit adds to each column; the score is then their sum after division by it,
             because the noise of each is in proportion to it.
     """
@@ -61,7 +61,7 @@ class Trial(NamedTuple):
     kappa: int = 1
     options: str = "epsilon = 12, delta = 1e-6"
     public: bool = True
-    shown: bool = False
+    presence: bool = False
     most: Sequence[float] = ()
 
     @property
@@ -173,7 +173,7 @@ def proven(folder: Path, trial: Trial, trials: int, seed: int = 3) -> tuple[Prov
         total = (total / trial.most).sum(axis=1, keepdims=True)
     present_counts = outcomes.present.sum(axis=1)[:, None]
     scores = np.concatenate(
-        [present_counts, total] if trial.shown else [total, present_counts], axis=1
+        [present_counts, total] if trial.presence else [total, present_counts], axis=1
     )
     return bound(statistics(scores, features, added), outcomes.claim, TAIL), outcomes.claim
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.dp_transforms import bounding, step
+from dpstream.dp_transforms import bounding, skipping, step
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.pipelines.audit.audit import Ask, AuditResult, audit, visible_epsilon
@@ -300,7 +300,7 @@ BROKEN = {
         SABOTAGED["published only with new data"].patch, "values", ("count",), {"public": True}
     ),
     "skip without a bound on contributions": Broken(
-        _wrapped(bounding.skipping, "admit", _never_full), "values", ("count",),
+        _wrapped(skipping, "admit", _never_full), "values", ("count",),
         SKIPPED | {"contributions": 2, "selection_share": "0.2"},
     ),
     "combined skip, threshold six sds lower": Broken(

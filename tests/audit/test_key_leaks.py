@@ -15,7 +15,7 @@ from dpstream.accounting.budget import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms.flow import DPStream
-from dpstream.dp_transforms.noise import prf, secret_source
+from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import read_secret
 from dpstream.dp_transforms.noise.secret import Secret
@@ -28,7 +28,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
-from tests.audit.leaks import Logs, kept, key_forms, make_job, opened, shown
+from tests.audit.leaks import Logs, contents, key_forms, make_job, opened, printed
 from tests.secret_server import NAME, REFERENCE, secret_server
 
 SECRET = hashlib.sha256(b"a key of the tests").digest()
@@ -139,7 +139,7 @@ def test_no_error_has_the_key(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_pat
                     run_job(job)
             errors.append(caught.value)
     assert {error.field for error in errors} == {"secret"}
-    assert not key_hits(logs.text + "".join(shown(e) + kept(e) for e in errors))
+    assert not key_hits(logs.text + "".join(printed(e) + contents(e) for e in errors))
     assert files_with_key(tmp_path) == []
 
 

@@ -16,6 +16,7 @@ from apache_beam.metrics import Metrics
 from dpstream.accounting import guarantee
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import flow, step, telemetry
+from dpstream.dp_transforms.beam.split import SplitByShard
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.state import open as stores
 from tests.audit.channels import leaks, observe, opened
@@ -66,13 +67,13 @@ def _texts_in_errors() -> Iterator[None]:
 
 def _pickled_hint() -> Leak:
     """A function of the pipeline keeps what it should not."""
-    real = flow.SplitByShard.__init__
+    real = SplitByShard.__init__
 
     def init(self: Any, *args: Any) -> None:
         real(self, *args)
         self._hint = f"{UNIT} is on many keys, {VALUE}"
 
-    return mock.patch.object(flow.SplitByShard, "__init__", init)
+    return mock.patch.object(SplitByShard, "__init__", init)
 
 
 def _letters_with_values(real: Any) -> Leak:
@@ -120,7 +121,7 @@ LEAKY: dict[str, tuple[Callable[[], Leak], str]] = {
     ),
     "display data": (
         lambda: mock.patch.object(
-            flow.SplitByShard, "display_data", lambda self: {"busiest": KEY}, create=True
+            SplitByShard, "display_data", lambda self: {"busiest": KEY}, create=True
         ),
         "display data",
     ),

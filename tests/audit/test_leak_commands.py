@@ -47,7 +47,7 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (REPORT, report_view, "render"),
     (REPORT, report, "write"),
     (TRUTH, report, "by_size"),
-    (INFO, state_view.stores, "open_store"),
+    (INFO, stores, "open_store"),
     (INFO, SqliteStore, "completed"),
     (EXPORT, SqliteStore, "committed_releases"),
     (EXPORT, state_view, "publish_committed"),

@@ -28,12 +28,13 @@ from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.stream import run as stream
+from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import arrow
 from dpstream.state import open as stores
 from dpstream.state.idtable import PairSet
+from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import SqliteStore
@@ -43,12 +44,12 @@ from tests.audit.leaks import (
     UNIT,
     VALUE,
     Logs,
+    contents,
     hits,
-    kept,
     leaked_files,
     make_job,
     opened,
-    shown,
+    printed,
 )
 from tests.projects import typed
 from tests.written import read_dead_letters
@@ -119,7 +120,7 @@ def search(folder: Path, error: BaseException | None, *texts: str) -> None:
     matches = [canary for text in texts for canary in hits(text)]
     if error is not None:
         assert isinstance(error, DpstreamError)
-        matches += hits(shown(error))
+        matches += hits(printed(error))
     assert matches == []
     assert list(leaked_files(folder)) == []
 
@@ -175,7 +176,7 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     _ = (pipeline | ReadFiles(job)).records | beam.ParDo(Bare())
     with Logs() as logs, pytest.raises(ValueError, match=UNIT) as caught:
         pipeline.run().wait_until_finish()
-    assert hits(logs.text) and hits(shown(caught.value))
+    assert hits(logs.text) and hits(printed(caught.value))
     (tmp_path / KEY).write_text(VALUE)
     assert len(list(leaked_files(tmp_path))) == 2
 
@@ -249,7 +250,7 @@ def test_full_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], store_pages: int, missing: int
 ) -> None:
     """SQLite has no room; afterwards the run goes on from the same store."""
-    real, pages = sqlite.connect, store_pages - missing
+    real, pages = sqlite_file.connect, store_pages - missing
 
     def connect(path: Any) -> Any:
         db = real(path)
@@ -304,7 +305,7 @@ def test_errors_hold_nothing_either() -> None:
     for call in (lambda: list(Fails().process(TEXT)), Fails().finish_bundle):
         with pytest.raises(RunError) as caught:
             call()
-        assert not hits(kept(caught.value))
+        assert not hits(contents(caught.value))
     with pytest.raises(RunError) as caught:
-        raise stream.coded(ValueError(TEXT)) from None
-    assert not hits(kept(caught.value))
+        raise coded(ValueError(TEXT)) from None
+    assert not hits(contents(caught.value))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting import mixing as certified
-from dpstream.accounting.arrays import Float64
+from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.budget import Budget, allocate
 from dpstream.accounting.calibration import committed_text
 from dpstream.accounting.gaussian import mu_of
@@ -56,9 +56,7 @@ def seen(
 
 def whitened(plan: Plan, noise: Float64, parts: list[Float64]) -> Float64:
     """The noise by what the guarantee asks for, from the definitions alone."""
-    product = parts[0]
-    for part in parts[1:]:
-        product = np.kron(product, part)
+    product = kron(parts)
     encoder = make_strategy(plan.privacy.strategy, plan.timeline.triggers).matrix()
     decoder = np.tril(np.ones(encoder.shape)) @ np.linalg.inv(encoder)
     longest = np.sqrt((np.linalg.inv(product) ** 2).sum(axis=0).max())

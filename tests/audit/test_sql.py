@@ -57,7 +57,7 @@ SOUND: dict[str, tuple[Trial, float]] = {
     ),
     "sum, selected": (
         Trial(f"SUM(x, {PER_GROUP}(0, 1)) AS s", _EIGHT, [_EIGHT] * 7, groups=8, kappa=8,
-              options=FEW, public=False, shown=True), 0.35,
+              options=FEW, public=False, presence=True), 0.35,
     ),
 }  # fmt: skip
 
@@ -148,20 +148,20 @@ def test_bounds_that_are_not_paid_for_are_refuted(tmp_path: Path) -> None:
     """Bounds are one pair for the whole question, so that each run of it is a trial."""
     claim = claim_of(tmp_path, _AUTOMATIC)
 
-    def found() -> ProvenBound:
+    def proof() -> ProvenBound:
         sides = [_chosen(tmp_path, _AUTOMATIC, added, 60) for added in (0, 1)]
         return bound([Scores(*sides)], claim, TAIL)
 
-    honest = found()
+    honest = proof()
     assert not honest.refutes(claim)
     with mock.patch.object(bounds, "OneShot", _Noiseless):
-        assert found().refutes(claim)
+        assert proof().refutes(claim)
 
 
 class _Noiseless(OneShot):
     """Bounds are read off exact counts."""
 
-    def rounded_gaussian(self, items: Any, sigma: float) -> Any:
+    def rounded_gaussian(self, items: Any, sigma: Float64 | float) -> Any:
         return np.zeros(len(items), np.int64)
 
 

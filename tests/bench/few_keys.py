@@ -6,6 +6,7 @@ threshold), beside those of the textbook: at C = 1 and 2, (2, 1e-7) per person a
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
@@ -64,7 +65,11 @@ def rows() -> list[dict[str, object]]:
         counts = cells(records(), contributions)
         textbook = LAWS["laplace"](EPSILON, DELTA, contributions)
         others = textbook.published(counts)
-        settings = {"contributions": contributions, "epsilon": EPSILON, "delta": DELTA}
+        settings: dict[str, Any] = {
+            "contributions": contributions,
+            "epsilon": EPSILON,
+            "delta": DELTA,
+        }
         plan = build(1, strategy="auto", per_key_bound=1, **settings)
         taken = resolved(plan)
         laws = {f"auto: {taken.privacy.strategy}": law_of(allocate(taken))}

@@ -25,7 +25,7 @@ from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
 from tests.bench.paper.one_run import measure
 
-COUNT_AND_SUM = {
+COUNT_AND_SUM: dict[str, dict[str, Any]] = {
     "count": {"kind": "count"},
     "total": {"kind": "sum", "column": "value", "bounds": [0, 100], "grid": 1},
 }

@@ -168,7 +168,8 @@ def opendp_polars(data: Path, out: Path) -> None:
         split_evenly_over=1,
         margins=[dp.polars.Margin(by=["key"], max_length=100_000_000)],
     )
-    total = pl.col("value").fill_null(0).dp.sum((LOWEST, HIGHEST))
+    filled: Any = pl.col("value").fill_null(0)
+    total = filled.dp.sum((LOWEST, HIGHEST))
     query = context.query().truncate_per_group(C).group_by("key").agg(dp.len(), total)
     frame = query.release().collect()
     columns = {"key": frame["key"].cast(pl.String), "count": frame["len"], "total": frame["value"]}

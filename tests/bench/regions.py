@@ -108,7 +108,7 @@ def speed(regions: int, repeats: int) -> dict[str, Any]:
     return {name: round(v, 4) if isinstance(v, float) else v for name, v in figures.items()}
 
 
-def whole(regions: int, repeats: int) -> dict[str, Any]:
+def charge_cost(regions: int, repeats: int) -> dict[str, Any]:
     """Charges in two accounts that hold so many regions, one of them with a head file."""
     spent, rng = filled(regions), np.random.default_rng(1)
     table = SessionTable(name="bench", dimensions=spent.space.dimensions)  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def main() -> int:
     given = parser.parse_args()
     checks = []
     for regions in LIMITS:
-        for measure in (speed, whole):
+        for measure in (speed, charge_cost):
             figures = measure(regions, given.repeats)
             emit(figures | machine(), given.out)
             checks.append(within(figures))

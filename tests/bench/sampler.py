@@ -133,7 +133,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
     runs = [bench(sigma, args.rows, args.nodes, args.repeats) for sigma in args.sigmas]
-    mixed = bench_mixed(*args.mixed, args.draws, args.repeats)
+    least, largest = args.mixed
+    mixed = bench_mixed(least, largest, args.draws, args.repeats)
     cells = [row for nodes in (1, 47) for row in bench_cells(args.cells, nodes, args.repeats)]
     result = {"runs": runs, "one_shot": mixed, "cells": cells}
     emit({"benchmark": "sampler", **machine(), **result}, args.out)

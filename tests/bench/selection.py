@@ -27,14 +27,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dpstream.accounting.weights import MILD, STEEP
 from tests.bench.common import emit, machine
 from tests.bench.front import point
 from tests.bench.regimes.populations import UNSEEN, population
 from tests.oracle.rivals.arrivals import square_root_decoder
-from tests.oracle.rivals.keys import Floats, Ints, index_weights, lone_threshold
-from tests.oracle.rivals.laws import gaussian_mu
+from tests.oracle.rivals.keys import Ints, index_weights, lone_threshold
+from tests.oracle.rivals.laws import Floats, gaussian_mu
 from tests.oracle.simulation import Records, table1_records
 from tests.oracle.sweep import Sorted
 
@@ -56,13 +57,13 @@ class Totals(NamedTuple):
     Attributes:
         raw: (K,) records of each key before any bound.
         units: (K,) users of each key after the bound.
-        key, index: (n,) of the admitted (user, key) pairs; index: the number among its user's.
+        key, nth: (n,) of the admitted (user, key) pairs; nth: the number among its user's.
     """
 
     raw: Ints
     units: Ints
     key: Ints
-    index: Ints
+    nth: npt.NDArray[np.int8]
 
     @classmethod
     def of(cls, records: Sorted) -> "Totals":
@@ -70,10 +71,10 @@ class Totals(NamedTuple):
         user, key = records.user[records.first], records.key[records.first]
         order = np.argsort(user, kind="stable")  # the order of time within a user
         begins = np.searchsorted(user[order], np.arange(records.users))
-        index = np.empty(len(user), np.int8)
-        index[order] = np.arange(len(user)) - begins[user[order]]
+        nth = np.empty(len(user), np.int8)
+        nth[order] = np.arange(len(user)) - begins[user[order]]
         raw = records.histogram
-        return cls(raw, np.bincount(key, minlength=len(raw)), key, index)
+        return cls(raw, np.bincount(key, minlength=len(raw)), key, nth)
 
 
 def one_test(totals: Totals, growth: float, seed: int) -> Iterator[dict[str, Any]]:
@@ -87,7 +88,7 @@ def one_test(totals: Totals, growth: float, seed: int) -> Iterator[dict[str, Any
     selecting, counting = rng.standard_normal((2, size))
     for fall in WEIGHTS:
         weights = index_weights(CONTRIBUTIONS, *fall)
-        weighted = np.bincount(totals.key, weights[totals.index], size)
+        weighted = np.bincount(totals.key, weights[totals.nth], size)
         for share, theta in itertools.product(SHARES, THETAS):
             sds, d, above = threshold(weights, share, theta, growth)
             published = totals.units + sds[1] * counting
@@ -125,10 +126,11 @@ def rows_of(name: str, records: Sorted, triggers: int, seed: int) -> Iterator[di
         picked = {column: figures[column] for column in ("keys", "l1", "by_tenth")}
         yield {**of, "mechanism": kind, **picked}
     decoder, norm = square_root_decoder(triggers)
-    growths = {"counts given once": 1.0, "counts as a stream": norm * np.linalg.norm(decoder[-1])}
+    as_stream = float(norm * np.linalg.norm(decoder[-1]))
+    growths = {"counts given once": 1.0, "counts as a stream": as_stream}
     totals = Totals.of(records)
     for words, growth in growths.items():
-        tried = list(one_test(totals, float(growth), seed))
+        tried = list(one_test(totals, growth, seed))
         cheap = [row for row in tried if row["l1"] <= most]
         best = {"least L1": min(tried, key=lambda row: row["l1"])}
         if cheap:

@@ -26,7 +26,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ class Query(NamedTuple):
         return " AND ".join(f"{n} >= {a} AND {n} < {b}" for n, (a, b) in self.ranges.items())
 
 
-def session_of(queries: int, widened: bool) -> "Iterator[Query]":
+def session_of(queries: int, widened: bool) -> "Generator[Query, float | None, None]":
     """The queries; each is sent the answer to it (only the grid's counts matter).
 
     Args:
@@ -111,7 +111,7 @@ def _parts(name: str, span: tuple[int, int], parts: int, widened: bool) -> list[
     return list(itertools.pairwise(edges))
 
 
-def _grid(squares: int, widened: bool) -> "Iterator[Query]":
+def _grid(squares: int, widened: bool) -> "Generator[Query, float | None, Float64]":
     counts = np.zeros((squares, squares))
     for row, y in enumerate(_parts("y", rides.DENSE, squares, widened)):
         for column, x in enumerate(_parts("x", rides.DENSE, squares, widened)):
@@ -119,16 +119,18 @@ def _grid(squares: int, widened: bool) -> "Iterator[Query]":
     return counts
 
 
-def _dense(figure: Aggregate, counts: Float64, most: int, widened: bool) -> "Iterator[Query]":
+def _dense(
+    figure: Aggregate, counts: Float64, most: int, widened: bool
+) -> "Generator[Query, float | None, None]":
     """The squares with the largest counts, in the order of the map."""
     squares = len(counts)
     chosen = np.zeros(counts.size, np.bool_)
     chosen[np.argsort(-counts.ravel(), kind="stable")[:most]] = True
-    chosen = chosen.reshape(counts.shape)
+    squares_chosen = chosen.reshape(counts.shape)
     edges = np.linspace(*rides.DENSE, squares + 1).astype(int).tolist()
-    rows = np.flatnonzero(chosen.any(axis=1)).tolist()
+    rows = np.flatnonzero(squares_chosen.any(axis=1)).tolist()
     for row, y in zip(rows, _spans(rows, edges, "y", widened), strict=True):
-        columns = np.flatnonzero(chosen[row]).tolist()
+        columns = np.flatnonzero(squares_chosen[row]).tolist()
         for x in _spans(columns, edges, "x", widened):
             yield Query(figure, {"x": x, "y": y})
 
@@ -216,7 +218,7 @@ def measured(project: Path, queries: int, runs: int, held: bool) -> dict[str, An
             ways.unitrax(Query(COUNT, {}))  # everything is open
             with contextlib.suppress(StopIteration):
                 while True:
-                    query = asking.send(reply)  # type: ignore[attr-defined]
+                    query = asking.send(reply)
                     tracked.append(ways.regions)
                     answers, row = dict[str, float](), dict[str, float]()
                     turn = (len(took) + run) % len(WAYS)
@@ -240,7 +242,7 @@ def balanced(project: Path, queries: int, counts: Callable[[Query], float]) -> l
         open_table = ways.session.open_table
         with contextlib.suppress(StopIteration):
             while True:
-                query = asking.send(reply)  # type: ignore[attr-defined]
+                query = asking.send(reply)
                 tracked.append(ways.regions)
                 reply = counts(query)
                 where = ways.session.where(f"initial >= {NEEDED} AND {query.predicate}")

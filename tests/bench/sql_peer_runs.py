@@ -63,7 +63,8 @@ def opendp_polars(data: str, out: str) -> str:
         split_evenly_over=1,
         margins=[dp.polars.Margin(by=["key"], max_length=100_000_000)],
     )
-    total = pl.col("value").fill_null(0).dp.sum((0, 1000))
+    filled: Any = pl.col("value").fill_null(0)
+    total = filled.dp.sum((0, 1000))
     query = context.query().truncate_per_group(GROUPS).group_by("key").agg(dp.len(), total)
     frame = query.release().collect()
     pl.DataFrame(

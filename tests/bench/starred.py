@@ -61,7 +61,7 @@ class Shape(NamedTuple):
     firsts: Float64
 
 
-class Found(NamedTuple):
+class Ratios(NamedTuple):
     """The starred way on data: its keys over the grid's most, its sd over the least that has as
     many keys, and both over the job's own."""
 
@@ -83,7 +83,7 @@ def shape(name: str) -> Shape:
     return Shape(plan, _generated(units, 2_000 if units < 10_000 else 50_000, 13))
 
 
-def starred(name: str, contributions: int, **privacy: object) -> Found:
+def starred(name: str, contributions: int, **privacy: object) -> Ratios:
     """The starred way against the grid."""
     of = shape(name)
     weights = usual_weights(
@@ -97,7 +97,7 @@ def starred(name: str, contributions: int, **privacy: object) -> Found:
     most = max(key_count for key_count, _ in grid)
     least = min((error for key_count, error in grid if key_count >= keys), default=sd)
     own_keys, own_sd = _on(of, job)
-    return Found(keys / most, sd / least, keys / own_keys, sd / own_sd, settings)
+    return Ratios(keys / most, sd / least, keys / own_keys, sd / own_sd, settings)
 
 
 def _grid(job: Plan) -> Iterator[Plan]:

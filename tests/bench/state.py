@@ -64,7 +64,7 @@ class Load:
         order = np.arange(len(self.ids))
         yield from (order[at : at + self.touched] for at in range(0, len(order), self.touched))
 
-    def some(self) -> Int64:
+    def drawn_keys(self) -> Int64:
         """Keys of one more step."""
         return self._rng.choice(len(self.ids), self.touched, replace=False)
 
@@ -99,13 +99,13 @@ def measure(name: str, open_store: Open, load: Load, steps: int) -> dict[str, An
     warm, cold_load, cold_commit, calls = [], [], [], []
     for _ in range(steps):
         trigger += 1
-        warm.append(load.touched / step(store, load, trigger, load.some())[1])
+        warm.append(load.touched / step(store, load, trigger, load.drawn_keys())[1])
     for _ in range(steps):
         trigger += 1
         other = open_store()
         other.key_shard(0, 0)
         with counted() as count:
-            seconds, commit = step(other, load, trigger, load.some())
+            seconds, commit = step(other, load, trigger, load.drawn_keys())
         cold_load.append(load.touched / max(seconds, 1e-9))
         cold_commit.append(load.touched / commit)
         calls.append(sum(count))
@@ -164,7 +164,7 @@ def rowwise(load: Load, folder: Path, steps: int) -> dict[str, Any]:
         " units = units + 1, a = a + 1, b = b + 3, due = excluded.due"
     )
     rates: list[float] = []
-    for trigger, at in enumerate([*load.first_steps(), *(load.some() for _ in range(steps))]):
+    for trigger, at in enumerate([*load.first_steps(), *(load.drawn_keys() for _ in range(steps))]):
         ids, keys = load.rows(at)
         raw, pages = [i.tobytes() for i in ids], keys.column(0).to_pylist()
         begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -125,7 +126,7 @@ def test_plain_numpy_agrees_with_the_truth(tmp_path: Path) -> None:
 
 
 def test_the_front_marks_what_nothing_of_its_kind_beats() -> None:
-    points = [
+    points: list[dict[str, Any]] = [
         {"kind": "same", "keys": 10, "l1": 5},
         {"kind": "same", "keys": 12, "l1": 4},
         {"kind": "same", "keys": 20, "l1": 9},

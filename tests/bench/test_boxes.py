@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from dpstream.accounting.arrays import Int64
 from tests.bench.boxes import box_sums, box_variances
 
 
-def boxes(sizes, k=50):
+def boxes(sizes: tuple[int, ...], k: int = 50) -> tuple[Int64, Int64]:
     ends = np.sort(np.random.default_rng(3).integers(0, sizes, (2, k, len(sizes))), axis=0)
     return ends[0], ends[1]
 

@@ -33,7 +33,7 @@ def test_a_users_pairs_are_numbered_in_the_order_of_time(records: Sorted) -> Non
         pairs.append((key, len(own)))
         own.append(key)
     assert repeats > 100
-    assert list(zip(totals.key.tolist(), totals.index.tolist(), strict=True)) == pairs
+    assert list(zip(totals.key.tolist(), totals.nth.tolist(), strict=True)) == pairs
     assert totals.units.tolist() == np.bincount([k for k, _ in pairs], minlength=KEYS).tolist()
 
 
@@ -68,7 +68,7 @@ def test_drawn_errors_are_the_expected_ones(
     for n, of in enumerate(drawn[0]):
         weights = keys.index_weights(COUNT, *of["weights"])
         sds, d, above = selection.threshold(weights, of["share"], of["theta"], 2.0)
-        weighted = np.bincount(totals.key, weights[totals.index], KEYS)[held]
+        weighted = np.bincount(totals.key, weights[totals.nth], KEYS)[held]
         expected = keys.both(cells, weighted, (1.0, d), sds, above)
         assert np.mean([run[n]["l1"] for run in drawn]) == pytest.approx(expected, rel=0.02)
 

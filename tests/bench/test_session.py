@@ -22,7 +22,7 @@ def test_the_whole_session_has_its_shape() -> None:
         asking, reply, queries = session.session_of(session.FULL, widened), None, []
         try:
             while True:
-                queries.append(asking.send(reply))  # type: ignore[attr-defined]
+                queries.append(asking.send(reply))
                 reply = float(len(queries) % 257)
         except StopIteration:
             pass

@@ -51,7 +51,7 @@ def rows(trigger_time: int, size: int) -> pa.RecordBatch:
 
 
 def measured(
-    plan: Plan, url: str, sink: Sink, windows: int, keep: int
+    plan: Plan, url: str, sink: Sink, windows: int, keep: int | None
 ) -> Iterator[dict[str, float]]:
     """Figures at every tenth."""
     flowing = Flowing(begin(plan, url, 2), sink, keep)
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--note", type=int, default=retention._NOTED)
     parser.add_argument("--url", help="a Spanner store (default: a file)")
     args = parser.parse_args()
-    retention._NOTED, os.fsync = args.note, lambda _: None
+    retention._NOTED, os.fsync = args.note, lambda fd: None
     plan = endless(make_plan(triggers=1, windows=10, period=args.period or None))
     with tempfile.TemporaryDirectory() as folder:
         url, sink = args.url or f"{folder}/s.db", Nowhere(Path(folder) / "out", "csv")

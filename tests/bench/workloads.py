@@ -7,6 +7,7 @@ Errors are RMSE over the singular value bound where that is computed.
 """
 
 import argparse
+import functools
 import io
 import math
 import time
@@ -57,7 +58,7 @@ def program_1(large: bool) -> Iterator[Result]:
         written = Columns(sines.squares(slice(None)))
         cases.append(("1D range 8192, basis written out", written, sines.eigenvalues()))
     for name, squares, c in cases:
-        weights, seconds = timed(lambda s=squares, c=c: weigh(s, c))
+        weights, seconds = timed(functools.partial(weigh, squares, c))
         yield {"name": name, "seconds": seconds, "gap": weights.gap, "steps": weights.steps}
 
 
@@ -74,7 +75,7 @@ def optima(large: bool) -> Iterator[Result]:
     if large:
         cases["1D range 8192"] = over([8192], ["range"])
     for name, workload in cases.items():
-        solved, seconds = timed(lambda w=workload: optimum(w))
+        solved, seconds = timed(functools.partial(optimum, workload))
         yield {"name": name, "seconds": seconds, "gap": solved.gap, "steps": solved.steps}
 
 
@@ -82,7 +83,7 @@ def products(large: bool) -> Iterator[Result]:
     """Products axis by axis."""
     for each in ([100] * 3, [64] * 4, [1024] * 2):
         workload = over(each, ["range"] * len(each))
-        solved, seconds = timed(lambda w=workload: product_optimum(w))
+        solved, seconds = timed(functools.partial(product_optimum, workload))
         parts = workload.axes(workload.products[0])
         ratio = math.sqrt(solved.error / math.prod(spectrum(part).bound for part in parts))
         yield {"name": each, "seconds": seconds, "gap": solved.gap, "ratio": ratio}
@@ -171,7 +172,7 @@ def pure_epsilon(large: bool) -> Iterator[Result]:
     """p-identities, at Laplace variance 1."""
     for each in ([256], [256, 256]):
         workload = over(each, ["range"] * len(each))
-        strategy, seconds = timed(lambda w=workload: pure(w))
+        strategy, seconds = timed(functools.partial(pure, workload))
         rmse = math.sqrt(strategy.error(workload) / workload.queries)
         yield {"name": each, "seconds": seconds, "rmse": rmse}
 

@@ -22,7 +22,7 @@ from apache_beam.utils.timestamp import Timestamp
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import record_schema
 from dpstream.dp_transforms.beam import clock, delivery
-from dpstream.dp_transforms.beam.clock import WallClock
+from dpstream.dp_transforms.beam.clock import ToShards, WallClock
 from dpstream.dp_transforms.pacing import Pace
 from dpstream.dp_transforms.release import Gather
 from dpstream.dp_transforms.run import Run
@@ -259,7 +259,7 @@ class Runner:
     def _announce(self, stage: str, shards: int, clock_tick: Any) -> None:
         at = floored(clock_tick.timestamp.micros)
         schema = delivery.NAMES if stage == "delivered" else record_schema(self.run.plan)
-        to_shards = flow.ToShards(shards, schema)
+        to_shards = ToShards(shards, schema)
         values = list(to_shards.process(clock_tick.value))
         self.state.coming[stage] += [Element(at, value) for value in values]
 
@@ -322,7 +322,8 @@ class Runner:
                 del self.state.parts[name]
         elif stage == "sink":
             name, parts = element.value
-            self.sealed.append(self._seal(*name, parts))
+            window, trigger = name
+            self.sealed.append(self._seal(window, trigger, parts))
             self.state.coming["delivered"].append(Element(element.at, delivery.named(name, True)))
         else:
             self._put(stage, *element.value)

@@ -11,6 +11,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.beam import buffer, clock
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
+from dpstream.dp_transforms.beam.clock import instant
 from dpstream.dp_transforms.pacing import Pace
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.run import Run
@@ -57,7 +58,7 @@ def _before_the_last(real: Any) -> Any:
     def arm(stage: BufferUntilTriggerTime, timer: Any, done: int, announced: list[int]) -> int:
         trigger_time: int = real(stage, timer, done, announced)
         if trigger_time > done:
-            timer.set(buffer.instant(stage._line, done + 1, stage._ticks))
+            timer.set(instant(stage._line, done + 1, stage._ticks))
         return trigger_time
 
     return arm
@@ -126,7 +127,7 @@ def _uncommitted_is_unpublished() -> Iterator[None]:
     """What is not committed yet counts as not published, and records do not wait for it."""
     released = PublishedKeys._released
 
-    def found(keys: PublishedKeys, window: int, trigger: int) -> Any:
+    def late_keys(keys: PublishedKeys, window: int, trigger: int) -> Any:
         try:
             return released(keys, window, trigger)
         except RunError:
@@ -138,7 +139,7 @@ def _uncommitted_is_unpublished() -> Iterator[None]:
             keys, ids, first, count, decided, decided
         )
     )  # fmt: skip
-    with waits(), alone(), mock.patch.object(PublishedKeys, "_released", found):
+    with waits(), alone(), mock.patch.object(PublishedKeys, "_released", late_keys):
         yield
 
 

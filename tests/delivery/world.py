@@ -22,7 +22,6 @@ from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.store import Store
 from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin
 from tests.delivery.runner import ENDLESS, Runner
@@ -89,7 +88,7 @@ class World:
         self.event = {record.serial: record.event for record in schedule.records}
         self.delivered = np.zeros(len(self.serials), np.bool_)
         self.runner = Runner(self.run)
-        self.kept: list[tuple[Any, Any]] = []
+        self.snapshots: list[tuple[Any, Any]] = []
         self.sink: dict[tuple[int, int], bytes] = {}
         self.emitted: dict[tuple[int, int, int], bytes] = {}
         self.gone: dict[Record, Decision] = {}
@@ -121,7 +120,7 @@ class World:
         elif isinstance(event, Fire):
             self._fire(event)
         elif isinstance(event, Keep):
-            self.kept.append((self.runner.state.copy(), self.delivered.copy()))
+            self.snapshots.append((self.runner.state.copy(), self.delivered.copy()))
         else:
             self._back(event)
 
@@ -160,15 +159,15 @@ class World:
         draw, had, sealed = random.Random(event.seed), self.delivered, self.runner
         self.restores += 1
         begin_at = -ENDLESS
-        if event.nth is None or not self.kept:
+        if event.nth is None or not self.snapshots:
             reached = sealed.state.source
             stores.close_all()
             at = resume_point(self.run)
-            begin_at, self.kept = at.begin, []
+            begin_at, self.snapshots = at.begin, []
             self.runner = Runner(self.run, at.first)
             self.delivered = self.stamp < begin_at
         else:
-            state, delivered = self.kept[-min(event.nth, len(self.kept))]
+            state, delivered = self.snapshots[-min(event.nth, len(self.snapshots))]
             reached = sealed.state.source
             self.runner.state, self.delivered = state.copy(), delivered.copy()
         owed = np.flatnonzero(had & ~self.delivered).tolist()
@@ -216,12 +215,12 @@ def keeps_counts(world: World, real: Any) -> Any:
 def watched(world: World) -> Iterator[None]:
     """Counts, and decisions whose positions are about to go, are noted."""
 
-    def forget(store: Store, shard: int, trigger_time: int) -> None:
+    def forget(store: SqliteStore, shard: int, trigger_time: int) -> None:
         still_there(store, shard, world.plan.design.ranked, world.gone)
         really(store, shard, trigger_time)
 
     really = SqliteStore.forget_positions
-    aggregate, commit_step = keeps_counts(world, step.aggregate)
+    aggregate, commit_step = keeps_counts(world, vars(step)["aggregate"])
     with (
         mock.patch.object(SqliteStore, "forget_positions", forget),
         mock.patch.object(SqliteStore, "commit_step", commit_step),
@@ -305,7 +304,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
     run = begin(world.plan, folder, 1)
     again = World.__new__(World)
     again.plan, again.counts = world.plan, {}
-    aggregate, commit_step = keeps_counts(again, step.aggregate)
+    aggregate, commit_step = keeps_counts(again, vars(step)["aggregate"])
     with (
         nothing_expires(),
         mock.patch.object(SqliteStore, "commit_step", commit_step),
@@ -314,7 +313,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
         release, seal = ReleaseCallback(run)(), SealFactory(run)()
         last = world.plan.timeline.last_trigger_time
         sealed = {
-            name: sealed_bytes(seal(*name, [part]))
+            name: sealed_bytes(seal(name[0], name[1], [part]))
             for name, part in release(0, [rows], last, 0).outputs
         }
     if again.counts != world.counts:

@@ -197,7 +197,8 @@ class Stack:
             self.folder / "kafka", service["environment"], lambda text: self.local(text, service)
         )
         made.servers = f"{HOST}:{self.ports[9092]}"
-        self.broker = made.__enter__()
+        made.__enter__()
+        self.broker = made
 
     def start_cluster(self, lib: Path) -> None:
         """The job manager, with the properties of the service; task managers join it."""

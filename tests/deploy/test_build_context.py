@@ -48,7 +48,7 @@ def expression(pattern: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def kept(names: set[str], rules: str) -> set[str]:
+def sent_files(names: set[str], rules: str) -> set[str]:
     """Files that a build gets: the last rule that names a file, or a folder of it, counts."""
     lines = [line for line in rules.splitlines() if line and not line.startswith("#")]
     compiled = [(line.startswith("!"), expression(line.removeprefix("!"))) for line in lines]
@@ -73,7 +73,7 @@ def copied() -> set[str]:
 
 def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
     files = git_files()
-    seen = kept(files | set(NOISE), RULES)
+    seen = sent_files(files | set(NOISE), RULES)
     wanted = {name for name in files for source in copied()
               if name == source or name.startswith(source + "/")}  # fmt: skip
     assert seen == wanted and not seen & set(NOISE)
@@ -90,7 +90,7 @@ def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
     ids=["none", "a deny list", "no denial", "keys let in", "a whole folder"],
 )  # fmt: skip
 def test_other_rules_let_noise_in(rules: str) -> None:
-    assert kept(git_files() | set(NOISE), rules) & set(NOISE)
+    assert sent_files(git_files() | set(NOISE), rules) & set(NOISE)
 
 
 @contextmanager
@@ -160,4 +160,4 @@ def test_the_docker_client_sends_the_same(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(got[0])) as archive:
         sent = {member.name for member in archive if member.isfile()}
     # The client adds the two files that the builder itself reads.
-    assert sent - {"Dockerfile", ".dockerignore"} == kept(files, RULES)
+    assert sent - {"Dockerfile", ".dockerignore"} == sent_files(files, RULES)

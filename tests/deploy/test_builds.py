@@ -10,9 +10,9 @@ import pytest
 from dpstream.pipelines.runners import parts
 from dpstream.pipelines.runners import prism_build as PRISM
 from tests.deploy.scripts import load
-from tests.deploy.test_containers import ROOT, beam_version
+from tests.deploy.test_containers import beam_version
 from tests.runners import prism
-from tests.runners.engines import need_flink
+from tests.runners.engines import ROOT, need_flink
 
 FLINK = load("flink/loopback.py")
 

@@ -10,10 +10,12 @@ import yaml
 from click.testing import CliRunner
 
 from dpstream.dp_transforms.noise.references import parse_reference
-from dpstream.pipelines.cli.main import cli, run
+from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.metrics import METRICS
-from tests.deploy.stack import DEPLOY, ROOT, SERVICES, STACK, images, in_order, needs, shared
+from tests.deploy.stack import DEPLOY, SERVICES, STACK, images, in_order, needs, shared
+from tests.runners.engines import ROOT
 
 IMAGES = images.read()
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.stack import DEPLOY, ROOT, STACK
+from tests.deploy.stack import DEPLOY, STACK
+from tests.runners.engines import ROOT
 
 #: Runs as root, without a network, to give the key to another user.
 ROOT_SERVICES = {"secret"}
@@ -38,7 +39,7 @@ def files(*suffixes: str) -> list[Path]:
 
 def documents(path: Path) -> list[dict[str, Any]]:
     """The documents of a YAML file that are tables; MkDocs' own tags are read as text."""
-    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
     loader.add_multi_constructor("", lambda *_: None)
     return [d for d in yaml.load_all(path.read_text(), loader) if isinstance(d, dict)]
 

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from tests import guarded
-from tests.deploy.stack import DEPLOY, ROOT, images
+from tests.deploy.stack import DEPLOY, images
 from tests.emulator import free_port
-from tests.runners.engines import need
+from tests.runners.engines import ROOT, need
 
 DIGEST = "@sha256:" + "0f" * 32
 #: An image as a registry names it: a word of a path, then a tag or a digest.
@@ -162,6 +162,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, st
     """A registry of this machine with one image; its reference and its digest."""
     crane = shutil.which("crane", path=f"{ROOT}/.tools/bin:{os.environ['PATH']}")
     need(crane, "crane is missing (make crane)")
+    assert crane is not None
     folder = tmp_path_factory.mktemp("registry")
     address = f"127.0.0.1:{free_port()}"
     environment = {**os.environ, "DOCKER_CONFIG": str(folder)}
@@ -172,7 +173,14 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, st
     try:
         with tarfile.open(folder / "layer.tar", "w") as archive:
             archive.add(__file__, "layer.py")
-        push = [crane, "append", "--new_tag", f"{address}/a/image:1", "-f", folder / "layer.tar"]
+        push: list[str | Path] = [
+            crane,
+            "append",
+            "--new_tag",
+            f"{address}/a/image:1",
+            "-f",
+            folder / "layer.tar",
+        ]
         end = time.monotonic() + 120
         while True:
             pushed = subprocess.run(push, env=environment, capture_output=True, text=True,

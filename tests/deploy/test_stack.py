@@ -196,7 +196,12 @@ def test_every_service_starts_and_the_job_releases(stack: Stack) -> None:
         stack.ports[50000] = int(pool.address.rpartition(":")[2])
         for name in names:
             step(stack, name, lib)
-        stack.until(lambda: send(stack, 500) or visits(stack) > 0, "job")
+
+        def counted() -> bool:
+            send(stack, 500)
+            return visits(stack) > 0
+
+        stack.until(counted, "job")
         launcher = stack.started[-1]
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 0, (stack.folder / "job.log").read_text()

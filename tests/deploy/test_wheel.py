@@ -12,6 +12,7 @@ import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomlkit
@@ -81,8 +82,8 @@ def test_it_has_every_extra_that_a_fix_installs(wheel: Path) -> None:
     """`pip install 'dpstream[NAME]'` adds packages, of the names that the fixes print."""
     [metadata] = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("/METADATA"))
     message = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata))
-    needs = [Requirement(line) for line in message.get_all("Requires-Dist")]
-    assert set(EXTRAS) <= set(message.get_all("Provides-Extra"))
+    needs = [Requirement(line) for line in message.get_all("Requires-Dist", [])]
+    assert set(EXTRAS) <= set(message.get_all("Provides-Extra", []))
     for name in EXTRAS:
         assert f"[{name}]" in shlex.split(installing(name))[-1]
         added = [n for n in needs if n.marker and n.marker.evaluate({"extra": name})
@@ -132,7 +133,7 @@ print(json.dumps({line: [result.exit_code, result.stderr] for line, result in do
 KAFKA = {"servers": "localhost:1", "topic": "t"}
 SPANNER = "spanner://p/i/d"
 #: Changes of the README's project: fields by their dotted names, and their values as TOML.
-PROJECTS = {
+PROJECTS: dict[str, dict[str, Any]] = {
     "from-kafka": {"table.visits.topic": "t", "table.visits.servers": "localhost:1"},
     "from-pubsub": {"table.visits.subscription": "projects/p/subscriptions/s"},
     "from-query": {"job.daily.query": "pages.sql"},
@@ -239,7 +240,7 @@ def python_of(version: str) -> str | None:
     """A Python of a version: on the path, or one of pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     places = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
-    for place in filter(None, places):
+    for place in (place for place in places if place is not None):
         shows = subprocess.run([place, "--version"], capture_output=True, text=True, check=False)
         if shows.stdout.startswith(f"Python {version}."):
             return str(place)

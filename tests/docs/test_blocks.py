@@ -37,7 +37,7 @@ def _closed(monkeypatch: pytest.MonkeyPatch) -> Any:
     stores.close_all()
 
 
-def shown(words: list[str]) -> str:
+def printed(words: list[str]) -> str:
     """Call a command as a shell would; gives what it said."""
     result = CliRunner().invoke(CLI, words)
     assert result.exit_code == 0, (words, result.output)
@@ -52,10 +52,11 @@ def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
         for words in lines(text):
             assert words[0] == "dpstream", f"{named(path)}: only dpstream is run"
             if words not in ran:
-                output += shown(words[1:])
+                output += printed(words[1:])
                 ran.append(words)
     elif language == "sql":
-        assert duckdb.sql(text).fetchall(), named(path)
+        relation = duckdb.sql(text)
+        assert relation is not None and relation.fetchall(), named(path)
     else:
         assert language == "python", f"{named(path)}: nothing runs {language}"
         Path("shown.py").write_text(text)

@@ -37,7 +37,7 @@ def _is_ours(output: Any) -> bool:
     return output.get("name") == "stdout" or output.output_type == "execute_result"
 
 
-def shown(notebook: Any) -> list[list[tuple[str, set[str]]]]:
+def outputs_of(notebook: Any) -> list[list[tuple[str, set[str]]]]:
     """Of each cell's outputs their kind and their words, without figures."""
     cells = []
     for cell in notebook.cells:
@@ -59,12 +59,12 @@ def merged(cells: list[list[tuple[str, set[str]]]]) -> list[dict[str, set[str]]]
 def test_it_runs_and_shows_what_it_shows(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    before = merged(shown(notebook))
+    before = merged(outputs_of(notebook))
     after = executed(notebook, tmp_path)
     if os.environ.get("REWRITE"):
         nbformat.write(after, path)
         return
-    assert merged(shown(after)) == before
+    assert merged(outputs_of(after)) == before
     assert not re.search(r"https?:|/tmp/|site-packages", path.read_text())
 
 

@@ -101,7 +101,7 @@ AHEAD: dict[str, Any] = {}
 def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
     """Tests say what the path says; what is aggregated is kept."""
     window_of: dict[int, int] = {}
-    sticky, aggregate = step.Stepper._sticky, step.aggregate
+    sticky, aggregate = step.Stepper._sticky, vars(step)["aggregate"]
     tests = plan.design.test_triggers.tolist()
     AHEAD.update(path=path, counted=defaultdict(dict))
 
@@ -119,8 +119,8 @@ def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
         units, index = ids_of(batch.column("unit")), numbers(batch.column("_index"))
         columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
         new = [
-            Row(unit.tobytes(), *where, int(i))
-            for unit, i, *where in zip(units, index, *columns, strict=True)
+            Row(unit.tobytes(), window, trigger, page, int(i))
+            for unit, i, window, trigger, page in zip(units, index, *columns, strict=True)
         ]
         before = states.values[: states.size, -1].copy()
         out = aggregate(plan, states, batch, ids, weights)

@@ -80,7 +80,7 @@ class SlowNoise:
 
     def __init__(self, plan: Plan, ring: KeyRing, identity: tuple[bytes, ...]) -> None:
         self._plan, self._ring, self._identity = plan, ring, identity
-        self._known: dict[tuple[object, ...], np.ndarray] = {}
+        self._paths: dict[tuple[object, ...], np.ndarray] = {}
 
     def path(
         self,
@@ -93,7 +93,7 @@ class SlowNoise:
     ) -> np.ndarray:
         """(T,) n_t * 256 for t = 1 .. T; where it is ``tested`` and truncated with its coin."""
         name = (role, noise.name, window, key_id, round_number, tested)
-        if name not in self._known:
+        if name not in self._paths:
             sampler: Sampler = _sampler(noise.sigma, noise.strategy_object.rounds_nodes)
             if noise.scale:
                 sampler = GeometricNodes(noise.scale)
@@ -105,8 +105,8 @@ class SlowNoise:
             tweak = stream.names(ids, np.array([round_number]))
             span = np.array([0]), np.array([noise.triggers])
             path = stream.advance(tweak, *span, stream.no_state(1), noise.triggers)
-            self._known[name] = path[0]
-        return self._known[name]
+            self._paths[name] = path[0]
+        return self._paths[name]
 
 
 @dataclasses.dataclass
@@ -118,7 +118,7 @@ class _Key:
     weighted: int = 0
     round: int = 0
     base: int = 0
-    known: bool = False
+    since_before: bool = False
 
     def feed(self, plan: Plan, pairs: Iterable[Pair]) -> None:
         """Apply one step's pairs; of a unit's several the lowest rank makes the unit count."""
@@ -197,7 +197,7 @@ def exhaustive(
             if t == 1:
                 keys = {*public, *log.remembered(window)}
                 none = [0] * len(plan.design.streams)
-                states[window] = {k: _Key([*none], round=1, known=True) for k in keys}
+                states[window] = {k: _Key([*none], round=1, since_before=True) for k in keys}
             if 1 <= t <= line.triggers:
                 fed = cells[window, t]
                 out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t, log)
@@ -336,8 +336,11 @@ def _selected(
             drawn *= budget.statistic.weighted
         if plan.privacy.combine:
             # The very noise of the count that is published.
-            count = ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
-            drawn += budget.statistic.counted * int(noise.path(*count, *name)[step_of(plan, t) - 1])
+            count, of = (
+                ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
+            )
+            path = noise.path(count, of, window, key_ids[key], state.round)
+            drawn += budget.statistic.counted * int(path[step_of(plan, t) - 1])
         statistic = (state.statistic(plan, budget) << 8) + drawn
         if len(state.units) > plan.privacy.pre_threshold and statistic > int(
             budget.tau[step_index - 1]
@@ -369,7 +372,7 @@ def _drawn(
     noise: SlowNoise, role: str, of: StreamNoise, state: _Key, window: int, key_id: bytes
 ) -> np.ndarray:
     """The noise of a column; of a key that was known before it is not truncated."""
-    if state.known and of.most:
+    if state.since_before and of.most:
         return noise.path("known", msgspec.structs.replace(of, most=0, sooner=0), window, key_id)
     return noise.path(role, of, window, key_id)
 

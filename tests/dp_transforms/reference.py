@@ -53,6 +53,7 @@ def trigger_of(plan: Plan, instant: int) -> int:
 def verdict(plan: Plan, event: int, stamp: int) -> str | None:
     """Why rule 0 refuses a record with these times, ``None`` if it does not."""
     line = plan.timeline
+    assert line.end is not None
     if not line.start <= event < line.end or event > stamp + line.max_skew:
         return "time"
     in_windows = [w for w in range(line.windows) if covers(plan, w, event)]
@@ -83,6 +84,7 @@ def on_grid(plan: Plan, value: float) -> tuple[int, ...]:
     for a in plan.aggregates:
         if a.kind in ("sum", "mean") and not made_from_a_mean(plan, a):
             grid = Fraction(str(a.grid))
+            assert a.bounds is not None
             lo = math.ceil(Fraction(str(a.bounds[0])) / grid)
             hi = math.floor(Fraction(str(a.bounds[1])) / grid)
             scaled = min(max(round(Fraction(value / a.grid)), lo), hi)

@@ -1,6 +1,7 @@
 """Plans, streams and runs of the step tests, and a sampler without noise."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from dpstream.accounting.budget import Budget, StreamNoise, allocate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms.ingest.records import typed_ids
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.step import run_name
@@ -99,15 +100,22 @@ def ranked_plan(weights: tuple[float, float] | float | None = None, **options: o
         weights: offset and power, or the share of selection of weights by size.
     """
     given = None
-    if weights is not None:
-        by_size = isinstance(weights, float)
-        given = SelectionWeights(size_share=weights) if by_size else SelectionWeights(*weights)
-    settings = {"contributions": 5, "epsilon": 9.0, "weights": given, "skip": False, **options}
-    return make_plan(**settings)  # type: ignore[arg-type]
+    if isinstance(weights, float):
+        given = SelectionWeights(size_share=weights)
+    elif weights is not None:
+        given = SelectionWeights(*weights)
+    settings: dict[str, Any] = {
+        "contributions": 5,
+        "epsilon": 9.0,
+        "weights": given,
+        "skip": False,
+        **options,
+    }
+    return make_plan(**settings)
 
 
-LATE: dict[str, object] = {"stamped": True, "lateness": 3, "skew": STEP}
-SLIDING: dict[str, object] = {"triggers": 9, "slide": 3, "windows": 4}
+LATE: dict[str, Any] = {"stamped": True, "lateness": 3, "skew": STEP}
+SLIDING: dict[str, Any] = {"triggers": 9, "slide": 3, "windows": 4}
 RANKED: dict[str, Plan] = {
     "per key": ranked_plan(per_key_bound=1, aggregates=(COUNT, SUM, MEAN)),
     "per key units": ranked_plan(per_key_bound=1, aggregates=(UNITS,), strategy="toeplitz"),
@@ -229,7 +237,7 @@ SKIPPING: dict[str, Plan] = {
 }  # fmt: skip
 RANKED |= SKIPPING
 PLANS |= RANKED
-MODES = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in PLANS.items()]
+MODES: list[Any] = [pytest.param(plan, id=name.replace(" ", "-")) for name, plan in PLANS.items()]
 SELECTING = [p for p in MODES if p.values[0].public_keys is None]
 
 Released = dict[tuple[int, int], list[Row]]
@@ -265,7 +273,7 @@ def stream_of(plan: Plan, seed: int = 1) -> Stream:
     return generate(plan, seed)
 
 
-def options_of(plan: Plan) -> dict[str, object]:
+def options_of(plan: Plan) -> dict[str, Any]:
     return {} if plan.public_keys is None else {"public": public_table(plan, PUBLIC)}
 
 

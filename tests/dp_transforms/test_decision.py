@@ -24,7 +24,8 @@ def test_offsets_that_differ_in_high_bits_are_two_positions() -> None:
 def test_windows_and_indices_of_a_record_are_read_from_bits() -> None:
     """Slow and fast agree; a pair that is not the first of its key has no index."""
     rng = np.random.default_rng(3)
-    taken = rng.integers(0, 1 << 63, 200, np.uint64) >> rng.integers(0, 64, 200).astype(np.uint64)
+    taken = rng.integers(0, 1 << 63, 200, np.uint64)
+    taken >>= rng.integers(0, 64, 200).astype(np.uint64)
     taken[0] = (1 << 64) - 1
     fresh = taken & rng.integers(0, 1 << 63, 200, np.uint64)
     rank = rng.integers(0, 50, 200).astype(np.int32)

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms import bounding, decision, skipping, step
+from dpstream.dp_transforms import bounding, skipping
 from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
+from dpstream.state.idtable import shard_of
 from tests.dp_transforms import every_path
 from tests.dp_transforms.every_path import AHEAD, CASES, TINY, Breach, enumerated, every_unit
 from tests.streams import KEYS, key_name
@@ -77,7 +78,7 @@ def _admitted(change: Callable[..., Any]) -> Any:
 
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(bounding, "_admit_new", at_work))
-    stack.enter_context(mock.patch.object(bounding.skipping, "admit", changed))
+    stack.enter_context(mock.patch.object(skipping, "admit", changed))
     return stack
 
 
@@ -118,7 +119,7 @@ def refund() -> Iterator[None]:
     with (
         mock.patch.object(bounding, "_admit_new", at_work),
         _of_keys(watch),
-        mock.patch.object(bounding.skipping, "admit", back),
+        mock.patch.object(skipping, "admit", back),
     ):
         yield
 
@@ -161,7 +162,7 @@ def reset_by_window() -> Iterator[None]:
             given[5][:] &= 0xFFFF
         return admit(*given)
 
-    with _of_keys(watch), mock.patch.object(bounding.skipping, "admit", anew):
+    with _of_keys(watch), mock.patch.object(skipping, "admit", anew):
         yield
 
 
@@ -173,7 +174,7 @@ def of_one_shard() -> Iterator[None]:
     def own(keys: PublishedKeys, window: int, trigger: int) -> Any:
         identity = keys._store.identity
         ids = released(keys, window, trigger)
-        return ids[step.shard_of(ids, identity.shards) == 0]
+        return ids[shard_of(ids, identity.shards) == 0]
 
     with mock.patch.object(PublishedKeys, "_released", own):
         yield
@@ -238,7 +239,7 @@ def first_always() -> Iterator[None]:
         order, index = laid_out(rank, nth)
         return order, np.minimum(index, 0)
 
-    with mock.patch.object(decision.skipping, "laid_out", first):
+    with mock.patch.object(skipping, "laid_out", first):
         yield
 
 
@@ -251,7 +252,7 @@ def counted_by_others() -> Iterator[None]:
         order, index = laid_out(rank, nth)
         return order, np.where(index < 0, -1, np.minimum(4, index + np.arange(len(index)) % 2))
 
-    with mock.patch.object(decision.skipping, "laid_out", shifted):
+    with mock.patch.object(skipping, "laid_out", shifted):
         yield
 
 

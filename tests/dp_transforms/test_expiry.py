@@ -29,6 +29,7 @@ from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.store import Store
 from tests.streams import KEYS, MEAN, STEP, begin, by_name, generate, make_plan, sealed_bytes
 
 SHARDS = 2
@@ -144,7 +145,7 @@ def lived(plan: Plan, path: Path, restarts: int, expires: bool = True) -> Iterat
     stores.close_all()
 
 
-def units(store: SqliteStore) -> int:
+def units(store: Store) -> int:
     """Units that the store keeps."""
     for n in range(SHARDS):
         store.forget_units(n)

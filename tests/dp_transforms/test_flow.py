@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import msgspec
@@ -79,7 +80,7 @@ def through_beam(
         assert isinstance(output, Output)
         _ = output.releases | "Keep" >> beam.ParDo(Keep(str(folder / "release")))
         _ = output.dead_letter | "Dead" >> beam.ParDo(Keep(str(folder / "dead")))
-    batches = {kind: [] for kind in ("release", "dead")}
+    batches: dict[str, list[Any]] = {kind: [] for kind in ("release", "dead")}
     for path in sorted(folder.iterdir()):
         batches[path.name.split("-")[0]].append(ArrowBatchCoder().decode(path.read_bytes()))
     dead = [row for batch in batches["dead"] for row in batch.to_pylist()]
@@ -324,7 +325,7 @@ def test_typed_keys_are_released_sorted(kinds: tuple[str, ...], store_paths: Ite
     plan = make_plan(key=kinds, unit="int", windows=1)
     rng = np.random.default_rng(1)
     size = 900
-    pools = {
+    pools: dict[str, list[Any]] = {
         "int": [-5, 0, 2**63 - 1],
         "bool": [True, False],
         "string": ["b", "a", "\u00e9", ""],

@@ -9,8 +9,8 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms import flow, step
-from dpstream.dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
+from dpstream.dp_transforms import aggregation, flow, step
+from dpstream.dp_transforms.batches import SHARD, concat, ids_of, record_schema, split_by_shard
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.loop import Stages, alternate
@@ -44,7 +44,7 @@ def steps(run: Run, source: list[pa.RecordBatch], threads: int = 1) -> list[obje
     given = by_shard(run, source)
     own = Threads(threads, run.run_id)
     parts = alternate(run, flow.stages_of(run), given, stops(run.plan), threads=own)
-    out = sorted((name, part.schema.metadata[flow.SHARD], to_bytes(part))
+    out = sorted((name, part.schema.metadata[SHARD], to_bytes(part))
                  for name, part in parts)  # fmt: skip
     assert not any(given)  # what a shard held has gone
     return list(out)
@@ -78,7 +78,7 @@ def test_what_was_asked_for_before_is_not_given_again(store_paths: Iterator[str]
     first = ends[2] + 1
     parts = alternate(run, flow.stages_of(run), by_shard(run, source), stops(plan, first),
                       first=first)  # fmt: skip
-    out = sorted((name, part.schema.metadata[flow.SHARD], to_bytes(part))
+    out = sorted((name, part.schema.metadata[SHARD], to_bytes(part))
                  for name, part in parts)  # fmt: skip
     base = plan.timeline.base
     left = [step for step in want if base(step[0][0]) + step[0][1] >= first]  # type: ignore[index]
@@ -113,7 +113,7 @@ def test_records_of_decided_triggers_join_the_next_one(
     store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were not there when their trigger time was decided: they wait, and none is lost."""
-    plan, path, real = PLANS["skip"], next(store_paths), step.aggregate
+    plan, path, real = PLANS["skip"], next(store_paths), aggregation.aggregate
     stream = stream_of(plan)
     early = np.flatnonzero(plan.timeline.trigger_time_of(stream.stamp) == 1)
     ends = stops(plan)
@@ -163,7 +163,7 @@ def test_threads_shards_and_begun_stores_change_nothing(
         assert steps(begin(plan, next(store_paths)), source, 3) == want
     stores.close_all()
     # A worker that dies in some step, and one that goes on.
-    path, real, left = next(store_paths), step.aggregate, [9]
+    path, real, left = next(store_paths), aggregation.aggregate, [9]
 
     def dies(*args: object) -> object:
         left[0] -= 1

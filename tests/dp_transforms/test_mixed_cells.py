@@ -1,6 +1,7 @@
 """Mixed cells through the whole flow: what is published, and that nothing else changes it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_through_beam(tmp_path: Path) -> None:
     stores.close_all()
 
 
-def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict[object, bytes]:
+def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict[Any, bytes]:
     """Releases of all steps without data, the process begun anew every so many steps, and the
     store moved to other shards in the midst."""
     run, by_step = begin_mixed(plan, folder, MIXING), {}
@@ -122,7 +123,7 @@ def steps_of(plan: Plan, folder: Path, restarts: int, again: int | None) -> dict
             public = public_table(plan, range(CELLS))
             ids = ids_of(plan, ring)
             stepper = Stepper(plan, ring, run.open(), (public, ids), None, MIXING)
-        rows = {}
+        rows = dict[Any, Any]()
         for shard in range(shards):
             batch, _ = stepper.step(window, shard, trigger, None)
             rows |= {row["page"]: (row["n"], row["n_sd"]) for row in batch.to_pylist()}

@@ -30,11 +30,11 @@ from tests.streams import begin, by_name, make_plan
 
 _SHORT: dict[str, object] = {"skip": True, "weights": SelectionWeights(1.0, 2.0)}
 #: Also windows that have one trigger, and ones that open at every trigger.
-SOME = SKIPPING | {
+CASES = SKIPPING | {
     "one trigger": make_plan(triggers=1, windows=5, **_SHORT),  # type: ignore[arg-type]
     "at every trigger": make_plan(triggers=4, slide=1, windows=6, tests=(3, 4), **_SHORT),  # type: ignore[arg-type]
 }
-PLANS = pytest.mark.parametrize("plan", SOME.values(), ids=list(SOME))
+PLANS = pytest.mark.parametrize("plan", CASES.values(), ids=list(CASES))
 
 
 def stops_by_hand(plan: Plan) -> dict[int, list[tuple[int, int]]]:
@@ -113,7 +113,7 @@ def test_a_late_timer_may_span_the_start_of_a_window(
     """At its start a window reads what others have published, and waits for nobody: a clock passes
     it at once, and the next timer of a shard may be the first one behind it."""
     spanned = 0
-    for name, plan in SOME.items():
+    for name, plan in CASES.items():
         at, source = stops_by_hand(plan), stream_of(plan)
         early = [stop for stop in stops(plan) if at.get(stop) or stop == max(stops(plan))]
         spanned += len(stops(plan)) - len(early)

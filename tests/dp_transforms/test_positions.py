@@ -1,12 +1,13 @@
 """A position that is there twice is seen, whatever its numbers; nothing else is."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.accounting.errors import UsageError
-from dpstream.dp_transforms.batches import ID, pa
+from dpstream.dp_transforms.batches import ID
 from dpstream.dp_transforms.positions import repeats, require_once
 
 PLACES = st.lists(

@@ -19,7 +19,7 @@ from tests.streams import KEYS, as_rows, begin, key_name, make_plan, released
 NAMES = [key_name(k) for k in range(60)]
 
 
-def known(path: str, plan: Plan, shards: int = 3) -> PublishedKeys:
+def keys_of(path: str, plan: Plan, shards: int = 3) -> PublishedKeys:
     run = begin(plan, path, shards)
     return PublishedKeys(run.plan, run.open())
 
@@ -36,7 +36,7 @@ def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None
     plan, path = PLANS[name], next(store_paths)
     line, tests = plan.timeline, plan.design.test_triggers.tolist()
     out = released(plan, stream_of(plan).batches(400), path)
-    keys = known(path, plan)
+    keys = keys_of(path, plan)
     first, count = np.zeros(len(NAMES), np.int64), np.full(len(NAMES), line.windows)
     total = 0
     for decided in (line.last_trigger_time, 0, *range(1, line.last_trigger_time)):
@@ -56,7 +56,7 @@ def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None
 
 def test_steps_that_are_not_committed_are_refused(store_paths: Iterator[str]) -> None:
     plan, path = PLANS["skip"], next(store_paths)
-    keys = known(path, plan)
+    keys = keys_of(path, plan)
     one = np.ones(1, np.int64)
     assert not keys.of_keys(ids(NAMES[:1]), 0 * one, one, 1, 2).any()  # before the first test
     test = int(plan.design.test_triggers[0])
@@ -68,7 +68,7 @@ def test_steps_that_are_not_committed_are_refused(store_paths: Iterator[str]) ->
 def test_a_test_within_what_is_decided_is_refused(store_paths: Iterator[str]) -> None:
     """Whoever would decide so does not know how far the shard is."""
     plan, one = PLANS["skip"], np.ones(1, np.int64)
-    keys = known(next(store_paths), plan)
+    keys = keys_of(next(store_paths), plan)
     for decided, upto in ((0, 3), (1, 5), (3, 24)):
         with pytest.raises(OvertakenError):
             keys.of_keys(ids(NAMES[:1]), 0 * one, one, decided, upto)
@@ -78,7 +78,7 @@ def test_a_test_within_what_is_decided_is_refused(store_paths: Iterator[str]) ->
 def test_windows_beyond_a_record_s_are_not_marked(store_paths: Iterator[str]) -> None:
     plan, path = PLANS["skip sliding"], next(store_paths)
     released(plan, stream_of(plan).batches(400), path)
-    keys, last = known(path, plan), plan.timeline.last_trigger_time
+    keys, last = keys_of(path, plan), plan.timeline.last_trigger_time
     count = np.arange(len(NAMES)) % 3  # the fourth window is never asked for, others not by all
     mask = keys.of_keys(ids(NAMES), 0 * count, count, last, last + 1)
     assert (mask >> count == 0).all() and mask.any()
@@ -94,7 +94,7 @@ def test_few_windows_are_kept_and_each_test_is_read_once(
     )
     path, read = next(store_paths), list[tuple[int, int]]()
     released(plan, stream_of(plan).batches(400), path)
-    keys, line, real = known(path, plan), plan.timeline, PublishedKeys._released
+    keys, line, real = keys_of(path, plan), plan.timeline, PublishedKeys._released
 
     def reads(own: PublishedKeys, window: int, trigger: int) -> Ids:
         read.append((window, trigger))

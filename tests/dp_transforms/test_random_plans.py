@@ -1,6 +1,7 @@
 """Random sticky plans of all modes together against the exhaustive reference."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def random_plan(rng: np.random.Generator) -> Plan:
     per_key, weights = rng.random() < 0.6, not public and rng.random() < 0.7
     counts = any(a.kind != "sum" for a in aggregates)
     divisor = int(rng.integers(1, 4))
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "strategy": strategy,
         # The table of the rounded sampler grows with the noise.
         "epsilon": 60.0 if strategy == "toeplitz" else float(rng.choice([5.0, 9.0, 40.0])),
@@ -44,10 +45,10 @@ def random_plan(rng: np.random.Generator) -> Plan:
     return make_plan(aggregates=aggregates, **random_timeline(rng), **options)  # type: ignore
 
 
-def random_timeline(rng: np.random.Generator) -> dict[str, object]:
+def random_timeline(rng: np.random.Generator) -> dict[str, Any]:
     """Lengths in triggers: tumbling or sliding windows, with or without stamps of their own."""
     triggers = int(rng.integers(1, 16))
-    out: dict[str, object] = {"triggers": triggers, "windows": int(rng.integers(1, 4))}
+    out: dict[str, Any] = {"triggers": triggers, "windows": int(rng.integers(1, 4))}
     if rng.random() < 0.4:
         out |= {"stamped": True, "lateness": int(rng.integers(0, min(4, triggers)))}
         out["skew"] = int(rng.choice([0, STEP]))

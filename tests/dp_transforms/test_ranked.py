@@ -17,8 +17,10 @@ from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
+from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.pacing import stops
+from dpstream.dp_transforms.selection import NoisyThresholds
 from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.designs import redesigned
@@ -76,7 +78,7 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
     good = concat((ingest(b)[0] for b in stream_of(plan).batches(400)), record_schema(plan))
     bounding, releasing = BoundCallback(settings)(), ReleaseCallback(settings)()
     out: list[object] = []
-    real = step.aggregate
+    real = aggregation.aggregate
 
     def watched(plan: Plan, states: Any, *rest: Any) -> Any:
         result = real(plan, states, *rest)
@@ -85,7 +87,7 @@ def emitted(plan: Plan, paths: Iterator[str], seed: int | None) -> list[object]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "aggregate", watched)
-        since, late, ahead = 0, [good], []
+        since, late, ahead = 0, [good], list[pa.RecordBatch]()
         for upto in stops(plan) if plan.design.skips else [plan.timeline.last_trigger_time]:
             held = bounding(0, late, upto, since)
             late = [] if held.waiting is None else [held.waiting]
@@ -215,8 +217,8 @@ SABOTAGE: list[tuple[str, Any, str, Callable[[Any], Any]]] = [
     ("two per key public", bounding, "_admit_per_key", k_more),
     ("per key", bounding, "_admit_per_key", all_first),
     ("three per key sliding", bounding, "_admit_per_key", all_first),
-    ("combined", step.NoisyThresholds, "ensure", separate_noise),
-    ("combined units", step.NoisyThresholds, "ensure", separate_noise),
+    ("combined", NoisyThresholds, "ensure", separate_noise),
+    ("combined units", NoisyThresholds, "ensure", separate_noise),
 ]
 
 
@@ -260,7 +262,7 @@ def test_without_noise_it_is_each_units_first_record(
     database = duckdb.connect()
     database.register("pairs", pa.table(table))
     monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
-    monkeypatch.setattr(step.NoiseStream, "advance", _no_noise)
+    monkeypatch.setattr(NoiseStream, "advance", _no_noise)
     seen = 0
     for (window, trigger), rows in run(plan, store_paths).items():
         truth = {row[0]: row[1:] for row in database.execute(FIRST, [window, trigger]).fetchall()}

@@ -109,7 +109,7 @@ def test_an_insecure_run_says_so_in_every_release() -> None:
     assert release.stamped_run_id(PLAN, insecure) == "INSECURE-" + "22" * 16
 
 
-class Kept:
+class State:
     """Beam's state of one key: a bag, and a value."""
 
     def __init__(self) -> None:
@@ -129,13 +129,13 @@ class Kept:
         self.rows, self.value = [], None
 
 
-class Bag(Kept):
+class Bag(State):
     def read(self) -> list[pa.RecordBatch]:
         return self.rows
 
 
 def test_a_release_waits_for_all_shards_and_counts_each_once() -> None:
-    gather, bag, seen = release.Gather(3), Bag(), Kept()
+    gather, bag, seen = release.Gather(3), Bag(), State()
 
     def give(shard: int) -> list[tuple[tuple[int, int], list[pa.RecordBatch]]]:
         batch = part(str(shard)).replace_schema_metadata({SHARD: str(shard)})

@@ -1,6 +1,7 @@
 """What windows remember: by definition from a log of selections, and read from a store once."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,9 @@ def test_any_log(seed: int, lasting: int | None) -> None:
             want = by_definition(log, open_ * stride, lasting)
             assert set(np.flatnonzero(remembered.knows(open_, ids(list(range(35)))))) == want
             slots = remembered.of(open_)
-            names = [] if remembered.columns is None else remembered.columns.take(pa.array(slots))
+            names: Any = (
+                [] if remembered.columns is None else remembered.columns.take(pa.array(slots))
+            )
             assert len(slots) == len(want)
             if want:
                 assert {int(n[1:]) for n in names["page"].to_pylist()} == want

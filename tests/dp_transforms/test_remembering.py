@@ -20,7 +20,7 @@ import pytest
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms import flow, step
+from dpstream.dp_transforms import flow, perturbation, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.remembered_keys import Remembered, RememberedKeys
 from dpstream.state import open as stores
@@ -72,7 +72,7 @@ def stream(rows: list[tuple[int, int, int]]) -> Stream:
 def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
     """Tests say what the path says; what is aggregated is kept."""
     window_of: dict[int, int] = {}
-    sticky, aggregate = step.Stepper._sticky, step.aggregate
+    sticky, aggregate = step.Stepper._sticky, vars(step)["aggregate"]
 
     def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
         window_of[id(states)] = window
@@ -88,8 +88,8 @@ def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
         units, index = ids_of(batch.column("unit")), numbers(batch.column("_index"))
         columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
         rows.extend(
-            Row(unit.tobytes(), *where, int(i))
-            for unit, i, *where in zip(units, index, *columns, strict=True)
+            Row(unit.tobytes(), window, trigger, page, int(i))
+            for unit, i, window, trigger, page in zip(units, index, *columns, strict=True)
         )
         return aggregate(plan, states, batch, ids, weights)
 
@@ -141,7 +141,7 @@ class Outcome:
             yield
 
 
-def known(plan: Plan, outcome: Outcome, window: int, page: str) -> bool:
+def is_remembered(plan: Plan, outcome: Outcome, window: int, page: str) -> bool:
     """By definition: selected in some window by this one's start, and not too long ago."""
     line = plan.timeline
     lasting = plan.remember // STEP if isinstance(plan.remember, int) else 1 << 30
@@ -156,7 +156,10 @@ def check(plan: Plan, outcome: Outcome) -> None:
     weights = plan.privacy.weights.integers(plan.privacy.contributions)
     pages = {page for names in outcome.names.values() for page in names}
     for window, page in itertools.product(range(plan.timeline.windows), sorted(pages)):
-        tested, remembered = outcome.selected[window, page], known(plan, outcome, window, page)
+        tested, remembered = (
+            outcome.selected[window, page],
+            is_remembered(plan, outcome, window, page),
+        )
         if len(tested) + remembered > 1:
             raise Breach("rounds: a key is selected again in a window that has published it")
         first = 1 if remembered else min(tested, default=99)
@@ -167,7 +170,10 @@ def check(plan: Plan, outcome: Outcome) -> None:
     for row in outcome.rows:
         by_unit[row.unit].append(row)
         tested = outcome.selected[row.window, row.page]
-        out = known(plan, outcome, row.window, row.page) or min(tested, default=99) < row.trigger
+        out = (
+            is_remembered(plan, outcome, row.window, row.page)
+            or min(tested, default=99) < row.trigger
+        )
         if (row.index < 0) != out:
             raise Breach("status: not what was published before the pair's trigger")
     for own in by_unit.values():
@@ -247,7 +253,7 @@ def forgotten_in_mid_window() -> Iterator[None]:
 def forgotten_by_true_count() -> Iterator[None]:
     """A key is remembered only if it had a unit in the window before, exactly counted."""
     counts: dict[tuple[int, bytes], int] = defaultdict(int)
-    aggregate, compute, of = step.aggregate, step.Stepper._compute, Remembered.of
+    aggregate, compute, of = vars(step)["aggregate"], step.Stepper._compute, Remembered.of
     at = [0]
 
     def noted(stepper: Any, states: Any, window: int, *rest: Any) -> Any:
@@ -259,7 +265,7 @@ def forgotten_by_true_count() -> Iterator[None]:
             counts[at[0], key.tobytes()] += unit is not None
         return aggregate(plan, states, batch, ids, weights)
 
-    def some(remembered: Remembered, window: int) -> Any:
+    def slots_of(remembered: Remembered, window: int) -> Any:
         slots = of(remembered, window)
         assert remembered.columns is not None or not len(slots)
         keep = [
@@ -270,7 +276,7 @@ def forgotten_by_true_count() -> Iterator[None]:
     with (
         mock.patch.object(step, "aggregate", count),
         mock.patch.object(step.Stepper, "_compute", noted),
-        mock.patch.object(Remembered, "of", some),
+        mock.patch.object(Remembered, "of", slots_of),
     ):
         yield
 
@@ -353,7 +359,7 @@ def noisy(rows: list[tuple[float, float]]) -> bool:
 def test_rows_over_nothing_have_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(triggers=6, windows=2, contributions=12, epsilon=40.0)
     assert noisy(zero_rows(plan, tmp_path))
-    publish = step.publish
+    publish = perturbation.publish
 
     def noiseless(plan: Plan, budget: Any, states: Any, paths: Any, slots: Any, *at: Any) -> Any:
         figures = publish(plan, budget, states, paths, slots, *at)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,7 @@ def test_what_begins_a_run_is_destroyed_there(
 
 
 def test_teardown_lets_go_of_the_key(run: Run, made: list[KeyRing]) -> None:
-    stages = [
+    stages: list[Any] = [
         Records(CanonicaliserFactory(run.plan, run.keys)),
         BufferUntilTriggerTime(run.plan.timeline, BoundCallback(run)),
         BufferUntilTriggerTime(run.plan.timeline, ReleaseCallback(run)),

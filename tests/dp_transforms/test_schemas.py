@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.plan import Field, Plan
+from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema, record_schema, shard_release_schema
 from tests.dp_transforms.runs import PLANS
 from tests.streams import make_plan

@@ -1,6 +1,7 @@
 """Noisy thresholds: the integers of the paths, whatever is computed ahead; who is tested at all."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,7 @@ def test_a_combined_test_takes_the_counts_noise_of_its_own_trigger(
     strategy: str, every: int, look_ahead: int
 ) -> None:
     """Tests at triggers 4, 8, 12 and 13, say; the published count has noise at every trigger."""
-    options = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
+    options: dict[str, Any] = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
     plan = make_plan(triggers=13, select_every=every, strategy=strategy, **options)
     budget, keys = allocate(plan), np.arange(10)
     assert budget.selection is not None and budget.statistic is not None
@@ -151,7 +152,7 @@ def test_a_key_passes_at_its_threshold(above: int) -> None:
 
 
 def test_the_statistic_of_weights_is_the_last_sum() -> None:
-    options = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
+    options: dict[str, Any] = {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True}
     plan = make_plan(aggregates=(COUNT, SUM), **options)
     budget, states = allocate(plan), states_of(plan, [1, 2])
     assert budget.statistic is not None and budget.selection is not None

@@ -35,12 +35,14 @@ def test_words_hold_ranks_indices_and_windows(seed: int) -> None:
     unit = np.sort(rng.integers(0, units, size))
     wanted = rng.integers(0, windows + 1, size)
     published = rng.integers(0, 1 << windows, size).astype(np.int32)
-    place = np.zeros(size, np.int32), np.arange(size)
-    counts, words, ranks = np.zeros(units, np.int32), [], []
+    partition, offset = np.zeros(size, np.int32), np.arange(size)
+    counts, words, ranks = np.zeros(units, np.int32), list[int](), list[int]()
     for half in (slice(0, 25), slice(25, size)):  # two decisions: the counters go on
         order = np.arange(len(unit[half]))
-        given = (column[half] for column in (*place, wanted, published))
-        admission = skipping.admit(unit[half], *given, counts, limit, order)
+        admission = skipping.admit(
+            unit[half], partition[half], offset[half], wanted[half], published[half],
+            counts, limit, order,
+        )  # fmt: skip
         words += admission[0].tolist()
         ranks += admission[1].tolist()
     want = by_definition(unit.tolist(), wanted.tolist(), published.tolist(), limit)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import duckdb
 import msgspec
@@ -18,6 +19,7 @@ from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.prediction import predict
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
 from tests.budgets import budgeted
@@ -85,16 +87,11 @@ def test_prediction_is_needed_and_its_loss_noticed(
     assert [run(plan, store_paths, stream) for stream in streams] != honest
 
 
-def one_later(
-    plan: Plan, thresholds: object, states: object, slots: np.ndarray, trigger: int
-) -> None:
+def one_later(plan: Plan, thresholds: Any, states: Any, slots: np.ndarray, trigger: int) -> None:
     """Prediction that is a trigger late."""
-    honest_predict(plan, thresholds, states, slots, trigger)
+    predict(plan, thresholds, states, slots, trigger)
     due = states.due[slots]
     states.due[slots] = np.where(due < plan.timeline.triggers, due + 1, due)
-
-
-honest_predict = step.predict
 
 
 def test_a_late_prediction_is_noticed(
@@ -202,7 +199,7 @@ def test_a_unit_counts_once_per_round_over_micro_batches(
     )
     honest = aggregation._fresh_units
 
-    def per_batch(plan: Plan, states: object, slots: np.ndarray, rows: object) -> object:
+    def per_batch(plan: Plan, states: Any, slots: np.ndarray, rows: Any) -> object:
         states.pairs.__init__()
         return honest(plan, states, slots, rows)
 
@@ -271,7 +268,7 @@ def test_a_restart_between_any_two_steps_changes_nothing(
     stops = {steps // 4, steps // 2, steps // 2 + 1, steps - 2}
     computed = 0
 
-    def failing(self: step.Stepper, *args: object) -> object:
+    def failing(self: step.Stepper, *args: Any) -> object:
         nonlocal computed
         computed += 1
         if computed in stops:
@@ -352,7 +349,7 @@ WHERE k.people > ? ORDER BY k.page
 """
 
 
-def true_figures(plan: Plan, pairs: list[Pair]) -> dict[tuple[int, int], list[tuple[object, ...]]]:
+def true_figures(plan: Plan, pairs: list[Pair]) -> dict[tuple[int, int], list[tuple[Any, ...]]]:
     columns = [a.name for a in plan.aggregates if a.kind in ("sum", "mean")]
     table: dict[str, list[object]] = {
         "win": [p.window for p in pairs],

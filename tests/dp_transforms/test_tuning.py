@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -114,8 +115,8 @@ def every_value() -> Iterator[None]:
     """More values of a unit are counted than the noise is made for."""
     real = Tally.__init__
 
-    def init(tally: Tally, *args: object) -> None:
-        real(tally, *args[:-1], 64)  # type: ignore[arg-type]
+    def init(tally: Tally, *args: Any) -> None:
+        real(tally, *(*args[:-1], 64))
 
     with mock.patch.object(Tally, "__init__", init):
         yield
@@ -240,10 +241,12 @@ def test_noise_has_the_stated_scale_and_sabotaged_noise_does_not(ring: KeyRing, 
     noise = many(ring, of, 150)
     assert scale_p(noise, of.sigma) > LEAST_P
     assert stats.kstest(noise.ravel() / of.sigma, "norm").pvalue > 1e-4
-    corr = np.corrcoef(noise.T)
+    corr = np.asarray(np.corrcoef(noise.T))
     assert np.abs(corr - np.eye(len(corr))).max() < 6 / np.sqrt(150)
     real = OneShot.rounded_gaussian
-    half = mock.patch.object(OneShot, "rounded_gaussian", lambda *a: real(*a[:2], a[2] / 2))
+    half = mock.patch.object(
+        OneShot, "rounded_gaussian", lambda shot, items, sigma: real(shot, items, sigma / 2)
+    )
     with half:
         assert scale_p(many(ring, of, 150), of.sigma) < LEAST_P
 

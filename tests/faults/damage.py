@@ -164,7 +164,7 @@ class Outcome(NamedTuple):
     """``noticed`` with what was said, ``mended`` in the sink, ``harmless``, or ``wrong``."""
 
     what: str
-    said: str = ""
+    message: str = ""
 
 
 def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> Outcome:

@@ -90,11 +90,11 @@ class Stage:
         ]  # fmt: skip
         self.launcher: subprocess.Popen[bytes] | None = None
         self._groups: list[int] = []
-        self.said = folder / "launcher.log"
+        self.log_path = folder / "launcher.log"
 
     def launch(self) -> None:
         """Start ``dpstream run``."""
-        with self.said.open("ab") as log:
+        with self.log_path.open("ab") as log:
             self.launcher = subprocess.Popen(
                 [
                     sys.executable, "-m", "dpstream",
@@ -114,7 +114,9 @@ class Stage:
         begin = time.monotonic()
         while not condition():
             assert time.monotonic() < begin + seconds, f"in time; {self.count()} releases"
-            assert self.launcher is None or self.launcher.poll() in (None, 0), self.said.read_text()
+            assert self.launcher is None or self.launcher.poll() in (None, 0), (
+                self.log_path.read_text()
+            )
             time.sleep(0.1)
         return time.monotonic() - begin
 
@@ -127,7 +129,7 @@ class Stage:
         """Wait until the launcher has ended by itself."""
         assert self.launcher is not None
         self.launcher.wait(LONGEST)
-        assert self.launcher.returncode == 0, self.said.read_text()
+        assert self.launcher.returncode == 0, self.log_path.read_text()
 
     def stop(self, number: int) -> float:
         """Send the launcher a signal and wait until it has ended; returns the seconds it took."""

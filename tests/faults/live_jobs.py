@@ -161,11 +161,11 @@ class Live(ABC):
             code = process.wait(LONGEST + max(0.0, self.end - time.time()))
         except subprocess.TimeoutExpired:
             kill(process)
-            raise AssertionError("a job did not end: " + self.told(job)) from None
-        assert code == 0, self.told(job)
+            raise AssertionError("a job did not end: " + self.log_tail(job)) from None
+        assert code == 0, self.log_tail(job)
         return (self.folder / f"{job}.out").read_text()
 
-    def told(self, job: str = "live") -> str:
+    def log_tail(self, job: str = "live") -> str:
         return (self.folder / f"{job}.errors").read_text()[-2000:]
 
     def published(self, job: str = "live") -> dict[str, bytes]:

@@ -52,12 +52,12 @@ STREAMS = {
     "workload answer": _stream("workload answer", "answers"),
 }
 #: Kinds of questions, and commands that draw by other laws than the first of their kind.
-ASKED = KINDS | {"sql, quantiles": _more("sql, quantiles", "sql")}
+QUESTIONS = KINDS | {"sql, quantiles": _more("sql, quantiles", "sql")}
 
 
 def asked_of(name: str) -> NoReturn:
     """Ask a question, or run a stream, in the current folder, and exit as a command does."""
-    outcome = (ASKED | STREAMS)[name].ask()
+    outcome = (QUESTIONS | STREAMS)[name].ask()
     print(outcome.stdout, end="")
     print(outcome.stderr, end="", file=sys.stderr)
     sys.exit(outcome.code)

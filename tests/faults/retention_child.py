@@ -17,7 +17,7 @@ from tests.faults.child import plan_of
 CALLS: tuple[tuple[Any, str], ...] = (
     (sqlite_backup, "sync"), (sqlite_backup, "_move_sides"), (drafts, "sweep"),
     (drafts, "_made"),
-    (sqlite_backup.os, "link"), (sqlite_backup.os, "replace"),
+    (os, "link"), (os, "replace"),
     (transfer, "create_store"), (transfer, "copy_store"),
     (transfer, "check_file"), (transfer, "replace_file"),
     (sqlite_backup, "check_file"),

@@ -12,7 +12,8 @@ from dpstream.state import open as stores
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.batch import Mutations
-from dpstream.state.spanner.client import connect, read_rows
+from dpstream.state.spanner.client import ExistsError, commit, connect, read_rows
+from dpstream.state.store import OvertakenError
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import Places, places, small_commits
@@ -155,9 +156,9 @@ def no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def commit_once(store: Any, out: Mutations, fence: tuple[int, ...]) -> None:
         try:
-            spanner.commit(store._db, out.fill)
-        except spanner.ExistsError:
-            raise spanner.OvertakenError from None
+            commit(store._db, out.fill)
+        except ExistsError:
+            raise OvertakenError from None
 
     monkeypatch.setattr(spanner.SpannerStore, "_commit_once", commit_once)
 

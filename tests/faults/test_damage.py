@@ -25,7 +25,7 @@ from tests.faults import damage
 from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, after_flip
 
 #: What may be said of a damaged file of a kind.
-SAID = {
+MESSAGES = {
     # The second: a header that forbids to write.
     STORE: (
         "store: is damaged",
@@ -61,8 +61,8 @@ def flips(made: Images, number: int, seed: int, scratch: Path) -> Counter[tuple[
         outcome = after_flip(made, image, name, bit, scratch)
         kind = "run.json" if name == "out/run.json" else name
         assert outcome.what != "wrong", (image, name, bit, outcome)
-        if outcome.what == "noticed" and kind in SAID:
-            assert outcome.said.startswith(SAID[kind]), (image, name, bit, outcome)
+        if outcome.what == "noticed" and kind in MESSAGES:
+            assert outcome.message.startswith(MESSAGES[kind]), (image, name, bit, outcome)
         counts["release" if kind.startswith("out/") else f"{kind} ({image})", outcome.what] += 1
     for (kind, what), times in sorted(counts.items()):
         print(f"{kind:<24}{what:<10}{times:5,}")
@@ -131,7 +131,7 @@ def test_the_structure_of_the_file(made: Images, tmp_path: Path, name: str, byte
         outcome = after_flip(made, "done", name, 8 * byte + bit, tmp_path)
         assert outcome.what != "wrong", (bit, outcome)
         if outcome.what == "noticed":
-            assert outcome.said.startswith("store: is damaged"), (bit, outcome)
+            assert outcome.message.startswith("store: is damaged"), (bit, outcome)
 
 
 def dpstream(*args: object, folder: Path) -> subprocess.CompletedProcess[str]:

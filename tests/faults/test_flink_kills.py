@@ -123,7 +123,7 @@ def test_a_signal_stops_the_job_on_the_cluster(
         stage.launch()
         stage.until(lambda: stage.count() >= 2)
         seconds = stage.stop(number)
-        assert "stopped; run it again to go on" in stage.said.read_text()
+        assert "stopped; run it again to go on" in stage.log_path.read_text()
         assert stage.jobs() == [] and stage.jobs("CANCELED") != []
         assert 2 <= stage.count() < 144
     with staged(cluster, pool, job, tmp_path / "job", []) as stage:

@@ -27,7 +27,7 @@ def uneven_keys(stream: Stream) -> Stream:
     """The same records with keys of which half are on shard 0 of ``SHARDS``."""
     numbers = np.arange(900)
     with KEYS.ring() as ring:
-        ids = typed_ids(ring.key, [("string", pa.array([key_name(n) for n in numbers]))])
+        ids = typed_ids(ring.key, [("string", pa.array([key_name(n) for n in numbers.tolist()]))])
     first = shard_of(ids, SHARDS) == 0
     half = (int(stream.key.max()) + 2) // 2
     chosen = np.stack([numbers[first][:half], numbers[~first][:half]], axis=1).reshape(-1)

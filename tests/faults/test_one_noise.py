@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.filecalls.commands import COMMANDS
 from tests.faults.one_noise import (
-    ASKED,
+    QUESTIONS,
     STREAMS,
     Attempt,
     any_input,
@@ -23,7 +23,9 @@ from tests.postgresql import postgresql_server
 #: What is put back: the account from a backup, or all that is not an input.
 BACKUPS = {"account": "account", "store": "state", "clone": "."}
 FAST = [("frame", "drawn", "account"), ("session", "charged", "clone")]
-ALL = [(k, w, what) for k in ASKED for w in ("charged", "drawn") for what in ("account", "clone")]
+ALL = [
+    (k, w, what) for k in QUESTIONS for w in ("charged", "drawn") for what in ("account", "clone")
+]
 CASES = [pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow) for case in ALL]
 
 
@@ -53,18 +55,18 @@ def attempts(kind: Kind, window: str, what: str, folder: Path) -> list[Attempt]:
 
 @pytest.mark.parametrize(("name", "window", "what"), CASES)
 def test_no_noise_meets_two_inputs(name: str, window: str, what: str, tmp_path: Path) -> None:
-    first, again, changed = attempts(ASKED[name], window, what, tmp_path)
+    first, again, changed = attempts(QUESTIONS[name], window, what, tmp_path)
     assert first.drawn and changed.drawn
     assert again == first  # the charge goes on: the checker would see its noise
     assert reused([first, again, changed]) == []
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "frame" else pytest.mark.slow) for n in ASKED]
+    "name", [pytest.param(n, marks=[] if n == "frame" else pytest.mark.slow) for n in QUESTIONS]
 )
 def test_noise_that_does_not_know_its_input_is_seen(name: str, tmp_path: Path) -> None:
     with any_input():
-        pairs = reused(attempts(ASKED[name], "drawn", "account", tmp_path))
+        pairs = reused(attempts(QUESTIONS[name], "drawn", "account", tmp_path))
     assert ("same", "neighbour") in {pair[:2] for pair in pairs}
 
 

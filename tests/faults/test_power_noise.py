@@ -15,7 +15,7 @@ import pytest
 from tests.faults.filecalls.disk import Call, Disk, calls
 from tests.faults.filecalls.server import Ended, Server
 from tests.faults.filecalls.sweep import LOSSES, PLACE
-from tests.faults.one_noise import ASKED, STREAMS, Attempt, reused
+from tests.faults.one_noise import QUESTIONS, STREAMS, Attempt, reused
 from tests.pipelines.ask.kinds import within
 
 FAST = {"sql": 3}
@@ -32,22 +32,22 @@ def drawn(path: Path) -> frozenset[bytes]:
 
 def attempts(server: Server, name: str, folder: Path, held: bool, number: int) -> list[Attempt]:
     """The undisturbed command, and the same on other rows after losses of power."""
-    kind, case, before = (ASKED | STREAMS)[name], folder / PLACE, folder / "before"
+    kind, case, before = (QUESTIONS | STREAMS)[name], folder / PLACE, folder / "before"
     journal, noise, fixed = folder / "journal", folder / "noise", name not in STREAMS
 
-    def asked(into: Path | None = None) -> Ended:
+    def answer(into: Path | None = None) -> Ended:
         return server.run((), case, journal=into, noise=noise, held=held, fixed=fixed, kind=name)
 
     kind.command.prepare(server, case)
     shutil.copytree(case, before, symlinks=True)
-    ended = asked(journal)
+    ended = answer(journal)
     assert ended.code == 0, ended.stderr
     out, recorded, rng = [Attempt("same", drawn(noise))], list(calls(journal)), random.Random(name)
     for at in sorted(rng.sample(range(1, len(recorded) + 1), min(number, len(recorded)))):
         lose_power(before, recorded[:at], rng, case)
         with within(case):
             kind.change("neighbour")
-        ended = asked()
+        ended = answer()
         assert ended.code in (0, 3, 4), ended.stderr
         out.append(Attempt(f"after call {at}", drawn(noise)))
     return out
@@ -65,7 +65,7 @@ def lose_power(before: Path, recorded: list[Call], rng: random.Random, case: Pat
 
 EACH = pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in ASKED | STREAMS],
+    [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in QUESTIONS | STREAMS],
 )
 
 

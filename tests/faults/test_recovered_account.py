@@ -24,7 +24,7 @@ from tests.pipelines.ask.kinds import (
     KINDS,
     STREAM,
     Kind,
-    Said,
+    Outcome,
     emptied,
     fix_of,
     typed,
@@ -42,16 +42,16 @@ def restored(backup: Path) -> None:
     shutil.copyfile(backup / "ledger.db", FILE)
 
 
-def asked(kind: Kind, *options: str) -> Said:
+def outcome_of(kind: Kind, *options: str) -> Outcome:
     """A question, also of the Python interface, as a command ends."""
     emptied(kind)
     try:
         return kind.ask(*options)
     except DpstreamError as error:
-        return Said(error.exit_code, "", str(error))
+        return Outcome(error.exit_code, "", str(error))
 
 
-def shown() -> dict[str, object]:
+def account_figures() -> dict[str, object]:
     out: dict[str, object] = json.loads(typed("account", "show", str(FILE), "--json").stdout)
     return out
 
@@ -73,29 +73,29 @@ def test_restored_refused_recovered_and_asked_again(name: str, here: Path) -> No
     kind = ALL[name]
     world(kind, here / "world")
     with within(here / "world"):
-        first = asked(kind)
+        first = outcome_of(kind)
         assert first.code == 0, first.stderr
         shutil.copytree(ACCOUNT, here / "backup")
-        assert asked(kind, "--fresh").code == 0
-        before = shown()
+        assert outcome_of(kind, "--fresh").code == 0
+        before = account_figures()
         restored(here / "backup")
-        refusal = asked(kind)
+        refusal = outcome_of(kind)
         recover = fix_of(refusal)
         assert len(accounts.charges(str(FILE))) == before["charges"] - 1  # type: ignore[operator]
         outcome = typed(*recover)
         assert outcome.code == 0, outcome.stderr
-        after = shown()
+        after = account_figures()
         assert after["charges"] == before["charges"] and spent(after) >= spent(before)
-        again = asked(kind)  # the first answer is in the backup
+        again = outcome_of(kind)  # the first answer is in the backup
         assert again.code == 0, again.stderr
-        assert shown()["charges"] == before["charges"]
-        assert typed(*recover).code == 0 and shown() == after  # nothing more to do
-        new = asked(kind, "--fresh")
+        assert account_figures()["charges"] == before["charges"]
+        assert typed(*recover).code == 0 and account_figures() == after  # nothing more to do
+        new = outcome_of(kind, "--fresh")
         assert new.code == 0, new.stderr
-        assert shown()["charges"] == before["charges"] + 1  # type: ignore[operator]
+        assert account_figures()["charges"] == before["charges"] + 1  # type: ignore[operator]
 
 
-class Shown(NamedTuple):
+class Answers(NamedTuple):
     """What became of one question whose account was restored between its charge and its receipt.
 
     Attributes:
@@ -108,24 +108,24 @@ class Shown(NamedTuple):
     answers: int
 
 
-def between(kind: Kind, folder: Path) -> Shown:
+def between(kind: Kind, folder: Path) -> Answers:
     """Charged, copied, answered; then restored, rows changed, and asked again."""
     world(kind, folder / "world")
     with within(folder / "world"):
         with copied("charged", ACCOUNT, folder / "copy"):
-            codes = [asked(kind).code]
+            codes = [outcome_of(kind).code]
         kind.change("neighbour")
         restored(folder / "copy")
-        outcome = asked(kind)
+        outcome = outcome_of(kind)
         codes.append(outcome.code)
         if outcome.code == REFUSED:
             assert typed(*fix_of(outcome)).code == 0
-            outcome = asked(kind)
+            outcome = outcome_of(kind)
             codes.append(outcome.code)
-        return Shown(codes, len(accounts.charges(str(FILE))), codes.count(0))
+        return Answers(codes, len(accounts.charges(str(FILE))), codes.count(0))
 
 
-def one_charge_one_answer(seen: Shown) -> bool:
+def one_charge_one_answer(seen: Answers) -> bool:
     return seen.answers <= seen.charges
 
 
@@ -141,18 +141,18 @@ def test_a_damaged_account_is_restored_and_recovered(here: Path) -> None:
     kind = KINDS["sql"]
     world(kind, here / "world")
     with within(here / "world"):
-        assert asked(kind).code == 0
+        assert outcome_of(kind).code == 0
         shutil.copytree(ACCOUNT, here / "backup")
-        assert asked(kind, "--as-of", "May").code == 0
+        assert outcome_of(kind, "--as-of", "May").code == 0
         data = bytearray(FILE.read_bytes())
         data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
         FILE.write_bytes(data)
-        outcome = asked(kind)
+        outcome = outcome_of(kind)
         assert outcome.code == REFUSED and "backup" in outcome.stderr
         restored(here / "backup")
-        assert fix_of(typed("account", "show", "d")) == fix_of(asked(kind))
-        assert typed(*fix_of(asked(kind))).code == 0
-        assert asked(kind).code == 0 and shown()["charges"] == 2
+        assert fix_of(typed("account", "show", "d")) == fix_of(outcome_of(kind))
+        assert typed(*fix_of(outcome_of(kind))).code == 0
+        assert outcome_of(kind).code == 0 and account_figures()["charges"] == 2
 
 
 def in_a_child(work: Callable[[], object]) -> None:
@@ -198,9 +198,9 @@ def test_a_stream_whose_tokens_alone_are_older(here: Path) -> None:
     world(STREAM, here / "world")
     with within(here / "world"):
         with copied("step", ACCOUNT, here / "copy"):
-            assert asked(STREAM).code == 0
-        before = shown()
+            assert outcome_of(STREAM).code == 0
+        before = account_figures()
         restored(here / "copy")
-        assert shown()["charges"] == before["charges"]
-        assert typed(*fix_of(asked(STREAM))).code == 0
-        assert asked(STREAM).code == 0 and shown() == before
+        assert account_figures()["charges"] == before["charges"]
+        assert typed(*fix_of(outcome_of(STREAM))).code == 0
+        assert outcome_of(STREAM).code == 0 and account_figures() == before

@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream
+from dpstream.dp_transforms import tuning
 from dpstream.pipelines.tuning import choose
 from tests import accounts
 from tests.faults.systems import SYSTEMS, done
 from tests.fixed import fixed_run_ids, held_noise
 from tests.pipelines.frames.visits import KEY, account, visits
-from tests.pipelines.sql.asking import COUNTED, asked, data_set, dp
+from tests.pipelines.sql.asking import COUNTED, answer_to, data_set, dp
 from tests.pipelines.tabulation.oracle import published
 from tests.pipelines.tuning.asking import ASK, PROJECT, USERS, records
 from tests.pipelines.workload.survey import write
@@ -80,7 +81,7 @@ def _sql(folder: Path) -> None:
 
 
 def _sql_asked() -> tuple[bytes, Figures]:
-    answer = asked(Path(), dp(f"page, {COUNTED} AS n"))
+    answer = answer_to(Path(), dp(f"page, {COUNTED} AS n"))
     rows = answer.table.to_pylist()
     return json.dumps(rows).encode(), {(row["page"],): row["n"] for row in rows}
 
@@ -99,10 +100,10 @@ def _tuning_added() -> None:
 
 
 def _tuning_asked() -> tuple[bytes, Figures]:
-    drawn, honest = list[Any](), choose.noisy
+    drawn = list[Any]()
 
     def noisy(*args: Any) -> Any:
-        drawn.extend(honest(*args))
+        drawn.extend(tuning.noisy(*args))
         return drawn
 
     with mock.patch.object(choose, "noisy", noisy):

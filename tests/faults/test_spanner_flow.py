@@ -15,10 +15,12 @@ from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
+from dpstream.state.spanner import client
 from dpstream.state.spanner import keys as spanner_keys
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import MissingError, connect
-from dpstream.state.spanner.schema import create_tables
+from dpstream.state.spanner.fill import PROGRESS
+from dpstream.state.spanner.schema import BOUND, create_tables
 from dpstream.state.spanner.units import SpannerUnitShard
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
@@ -64,7 +66,7 @@ class Stopped(Exception):
 
 def stop_at(nth: int, after: bool) -> Any:
     """Commit number ``nth`` of all kinds fails, before or after it took effect."""
-    real, left = spanner.commit, [nth]
+    real, left = client.commit, [nth]
 
     def commit(*args: Any) -> None:
         left[0] -= 1
@@ -170,8 +172,8 @@ def progress_comes_with_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
     real = spanner.SpannerStore._commit_once
 
     def commit_once(store: Any, out: Any, fence: tuple[int, ...]) -> None:
-        if fence[1] != spanner.BOUND:
-            out.upsert("Progress", spanner.PROGRESS, [list(fence[:3])])
+        if fence[1] != BOUND:
+            out.upsert("Progress", PROGRESS, [list(fence[:3])])
         real(store, out, fence)
 
     monkeypatch.setattr(spanner.SpannerStore, "_commit_once", commit_once)
@@ -190,7 +192,7 @@ def records_of_a_cut_decision_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     real = spanner.SpannerStore.unit_shard
 
     def unit_shard(store: Any, shard: int) -> Any:
-        units = real(store, shard)
+        units: Any = real(store, shard)
         units.load = lambda *args: None
         return units
 

@@ -29,7 +29,7 @@ def through(live: Live, away: Callable[[], None]) -> None:
     feeder, process = live.feeding(), live.run()
     wait_for(lambda: live.seen() > 1 or process.poll() is not None, 180)
     away()
-    assert process.poll() is None, live.told()
+    assert process.poll() is None, live.log_tail()
     live.finish("live", process)
     feeder.join()
     live.check()

@@ -17,7 +17,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms import bounding, step
+from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.ids import key_ids
@@ -29,6 +29,7 @@ from dpstream.state import arrow
 from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
+from dpstream.state.spanner import client
 from dpstream.state.spanner import keys as spanner_keys
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner import units as spanner_units
@@ -42,7 +43,7 @@ from tests.faults.runs import calm, job, released
 from tests.streams import KEYS, generate
 
 NAMES = ("sticky", "rounds", "public", "skip")
-STORES = {"sqlite": SqliteStore, "spanner": SpannerStore}
+STORES: dict[str, type[Store]] = {"sqlite": SqliteStore, "spanner": SpannerStore}
 
 
 @pytest.fixture(params=KINDS)
@@ -362,7 +363,7 @@ def test_workers_meet_at_a_commit(kind: str, place: Places, name: str) -> None:
 def test_workers_meet_between_parts(place: Places, name: str) -> None:
     """Before any commit of one worker, also of a part of a step, the other may take a turn."""
     run, rng = job(name, place()), np.random.default_rng(8)
-    real, busy, meetings = spanner.commit, False, 0
+    real, busy, meetings = client.commit, False, 0
 
     def commit(*args: Any) -> None:
         nonlocal busy, meetings
@@ -422,7 +423,7 @@ def test_threads_of_a_process_wait_for_each_other(place: Places) -> None:
     steps = admitted_steps(run)
     worker = Worker(run, steps)
     inside, go_on, seen = threading.Event(), threading.Event(), list[bytes]()
-    real = step.aggregate
+    real = aggregation.aggregate
 
     def aggregate(*args: Any) -> Any:
         out = real(*args)  # the states are half changed

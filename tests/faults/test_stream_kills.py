@@ -77,7 +77,7 @@ def test_a_signal_stops_it(how: str, tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.Signals[how])
-    assert process.wait(60) == 0, live.told()
+    assert process.wait(60) == 0, live.log_tail()
     assert "stopped; run it again to go on" in (live.folder / "live.out").read_text()
     assert "all triggers done" in live.finish()
     feeder.join()

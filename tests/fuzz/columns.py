@@ -1,7 +1,7 @@
 """Parquet: a damaged file gives rows, refusals or a public error; a whole one gives its own rows.
 
 An input is a file of the corpus with bytes changed.  Its footer says, read by `pyarrow`, how many
-rows there are; each is read or, from one position on, refused.  `whole` writes tables of drawn
+rows there are; each is read or, from one position on, refused.  `round_trip` writes tables of drawn
 types, encodings and sizes: what was written is what must be read.
 """
 
@@ -29,7 +29,7 @@ def target(_: str) -> Any:
 
 def _check(data: bytes) -> None:
     if data.startswith(b"seed"):
-        whole(int.from_bytes(data[4:12], "little"))
+        round_trip(int.from_bytes(data[4:12], "little"))
     else:
         damaged(data)
 
@@ -70,7 +70,7 @@ def _rows(data: bytes, group: int, start: int) -> tuple[int, int | None]:
     return rows, None
 
 
-def whole(seed: int) -> None:
+def round_trip(seed: int) -> None:
     """Write a table and read it."""
     rng = random.Random(seed)
     rows = int(3000 ** rng.random())

@@ -29,7 +29,7 @@ MODULES = {
 
 
 @dataclass
-class Found:
+class Findings:
     """What was run of a target, and the first input of each kind of failure."""
 
     inputs: int = 0
@@ -37,10 +37,10 @@ class Found:
     failures: dict[str, tuple[bytes, str, float]] = field(default_factory=dict)
 
 
-def fuzz(target: str, folder: Path, seed: int, inputs: int, seconds: float) -> Found:
+def fuzz(target: str, folder: Path, seed: int, inputs: int, seconds: float) -> Findings:
     """Run so many inputs, or for so long."""
     check, corpus, tokens = target_of(target)
-    mutator, findings, begin = Mutator(corpus, tokens, seed), Found(), time.process_time()
+    mutator, findings, begin = Mutator(corpus, tokens, seed), Findings(), time.process_time()
     current = folder / f"{target}.current"  # what killed the process, if something did
     for data in corpus:
         failure = failure_of(check, data)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 #: Rows and lines that are shown of what is longer; a digest covers the rest.
-SHOWN = 12
+LINES = 12
 
 
 def check(path: Path, text: str) -> None:
@@ -29,7 +29,7 @@ def of_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     return of_lines([json.dumps(row, default=str) for row in rows])
 
 
-def of_lines(lines: Sequence[str], most: int = SHOWN) -> str:
+def of_lines(lines: Sequence[str], most: int = LINES) -> str:
     """The first lines, and a digest of all."""
     text = "".join(f"{line}\n" for line in lines)
     if len(lines) <= most:
@@ -54,7 +54,7 @@ def of_files(folder: Path, names: Iterable[str] = ()) -> str:
     texts = [of_lines(lines, len(lines))]
     for name in names:
         rows = data[name].decode().splitlines()
-        texts.append(f"-- {name}\n" + of_lines(rows[:SHOWN]))
+        texts.append(f"-- {name}\n" + of_lines(rows[:LINES]))
     return "".join(texts)
 
 

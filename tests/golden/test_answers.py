@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.asked import KINDS, processor
 from tests.golden.pinned import check, of_cases
+from tests.golden.questions import KINDS, processor
 from tests.runners.engines import without
 
 ANSWERS = Path(__file__).with_name("answers")

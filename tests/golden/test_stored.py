@@ -41,7 +41,7 @@ def decoded(source: str) -> Iterator[tuple[str | None, str]]:
             inside = [c.name for c in classes if node in ast.walk(c)]
             for keyword in node.keywords:
                 if keyword.arg == "type":
-                    yield (inside or [None])[-1], ast.unparse(keyword.value)
+                    yield inside[-1] if inside else None, ast.unparse(keyword.value)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("header_of"):
             yield from ((None, ast.unparse(kind)) for kind in node.args[1:2])
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.Decoder":
@@ -156,7 +156,7 @@ def test_a_renamed_field_is_another_form() -> None:
     class New(msgspec.Struct):
         run: str
 
-    class Kept(msgspec.Struct):
+    class Same(msgspec.Struct):
         run: str = msgspec.field(name="run_id")
 
-    assert described("x", Old) == described("x", Kept) != described("x", New)
+    assert described("x", Old) == described("x", Same) != described("x", New)

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -471,7 +471,7 @@ def main() -> None:
     print(json.dumps({"raw": len(raw), "bounded": len(bounded)}), flush=True)
     for triggers in args.triggers:
         for privacy in DESIGNS:
-            given = dict(privacy)
+            given: dict[str, Any] = dict(privacy)
             spend = published_budget if given.pop("published", False) else allocate
             plan = table1_plan(triggers, **given)
             begin = time.monotonic()

@@ -215,7 +215,7 @@ def test_expected_errors_are_sums_over_the_whole_law(above: float) -> None:
     law = laws.geometric(0.3)
     values = np.arange(-law.reach, law.reach + 1.0)
     want = brute(cells, above, values, law.mass)
-    assert keys.tested(cells, keys.whole(law), above) == pytest.approx(want)
+    assert keys.tested(cells, keys.integer_noise(law), above) == pytest.approx(want)
     x = np.linspace(-80, 80, 800_001)
     normal, two_sided = np.exp(-((x / 4) ** 2) / 2), np.exp(-0.5 * np.abs(x))
     for noise, mass in ((keys.gaussian(4.0), normal), (keys.laplace(0.5), two_sided)):

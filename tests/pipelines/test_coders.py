@@ -12,7 +12,8 @@ from apache_beam import coders
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms import flow
-from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.dp_transforms.batches import ArrowBatchCoder, record_schema
+from dpstream.dp_transforms.beam.split import SplitByShard, unit_ids
 from dpstream.pipelines.connectors.kafka.source import KafkaInput
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.registry import input_of, sink_of
@@ -20,11 +21,12 @@ from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import RUNNERS, Engine
 from dpstream.pipelines.stream import run as stream
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.pipelines.cli.test_unbounded_cli import JOB, job_file
 
 #: Coders that say what they write.  All others of Beam's fall back on pickles.
-KNOWN = (
+UNPICKLED = (
     ArrowBatchCoder,
     coders.BytesCoder,
     coders.IterableCoder,
@@ -63,7 +65,7 @@ def a_job(folder: Path, kind: str) -> Job:
 def collections(job: Job, kind: str) -> dict[str, list[Any]]:
     """Of each collection of a job's pipeline, by its producer: all coders in its coder."""
     source, ends = input_of(job), kind != "flink"
-    run, _ = stream.begin(job, source=[b"here"])
+    run, _ = begin(job, source=[b"here"])
     reader: Any = None
     if source.bounded:
         reader = source.read() if kind == "files" else Replay(job)
@@ -92,7 +94,7 @@ def pickled(coder_parts: dict[str, list[Any]]) -> set[str]:
     return {
         name
         for name, parts in coder_parts.items()
-        if not all(isinstance(part, KNOWN) for part in parts)
+        if not all(isinstance(part, UNPICKLED) for part in parts)
         and not any(without in name for without in WITHOUT_RECORDS)
     }
 
@@ -119,8 +121,8 @@ def test_no_record_is_pickled_between_stages(tmp_path: Path, kind: str) -> None:
 def test_a_lost_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(self: flow.Bound, pcolls: Any) -> Any:
         records, clock_ticks = pcolls
-        schema = flow.record_schema(self._run.plan)
-        split = beam.ParDo(flow.SplitByShard("unit", self._run.shards, schema))
+        schema = record_schema(self._run.plan)
+        split = beam.ParDo(SplitByShard(unit_ids, self._run.shards, schema))
         return (
             (records | "ByUnit" >> split, clock_ticks | "P" >> flow._to_shards(self._run, schema))
             | "UnitInput" >> beam.Flatten()

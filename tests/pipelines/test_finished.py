@@ -12,6 +12,7 @@ from dpstream.pipelines.connectors import restored
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.stream import run as stream
+from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.audit.replays import Place, new_place
@@ -111,7 +112,12 @@ def test_a_sink_that_did_not_change_is_not_compared_again(
 ) -> None:
     calls = list[int]()
     real = restored.publish_committed
-    monkeypatch.setattr(restored, "publish_committed", lambda *args: calls.append(1) or real(*args))
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(restored, "publish_committed", counted)
     run_job(place.job())
     assert calls == [], "the run itself has noted what it published"
     next((place.folder / "out").rglob("*.parquet")).unlink()
@@ -124,7 +130,7 @@ def test_a_sabotaged_one_that_does_not_look_at_the_sink(
     place: Place, monkeypatch: pytest.MonkeyPatch, unread: None
 ) -> None:
     monkeypatch.setattr(FileSink, "content", lambda _: "always the same")
-    run = stream.begin(place.job())[0]
+    run = begin(place.job())[0]
     run.open().set_metadata("published", "always the same")
     run.destroy_keys()
     stores.close_all()
@@ -145,7 +151,7 @@ def test_a_run_that_is_not_finished_reads_on(place: Place) -> None:
 def test_a_note_is_taken_only_of_what_is_complete(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = stream.begin(place.job())[0]
+    run = begin(place.job())[0]
     sink = FileSink(place.folder / "out", "parquet")
     next((place.folder / "out").rglob("*.parquet")).unlink()
     run.open().set_metadata("published", None)

@@ -35,7 +35,7 @@ def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
     stores.close_all()
 
 
-def shown(command: str, job: Path, *more: str) -> dict[str, Any]:
+def document_of(command: str, job: Path, *more: str) -> dict[str, Any]:
     result = call(command, "--project", job, "--json", *more)
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
@@ -48,13 +48,13 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
     job = write(
         tmp_path, "a", **{"contributions = 9": 'contributions = 9\nmechanism.weights = "auto"'}
     )
-    new = shown("plan", job)
+    new = document_of("plan", job)
     assert new["run_id"] is None and "Figures " not in call("plan", "--project", job).stdout
     run_id = json.loads(call("run", "--project", job, "--json").stdout)["run_id"]
     with mock.patch.object(shares, "knee", lambda costs: 0.5):
         late = allocate(load_job(job).plan)
-        planned, page = shown("plan", job), shown("report", job, out)["plan"]
-        other = shown("plan", write(tmp_path, "b"))
+        planned, page = document_of("plan", job), document_of("report", job, out)["plan"]
+        other = document_of("plan", write(tmp_path, "b"))
         text = call("plan", "--project", job).stdout
     assert late.selection is not None and late.selection.share == 0.5
     assert planned["acceptance"]["run_id"] == run_id and planned["acceptance"]["charged"] is None
@@ -70,7 +70,7 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
     # Releases without their store, and another plan's store.
     (tmp_path / "a" / "s.db").rename(tmp_path / "s.db")
     with mock.patch.object(shares, "knee", lambda costs: 0.5):
-        moved = shown("report", job, out)["plan"]["split"]["shares_of_mu_squared"]
+        moved = document_of("report", job, out)["plan"]["split"]["shares_of_mu_squared"]
     assert moved["selection"] == 0.5
     (tmp_path / "s.db").rename(tmp_path / "a" / "s.db")
     another = call(

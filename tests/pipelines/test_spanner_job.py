@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream import run as stream
+from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect
@@ -176,10 +177,9 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
     accounts.write(path, text)
     call("state", "init", path)
     shards = load_job(path).state.shards
-    real = stream.begin
 
-    def begin(job: Job) -> object:
-        begun = real(job)
+    def resharded(job: Job) -> object:
+        begun = begin(job)
         subprocess.run(
             [sys.executable, "-m", "dpstream", "state", "reshard", "--project", str(path),
              "--shards", "5"],
@@ -188,7 +188,7 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
         )  # fmt: skip
         return begun
 
-    with mock.patch.object(stream, "begin", begin):
+    with mock.patch.object(stream, "begin", resharded):
         stream.run_job(load_job(path))
     stores.close_all()
     published = files(tmp_path / "job" / "out")

@@ -35,7 +35,7 @@ from dpstream.state.spanner.client import connect
 from tests import accounts, emulator
 from tests.faults.filecalls.commands import COMMANDS, STATEMENT
 from tests.faults.processes import files
-from tests.pipelines.ask.kinds import Said, typed
+from tests.pipelines.ask.kinds import Outcome, typed
 from tests.pipelines.operate.test_state_view import with_account
 from tests.pipelines.session import small
 from tests.pipelines.sql import test_registration
@@ -247,7 +247,7 @@ def put_back(url: str, rows: dict[str, list[Any]]) -> None:
             batch.insert(table, COLUMNS_OF[table], rows[table])
 
 
-def by_a_function(url: str, *options: str) -> Said:
+def by_a_function(url: str, *options: str) -> Outcome:
     """A DataFrame function, whose account no file names."""
     types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
     read = pa.csv.ConvertOptions(column_types=types)
@@ -260,11 +260,11 @@ def by_a_function(url: str, *options: str) -> Said:
             as_of="May" if "May" in options else "",
         )  # fmt: skip
     except DpstreamError as error:
-        return Said(error.exit_code, "", str(error))
-    return Said(0, str(answer.table.to_pylist()), "")
+        return Outcome(error.exit_code, "", str(error))
+    return Outcome(0, str(answer.table.to_pylist()), "")
 
 
-def by_a_catalog(_: str, *options: str) -> Said:
+def by_a_catalog(_: str, *options: str) -> Outcome:
     """A statement, whose account the project file names."""
     return typed("sql", STATEMENT, *options)
 
@@ -274,7 +274,11 @@ def by_a_catalog(_: str, *options: str) -> Said:
     [(by_a_function, "home/dpstream"), (by_a_catalog, "shop")],
 )
 def test_a_database_that_was_restored(
-    ask: Callable[..., Said], head: str, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., Outcome],
+    head: str,
+    tmp_path: Path,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Refused, recovered as the refusal says, and asked again: no charge has two answers."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))

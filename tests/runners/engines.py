@@ -85,11 +85,11 @@ def results(
     wanted = shape.shards * shape.trigger_times
     while time.monotonic() < until:
         ended = str(result.state) in ("DONE", "FAILED", "CANCELLED")
-        sums, _ = spike.found(folder)
+        sums, _ = spike.outputs(folder)
         if len(sums) >= wanted or ended:
             return sums
         time.sleep(0.1)
-    return spike.found(folder)[0]
+    return spike.outputs(folder)[0]
 
 
 class Pool(NamedTuple):

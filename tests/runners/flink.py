@@ -10,6 +10,8 @@ from tests.runners.engines import ROOT, Pool, need_flink, worker_pool
 sys.path.insert(0, str(ROOT / "deploy" / "flink"))
 import cluster as session
 
+__all__ = ["session"]
+
 #: Seconds are the least that Flink's job server tells of a source's watermark.
 LOCAL = ["--parallelism=2"]
 

@@ -30,7 +30,7 @@ from dpstream.dp_transforms import run
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from tests.bench.paper.synth import Synth, batches
-from tests.golden.pinned import SHOWN
+from tests.golden.pinned import LINES
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 #: Name.txt -> digest of all published bytes and the first rows; name -> committed numbers.
@@ -184,14 +184,14 @@ def digest(files: dict[str, bytes]) -> str:
     return hasher.hexdigest()
 
 
-def shown(files: dict[str, bytes]) -> str:
+def listing(files: dict[str, bytes]) -> str:
     """What a golden file holds of a run: a digest of all its files, and the first rows of the last
     that has some."""
     name = max(name for name, data in files.items() if data.count(b"\n") > 1)
     rows = files[name].decode().splitlines()
     size = sum(map(len, files.values()))
     head = f"{digest(files)} {len(files)} files, {size} bytes\n-- {name}: {len(rows)} lines\n"
-    return head + "".join(f"{row}\n" for row in rows[:SHOWN])
+    return head + "".join(f"{row}\n" for row in rows[:LINES])
 
 
 def recorded_digest(name: str) -> str:

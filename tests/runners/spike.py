@@ -266,7 +266,7 @@ def build(pipeline: beam.Pipeline, shape: Shape, folder: str) -> None:
     )
 
 
-def found(folder: Path) -> tuple[dict[tuple[int, int], int], Counter[int]]:
+def outputs(folder: Path) -> tuple[dict[tuple[int, int], int], Counter[int]]:
     """(sum by (shard, trigger time), how often a timer fired how many micros off its instant).
 
     Two different sums of one (shard, trigger time) are an error.

@@ -14,8 +14,8 @@ from tests.runners.flink import LOCAL
 from tests.runners.prism import binary
 
 pytestmark = pytest.mark.slow
-ASKED = workload()
-STRATEGY = auto(ASKED).strategy
+WORKLOAD = workload()
+STRATEGY = auto(WORKLOAD).strategy
 #: The same run everywhere, so that all noise is.
 TEXT = JOB.replace(
     "contributions = 1", 'contributions = 1\ninsecure_test_run_id = "' + "16" * 16 + '"'
@@ -25,7 +25,9 @@ TEXT = JOB.replace(
 def answered(folder: Path, over_time: bool, runner: str, flags: list[str]) -> dict[str, bytes]:
     """Every file of the answer, and of the job's own sink."""
     job = survey(folder, text=TEXT)
-    order = Order(ASKED, job, STRATEGY, folder / "out", over_time, runner=runner, beam_args=flags)
+    order = Order(
+        WORKLOAD, job, STRATEGY, folder / "out", over_time, runner=runner, beam_args=flags
+    )
     execute(order)
     with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:
         assert [charge.kind for charge in ledger.entries()] == ["workload"]

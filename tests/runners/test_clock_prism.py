@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms.beam import buffer
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
-from dpstream.dp_transforms.beam.clock import ClockTick, WallClock
+from dpstream.dp_transforms.beam.clock import ClockTick, WallClock, clock_tick_of
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
 from dpstream.dp_transforms.telemetry import forget_error
 from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
@@ -40,11 +40,7 @@ def test_a_clock_tick_of_many_trigger_times_that_bound_gets_late(
 ) -> None:
     """After a stall a clock tick brings more trigger times than a stride; BOUND takes it slowly."""
     assert PLAN.timeline.last_trigger_time > 2 * CATCH_UP_LIMIT
-    stream, out, clock_tick_of = (
-        generate(PLAN, 8, records=1500),
-        tmp_path / "out",
-        buffer.clock_tick_of,
-    )
+    stream, out = generate(PLAN, 8, records=1500), tmp_path / "out"
     want = released(PLAN, stream.batches(500), tmp_path / "calm.db", shards=2)
 
     def slowly(batch: pa.RecordBatch) -> ClockTick | None:

@@ -15,7 +15,7 @@ from dpstream.pipelines.runners.errors import coded
 from tests.runners import flink
 from tests.runners.engines import Pool, results, started
 from tests.runners.flink import cluster, local, pool
-from tests.runners.spike import Shape, expected, found
+from tests.runners.spike import Shape, expected, outputs
 
 __all__ = ["cluster", "local", "pool"]
 pytestmark = [
@@ -62,13 +62,13 @@ def test_kills_change_nothing(tmp_path: Path, cluster: flink.session.Cluster, po
     """kill -9 of a Python worker, then of a task manager, while the stream goes on."""
     shape = ENDLESS._replace(batches=120, trigger_times=50, pace=0.3)
     with started("FlinkRunner", on(cluster, pool), shape, tmp_path) as result:
-        _wait(result, lambda: len(found(tmp_path)[0]) >= 12)
+        _wait(result, lambda: len(outputs(tmp_path)[0]) >= 12)
         os.kill(pool.workers()[0], signal.SIGKILL)
-        before = len(found(tmp_path)[0])
-        _wait(result, lambda: len(found(tmp_path)[0]) >= before + 12)
+        before = len(outputs(tmp_path)[0])
+        _wait(result, lambda: len(outputs(tmp_path)[0]) >= before + 12)
         cluster.workers[0].kill()
         cluster.add_worker()
-        assert len(found(tmp_path)[0]) < 180, "killed while the stream goes on"
+        assert len(outputs(tmp_path)[0]) < 180, "killed while the stream goes on"
         assert results(shape, tmp_path, result) == expected(shape)
 
 

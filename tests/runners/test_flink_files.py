@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dpstream.pipelines.cli.main import run
+from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.runners import worker_pool
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from tests.runners.engines import ROOT

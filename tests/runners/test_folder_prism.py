@@ -31,7 +31,11 @@ def test_a_growing_folder(tmp_path: Path, make_folder_job: MakeFolderJob, kind: 
             names = [f"{i}.{kind}", *([f"bad.{kind}"] if i == 2 else [])]
             begin = time.monotonic()
             close_files(folder, names)
-            wait_for(lambda i=i: seen.rows() == 90 * (i + 1))
+
+            def come(rows: int = 90 * (i + 1)) -> bool:
+                return seen.rows() == rows
+
+            wait_for(come)
             latencies.append(time.monotonic() - begin)
         wait_for(lambda: len(seen.batches("dead")) == 1)
         rows, letters = rows_of(seen.batches()), letters_of(seen.batches("dead"))

@@ -22,11 +22,11 @@ from tests.runners.golden import (
     STREAMS,
     digest,
     golden_job,
+    listing,
     published,
     recorded_digest,
     recorded_numbers,
     recorded_numbers_of_all,
-    shown,
     write_stream,
 )
 from tests.runners.prism import binary
@@ -52,7 +52,7 @@ def check(name: str, recorded: Path, folder: Path, runner: str, flags: list[str]
     line = job.plan.timeline
     assert len(files) == 1 + line.windows * line.triggers and not result.stopped
     if bounded:
-        check_text(STREAMS / f"{name}.txt", shown(files))
+        check_text(STREAMS / f"{name}.txt", listing(files))
     assert recorded_digest(name) == digest(files)
 
 

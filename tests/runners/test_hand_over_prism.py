@@ -12,7 +12,7 @@ import pytest
 from apache_beam.transforms.userstate import BagStateSpec
 
 from dpstream.accounting.errors import RunError
-from dpstream.dp_transforms import flow, hand_over
+from dpstream.dp_transforms import bounding, flow, hand_over
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.hand_over import HAND_OVER
 from dpstream.dp_transforms.telemetry import forget_error
@@ -59,7 +59,7 @@ def test_a_bundle_that_fails_after_it_has_taken_its_batches(
     recorded: Path, tmp_path: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run ends with the stage's own error, and the next one goes on from the store."""
-    job, decide, calls = golden_job(NAME, recorded, tmp_path), flow.decide_records, list[int]()
+    job, decide, calls = golden_job(NAME, recorded, tmp_path), bounding.decide, list[int]()
 
     def fails(*args: Any) -> Any:
         calls.append(args[3].num_rows)

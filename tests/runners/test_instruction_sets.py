@@ -1,6 +1,7 @@
 """The same bytes on other processors: golden jobs under numpy's, BLAS's and LLVM's least
 instructions, and the numbers of a run under an emulated older processor."""
 
+import importlib
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,8 +33,7 @@ NAMES = ("rounds", "tree", "toeplitz", "combined", "shared")
 
 def least_instructions() -> dict[str, str]:
     """An environment in which numpy, BLAS and libm use what every x86-64 processor has."""
-    from numpy._core import _multiarray_umath as umath
-
+    umath: Any = importlib.import_module("numpy._core._multiarray_umath")
     present = [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)]
     return {
         "NPY_DISABLE_CPU_FEATURES": " ".join(present),
@@ -110,7 +111,7 @@ def figures(budget: Budget) -> list[float | int | list[float]]:
     return out
 
 
-SHOWN = """
+SCRIPT = """
 import json, sys
 from dpstream.accounting.calibration import calibrated
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_numbers_on_an_older_processor(tmp_path: Path) -> None:
     for name, text in numbers.items():
         job = golden_job(name, stream, tmp_path / name)
         ours[name] = figures(calibrated(job.plan, text).budget)
-    command = [emulator, "-cpu", "Nehalem", sys.executable, "-c", SHOWN, NUMBERS, tmp_path]
+    command = [emulator, "-cpu", "Nehalem", sys.executable, "-c", SCRIPT, NUMBERS, tmp_path]
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

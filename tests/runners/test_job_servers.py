@@ -36,12 +36,12 @@ class Server(GuardedJobServer):
     def __init__(self, ports: list[int], program: str = SERVE, seconds: float = 0.0) -> None:
         super().__init__()
         self.ports, self.program, self.seconds = ports, program, seconds
-        self.asked: list[int] = []
+        self.requests: list[int] = []
 
     @override
     def subprocess_cmd_and_endpoint(self) -> tuple[list[str], str]:
-        port = self.ports[min(len(self.asked), len(self.ports) - 1)]
-        self.asked.append(port)
+        port = self.ports[min(len(self.requests), len(self.ports) - 1)]
+        self.requests.append(port)
         line = [sys.executable, "-c", self.program, str(port), str(self.seconds)]
         return line, f"localhost:{port}"
 
@@ -64,7 +64,7 @@ def test_a_job_is_not_sent_to_who_took_the_port(taken: int, program: str) -> Non
                     f"{SERVE!r}\nelse:\n    program = {program!r}\nexec(program)")  # fmt: skip
     try:
         server.start()
-        assert server.asked == [taken, free]
+        assert server.requests == [taken, free]
     finally:
         server.stop()
 
@@ -73,7 +73,7 @@ def test_a_port_that_stays_taken_is_said(taken: int) -> None:
     server = Server([taken])
     with pytest.raises(RunError, match="whose port is taken") as caught:
         server.start()
-    assert caught.value.field == "--server" and len(server.asked) == job_servers._TRIES
+    assert caught.value.field == "--server" and len(server.requests) == job_servers._TRIES
     assert server._process is None
 
 
@@ -81,7 +81,7 @@ def test_a_server_that_ends_is_not_tried_again() -> None:
     server = Server([free_port()], "raise SystemExit(1)")
     with pytest.raises(RunError, match="does not start"):
         server.start()
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_nor_one_that_does_not_answer(
@@ -93,7 +93,7 @@ def test_nor_one_that_does_not_answer(
     server, begun = Server([free_port()], seconds=600), time.monotonic()
     with pytest.raises(RunError, match="does not start"):
         server.start()
-    assert len(server.asked) == 1 and time.monotonic() - begun >= 1.0
+    assert len(server.requests) == 1 and time.monotonic() - begun >= 1.0
     error_lines = capfd.readouterr().err.splitlines()
     assert len(error_lines) > 2 and all("--server: names a job server that has not answered" in line
                                   for line in error_lines)  # fmt: skip

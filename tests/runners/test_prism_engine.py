@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import apache_beam as beam
 import pytest
@@ -19,7 +19,7 @@ from dpstream.pipelines.runners.table import make_runner
 from tests.bench.common import tree_seconds
 from tests.runners import prism
 from tests.runners.engines import ROOT, results, started
-from tests.runners.spike import Shape, expected, found
+from tests.runners.spike import Shape, expected, outputs
 
 #: A watermark that stops inside the millisecond before each trigger time, rows that come after it.
 HOSTILE = Shape(
@@ -42,7 +42,7 @@ def flags() -> list[str]:
 def test_every_row_is_in_its_trigger(tmp_path: Path, flags: list[str], shape: Shape) -> None:
     with started("PrismRunner", flags, shape, tmp_path) as result:
         assert results(shape, tmp_path, result) == expected(shape)
-    _, off = found(tmp_path)
+    _, off = outputs(tmp_path)
     assert all(0 < micros < 2_000 for micros in off), "timers fire just after their trigger time"
 
 
@@ -51,7 +51,9 @@ def test_every_row_is_in_its_trigger(tmp_path: Path, flags: list[str], shape: Sh
     [{"first_at": -1_000, "second_at": 0}, {"first_at": 0, "second_at": 0}],
     ids=["first stage a tick early", "stages at one instant"],
 )
-def test_timers_too_early_lose_rows(tmp_path: Path, flags: list[str], wrong: dict) -> None:
+def test_timers_too_early_lose_rows(
+    tmp_path: Path, flags: list[str], wrong: dict[str, Any]
+) -> None:
     shape = HOSTILE._replace(**wrong)
     with started("PrismRunner", flags, shape, tmp_path) as result:
         assert results(shape, tmp_path, result) != expected(shape)
@@ -80,7 +82,8 @@ def _prism_seconds() -> float:
 
 def test_waiting_for_a_bundle_costs_prism_nothing(flags: list[str]) -> None:
     """Beam's own build takes a whole core from the last output of a bundle to its response."""
-    engine, _ = make_runner("PrismRunner", flags), _Sleep.spent.clear()
+    engine = make_runner("PrismRunner", flags)
+    _Sleep.spent.clear()
     with beam.Pipeline(runner=engine.runner, options=engine.options) as pipeline:
         _ = pipeline | beam.Create([0], reshuffle=False) | beam.ParDo(_Sleep())
     engine.close()
@@ -127,7 +130,7 @@ def test_an_interrupt_ends_it_and_its_engine(tmp_path: Path, flags: list[str]) -
     assert child.stdout is not None
     try:
         assert child.stdout.readline() == b"there\n"
-        assert found(tmp_path)[0] == expected(Shape(endless=True))
+        assert outputs(tmp_path)[0] == expected(Shape(endless=True))
         engine = _children(child.pid)
         assert engine
         child.send_signal(signal.SIGINT)

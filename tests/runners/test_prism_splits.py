@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.dp_transforms.beam import buffer
-from dpstream.dp_transforms.beam.clock import Announced, ClockTick
+from dpstream.dp_transforms.beam.clock import Announced, ClockTick, clock_tick_of
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners import settings as runner_settings
 from dpstream.pipelines.runners.table import make_runner
@@ -32,7 +32,7 @@ def test_a_slow_stage_loses_nothing(
     )
     batches = [batch for row_numbers in rows for batch in stream.take(row_numbers).batches(40)]
     want, out = released(plan, batches, tmp_path / "calm.db"), tmp_path / "out"
-    clock_tick_of, calls = buffer.clock_tick_of, itertools.count(1)
+    calls = itertools.count(1)
 
     def slowly(batch: pa.RecordBatch) -> ClockTick | None:
         time.sleep(0.35 if next(calls) % 40 == 0 else 0)

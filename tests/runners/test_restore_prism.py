@@ -88,6 +88,12 @@ def no_batch_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hand_over, "HAND_OVER_ROWS", 1)
 
 
+def files_after(producer: Producer, folder: Path) -> int:
+    """How many files there are after some more records."""
+    producer.produce(0.3)
+    return len(files(folder))
+
+
 @pytest.mark.parametrize("tampered", [False, True])
 def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
     binary()
@@ -112,7 +118,7 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
         ]
         subprocess.run([str(part) for part in command], check=True, capture_output=True)
         done = len(files(tmp_path))
-        wait_for(lambda: producer.produce(0.3) is None and len(files(tmp_path)) >= done + 5, 60)
+        wait_for(lambda: files_after(producer, tmp_path) >= done + 5, 60)
 
     run_while(job, first)
     before = files(tmp_path)
@@ -123,7 +129,7 @@ def test_a_live_stream_is_restored(tmp_path: Path, tampered: bool) -> None:
         Path(one).write_bytes(before[other])
 
     def second() -> None:
-        wait_for(lambda: producer.produce(0.3) is None and len(files(tmp_path)) > 5 + len(before))
+        wait_for(lambda: files_after(producer, tmp_path) > 5 + len(before))
 
     if tampered:
         with pytest.raises(PolicyError, match="restored store does not lead to what is published"):

@@ -21,8 +21,8 @@ from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from tests.pubsub_emulator import running
-from tests.runners.prism import binary, wait_for
-from tests.runners.test_kafka_job import JOB, WINDOW, closed, lost, run_while, text_of
+from tests.runners.prism import binary, run_while, wait_for
+from tests.runners.test_kafka_job import JOB, WINDOW, closed, lost, text_of
 from tests.written import read_dead_letters
 
 KAFKA = 'servers = "{servers}"\ntopic = "{topic}"'
@@ -119,7 +119,11 @@ def test_pubsub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
         monkeypatch.setattr(pubsub_client, "seek", lambda *_: None)
     with running() as emulator:
         topic, subscription = emulator.subscription(ack_deadline_seconds=10)
-        sender = Sender(lambda texts: emulator.publish(topic, texts) and None)
+
+        def put(texts: list[bytes]) -> None:
+            emulator.publish(topic, texts)
+
+        sender = Sender(put)
         source = f'subscription = "{subscription}"'
         exact = over_a_restart(tmp_path, source, sender, source_pubsub.PULLERS.close)
     assert exact != sabotaged

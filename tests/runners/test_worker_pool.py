@@ -1,6 +1,7 @@
 """The pool of workers: with its own interpreter, again after an early death, gone with its
 parent."""
 
+import functools
 import os
 import queue
 import signal
@@ -17,6 +18,7 @@ import grpc
 import pytest
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
+from dpstream.pipelines.runners import listeners
 from dpstream.pipelines.runners import worker_pool as pools
 from dpstream.pipelines.runners.guard import with_parent
 from tests.runners.engines import ROOT, Pool, worker_pool
@@ -77,7 +79,7 @@ def start(pool: Pool, address: str) -> int:
     request = beam_fn_api_pb2.StartWorkerRequest(worker_id="w1")
     request.control_endpoint.url = address
     assert ask(pool, "StartWorker", request).error == ""
-    wait_for(lambda: set(pool.workers()) - before)
+    wait_for(lambda: bool(set(pool.workers()) - before))
     [worker] = set(pool.workers()) - before
     return worker
 
@@ -91,7 +93,11 @@ def test_a_worker_that_dies_before_it_connects_is_started_again(
         worker = start(pool, address)
         for _ in range(2):  # each in its imports
             os.kill(worker, signal.SIGKILL)
-            wait_for(lambda dead=worker: pool.workers() not in ([], [dead]))
+
+            def replaced(dead: int = worker) -> bool:
+                return pool.workers() not in ([], [dead])
+
+            wait_for(replaced)
             [worker] = pool.workers()
             assert servicer.came.empty()
         assert servicer.came.get(timeout=300) == "w1"
@@ -112,15 +118,19 @@ def test_one_that_has_served_is_not(
                 number = start(pool, where)
                 worker = served.pool._workers[-1]
                 assert servicer.came.get(timeout=300) == "w1"
-                wait_for(lambda worker=worker: worker._settled)
+                wait_for(functools.partial(getattr, worker, "_settled"))
                 os.kill(number, signal.SIGKILL)
-                wait_for(lambda worker=worker: worker.ended)
+                wait_for(functools.partial(getattr, worker, "ended"))
                 assert worker._starts == 1 and servicer.came.empty()
                 if asks:
                     lives = start(pool, other[1])
                     ask(pool, "StopWorker", STOP)
                     assert worker.stopped
-                wait_for(lambda ask_count=asks: len(served.pool._workers) == 2 - ask_count)
+
+                def left(count: int = 2 - asks) -> bool:
+                    return len(served.pool._workers) == count
+
+                wait_for(left)
             wait_for(lambda: len(served.pool._workers) == 1)  # or its engine is gone
             assert pool.workers() == [lives] and not served.pool._workers[0].stopped
     finally:
@@ -210,7 +220,7 @@ def test_nothing_of_a_killed_pool_is_left(who: str, engine: tuple[Engine, str]) 
         assert parent.stdout is not None
         pool = Pool(parent.stdout.readline().split()[-1].rstrip("."), parent.pid)
         worker = start(pool, engine[1])
-        own = [pid for pid in pools.listeners.descendants(parent.pid) if _is_pool(pid)]
+        own = [pid for pid in listeners.descendants(parent.pid) if _is_pool(pid)]
         assert len(own) == 1
         if who == "parent":
             parent.kill()

@@ -39,7 +39,7 @@ from tests.faults.filecalls.server import ACTIONS, library
 COST, LIMIT, RAISE = Fraction(1, 4), Fraction(3, 4), Fraction(1, 4)
 STEPS = 20
 #: Exit codes of a step: it said something, it was refused with a coded error.
-SAID, REFUSED = 0, 3
+ANSWERED, REFUSED = 0, 3
 _LONGEST = 60
 
 
@@ -60,7 +60,7 @@ class World:
     restored: bool = False
     closed: set[str] = field(default_factory=set)
     charged: set[str] = field(default_factory=set)
-    shown: dict[str, bytes] = field(default_factory=dict)
+    answered: dict[str, bytes] = field(default_factory=dict)
     limit: Fraction = LIMIT
     history: list[str] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class World:
         if "charged" in report:
             self.charged.add(report["charged"])
         for run_id, receipt in report.get("shown", {}).items():
-            before = self.shown.setdefault(run_id, bytes.fromhex(receipt))
+            before = self.answered.setdefault(run_id, bytes.fromhex(receipt))
             if before.hex() != receipt:
                 raise BrokenError(f"{step}: a charge has two shown answers")
         if "limit" in report:
@@ -85,9 +85,9 @@ class World:
         Returns: whether it lacks an answer that was shown.
         """
         self.restored = True
-        lacks = self.shown.keys() - then["receipts"].keys() - closed
+        lacks = self.answered.keys() - then["receipts"].keys() - closed
         self.closed |= lacks
-        self.charged &= self.shown.keys() | set(then["charges"])
+        self.charged &= self.answered.keys() | set(then["charges"])
         self.limit = LIMIT
         self.history.append("an older account is put back")
         return bool(lacks)
@@ -104,7 +104,7 @@ class World:
             raise BrokenError(f"{step}: a limit is gone that was said to be set")
         if len(charges) * COST > Fraction(seen["limit"]):
             raise BrokenError(f"{step}: {len(charges)} charges are beyond the limit")
-        for run_id, receipt in self.shown.items():
+        for run_id, receipt in self.answered.items():
             if run_id in self.closed and run_id not in seen["receipts"]:
                 continue
             if seen["receipts"].get(run_id) != receipt.hex():
@@ -203,7 +203,7 @@ def _child(order: dict[str, Any], library_: ctypes.CDLL) -> int:
         print(json.dumps({"refused": str(error)}), flush=True)
         return REFUSED
     print(json.dumps(report), flush=True)
-    return SAID
+    return ANSWERED
 
 
 def sabotage(name: str) -> None:
@@ -233,14 +233,14 @@ def sabotage(name: str) -> None:
         def commit(register: Any, run_id: str, receipt: bytes, view: Any = None) -> None:
             drawn[run_id] = receipt
 
-        def shown(register: Any, run_id: str) -> Any:
+        def answered(register: Any, run_id: str) -> Any:
             answer = read(register, run_id)
             if run_id in drawn:
                 return answers.Answer(run_id, drawn[run_id], "", False)
             return answer
 
         mock.patch.object(answers.AnswerLog, "commit", commit).start()
-        mock.patch.object(answers.AnswerLog, "read", shown).start()
+        mock.patch.object(answers.AnswerLog, "read", answered).start()
 
 
 # --- the world -----------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
         code, step_report = step(
             name, number, action, 0 if action == "count" else rng.randint(1, 16)
         )
-        if code not in (SAID, REFUSED) and code >= 0:
+        if code not in (ANSWERED, REFUSED) and code >= 0:
             raise BrokenError(f"step {number}: exit {code}")
         if action == "count" and code == REFUSED and "limit" not in step_report["refused"]:
             raise BrokenError(f"step {number}: refused: {step_report['refused']}")
@@ -333,7 +333,7 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
             world.history.append(f"power lost: {lose_power(disk, folder, rng)}")
             disk = Disk(folder)
         code, seen = step("read", number, "count", 0)
-        if code == SAID:
+        if code == ANSWERED:
             world.check(f"after step {number}", seen)
         elif world.made:
             raise BrokenError(f"after step {number}: it cannot be read: {seen}")
@@ -352,7 +352,7 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
                     )
             step("recover", number, action, rng.randint(1, 16))
             code, step_report = step("recover", number, "count", 0)
-            if code != SAID:
+            if code != ANSWERED:
                 raise BrokenError(f"after step {number}: it cannot be recovered: {step_report}")
             code, seen = step("read", number, "count", 0)
             world.check(f"after the recovery of step {number}", seen)

@@ -142,15 +142,15 @@ def _check_counters(
 def check_end(world: Any) -> None:
     """The whole history against the undisturbed run, or what of it must still hold."""
     plan, run = world.plan, world.run
-    with_door = [world.ingest(batch) for batch in world.source.whole()]
+    with_door = [world.ingest(batch) for batch in world.source.all_batches()]
     records = concat([good for good, _ in with_door], record_schema(plan))
     calm = sqlite(world.identity, plan, world.folder, -1)
     clean, store = calm.open(), world.database.open()
     try:
         with nothing_expires():
-            releases, dead = run_in_memory(run_on(run, clean), world.source.whole())
+            releases, dead = run_in_memory(run_on(run, clean), world.source.all_batches())
         _check_dead(world, dead)
-        made = decisions(store, plan, records, world.shards, world.kept)
+        made = decisions(store, plan, records, world.shards, world.decisions)
         calmly = decisions(clean, plan, records, world.shards)
         _check_bound(world, records, made, calmly)
         expected = by_name(releases)
@@ -198,8 +198,8 @@ def check_skips(
     line = plan.timeline
     first: dict[tuple[int, str], int] = {}  # (window, key) -> trigger time of its selection
     for (window, trigger), data in sorted(releases.items()):
-        for row in as_rows(data):
-            first.setdefault((window, str(row["page"])), line.base(window) + trigger)
+        for released in as_rows(data):
+            first.setdefault((window, str(released["page"])), line.base(window) + trigger)
     remembered_pages = remembered_keys(plan, first)
     batch, pages = Batch(plan, records), records.column("page").to_pylist()
     taken: dict[bytes, list[int]] = {}

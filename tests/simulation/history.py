@@ -6,6 +6,7 @@ its turn ends, which call of the store fails, who dies, and to which checkpoint 
 back.  Whatever happens, ``checks`` must hold at the end.
 """
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -71,7 +72,7 @@ class World(Habits):
         tuned = Performance(look_ahead=int(rng.integers(1, 9)))
         self.run = Run(self.plan, KEYS, "", self.shards, RUN_ID, public_of(self.plan), tuned)
         self.folder = folder
-        self.database = make(self.identity, self.plan, folder, seed)
+        self.database: Any = make(self.identity, self.plan, folder, seed)
         self.ingest = CanonicaliserFactory(self.plan, KEYS, self.run.public)()
         self.state = State(self.source.start(), self.shards)
         self.checkpoints = [self.state.copy()]
@@ -80,7 +81,7 @@ class World(Habits):
         self.dead_letters: dict[tuple[int, int], str] = {}
         self.emitted: dict[tuple[int, int, int], bytes] = {}
         self.sink: dict[tuple[int, int], bytes] = {}
-        self.kept: dict[Record, Decision] = {}  # decisions whose positions may have gone
+        self.decisions: dict[Record, Decision] = {}  # decisions whose positions may have gone
         self.totals: Counter[str] = Counter()
         self._draw_habits()
         self.raced: list[Task] = []
@@ -96,7 +97,8 @@ class World(Habits):
 
     def _process(self) -> Process:
         self.started += 1
-        store = FaultyStore(self.database.open(), self.point, self.pause, self.keeps)
+        faulty: Any = FaultyStore  # the rest of the contract is set on the class
+        store = faulty(self.database.open(), self.point, self.pause, self.keeps)
         return Process(self.started, self.run, store, self.threads)
 
     def say(self, what: str) -> None:
@@ -171,16 +173,19 @@ class World(Habits):
 
     def keeps(self, store: Store, shard: int) -> None:
         """Positions of a shard are about to go: the check at the end needs them."""
-        before = len(self.kept)
-        still_there(store, shard, self.plan.design.ranked, self.kept)
-        self.totals["expired"] += len(self.kept) - before
+        before = len(self.decisions)
+        still_there(store, shard, self.plan.design.ranked, self.decisions)
+        self.totals["expired"] += len(self.decisions) - before
         self.fresh = True
 
     def recalled(self, batch: Batch) -> None:
         """Records were looked up that may have been delivered before."""
-        self.totals["expired_came_again"] += came_again(batch, self.kept)
+        self.totals["expired_came_again"] += came_again(batch, self.decisions)
 
     # What the world does.
+
+    def _begin(self, stage: str, shard: int, since: int, upto: int, process: Process) -> None:
+        self._start(self._fire(stage, shard, since, upto, process))
 
     def _start(self, task: Task) -> None:
         self.say(f"w{task.process.number} starts {task.name}")
@@ -242,7 +247,7 @@ class World(Habits):
         state, shard = self.state, task.shard
         bag = state.held if task.stage == "bound" else state.rows
         taken = {id(batch) for batch in task.batches}
-        bag[shard] = [batch for batch in bag[shard] if id(batch) not in taken] + task.kept
+        bag[shard] = [batch for batch in bag[shard] if id(batch) not in taken] + task.held_back
         if task.stage == "bound":
             state.bound[shard] = task.upto
             for target, batch in task.outputs:
@@ -255,7 +260,7 @@ class World(Habits):
                 raise Problem("a shard releases twice")
             parts[shard] = part
             if len(parts) == self.shards:
-                self._sealed(*name, list(parts.values()))
+                self._sealed(name[0], name[1], list(parts.values()))
 
     def _sealed(self, window: int, trigger: int, parts: list[pa.RecordBatch]) -> None:
         self.random.shuffle(parts)
@@ -338,10 +343,10 @@ class World(Habits):
             free = self._free()
             if free and (stage, shard) not in self.waiting:
                 start = stage, shard, since, upto, self.random.choice(free)
-                out.append((1.0, lambda start=start: self._start(self._fire(*start))))
+                out.append((1.0, functools.partial(self._begin, *start)))
         running = [task for process in self.processes for task in process.tasks]
         awake = [task for task in running if task.sleeps <= self.event]
-        out += [(4.0, lambda task=task: self._resume(task)) for task in awake]
+        out += [(4.0, functools.partial(self._resume, task)) for task in awake]
         if self.zombies and (running or self.past):
             task = self.random.choice(running or self.past)
             if self.past and self.random.random() < 0.3:

@@ -40,7 +40,7 @@ def _sooner(world: Any, real: Any) -> Any:
     return expire
 
 
-def _told(world: Any, real: Any) -> Any:
+def _recalled(world: Any, real: Any) -> Any:
     def recall(plan: Any, store: Any, shard: int, batch: Any, *more: Any) -> Any:
         out = real(plan, store, shard, batch, *more)
         world.recalled(batch)
@@ -75,7 +75,7 @@ def watched(world: Any) -> Iterator[None]:
             struck = _struck(world, name, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, struck))
         stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", world.group_steps))
-        for owner, name, make in ((flow, "expire", _sooner), (bounding, "_recall", _told)):
+        for owner, name, make in ((flow, "expire", _sooner), (bounding, "_recall", _recalled)):
             made = make(world, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, made))
         yield

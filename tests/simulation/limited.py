@@ -41,7 +41,7 @@ class Database(Tables, Bench):
     """The tables and the handles on them."""
 
     def open(self) -> "LimitedStore":
-        assert self.whole, "the store is not filled"
+        assert self.complete, "the store is not filled"
         return LimitedStore(self)
 
     def close(self) -> None:

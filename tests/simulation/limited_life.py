@@ -139,14 +139,17 @@ class LimitedRetention(RetentionStore):
         keys = pa.Table.from_pylist([row.key for row in rows], schema=tables.schema)
         ids = id_array(ids_from([key for key, _ in named]))
         pairs = [(i, unit) for i, row in enumerate(rows) for unit in sorted(row.pairs)]
+        due, round_, base = (
+            np.array([getattr(row, name) for row in rows], np.int32)
+            for name in ("due", "round", "base")
+        )
         yield KeyPiece(
             keys.append_column("_id", ids),
             np.array([row.units for row in rows], np.int64),
             np.array([row.values for row in rows], np.int64).reshape(-1, tables.streams),
-            *(
-                np.array([getattr(row, name) for row in rows], np.int32)
-                for name in ("due", "round", "base")
-            ),
+            due,
+            round_,
+            base,
             np.array([row.taken > committed for row in rows], np.bool_),
             np.array([i for i, _ in pairs], np.int64),
             ids_from([unit for _, unit in pairs]),
@@ -174,9 +177,9 @@ class LimitedRetention(RetentionStore):
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        self.database.whole = False
+        self.database.complete = False
         yield
-        self.database.whole = True
+        self.database.complete = True
 
     def put_step(
         self, window: int, shard: int, trigger: int, releases: pa.RecordBatch | None
@@ -209,7 +212,9 @@ class LimitedRetention(RetentionStore):
                 key,
                 int(piece.units[row]),
                 tuple(piece.values[row].tolist()),
-                *(int(column[row]) for column in (piece.round, piece.base, piece.due)),
+                int(piece.round[row]),
+                int(piece.base[row]),
+                int(piece.due[row]),
                 frozenset(pairs.get(row, ())),
             )
 

@@ -93,7 +93,7 @@ class Task:
         token: the bundle counts while the runner waits for this token.
         calls: points it has passed; failed: a fault was injected into it.
         sleeps: it is not resumed before this event.
-        kept: rows of its batches that wait for a later trigger time.
+        held_back: rows of its batches that wait for a later trigger time.
     """
 
     stage: str
@@ -107,7 +107,7 @@ class Task:
     calls: int = 0
     failed: bool = False
     sleeps: int = 0
-    kept: Batches = dataclasses.field(default_factory=list)
+    held_back: Batches = dataclasses.field(default_factory=list)
     outputs: list[Any] = dataclasses.field(default_factory=list)
 
     @property
@@ -123,7 +123,7 @@ class Task:
             self.outputs.append(output)
             yield output
         if held.waiting is not None and held.waiting.num_rows:
-            self.kept = [held.waiting]
+            self.held_back = [held.waiting]
 
 
 class Process:

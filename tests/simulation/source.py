@@ -75,7 +75,7 @@ class Source:
             (p, int(offset)) for p, t in enumerate(self.tardy) for offset in np.flatnonzero(t)
         }
 
-    def whole(self) -> list[pa.RecordBatch]:
+    def all_batches(self) -> list[pa.RecordBatch]:
         """Every record once, in order."""
         return [self.batch(Piece(p, 0, t.num_rows)) for p, t in enumerate(self._tables)]
 

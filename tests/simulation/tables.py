@@ -91,7 +91,7 @@ class Tables:
         self.admitted: dict[int, list[Record]] = defaultdict(list)
         #: By shard: (trigger time, window, key) -> the key's row.
         self.selected: dict[int, dict[tuple[int, int, bytes], pa.RecordBatch]] = defaultdict(dict)
-        self.whole = True  # not in the midst of being filled
+        self.complete = True  # not in the midst of being filled
 
     def copy(self) -> "Tables":
         """The same rows, which later transactions do not change."""

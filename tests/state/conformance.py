@@ -6,6 +6,7 @@ different processes.
 
 import itertools
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,7 @@ def releases(*rows: tuple[str, float]) -> pa.RecordBatch:
 
 def change(
     states: KeyShard, keys: list[int], seed: int, named: Ids | None = None
-) -> tuple[npt.NDArray, npt.NDArray, Ids]:
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Ids]:
     """Give keys data that depend on ``seed``; (slots, pair slots, pair units)."""
     named = ids(keys) if named is None else named
     rows = pa.RecordBatch.from_arrays(
@@ -112,7 +113,14 @@ def loaded(store: Store, shard: int = 0) -> KeyShard:
     return states
 
 
-def picture(states: KeyShard) -> dict[str, object]:
+def released(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
+    """What was committed of a step, which is there."""
+    batch = store.committed_releases(window, shard, trigger)
+    assert batch is not None
+    return batch
+
+
+def picture(states: KeyShard) -> dict[str, Any]:
     """Everything a later step could see of key states, in whatever order they are held."""
     keys = states.key_columns(np.arange(states.size)).to_pylist()
     by_key = {}
@@ -152,7 +160,7 @@ def named(*keys: int) -> list[tuple[str, int]]:
     return sorted((f"p{key}", key) for key in keys)
 
 
-def look(store: Store, shard: int = 0) -> dict[str, object]:
+def look(store: Store, shard: int = 0) -> dict[str, Any]:
     """The picture of all states of a shard."""
     return picture(loaded(store, shard))
 
@@ -202,8 +210,8 @@ class StoreConformance:
         third = take_step(store, 3, [7, 8], 3)
         other = bench.open()
         for trigger, expected in enumerate((first, second, third), 1):
-            assert store.committed_releases(0, 0, trigger).equals(expected)
-            assert other.committed_releases(0, 0, trigger).equals(expected)
+            assert released(store, 0, 0, trigger).equals(expected)
+            assert released(other, 0, 0, trigger).equals(expected)
         for name in ((0, 0, 4), (0, 1, 1), (1, 0, 1)):
             assert other.committed_releases(*name) is None
         assert look(other) == look(store)
@@ -252,7 +260,7 @@ class StoreConformance:
         committed = take_step(winner, 2, [2, 3], 2)
         with pytest.raises(OvertakenError):
             take_step(loser, 2, [4, 5, 6], 9)
-        answer = loser.committed_releases(0, 0, 2)
+        answer = released(loser, 0, 0, 2)
         assert answer.equals(committed) and answer.num_rows == 2
         expected = look(bench.open())
         assert list(expected["keys"]) == [tuple(i) for i in ids([1, 2, 3]).tolist()]
@@ -292,8 +300,8 @@ class StoreConformance:
         for handle in (store, bench.open()):
             states = handle.key_shard(0, 0)
             assert (states.size, states.committed) == (0, 2)
-            assert handle.committed_releases(0, 0, 1).equals(first)
-            assert handle.committed_releases(0, 0, 2).equals(last)
+            assert released(handle, 0, 0, 1).equals(first)
+            assert released(handle, 0, 0, 2).equals(last)
 
     def test_a_group_becomes_visible_as_one(self, bench: Bench) -> None:
         store, other, model = bench.open(), bench.open(), KeyShard(KEY_SCHEMA, STREAMS)
@@ -309,7 +317,7 @@ class StoreConformance:
             last = take_step(store, 4, [2], 4, closes=True)
         states = other.key_shard(0, 0)
         assert (states.size, states.committed) == (0, 4)
-        assert other.committed_releases(0, 0, 4).equals(last)
+        assert released(other, 0, 0, 4).equals(last)
 
     def test_a_window_that_begins_and_closes_in_a_group_leaves_no_states(
         self, bench: Bench
@@ -342,7 +350,7 @@ class StoreConformance:
             take_step(loser, 2, [2], 2)
             committed = take_step(winner, 1, [5], 9)
         assert bench.open().committed_releases(0, 0, 2) is None
-        assert loser.committed_releases(0, 0, 1).equals(committed)
+        assert released(loser, 0, 0, 1).equals(committed)
         assert look(loser) == look(bench.open())
 
     def test_what_was_selected_is_read_back(self, bench: Bench) -> None:

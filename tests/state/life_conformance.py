@@ -5,6 +5,7 @@ identity, to be filled.
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -125,14 +126,16 @@ def positions(store: Store, shard: int) -> set[tuple[int, int]]:
             place = np.array([3]), np.array([unit + 100 * trigger_time]), np.array([slot])
             at = int(index.find(position_ids(*place))[0]) if slot >= 0 else -1
             if at >= 0 and admitted.trigger_time[at] > states.forgotten:
+                assert admitted.rank is not None
                 assert (admitted.pairs[at], admitted.rank[at]) == (1, 7)
                 unit_times.add((unit, trigger_time))
     return unit_times
 
 
-def whole(store: Store) -> dict[str, object]:
+def everything_of(store: Store) -> dict[str, Any]:
     """All that a later step or decision could see, however it is spread over shards."""
-    keys, released, progress = {}, {}, {}
+    keys, released = dict[Any, Any](), dict[Any, Any]()
+    progress = dict[int, list[int]]()
     for window, shard, last in store.progress():
         progress.setdefault(window, []).append(last)
         states = store.key_shard(window, shard)
@@ -304,11 +307,11 @@ class RetentionConformance:
         store = life.open()
         sample(store)
         store.forget_positions(1, 2)
-        expected, other = whole(store), life.open()
-        assert whole(other) == expected
+        expected, other = everything_of(store), life.open()
+        assert everything_of(other) == expected
         store.compact()
         for handle in (store, life.open()):
-            assert whole(handle) == expected
+            assert everything_of(handle) == expected
         fill_step(store, 1, 0, 2, [2])
         for handle in (other, store):
             handle.forget_units(1)
@@ -379,11 +382,11 @@ class RetentionConformance:
         store = life.open()
         sample(store, uneven)
         store.retained_windows = RetainedWindows(0, 0)
-        expected = whole(store)
+        expected = everything_of(store)
         new = life.fresh(msgspec.structs.replace(OLD, shards=shards))
         progress: list[tuple[int, int]] = []
         copy_store(store, new, LINE, lambda done, of: progress.append((done, of)))
-        assert whole(new) == expected
+        assert everything_of(new) == expected
         assert progress[-1][0] == progress[-1][1] == 2 + SHARDS
         assert new.completed(shards)[0] == 2 and new.completed(shards).get(1, 0) == 1 - uneven
         assert new.reshards == ({1: [ReshardProgress((1, 0))]} if uneven else {})
@@ -395,7 +398,7 @@ class RetentionConformance:
         # And back, through a store that was itself resharded.
         back = life.fresh(OLD)
         copy_store(new, back, LINE)
-        assert whole(back) == expected
+        assert everything_of(back) == expected
         assert back.reshards == new.reshards
 
     def test_an_abandoned_store_has_spent_units_and_no_open_window(
@@ -409,9 +412,9 @@ class RetentionConformance:
         copy_store(store, new, LINE, abandon=Abandon(5, 9))
         assert new.retained_windows == RetainedWindows(0, 3, ((0, 3),))
         assert new.identity.epoch == 1
-        contents = whole(new)
+        contents = everything_of(new)
         assert contents["keys"] == {} and contents["positions"] == set()
-        assert contents["released"] == whole(store)["released"]
+        assert contents["released"] == everything_of(store)["released"]
         assert contents["units"] == dict.fromkeys([0, 2, 6, 22, 1, 3, 7], 9)
         assert new.unit_progress(1) == UnitProgress(5, 5, 5)
 

@@ -123,7 +123,8 @@ def records(*rows: tuple[int, int, int, int, int], ranks: list[int] | None = Non
     """(partition, offset, unit, pairs, trigger time) by row."""
     columns = np.array(rows).T.astype(np.int32)
     rank = None if ranks is None else np.array(ranks, np.int32)
-    return Admitted(columns[0], columns[1].astype(np.int64), *columns[2:], rank)
+    partition, offset, unit, pairs, trigger_time = columns
+    return Admitted(partition, offset.astype(np.int64), unit, pairs, trigger_time, rank)
 
 
 def test_contents_of_one_id_are_records_of_their_own() -> None:

@@ -1,6 +1,6 @@
 """Copies of a whole store: notes that go along, steps in part, what abandoning gives up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,13 +15,13 @@ from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import RunIdentity
 from tests.state.conformance import KEY_SCHEMA, STREAMS
-from tests.state.life_conformance import LINE, OLD, fill_step, sample, whole
+from tests.state.life_conformance import LINE, OLD, everything_of, fill_step, sample
 
 Make = Callable[..., SqliteStore]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path: Path) -> Iterator[Make]:
     made: list[SqliteStore] = []
 
     def store(**changes: object) -> SqliteStore:
@@ -31,7 +31,7 @@ def make(tmp_path: Path) -> Make:
         made.append(SqliteStore(path, KEY_SCHEMA, STREAMS))
         return made[-1]
 
-    yield store  # type: ignore[misc]
+    yield store
     for one in made:
         one.close()
 
@@ -61,7 +61,7 @@ def test_reshards_are_kept_while_any_key_is_ahead(make: Make) -> None:
     copy_store(first, second, LINE)
     assert second.reshards == {1: [ReshardProgress((1, 0))]}
     copy_store(second, third, LINE)
-    assert third.reshards == second.reshards and whole(third) == whole(first)
+    assert third.reshards == second.reshards and everything_of(third) == everything_of(first)
     even, again = make(), make(shards=3)
     sample(even)
     copy_store(even, again, LINE)

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from dpstream.state import drafts
 from dpstream.state.drafts import drafted, sweep
 
 
@@ -69,7 +68,7 @@ def test_without_locks_a_day_must_pass(tmp_path: Path) -> None:
     for draft in (old, young):
         draft.touch()
     os.utime(old, (0, 0))
-    with mock.patch.object(drafts.fcntl, "flock", side_effect=OSError(95, "not supported")):
+    with mock.patch.object(fcntl, "flock", side_effect=OSError(95, "not supported")):
         sweep(tmp_path)
         with drafted(tmp_path / "y"):
             assert len(names(tmp_path)) == 2
@@ -77,7 +76,7 @@ def test_without_locks_a_day_must_pass(tmp_path: Path) -> None:
 
 
 def test_a_draft_that_is_swept_before_its_lock_is_made_again(tmp_path: Path) -> None:
-    real, swept = drafts.fcntl.flock, []
+    real, swept = fcntl.flock, list[bool]()
 
     def flock(descriptor: int, how: int) -> None:
         if not swept:
@@ -85,13 +84,13 @@ def test_a_draft_that_is_swept_before_its_lock_is_made_again(tmp_path: Path) -> 
             sweep(tmp_path)
         real(descriptor, how)
 
-    with mock.patch.object(drafts.fcntl, "flock", flock), drafted(tmp_path / "x") as draft:
+    with mock.patch.object(fcntl, "flock", flock), drafted(tmp_path / "x") as draft:
         assert draft.exists() and names(tmp_path) == [draft.name]
 
 
 def test_a_sweeper_that_was_first_is_waited_for(tmp_path: Path) -> None:
     """It has the lock already when the writer asks for it, and the draft is gone after that."""
-    real_open, real_lock = os.open, drafts.fcntl.flock
+    real_open, real_lock = os.open, fcntl.flock
     lock_request, sweepers = threading.Event(), list[threading.Thread]()
 
     def remove(draft: Path, descriptor: int) -> None:
@@ -114,8 +113,8 @@ def test_a_sweeper_that_was_first_is_waited_for(tmp_path: Path) -> None:
         real_lock(descriptor, how)
 
     with (
-        mock.patch.object(drafts.os, "open", opened),
-        mock.patch.object(drafts.fcntl, "flock", flock),
+        mock.patch.object(os, "open", opened),
+        mock.patch.object(fcntl, "flock", flock),
         drafted(tmp_path / "x") as draft,
     ):
         sweepers[0].join()
@@ -165,7 +164,7 @@ def test_what_has_its_name_is_not_opened(tmp_path: Path) -> None:
     """Killed after the link: to close the file would drop SQLite's locks on the store."""
     (tmp_path / "s.db").write_bytes(b"store")
     os.link(tmp_path / "s.db", tmp_path / ".s.db.0.dpstream-draft")
-    with mock.patch.object(drafts.os, "open", side_effect=AssertionError):
+    with mock.patch.object(os, "open", side_effect=AssertionError):
         sweep(tmp_path)
     assert names(tmp_path) == ["s.db"]
 

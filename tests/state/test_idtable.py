@@ -20,7 +20,7 @@ def array(ids: list[tuple[int, int]]) -> Ids:
 def test_interning_is_a_dict(
     batches: list[list[tuple[int, int]]], unknown: list[tuple[int, int]]
 ) -> None:
-    table, model = IdTable(), {}
+    table, model = IdTable(), dict[tuple[int, int], int]()
     for batch in batches:
         slots = table.intern(array(batch))
         assert slots.tolist() == [model.setdefault(i, len(model)) for i in batch]

@@ -1,5 +1,6 @@
 """A lock keeps others waiting as long as its process lives, and says where there are none."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,7 +10,6 @@ from unittest import mock
 
 import pytest
 
-from dpstream.state import locks
 from dpstream.state.locks import free, held
 
 _CHILD = """
@@ -56,7 +56,7 @@ def test_nothing_is_locked_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks_says_so(tmp_path: Path) -> None:
-    with mock.patch.object(locks.fcntl, "flock", side_effect=OSError(95, "not supported")):
+    with mock.patch.object(fcntl, "flock", side_effect=OSError(95, "not supported")):
         with held(tmp_path / "lock") as there:
             assert there is False
         with free(tmp_path / "lock") as nobodys:

@@ -1,6 +1,7 @@
 """A private folder is its process's: gone with it, and removed by the next one if it was killed."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
@@ -11,7 +12,6 @@ from unittest import mock
 
 import pytest
 
-from dpstream.state import locks
 from dpstream.state.private_folders import private_folder, sweep
 
 
@@ -77,7 +77,7 @@ def test_without_a_lock_a_folder_s_age_decides(tmp_path: Path) -> None:
     aged(left)
     sweep(tmp_path)
     assert not left.exists()
-    none = mock.patch.object(locks.fcntl, "flock", side_effect=OSError(95, "not supported"))
+    none = mock.patch.object(fcntl, "flock", side_effect=OSError(95, "not supported"))
     with none, private_folder(tmp_path, "folder") as folder:
         sweep(tmp_path)
         assert folder.exists()

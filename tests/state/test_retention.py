@@ -1,5 +1,6 @@
 """What may go and when: trigger times by hand, and stores that are expired and thinned."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,10 @@ def test_records_are_settled_when_their_windows_are_closed() -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SqliteStore:
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
     create_store(tmp_path / "s.db", OLD)
     made = SqliteStore(tmp_path / "s.db", KEY_SCHEMA, STREAMS)
-    yield made  # type: ignore[misc]
+    yield made
     made.close()
 
 

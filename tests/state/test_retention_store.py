@@ -1,5 +1,6 @@
 """What outlives a run: windows that are kept, notes of a restore, pieces of a store."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +64,10 @@ def test_some_keys_take_their_pairs_along() -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SqliteStore:
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
     create_store(tmp_path / "s.db", IDENTITY)
     made = SqliteStore(tmp_path / "s.db", KEY_SCHEMA, STREAMS)
-    yield made  # type: ignore[misc]
+    yield made
     made.close()
 
 

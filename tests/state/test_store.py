@@ -1,5 +1,6 @@
 """What every store hands out: key states and counters by slot, and one lock for a stage's shard."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -76,10 +77,10 @@ def test_an_identity_has_no_word_that_nobody_reads() -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SqliteStore:
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
     create_store(tmp_path / "s.db", IDENTITY)
     made = SqliteStore(tmp_path / "s.db", KEY_SCHEMA, STREAMS)
-    yield made  # type: ignore[misc]
+    yield made
     made.close()
 
 

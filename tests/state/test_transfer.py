@@ -32,7 +32,7 @@ def opened(url: str, plan: Plan = PLAN) -> Store:
 
 
 def test_a_backup_is_restored_beside_the_old_store(url: str, tmp_path: Path) -> None:
-    out, confirmations = tmp_path / "out" / "backup", []
+    out, confirmations = tmp_path / "out" / "backup", list[RunIdentity]()
     identity = backup(url, PLAN, out)
     assert identity == identity_of(url, PLAN)
     restored_identity, aside = restore(url, PLAN, out, replace=True, confirm=confirmations.append)

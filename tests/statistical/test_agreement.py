@@ -6,6 +6,7 @@ budget in the simulation) must not.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.bench.paper.synth import Synth, generate
 from tests.bench.paper.truth import Truth, errors, load
 from tests.oracle.simulation import Design, admit, ranked, simulate, table1_plan, table1_records
 
-KINDS: dict[str, dict[str, object]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "sticky,strategy=tree,weights=uniform": {"strategy": "tree"},
     "rounds,strategy=tree": {"strategy": "tree", "mode": "rounds"},
     "paper": {"strategy": "tree", "mode": "rounds"},

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +59,9 @@ def batches_of(
     while begin_at < len(rows):
         size = 64 if seed is None else int(rng.integers(1, 90))
         part = rows[begin_at : begin_at + size]
-        columns = dict(zip(("user", "page", "time", "value"), zip(*part, strict=True), strict=True))
+        columns: dict[str, Any] = dict(
+            zip(("user", "page", "time", "value"), zip(*part, strict=True), strict=True)
+        )
         columns["time"] = pa.array(columns["time"], pa.int64())
         out.append(positioned(columns, 0, begin_at))
         begin_at += size

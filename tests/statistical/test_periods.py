@@ -23,6 +23,7 @@ from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.mechanism import mechanism_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import several_mu, together
+from dpstream.accounting.thresholds import thresholds
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.state import open as stores
@@ -69,7 +70,7 @@ def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
     any later one, until its window or its period is closed.
     """
     line = plan.timeline
-    late, period_places = line.allowed_lateness // STEP, {}
+    late, period_places = line.allowed_lateness // STEP, dict[int, set[tuple[int, int]]]()
     assert line.end is not None and line.period is not None
     for cell in range(1, (line.end - line.start) // STEP + 1):
         number = (cell - 1) * STEP // line.period
@@ -157,7 +158,7 @@ def test_the_printed_mu_holds_for_every_relation(strategy: str, public: str | No
 def test_what_the_plan_says_of_it() -> None:
     """A week of daily periods, a day that slides into the next, a window within its period."""
 
-    def said(case: tuple[int, int, int], **options: Any) -> tuple[str, list[float], Any]:
+    def printed_of(case: tuple[int, int, int], **options: Any) -> tuple[str, list[float], Any]:
         plan = relation(*case, 0, **options)
         figures = describe(plan, allocate(plan))
         mu = figures["split"]["mu"]
@@ -167,12 +168,12 @@ def test_what_the_plan_says_of_it() -> None:
             figures["unit"]["periods_met"],
         )
 
-    assert said((3, 3, 3)) == ("a person of k periods has sqrt(k) mu", [1, 2, 4], 1)
-    assert said((3, 3, 6), public="x") == ("a person of k periods has sqrt(k) mu", [1, 2], 1)
-    words, factors, met = said((3, 1, 3), public="x")
+    assert printed_of((3, 3, 3)) == ("a person of k periods has sqrt(k) mu", [1, 2, 4], 1)
+    assert printed_of((3, 3, 6), public="x") == ("a person of k periods has sqrt(k) mu", [1, 2], 1)
+    words, factors, met = printed_of((3, 1, 3), public="x")
     assert "m = 2 periods" in words and "sqrt(k min(k, m)) mu" in words
     assert (factors, met) == ([1, 4, 8], 2)
-    words, factors, met = said((4, 4, 1))
+    words, factors, met = printed_of((4, 4, 1))
     assert "k mu and k times the thresholds' part of delta" in words
     assert (factors, met) == ([1, 4, 16, 64, 144], 4)
     plan = relation(4, 4, 1, 0)
@@ -232,7 +233,7 @@ def test_selected_keys_with_several_periods_in_a_window_are_refused() -> None:
     ],
     ids=str,
 )
-def test_thresholds_rise_by_what_the_other_units_add(options: dict[str, object]) -> None:
+def test_thresholds_rise_by_what_the_other_units_add(options: dict[str, Any]) -> None:
     for case, met in (((4, 4, 1, 0), 4), ((4, 2, 3, 0), 2), ((4, 4, 4, 0), 1), ((3, 1, 2, 2), 2)):
         plan = relation(*case, **options)
         assert plan.design.units_alone == plan.timeline.periods_met == met
@@ -249,10 +250,10 @@ def test_thresholds_rise_by_what_the_other_units_add(options: dict[str, object])
 KEYS = 1500
 #: (window, slide, period): 4, 2 and 3 periods in a window, of tumbling and of sliding ones.
 SHARED = [(4, 4, 1), (4, 2, 3), (3, 1, 1), (6, 4, 4)]
-WEIGHTS: dict[str, object] = {"weights": SelectionWeights(3.0, 1.0), "contributions": 2}
+WEIGHTS: dict[str, Any] = {"weights": SelectionWeights(3.0, 1.0), "contributions": 2}
 #: Noise of less than a unit, and chances that 1,500 keys can see.
-LARGE: dict[str, object] = {"epsilon": 40.0, "delta": 0.05, "contributions": 1, "strategy": "blt"}
-MECHANISMS: dict[str, dict[str, object]] = {
+LARGE: dict[str, Any] = {"epsilon": 40.0, "delta": 0.05, "contributions": 1, "strategy": "blt"}
+MECHANISMS: dict[str, dict[str, Any]] = {
     "sticky": {},
     "tree": {"strategy": "tree"},
     "rounds": {"mode": "rounds"},
@@ -311,7 +312,7 @@ CASES = [
 
 @pytest.mark.parametrize(("case", "options"), CASES)
 def test_a_person_alone_is_published_at_most_with_the_printed_chance(
-    tmp_path: Path, case: tuple[int, int, int], options: dict[str, object]
+    tmp_path: Path, case: tuple[int, int, int], options: dict[str, Any]
 ) -> None:
     plan = relation(*case, 0, **{**LARGE, **options})
     budget = allocate(plan)
@@ -323,6 +324,6 @@ def test_a_person_alone_is_published_at_most_with_the_printed_chance(
     rows = {int(row["periods"]): row["delta"] for row in describe(plan, budget)["periods"]}
     at = min(k for k in rows if k >= units)
     assert lower(hits, KEYS, TAIL) <= rows[at]
-    with mock.patch.object(key_tests, "thresholds", as_if_alone(key_tests.thresholds)):
+    with mock.patch.object(key_tests, "thresholds", as_if_alone(thresholds)):
         caught, _ = lone(plan, tmp_path)
     assert lower(caught, KEYS, TAIL) > max(claimed, rows[at])

@@ -27,12 +27,12 @@ SINGLES = 20_000
 SIDE = 10_000
 
 
-def large_delta(triggers: int, mode: str, pre_threshold: int = 0, **options: object) -> Plan:
+def large_delta(triggers: int, mode: str, pre_threshold: int = 0, **options: Any) -> Plan:
     """Noise far above the rounding bound D_t, and chances that 20,000 trials can see."""
-    settings = {"epsilon": 0.02, "delta": 0.05, "contributions": 1, **options}
+    settings: dict[str, Any] = {"epsilon": 0.02, "delta": 0.05, "contributions": 1, **options}
     return make_plan(
         triggers=triggers, windows=1, mode=mode, pre_threshold=pre_threshold, **settings
-    )  # type: ignore[arg-type]
+    )
 
 
 @contextlib.contextmanager
@@ -55,12 +55,12 @@ def ever_released(plan: Plan, folder: Path) -> int:
 
 
 #: A unit's first pair, which weighs most, is what each trial's key gets.
-WEIGHTS: dict[str, object] = {"weights": SelectionWeights(3.0, 1.0), "contributions": 2}
-COMBINED: dict[str, object] = {**WEIGHTS, "per_key_bound": 1, "combine": True}
+WEIGHTS: dict[str, Any] = {"weights": SelectionWeights(3.0, 1.0), "contributions": 2}
+COMBINED: dict[str, Any] = {**WEIGHTS, "per_key_bound": 1, "combine": True}
 #: The lattice of integer Toeplitz nodes is for smaller noise.
-FINE: dict[str, object] = {"strategy": "toeplitz", "epsilon": 3.0}
-BLT: dict[str, object] = {"strategy": "blt"}
-CASES: list[tuple[int, str, int, dict[str, object]]] = [
+FINE: dict[str, Any] = {"strategy": "toeplitz", "epsilon": 3.0}
+BLT: dict[str, Any] = {"strategy": "blt"}
+CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (1, "sticky", 0, {}),
     (2, "sticky", 0, {}),
     (8, "sticky", 0, {}),
@@ -78,7 +78,7 @@ CASES: list[tuple[int, str, int, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("triggers", "mode", "pre_threshold", "options"), CASES)
 def test_a_single_unit_is_released_at_most_with_its_chance(
-    tmp_path: Path, triggers: int, mode: str, pre_threshold: int, options: dict[str, object]
+    tmp_path: Path, triggers: int, mode: str, pre_threshold: int, options: dict[str, Any]
 ) -> None:
     plan = large_delta(triggers, mode, pre_threshold, **options)
     trials, chance = SINGLES // (1 + pre_threshold), allocate(plan).b

@@ -14,7 +14,7 @@ VALUES, OTHER = np.array([3.0, -1.5]), np.array([70.0, 80.0])
 
 def test_it_is_the_shared_count() -> None:
     prefixes = Prefixes(
-        {"n": Prefix(None, OTHER, OTHER), COUNT: Prefix(None, VALUES, np.float64(2.0))},
+        {"n": Prefix(None, OTHER, OTHER), COUNT: Prefix(None, VALUES, np.array(2.0))},
         Prefix(None, OTHER, OTHER),
     )
     values, sd = Count().release(COLUMN, prefixes)

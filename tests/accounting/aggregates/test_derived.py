@@ -25,7 +25,7 @@ def test_the_sum_of_every_record_is_the_centred_sum_and_the_middle_of_each() -> 
             "level": np.array([float((values - made.middle).sum())]),
             COUNT: np.array([50.0]),
         }
-        streams = {name: Prefix(None, value, np.float64(0)) for name, value in sums.items()}
+        streams = {name: Prefix(None, value, np.array(0.0)) for name, value in sums.items()}
         prefixes = with_derived(streams, (made,))
         assert prefixes["total"].values.tolist() == [float(values.sum())]
         released, sd = Sum().release(total, Prefixes(prefixes, None))
@@ -38,7 +38,7 @@ def test_its_sd_is_that_of_both_noises() -> None:
     rng, size = np.random.default_rng(1), 400_000
     own, counted = 30 * rng.standard_normal(size), 5 * rng.standard_normal(size)
     streams = {
-        "level": Prefix(None, own, np.float64(30)), COUNT: Prefix(None, counted, np.float64(5)),
+        "level": Prefix(None, own, np.array(30.0)), COUNT: Prefix(None, counted, np.array(5.0)),
     }  # fmt: skip
     prefix = made.prefix(streams)
     assert float(prefix.sd) == pytest.approx(np.hypot(30, 7 * 5), rel=1e-12)

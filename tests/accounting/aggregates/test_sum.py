@@ -15,7 +15,7 @@ VALUES = np.array([10.0, -4.0])
 def test_it_is_published_in_the_columns_own_units() -> None:
     stream = Sum().own_stream(COLUMN)
     assert stream is not None and (stream.sensitivity, stream.mid) == (14, 0)
-    prefixes = Prefixes({"total": Prefix(stream, VALUES, np.float64(6.0))}, None)
+    prefixes = Prefixes({"total": Prefix(stream, VALUES, np.array(6.0))}, None)
     values, sd = Sum().release(COLUMN, prefixes)
     assert values.tolist() == [5.0, -2.0] and sd.tolist() == [3.0, 3.0]
     by_trigger = Prefixes({"total": Prefix(stream, VALUES, np.array([1.0, 4.0]))}, None)

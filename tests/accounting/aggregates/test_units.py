@@ -14,7 +14,7 @@ VALUES, RECORDS = np.array([3.0, 5.0]), np.array([70.0, 80.0])
 
 def test_it_is_the_count_of_units() -> None:
     records = {COUNT: Prefix(None, RECORDS, RECORDS)}
-    values, sd = Units().release(COLUMN, Prefixes(records, Prefix(None, VALUES, np.float64(2.5))))
+    values, sd = Units().release(COLUMN, Prefixes(records, Prefix(None, VALUES, np.array(2.5))))
     assert values.tolist() == [3.0, 5.0] and sd.tolist() == [2.5, 2.5]
     by_trigger = Prefixes(records, Prefix(None, VALUES, np.array([1.0, 4.0])))
     assert Units().expected_sd(COLUMN, by_trigger)[0].tolist() == [1.0, 4.0]

@@ -186,7 +186,7 @@ def test_the_fitted_statistic_is_fishers() -> None:
 
 def test_float_noise_of_a_large_constant_is_no_statistic() -> None:
     rng = np.random.default_rng(10)
-    jitter = [1e9 + 1e-6 * (rng.random((50, 1)) < p) for p in (0.2, 0.8)]
+    jitter = [1e9 + np.where(rng.random((50, 1)) < p, 1e-6, 0.0) for p in (0.2, 0.8)]
     assert not fitted_weights(*jitter).any()
 
 

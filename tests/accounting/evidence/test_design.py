@@ -117,10 +117,10 @@ def test_the_layout_is_the_one_that_shows_most(
     assert best.extra == (0 if louder < 1 else 32)
     for keys in layouts(plan).tolist():
         heavy, each = spread(plan, keys)
-        other = msgspec.structs.replace(
+        laid_out = msgspec.structs.replace(
             best, keys=keys, heavy=heavy, each=each, when=np.full(64, best.when[0])
         )
-        assert other.with_mu(plan).mu <= best.mu * (1 + 1e-9)
+        assert laid_out.with_mu(plan).mu <= best.mu * (1 + 1e-9)
 
 
 def test_a_flood_goes_to_the_keys_that_count_and_as_many_more(make_plan: Make) -> None:

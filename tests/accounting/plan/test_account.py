@@ -37,14 +37,14 @@ charges = st.tuples(
 ).map(charge)
 
 
-def whole(runs: list[Charge]) -> object:
+def recomposed(runs: list[Charge]) -> object:
     try:
         return total_of(composed(runs).spends)
     except PolicyError as error:
         return str(error)
 
 
-def kept(account: Account, more: list[Charge]) -> object:
+def incremental(account: Account, more: list[Charge]) -> object:
     try:
         return account._with(more)
     except PolicyError as error:
@@ -60,23 +60,22 @@ def test_it_is_what_all_runs_together_cost(
     for run in runs:
         account.add(run)
         added.append(run)
-        expected = whole([*added, *more])
-        if isinstance(whole(added), str):
-            assert isinstance(kept(account, more), str)  # refused already for what is there
+        expected = recomposed([*added, *more])
+        if isinstance(recomposed(added), str):
+            assert isinstance(incremental(account, more), str)  # refused already for what is there
         else:
-            assert kept(account, more) == expected
+            assert incremental(account, more) == expected
     account.cut(left)
-    if not isinstance(whole(added[:left]), str):
-        assert kept(account, more) == whole([*added[:left], *more])
+    if not isinstance(recomposed(added[:left]), str):
+        assert incremental(account, more) == recomposed([*added[:left], *more])
 
 
 def test_a_run_of_a_known_unit_is_not_composed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     account, times = Account(), list[int]()
-    real = module.composed
 
     def counted(runs: list[Charge]) -> object:
         times.append(len(runs))
-        return real(runs)
+        return composed(runs)
 
     monkeypatch.setattr(module, "composed", counted)
     for number in range(20):

@@ -1,5 +1,7 @@
 """The plan: what it derives, what its hash covers, what it refuses."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -53,7 +55,7 @@ def test_hash_covers_every_public_parameter(make_plan: Make) -> None:
         ("aggregate.kind", {"aggregates": (Aggregate("u", "units"),), "mode": "rounds"}),
     ],
 )
-def test_refusals(make_plan: Make, field: str, case: dict) -> None:
+def test_refusals(make_plan: Make, field: str, case: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         make_plan(**case).check()
     assert caught.value.field == field

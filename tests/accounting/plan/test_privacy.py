@@ -1,5 +1,7 @@
 """What a job promises: each setting has its bounds, and options that need others say so."""
 
+from typing import Any
+
 import pytest
 
 from dpstream.accounting import limits
@@ -36,7 +38,7 @@ WEIGHTS = SelectionWeights()
         ("mechanism.combine", {"combine": True, "weights": WEIGHTS, "per_key_bound": 2}),
     ],
 )
-def test_refusals(make_plan: Make, field: str, case: dict) -> None:
+def test_refusals(make_plan: Make, field: str, case: dict[str, Any]) -> None:
     """Alone and as a part of its plan."""
     plan = make_plan(**case)
     for check in (plan.privacy.check, plan.check):
@@ -57,5 +59,5 @@ def test_refusals(make_plan: Make, field: str, case: dict) -> None:
         {"per_key_bound": 1, "weights": WEIGHTS, "combine": True},
     ],
 )
-def test_what_is_allowed_just_so(edge: dict) -> None:
+def test_what_is_allowed_just_so(edge: dict[str, Any]) -> None:
     Privacy(**{"epsilon": 1.0, "delta": 1e-9, "contributions": 2, **edge}).check()

@@ -18,9 +18,10 @@ COUNT = Aggregate("n", "count")
 
 
 def privacy(**changes: Any) -> Privacy:
-    return Privacy(
-        **({"epsilon": 6.0, "delta": 1e-9, "contributions": 32, "weights": MILD} | changes)
-    )
+    usual: dict[str, Any] = {
+        "epsilon": 6.0, "delta": 1e-9, "contributions": 32, "weights": MILD,
+    }  # fmt: skip
+    return Privacy(**(usual | changes))
 
 
 @pytest.mark.parametrize("skip_set", [True, False])

@@ -1,5 +1,7 @@
 """The public time axis against plain loops, and its refusals."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -97,7 +99,7 @@ def test_periods() -> None:
         ("time", {"end": 10**13}),
     ],
 )
-def test_refusals(field: str, fields: dict) -> None:
+def test_refusals(field: str, fields: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         changed(**fields).check()
     assert caught.value.field == field
@@ -122,7 +124,7 @@ MOST = limits.MAX_WINDOWS_PER_RECORD
     ],
 )  # fmt: skip
 def test_the_last_that_is_allowed_and_the_first_that_is_not(
-    field: str, last: dict, first: dict
+    field: str, last: dict[str, Any], first: dict[str, Any]
 ) -> None:
     if "end" in last and last["end"] is None:  # long enough to have a year of trigger numbers
         scale = 100_000

@@ -319,6 +319,7 @@ def test_zcdp_of_several_units() -> None:
     noisy = Entry(identity=day.text, periods=5, mu=None, rho=0.01, threshold_delta=0.0)
     other = Entry(identity=month.text)
     spend = composed([noisy, other]).spends[0]
+    assert spend.rho is not None
     assert spend.rho == pytest.approx(25 * 0.01) and spend.rho >= 0.25 and spend.mu is None
     guarded = msgspec.structs.replace(noisy, threshold_delta=1e-8)
     spend = composed([guarded, other]).spends[0]

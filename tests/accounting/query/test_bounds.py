@@ -187,7 +187,7 @@ def test_every_range_of_candidates_can_be_a_plan() -> None:
         settled_plan.check()
         low, high = settled_plan.columns[0].low, settled_plan.columns[0].high
         least = 0 if column.kind == "count" else edges[0] * column.grid
-        assert (low, high) == (pytest.approx(least), pytest.approx(edges[-1] * column.grid))
+        assert (low, high) == pytest.approx((least, edges[-1] * column.grid))
 
 
 def test_nothing_to_choose() -> None:

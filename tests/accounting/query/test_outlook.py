@@ -26,7 +26,8 @@ def gridded(column: QueryColumn, delta: float = 1e-9, **more: Any) -> Gridded:
         on_grid = msgspec.structs.replace(column, grid=grid_of(column, False, bits))
         law = "gaussian" if delta else "geometric"
         given = {"groups": 8, "selects": bool(delta), "automatic_groups": True, **more}
-        return QueryPlan(1.0, delta, norm=None, mechanism=law, columns=(on_grid,), **given)
+        given |= {"norm": None, "mechanism": law, "columns": (on_grid,)}
+        return QueryPlan(1.0, delta, **given)
 
     return finest(plan_of)
 
@@ -93,7 +94,7 @@ def test_thresholds_are_those_of_the_fewest_and_the_most_groups() -> None:
     assert len(outlook(of).lines("key")) == 3
 
 
-def shown(units: int, noise: PartNoise) -> float:
+def release_chance(units: int, noise: PartNoise) -> float:
     """Chance that so many units are shown, by adding up the law of the truncated noise."""
     assert noise.most is not None
     coin, total = noise.sooner * 2.0**-32, 0.0
@@ -113,5 +114,5 @@ def test_an_even_chance_under_geometric_noise_is_one(epsilon: float, delta: floa
     plan = QueryPlan(epsilon, delta, 1, None, "geometric", True, columns=(units,))
     of = finest(lambda bits: plan)
     [selection], [noise] = outlook(of).selections, of.budget(plan).parts
-    least = next(number for number in range(10_000) if shown(number, noise) >= 0.5)
+    least = next(number for number in range(10_000) if release_chance(number, noise) >= 0.5)
     assert selection["even_chance_one_group"] == selection["even_chance_all_groups"] == least

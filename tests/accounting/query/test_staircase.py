@@ -154,7 +154,8 @@ def test_whole_numbers_take_finer_steps_where_the_sd_falls(
     """A scale for L of steps of 1 on finer steps would lose 1 / step times epsilon."""
     coarse, r = required(staircase(most / epsilon, most), "ok") if most > 1 else (1 / epsilon, 1)
     sd = math.sqrt(moments(coarse, most, r)[1])
-    assert stepped(most, epsilon) == (step, pytest.approx(gain * sd, rel=2e-3))
+    chosen_step, finest_sd = stepped(most, epsilon)
+    assert chosen_step == step and finest_sd == pytest.approx(gain * sd, rel=2e-3)
     if step < 1:
         fine = round(most / step)
         scale, r = required(staircase(fine / epsilon, fine), "a staircase")

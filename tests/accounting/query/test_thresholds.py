@@ -84,8 +84,8 @@ def released(budget: QueryBudget, chosen: Selection, groups: int) -> float:
     mass = stats.norm.cdf((k + 0.5) / sigma) - stats.norm.cdf((k - 0.5) / sigma)
     # The least weighted noise that passes, for each noise of the count.
     left = chosen.threshold - chosen.weighted * weight - chosen.counted * (1 + k)
-    need = left // chosen.weighted + 1
-    return float((mass * stats.norm.sf((need - 0.5) / chosen.sigma)).sum())
+    needs = left // chosen.weighted + 1
+    return float((mass * stats.norm.sf((needs - 0.5) / chosen.sigma)).sum())
 
 
 def worst_release(plan: QueryPlan) -> float:

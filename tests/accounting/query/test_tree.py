@@ -60,7 +60,7 @@ def test_cells_cover_the_range_in_order() -> None:
 def test_few_values_have_a_cell_each() -> None:
     column = QueryColumn("q", "quantiles", 0, 15)
     assert (cell_at(column, np.arange(16)) == np.arange(16)).all()
-    assert (value_at(column, np.arange(16) + 0.7) == np.arange(16)).all()
+    assert (value_at(column, np.arange(16, dtype=np.float64) + 0.7) == np.arange(16)).all()
 
 
 def test_rank_factor_is_a_sd() -> None:
@@ -98,7 +98,9 @@ def test_cells_follow_the_width_of_the_range_wherever_it_lies() -> None:
             assert cell_at(column, low + steps).dtype == np.int64
         column = QueryColumn("q", "quantiles", low, low + 15)
         assert (cell_at(column, low + np.arange(16)) == np.arange(16)).all()
-        assert (value_at(column, np.arange(16) + 0.5) == low + np.arange(16)).all()
+        assert (
+            value_at(column, np.arange(16, dtype=np.float64) + 0.5) == low + np.arange(16)
+        ).all()
 
 
 def test_rank_factor_is_of_the_rows_of_the_inverse() -> None:

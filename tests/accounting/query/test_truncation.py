@@ -34,7 +34,7 @@ def masses(scale: float, most: int) -> dict[int, mpmath.mpf]:
     return {z: w / total for z, w in weight.items()}
 
 
-def shown(count: int, noise: dict[int, mpmath.mpf], least: int) -> Outcomes:
+def published_law(count: int, noise: dict[int, mpmath.mpf], least: int) -> Outcomes:
     """The count with noise where that is at least ``least``, else ``None``.
 
     A key without a unit is not known, and never shown.
@@ -59,7 +59,10 @@ def mixed(
 ) -> Outcomes:
     """By a coin k - 1 or k, of which nothing is told."""
     out: Outcomes = {}
-    for part, one in ((chance, shown(count, less, k)), (1 - chance, shown(count, noise, k + 1))):
+    for part, one in (
+        (chance, published_law(count, less, k)),
+        (1 - chance, published_law(count, noise, k + 1)),
+    ):
         for outcome, p in one.items():
             out[outcome] = out.get(outcome, mpmath.mpf(0)) + part * p
     return out
@@ -118,17 +121,18 @@ def test_one_key_is_private_at_every_count_and_its_twins_are_not(
     with mpmath.workdps(60):
         epsilon, counts, d = 1 / mpmath.mpf(scale), 2 * k + 2, mpmath.mpf(delta)
         noise = masses(scale, k)
-        drawn = worst(lambda n: shown(n, noise, k + 1), counts, epsilon)
+        drawn = worst(lambda n: published_law(n, noise, k + 1), counts, epsilon)
         assert abs(drawn - noise[k]) < ROUNDING and drawn <= d
         assert max(noise) <= k  # so that a key without a unit would not be shown if it were known
         for m in (2, 3):  # a count that is shown has m units
-            assert worst(lambda n, m=m: shown(n, noise, k + m), counts + m, epsilon) <= d  # type: ignore[misc]
+            assert worst(lambda n, m=m: published_law(n, noise, k + m), counts + m, epsilon) <= d  # type: ignore[misc]
             assert max(noise) + m - 1 < k + m
         # With the coin, told or not, it is d and hardly less; a coin of a tenth more is too much.
         less, chance = masses(scale, k - 1), mpmath.mpf(coin) / 2**32
         with_coin = worst(lambda n: mixed(n, less, noise, k, chance), counts, epsilon)
         loss_with_coin = (
-            chance * worst(lambda n: shown(n, less, k), counts, epsilon) + (1 - chance) * drawn
+            chance * worst(lambda n: published_law(n, less, k), counts, epsilon)
+            + (1 - chance) * drawn
         )
         assert with_coin <= loss_with_coin + ROUNDING and loss_with_coin <= d
         assert k == 1 or loss_with_coin > d * (1 - mpmath.mpf(10) ** -5)
@@ -136,13 +140,13 @@ def test_one_key_is_private_at_every_count_and_its_twins_are_not(
         assert k == 1 or worst(lambda n: mixed(n, less, noise, k, more), counts, epsilon) > d
         plain = masses(scale, k + 150 * math.ceil(scale))
         twins: dict[str, Callable[[int], Outcomes]] = {
-            "k - 1": lambda n: shown(n, less, k),
-            "at least k": lambda n: shown(n, noise, k),
+            "k - 1": lambda n: published_law(n, less, k),
+            "at least k": lambda n: published_law(n, noise, k),
         }
         for twin in twins.values():
             assert worst(twin, counts, epsilon) > d
         # Without truncation delta is the whole tail, P[Z >= k].
-        untruncated = worst(lambda n: shown(n, plain, k + 1), counts, epsilon)
+        untruncated = worst(lambda n: published_law(n, plain, k + 1), counts, epsilon)
         assert untruncated > drawn + ROUNDING
         # A remembered key is shown whatever it counts, and has no delta: truncated noise tells.
         tells = worst(lambda n: {n + z: p for z, p in noise.items()}, 2, epsilon)
@@ -156,8 +160,8 @@ def test_noise_that_is_not_truncated_needs_a_larger_threshold() -> None:
         d = masses(2.0, 9)[9] * (1 + mpmath.mpf(10) ** -9)
         assert truncation(2.0, float(d), 1).most == 9
         plain = masses(2.0, 400)
-        assert worst(lambda n: shown(n, plain, 10), 20, mpmath.mpf(1) / 2) > 2 * d
-        assert worst(lambda n: shown(n, plain, 12), 20, mpmath.mpf(1) / 2) < d
+        assert worst(lambda n: published_law(n, plain, 10), 20, mpmath.mpf(1) / 2) > 2 * d
+        assert worst(lambda n: published_law(n, plain, 12), 20, mpmath.mpf(1) / 2) < d
 
 
 def test_keys_of_one_unit_compose() -> None:
@@ -169,7 +173,7 @@ def test_keys_of_one_unit_compose() -> None:
         for before, after in (((0, 0), (1, 1)), ((1, 0), (2, 1)), ((3, 2), (4, 3))):
             joint = []
             for counts in (before, after):
-                first, second = (shown(n, noise, k + 1) for n in counts)
+                first, second = (published_law(n, noise, k + 1) for n in counts)
                 joint.append({
                     (a, b): p * q for a, p in first.items() for b, q in second.items()
                 })  # fmt: skip
@@ -178,7 +182,7 @@ def test_keys_of_one_unit_compose() -> None:
                 excesses = (p - grown * other.get(o, 0) for o, p in one.items())
                 assert mpmath.fsum(max(e, mpmath.mpf(0)) for e in excesses) <= delta
             # Half of the budget would not be enough: the bound is nearly reached at 0 and 1.
-        lone = [shown(n, noise, k + 1) for n in (0, 1)]
+        lone = [published_law(n, noise, k + 1) for n in (0, 1)]
         assert 2 * excess(lone[1], lone[0], mpmath.mpf(1)) > 0.9 * delta / math.e
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import (
     MOST,
     charge_of,
@@ -68,7 +67,7 @@ def test_records_budgets_are_those_of_their_decimals() -> None:
 
 
 def test_rounding_to_the_nearest_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amounts.math, "floor", math.ceil)
+    monkeypatch.setattr(math, "floor", math.ceil)
     with pytest.raises(AssertionError):
         test_charges_go_up_and_initial_budgets_down()
     with pytest.raises(AssertionError):

@@ -11,7 +11,7 @@ from dpstream.accounting.regions.spent import Spent, restored, untouched
 from tests.accounting.regions.spaces import amounts_of, members, small, some_boxes
 
 
-def some() -> Spent:
+def sample_spent() -> Spent:
     """A state of several boxes."""
     spent, rng = untouched(small(), "epsilon"), np.random.default_rng(0)
     for amount in (1, 2, 3, 1):
@@ -27,7 +27,7 @@ def test_nothing_is_spent_at_first() -> None:
 
 
 def test_most_in_boxes() -> None:
-    spent, rng = some(), np.random.default_rng(1)
+    spent, rng = sample_spent(), np.random.default_rng(1)
     for _ in range(50):
         boxes = some_boxes(rng, spent.space.sizes)
         inside = members(boxes, spent.space.sizes)
@@ -37,14 +37,14 @@ def test_most_in_boxes() -> None:
 
 
 def test_arrays_are_read_only() -> None:
-    spent = some()
+    spent = sample_spent()
     for part in (spent.boxes, spent.amounts):
         with pytest.raises(ValueError, match="read-only"):
             part[0] = 0
 
 
 def test_a_state_comes_back_from_its_arrays() -> None:
-    spent = some()
+    spent = sample_spent()
     again = restored(spent.space, "epsilon", spent.boxes, spent.amounts, spent.cap)
     assert (amounts_of(again) == amounts_of(spent)).all()
     box = spent.space.box(age=(11, 14))
@@ -80,7 +80,7 @@ def exchanged(boxes: Any, amounts: Any) -> Any:
     lambda b, a: (np.concatenate([b] * 40), np.concatenate([a] * 40)),
 ])  # fmt: skip
 def test_arrays_that_are_no_state_are_refused(broken: Any) -> None:
-    spent = some()
+    spent = sample_spent()
     boxes, amounts = broken(np.array(spent.boxes), np.array(spent.amounts))
     with pytest.raises(PolicyError, match="replay the account"):
         restored(spent.space, "epsilon", boxes, amounts, 400)

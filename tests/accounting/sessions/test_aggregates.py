@@ -28,7 +28,8 @@ SPACE = space()
 
 
 def question(*aggregates: Aggregate, **other: Any) -> Question:
-    return Question(**({"kind": "epsilon", "amount": 1, "aggregates": aggregates} | other))
+    usual: dict[str, Any] = {"kind": "epsilon", "amount": 1, "aggregates": aggregates}
+    return Question(**(usual | other))
 
 
 def test_columns_that_are_no_numbers() -> None:

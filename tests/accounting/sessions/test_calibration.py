@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 from scipy import stats
 
+from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.sessions import calibration
@@ -20,7 +21,7 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.accounting.sessions.calibration import calibrated, scale_of
 from dpstream.accounting.sessions.cells import Axis, Cells
-from tests.sessions import ASKED, SHAPES, boxes_of, space
+from tests.sessions import QUESTIONS, SHAPES, boxes_of, space
 
 SPACE = space()
 
@@ -40,7 +41,7 @@ def spent(kind: Kind, question: Question, cell: int, boxes: object) -> Fraction:
 @pytest.mark.parametrize("amount", [7, 333_333, 1_000_000, 7_654_321])
 def test_a_cell_spends_its_amount_and_no_more(kind: Kind, amount: int) -> None:
     for cells, ranges in SHAPES:
-        for aggregates in ASKED:
+        for aggregates in QUESTIONS:
             boxes = boxes_of(SPACE, cells, ranges)
             question = Question(kind=kind, amount=amount, aggregates=aggregates, cells=cells)
             for cell in range(cells.count):
@@ -98,7 +99,7 @@ def test_a_narrower_range_has_less_noise() -> None:
 def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     question = Question(kind="epsilon", amount=1)
     calibrated(SPACE, question, SPACE.everything)
-    monkeypatch.setattr(calibration.limits, "MAX_REAL_SIGMA", 1e5)
+    monkeypatch.setattr(limits, "MAX_REAL_SIGMA", 1e5)
     monkeypatch.setattr(calibration, "_measure", calibration._measure.__wrapped__)
     with pytest.raises(UsageError, match="range of exact draws"):
         calibrated(SPACE, question, SPACE.everything)

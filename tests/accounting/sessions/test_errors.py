@@ -21,13 +21,13 @@ SPACE = space()
 CELLS = Cells((Axis("age", (0, 3, 5, 8)),))
 
 
-def asked(amount: int = 10**6, kind: str = "epsilon") -> Question:
+def question_of(amount: int = 10**6, kind: str = "epsilon") -> Question:
     aggregates = COUNT, sum_of("age"), average("price"), median("price")
     return Question(kind=kind, amount=amount, aggregates=aggregates, cells=CELLS)  # type: ignore[arg-type]
 
 
 def test_errors_by_cell() -> None:
-    count, total, mean, middle = expected(SPACE, asked(4_000_000), SPACE.everything)
+    count, total, mean, middle = expected(SPACE, question_of(4_000_000), SPACE.everything)
     assert [of.what for of in (count, total, mean, middle)] == [
         "value", "value", "value times records", "rank",
     ]  # fmt: skip

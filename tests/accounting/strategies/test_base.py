@@ -1,7 +1,5 @@
 """What every strategy inherits: a trigger at least, no parameters unless it has some, no state."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,8 +14,9 @@ class Doubling(Strategy):
     col2, sd_factors, rounding, reach = 2.0, np.ones(1), np.ones(1), 1.0
     state_columns = 0
 
-    def worst_split(self, pieces: int, total: int) -> float:
-        return 2.0 * total**2
+    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
+        square = 2.0 * total**2
+        return square if isinstance(square, float) else np.asarray(square, np.float64)
 
     def matrix(self) -> Float64:
         return np.repeat(np.eye(self.triggers), 2, axis=0)
@@ -60,6 +59,6 @@ def test_a_strategy_that_leaves_something_out_is_none() -> None:
 
 
 def test_kernels_get_the_arrays_of_ranges_in_their_order() -> None:
-    arrays: list[Any] = [np.full(2, i) for i in range(6)]
-    ranges = Ranges(*arrays, exact=lambda row, nodes: lambda bits: [])
+    flat, starts, begin, end, stack, out = (np.full(2, i) for i in range(6))
+    ranges = Ranges(flat, starts, begin, end, stack, out, exact=lambda row, nodes: lambda bits: [])
     assert [a[0] for a in ranges.arrays] == [0, 1, 2, 3, 4, 5] and ranges.noise_error == 0.0

@@ -1,6 +1,7 @@
 """One suite for every noise strategy: against its own dense matrix, and streaming."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.accounting.strategies.dense import (
 )
 
 SIZES = (1, 2, 3, 5, 8, 31, 64, 100)
-EVERY = [pytest.param(name, t, id=f"{name}-{t}") for name in STRATEGIES for t in SIZES]
+EVERY: list[Any] = [pytest.param(name, t, id=f"{name}-{t}") for name in STRATEGIES for t in SIZES]
 
 
 @pytest.mark.parametrize(("name", "triggers"), EVERY)

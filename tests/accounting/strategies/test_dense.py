@@ -2,11 +2,13 @@
 
 import itertools
 from fractions import Fraction
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.limits import MAX_DENSE_TRIGGERS
 from dpstream.accounting.strategies import dense, kernels, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
@@ -201,16 +203,16 @@ def test_open_roundings_are_settled_in_their_own_place(width: int) -> None:
 
 def test_what_the_kernel_is_told_of_float_errors() -> None:
     """Noise errors reach a prefix by the largest row, and each buffer moves by its own response."""
-    strategy, arguments = DenseStrategy(30), []
+    strategy, arguments = DenseStrategy(30), list[Any]()
 
-    def kernel(*args: object) -> tuple[object, object]:
+    def kernel(*args: Any) -> tuple[Int64, Int64]:
         arguments.append(args[-2:])
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     path = (np.zeros(30), np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, 30))
     stack, out = np.zeros((1, strategy.state_columns)), np.zeros((1, 30), np.int64)
     with mock.patch.object(kernels, "fold_generators", kernel):
-        strategy.fold(Ranges(*path, stack, out, balls, 0.25))
+        strategy.fold(Ranges(*path, stack, out, lambda row, nodes: balls(path[0]), 0.25))
     [(moves, given)] = arguments
     assert given == 0.25 * strategy.reach + 2.0**-40
     responses = strategy._responses

@@ -11,7 +11,7 @@ from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.generators import Generators
 
 
-def some(triggers: int, buffers: int, seed: int = 3) -> Generators:
+def random_generators(triggers: int, buffers: int, seed: int = 3) -> Generators:
     rng = np.random.default_rng(seed)
     theta, out, into = (rng.random((triggers, buffers)) for _ in range(3))
     return Generators(theta, out, into, 0.5 + rng.random(triggers))
@@ -29,7 +29,7 @@ def by_definition(numbers: Generators) -> np.ndarray:
 
 @pytest.mark.parametrize(("triggers", "buffers"), [(1, 1), (2, 3), (9, 2), (30, 4)])
 def test_matrix_and_decoder_are_those_of_the_definition(triggers: int, buffers: int) -> None:
-    numbers = some(triggers, buffers)
+    numbers = random_generators(triggers, buffers)
     matrix = by_definition(numbers)
     assert numbers.matrix() == pytest.approx(matrix, rel=1e-12)
     prefixes = np.tril(np.ones((triggers, triggers)))
@@ -51,7 +51,7 @@ def passed(numbers: Generators, z: np.ndarray, at: int = -1, buffer: int = -1) -
 
 
 def test_responses_bound_what_is_held_and_what_errors_move() -> None:
-    numbers = some(12, 3)
+    numbers = random_generators(12, 3)
     responses, zero = numbers.responses(), np.zeros(12)
     moved = [np.abs(passed(numbers, zero, t)[:, 1]).max() for t in range(12)]
     assert responses.step == pytest.approx(max(moved))
@@ -64,7 +64,7 @@ def test_responses_bound_what_is_held_and_what_errors_move() -> None:
 
 
 def test_a_prefix_in_balls_is_that_of_rationals() -> None:
-    numbers, rng = some(8, 2), np.random.default_rng(5)
+    numbers, rng = random_generators(8, 2), np.random.default_rng(5)
     z = rng.normal(0, 900.0, 8)
     held, total = [Fraction(0)] * 2, Fraction(0)
     for t in range(8):

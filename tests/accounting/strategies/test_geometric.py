@@ -137,7 +137,7 @@ def worst_ratio(
             continue
         for path in inner:
             # With the noise path n the output is n + M x(o) on D and n + M (x(o) + v(o)) on D'.
-            moved, output, total, extra = [], [], 0, 0
+            moved, output, total, extra = list[int](), list[int](), 0, 0
             for t in range(steps):
                 chosen = adversary(tuple(output))
                 total += chosen

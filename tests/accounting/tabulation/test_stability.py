@@ -84,7 +84,7 @@ def test_s_is_the_maximum_over_every_record() -> None:
         lists = [partial_map(rng, int(rng.integers(0, 6))) for _ in range(3)]
         k = int(rng.choice([1, 2, 3, 4], p=[0.3, 0.4, 0.25, 0.05]))
         sensitivity = stability(lists[0], lists[1], lists[2], k)
-        assert sensitivity.groups == max(1, most_groups(*lists, k))
+        assert sensitivity.groups == max(1, most_groups(lists[0], lists[1], lists[2], k))
         production = max(2, k) + (len(lists[2]) > 0)
         split += sensitivity.groups > production
         terms.add(sensitivity.alone > sensitivity.combined)

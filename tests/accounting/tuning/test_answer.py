@@ -16,16 +16,16 @@ from dpstream.accounting.tuning.question import (
     design,
 )
 from dpstream.accounting.tuning.weighing import coverage_of
-from tests.accounting.tuning.asked import ASKED, but, exact, free
+from tests.accounting.tuning.questions import QUESTION, but, exact, free
 
 
 def test_too_few_units_give_no_answer() -> None:
     made = design(but(columns=()))
     of = made.histograms[0]
     counts = np.zeros(of.cells, np.int64)
-    assert read_off(ASKED, made, [exact(of, counts)], free) == Figures(0, (), CONTRIBUTIONS)
+    assert read_off(QUESTION, made, [exact(of, counts)], free) == Figures(0, (), CONTRIBUTIONS)
     counts[2] = of.answered_from - 1
-    assert read_off(ASKED, made, [exact(of, counts)], free).unanswered == CONTRIBUTIONS
+    assert read_off(QUESTION, made, [exact(of, counts)], free).unanswered == CONTRIBUTIONS
     counts[2] = of.answered_from
     figures = read_off(but(columns=()), made, [exact(of, counts)], free)
     assert figures.unanswered is None and figures.contributions == 36

@@ -89,7 +89,10 @@ def test_more_tests_are_told_by_what_comes_early(make_plan: Make) -> None:
         r.settings["mechanism.tests"]: r for r in rows_of(plan) if "mechanism.tests" in r.settings
     }
     assert set(rows) == {1, 3, 6, 10, 32, 64}
-    assert rows[6].keys > 1.05 > 1 > rows[32].keys and rows[6].early < 0.8 < rows[32].early
+    few, many = rows[6], rows[32]
+    assert few.keys is not None and few.early is not None
+    assert many.keys is not None and many.early is not None
+    assert few.keys > 1.05 > 1 > many.keys and few.early < 0.8 < many.early
     assert rows[1].effect.startswith("a key is tested once, at the window's end")
 
 

@@ -15,7 +15,7 @@ from dpstream.accounting.tuning.reference import DENSITY, SIZES
 from dpstream.accounting.weights import EVEN
 from tests.accounting.plans import COUNT, SECOND, SUM, UNITS, build
 
-FEW = {"per_key_bound": 1, "epsilon": 2.0, "delta": 1e-7}
+FEW: dict[str, Any] = {"per_key_bound": 1, "epsilon": 2.0, "delta": 1e-7}
 
 
 @pytest.mark.parametrize(("triggers", "contributions", "strategy"), [

@@ -20,7 +20,7 @@ from dpstream.accounting.tuning.question import (
     Histogram,
     design,
 )
-from tests.accounting.tuning.asked import but, exact
+from tests.accounting.tuning.questions import but, exact
 
 
 def of(candidates: tuple[int, ...], cells: int = 0, rank_error: float = 0.0) -> Histogram:
@@ -40,7 +40,7 @@ EDGES = (1, 2, 3, 4, 8, 16)
 UNITS = [50, 20, 10, 5, 40, 30, 5]
 
 
-def kept(bound: int, rank_error: float) -> Fraction:
+def share_within(bound: int, rank_error: float) -> Fraction:
     """Pairs that a bound keeps: one survivor count after the other, linear inside a cell."""
     above = [Fraction(sum(UNITS[t:])) for t in range(len(UNITS))]
     above = [x if x >= Fraction(rank_error) else Fraction() for x in above]
@@ -58,8 +58,8 @@ def test_cover_in_wide_cells(rank_error: float) -> None:
     pairs = of(EDGES, len(UNITS), rank_error)
     cells = []
     for cover in np.linspace(0.01, 0.99, 99):
-        goal = Fraction(cover) * kept(EDGES[-1], rank_error)
-        first = next(i for i, edge in enumerate(EDGES) if kept(edge, rank_error) >= goal)
+        goal = Fraction(cover) * share_within(EDGES[-1], rank_error)
+        first = next(i for i, edge in enumerate(EDGES) if share_within(edge, rank_error) >= goal)
         assert cover_cell(pairs, estimate, float(cover)) == first
         cells.append(first)
     assert set(cells) == set(range(len(EDGES)))

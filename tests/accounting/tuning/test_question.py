@@ -26,7 +26,7 @@ from dpstream.accounting.tuning.question import (
     value_candidates,
     worst_factor,
 )
-from tests.accounting.tuning.asked import ASKED, but
+from tests.accounting.tuning.questions import QUESTION, but
 from tests.structs import changed, leaves
 
 # --- grids -------------------------------------------------------------------------------
@@ -68,7 +68,9 @@ def test_l2_of_every_move_is_within_the_stated_sensitivity(cells: int) -> None:
         assert worst > 0.999 * of.sensitivity  # and the bound is not idle
 
 
-@pytest.mark.parametrize("columns", [(), ASKED.columns, (*ASKED.columns, TunedColumn("k", 0, 9))])
+@pytest.mark.parametrize(
+    "columns", [(), QUESTION.columns, (*QUESTION.columns, TunedColumn("k", 0, 9))]
+)
 def test_all_histograms_together_cost_mu(columns: tuple[TunedColumn, ...]) -> None:
     made = design(but(columns=columns))
     used = sum((of.sensitivity / of.sigma) ** 2 for of in made.histograms)
@@ -101,13 +103,13 @@ def test_figures_at_the_ends_of_their_ranges_are_taken() -> None:
         {"max_contributions": 24, "scale": "12"},
     ):
         design(but(**changes))
-    for changes, text in (
+    for beyond, text in (
         ({"max_contributions": limits.MAX_CONTRIBUTIONS + 1}, "must lie between 0 and"),
         ({"max_contributions": 23, "scale": "12"}, "is so short that two pairs"),
         ({"epsilon": limits.MAX_EPSILON * 1.01}, "must lie between 0 and"),
     ):
         with pytest.raises(UsageError, match=text):
-            design(but(**changes))
+            design(but(**beyond))
 
 
 def test_the_tree_beats_plain_cells_at_equal_budget() -> None:
@@ -161,7 +163,7 @@ def rank_errors(made: TuningDesign, scale: float, draws: int = 400) -> list[floa
 
 
 def test_stated_rank_error_holds_and_is_not_idle() -> None:
-    made = design(ASKED)
+    made = design(QUESTION)
     assert max(rank_errors(made, 1.0)) < 0.08
     assert min(rank_errors(made, 2.0)) > 0.3  # the check can fail
 
@@ -172,7 +174,7 @@ def test_stated_rank_error_holds_and_is_not_idle() -> None:
 def test_the_canonical_form_has_frozen_names() -> None:
     """Digests of questions are computed from this form: a renamed field keeps its name here."""
     drawn = Histogram("m", (1, 2), 3, (0.5,), 2, 1.5, 0.5, 3.25, 4.0)
-    form = canonical(ASKED, TuningDesign(0.25, (drawn,)))
+    form = canonical(QUESTION, TuningDesign(0.25, (drawn,)))
     assert form == {
         "question": {
             "first": 7_200_000_000, "epsilon": 1.0, "delta": 1e-9, "quantile": 0.9, "cover": None,
@@ -192,9 +194,9 @@ def test_the_last_bits_of_a_processor_do_not_make_another_question() -> None:
         figures = ("sensitivity", "share", "sigma", "rank_error")
         return msgspec.structs.replace(of, **{n: getattr(of, n) * (1 + 4e-16) for n in figures})
 
-    here = design(ASKED)
+    here = design(QUESTION)
     there = TuningDesign(here.mu * (1 + 4e-16), tuple(map(nudged, here.histograms)))
-    assert here != there and canonical(ASKED, here) == canonical(ASKED, there)
+    assert here != there and canonical(QUESTION, here) == canonical(QUESTION, there)
 
 
 FULL = but(cover=0.5, key_records=4)
@@ -206,9 +208,9 @@ def test_every_field_of_a_question_is_in_its_canonical_form(path: tuple[object, 
     assert canonical(changed(FULL, path), of) != canonical(FULL, of)
 
 
-DESIGN = design(ASKED)
+DESIGN = design(QUESTION)
 
 
 @pytest.mark.parametrize("path", leaves(DESIGN), ids=lambda path: ".".join(map(str, path)))
 def test_every_field_of_a_design_is_in_the_canonical_form(path: tuple[object, ...]) -> None:
-    assert canonical(ASKED, changed(DESIGN, path)) != canonical(ASKED, DESIGN)
+    assert canonical(QUESTION, changed(DESIGN, path)) != canonical(QUESTION, DESIGN)

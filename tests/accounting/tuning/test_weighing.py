@@ -8,13 +8,13 @@ import pytest
 from dpstream.accounting.tuning.answer import Figures, read_off
 from dpstream.accounting.tuning.question import Histogram, Question, design
 from dpstream.accounting.tuning.weighing import NoiseOf, best, coverage_of, per_key
-from tests.accounting.tuning.asked import but, exact
+from tests.accounting.tuning.questions import but, exact
 
 #: A heavy tail: most units have a few pairs, some have thousands.
 PAIRS = np.minimum((1 / np.random.default_rng(4).random(4_000)).astype(np.int64), 5_000)
 
 
-def asked(key_records: int = 1_000) -> Question:
+def question_with(key_records: int = 1_000) -> Question:
     """C by weighing, of pairs that are all there."""
     return but(columns=(), quantile=None, scale="1", key_records=key_records)
 
@@ -26,7 +26,7 @@ def noise(contributions: int, per_key_bound: int | None) -> float:
 
 def read(noise: NoiseOf = noise, key_records: int = 1_000) -> tuple[Histogram, Figures]:
     """The histogram of ``PAIRS``, and what is read off without noise."""
-    question = asked(key_records)
+    question = question_with(key_records)
     made = design(question, private=False)
     of = made.histograms[0]
     cell = np.searchsorted(of.candidates, PAIRS)
@@ -69,7 +69,8 @@ def test_what_cannot_be_run_is_not_taken() -> None:
 
 def test_a_bound_per_key_lets_more_of_a_unit_count() -> None:
     of, figures = read()
-    own = math.hypot(1_000 * figures.cut, figures.sd)  # type: ignore[operator, arg-type]
+    assert figures.cut is not None and figures.sd is not None
+    own = math.hypot(1_000 * figures.cut, figures.sd)
     assert [other.bound for other in figures.per_key] == [1, 2, 4, 8, 16]
     assert all(math.hypot(1_000 * other.cut, other.sd) <= 0.95 * own for other in figures.per_key)
     for other in figures.per_key:
@@ -90,7 +91,7 @@ def test_what_lies_beyond_is_said() -> None:
 
 
 def test_parts_between_candidates() -> None:
-    of = design(asked(), private=False).histograms[0]
+    of = design(question_with(), private=False).histograms[0]
     counts = np.zeros(of.cells)
     counts[of.candidates.index(4)] = 10
     part = coverage_of(of, np.cumsum(counts))

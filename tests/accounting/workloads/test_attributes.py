@@ -1,5 +1,7 @@
 """Attributes: cells of values, refusals, and bytes that tell them apart."""
 
+from collections.abc import Callable
+
 import pytest
 
 from dpstream.accounting.errors import PolicyError
@@ -38,14 +40,14 @@ def test_values_keep_their_order() -> None:
         lambda: of_edges("a", [0, "secret"]),
         lambda: of_edges("a", [False, True]),
         lambda: of_size("a", 0),
-        lambda: of_size("a", 2.0),
+        lambda: of_size("a", 2.0),  # type: ignore[arg-type]
         lambda: of_size("a", MAX_ATTRIBUTE_CELLS + 1),
         lambda: domain_of([]),
         lambda: domain_of([of_size("a", 2)] * 2),
         lambda: domain_of([of_size(str(k), 2) for k in range(101)]),
     ],
 )
-def test_refusals_name_the_rule_and_no_value(make) -> None:
+def test_refusals_name_the_rule_and_no_value(make: Callable[[], object]) -> None:
     with pytest.raises(PolicyError) as caught:
         make()
     assert caught.value.field.startswith("domain") and caught.value.fix

@@ -1,5 +1,6 @@
 """Factors against what they are written out."""
 
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -72,11 +73,11 @@ def test_answers_in_integers_are_exact() -> None:
         lambda: explicit([[1, float("nan")]], 2),
         lambda: explicit([[1, -float("inf")]], 2),
         lambda: explicit([[1e10, 1]], 2),
-        lambda: explicit([["secret", 1]], 2),
+        lambda: explicit([["secret", 1]], 2),  # type: ignore[arg-type]
         lambda: explicit("secret", 2),
     ],
 )
-def test_refusals(make) -> None:
+def test_refusals(make: Callable[[], object]) -> None:
     with pytest.raises(PolicyError) as caught:
         make()
     assert caught.value.field.startswith("queries.factors") and "secret" not in str(caught.value)

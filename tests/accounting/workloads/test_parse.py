@@ -1,6 +1,7 @@
 """Workload files: what they mean, and every kind of bad input."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.workloads.parse import from_arrays, from_dict
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "domain": [
         {"name": "age", "edges": [0, 18, 65, 120]},
         {"name": "sex", "values": ["f", "m"]},
@@ -45,9 +46,9 @@ def test_arrays() -> None:
     assert workload.sizes == (2,) and workload.queries == 2
 
 
-def mended(*path, value=None):
+def mended(*path: str | int, value: Any = None) -> Any:
     text = copy.deepcopy(GOOD)
-    at = text
+    at: Any = text
     for step in path[:-1]:
         at = at[step]
     if value is None:
@@ -120,20 +121,20 @@ BAD = [
      {"name": "a", "values": [2**63]}, {"name": "a", "values": [-(2**63) - 1]},
      {"name": "a", "edges": [0, 10**400]}, {"name": "a", "edges": [float("-inf"), 0]}],
 )  # fmt: skip
-def test_what_no_record_can_hold_is_refused(entry) -> None:
+def test_what_no_record_can_hold_is_refused(entry: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         from_dict({"domain": [entry], "queries": [{"factors": {}}]})
 
 
 @pytest.mark.parametrize("row", [[5e-324, 0], [0, 1e-170], [10**400, 1]])
-def test_rows_whose_squares_floats_lose_are_refused(row) -> None:
+def test_rows_whose_squares_floats_lose_are_refused(row: list[float]) -> None:
     queries = [{"factors": {"a": {"matrix": [[1, 1], row]}}}]
     with pytest.raises(PolicyError):
         from_dict({"domain": [{"name": "a", "size": 2}], "queries": queries})
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_bad_input_is_refused_by_field_rule_and_fix(text) -> None:
+def test_bad_input_is_refused_by_field_rule_and_fix(text: Any) -> None:
     with pytest.raises(PolicyError) as caught:
         from_dict(text)
     assert caught.value.field.split(".")[0] in ("workload", "domain", "queries")
@@ -156,7 +157,7 @@ def test_bad_input_is_refused_by_field_rule_and_fix(text) -> None:
         {"W": np.array([[1.0, None]], object)},
     ],
 )
-def test_bad_arrays(arrays) -> None:
+def test_bad_arrays(arrays: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         from_arrays(arrays)
 

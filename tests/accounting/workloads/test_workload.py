@@ -1,5 +1,7 @@
 """Workloads against what they are written out; weights, norms, hashes and limits."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,7 @@ def test_hashes_are_stable_and_tell_workloads_apart() -> None:
 @pytest.mark.parametrize(
     "weight", [0, -1, float("nan"), float("inf"), True, "1", None, 1e-300, 1e300]
 )
-def test_weights_that_are_refused(weight) -> None:
+def test_weights_that_are_refused(weight: Any) -> None:
     with pytest.raises(PolicyError, match="weight"):
         workload_of(attributes(2), [(weight, {})])
 

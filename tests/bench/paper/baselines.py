@@ -205,7 +205,7 @@ class Feed:
     """
 
     def __init__(self, data: Columns, contributions: int, triggers: int, cumulative: bool) -> None:
-        rows = first_of_each(data.user, contributions)
+        rows = first_of_each(data.user.astype(np.int64), contributions)
         user, key, step_index = data.user[rows], data.key[rows], data.step_index(triggers)[rows]
         size = len(data.names)
         self.records = ByTrigger(key, step_index, size, triggers)

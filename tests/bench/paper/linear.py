@@ -38,7 +38,7 @@ from tests.accounting.strategies.cells.shapes import EXAMPLE4
 from tests.bench.paper import linear_shapes as shapes
 from tests.bench.paper.cell_baselines import gaussian_error
 from tests.bench.paper.fewer_weights import Sines, principal, separation
-from tests.bench.paper.linear_shapes import Asked, Table
+from tests.bench.paper.linear_shapes import Problem, Table
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -89,7 +89,7 @@ class Study(NamedTuple):
         return 1 / mu_of(self.epsilon, self.delta)
 
 
-def rated(problem: Asked, scale: float) -> Row:
+def rated(problem: Problem, scale: float) -> Row:
     """RMSE of a workload by strategy, over the bound; absolute ones at the guarantee."""
     eigensystem = spectrum(problem.workload)
     errors = {name: problem.rival(name).error(problem.workload) for name in problem.rivals}
@@ -111,7 +111,7 @@ def example4(study: Study, say: Say) -> list[Row]:
     """Example 4: noise on each query (``gaussian``), the same with least squares (``workload``),
     cells, wavelets, the eigen-design, the optimum."""
     rivals = ("workload", "identity", "haar")
-    problem = Asked("Example 4", of_matrix(EXAMPLE4), rivals)
+    problem = Problem("Example 4", of_matrix(EXAMPLE4), rivals)
     row = rated(problem, study.scale)
     plain = gaussian_error(problem.workload) / spectrum(problem.workload).bound
     row["errors"] = {"gaussian": math.sqrt(plain), **row["errors"]}
@@ -128,7 +128,7 @@ def example4(study: Study, say: Say) -> list[Row]:
 def table2(study: Study, say: Say) -> list[Row]:
     """Table 2: alternative workloads, best and worst rival, and the bound."""
     sizes = shapes.split(study.cells, 3)
-    problems: dict[str, Callable[[], Asked]] = {
+    problems: dict[str, Callable[[], Problem]] = {
         "1D ranges, permuted": lambda: shapes.permuted(shapes.ranges((study.cells,)), study.seed),
         "1-way range tables": lambda: shapes.range_tables(sizes, 1),
         "2-way range tables": lambda: shapes.range_tables(sizes, 2),
@@ -175,13 +175,13 @@ def figure3(study: Study, say: Say) -> list[Row]:
     return rows
 
 
-def _both(kind: str, sizes: tuple[int, ...], seed: int) -> list[Asked]:
+def _both(kind: str, sizes: tuple[int, ...], seed: int) -> list[Problem]:
     if kind == "ranges":
         return [shapes.ranges(sizes), shapes.random_ranges(sizes, seed)]
     return [shapes.tables(sizes), shapes.random_tables(sizes, seed)]
 
 
-def relative_errors(problem: Asked, table: Table) -> dict[str, float]:
+def relative_errors(problem: Problem, table: Table) -> dict[str, float]:
     """Mean over the queries of E|error| / max(answer, .001 of the records), at mu = 1."""
     workload, scaled = problem.workload, problem.relative()
     shaped = table.counts.reshape(workload.sizes)

@@ -24,7 +24,7 @@ RANGE_RIVALS, TABLE_RIVALS = ("haar", "hierarchical"), ("fourier", "datacube")
 QUERIES = 1000
 
 
-class Asked(NamedTuple):
+class Problem(NamedTuple):
     """A workload of the experiments.
 
     Attributes:
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
         """The eigen-design."""
         return eigen(spectrum(self.workload))
 
-    def relative(self) -> "Asked":
+    def relative(self) -> "Problem":
         """Every query divided by its norm: what a strategy of small relative error is made for."""
         return self._replace(workload=self.workload.relative())
 
@@ -77,13 +77,13 @@ def split(cells: int, attributes: int) -> tuple[int, ...]:
     return tuple(1 << (low + (axis >= attributes - more)) for axis in range(attributes))
 
 
-def ranges(sizes: Sequence[int]) -> Asked:
+def ranges(sizes: Sequence[int]) -> Problem:
     """All ranges over attributes of these sizes."""
     name = "all ranges " + by(sizes)
-    return Asked(name, over(sizes, ["range"] * len(sizes)), RANGE_RIVALS)
+    return Problem(name, over(sizes, ["range"] * len(sizes)), RANGE_RIVALS)
 
 
-def random_ranges(sizes: Sequence[int], seed: int) -> Asked:
+def random_ranges(sizes: Sequence[int], seed: int) -> Problem:
     """Ranges drawn in two steps (Xiao et al.): which attributes are named, then an interval of
     each."""
     rng = np.random.default_rng([seed, len(sizes), 3])
@@ -98,16 +98,16 @@ def random_ranges(sizes: Sequence[int], seed: int) -> Asked:
         inside = (lo[:, None] <= cells) & (cells <= hi[:, None])
         rows = (rows[:, :, None] * inside[:, None, :]).reshape(QUERIES, -1)
     grid = over(sizes, ["range"] * len(sizes))
-    return Asked("random ranges " + by(sizes), of_matrix(rows), RANGE_RIVALS, grid)
+    return Problem("random ranges " + by(sizes), of_matrix(rows), RANGE_RIVALS, grid)
 
 
-def tables(sizes: Sequence[int], ways: int = 2) -> Asked:
+def tables(sizes: Sequence[int], ways: int = 2) -> Problem:
     """All tables of so many attributes."""
     workload = marginals(attributes(sizes), [min(ways, len(sizes))])
-    return Asked(f"{ways}-way tables {by(sizes)}", workload, TABLE_RIVALS)
+    return Problem(f"{ways}-way tables {by(sizes)}", workload, TABLE_RIVALS)
 
 
-def random_tables(sizes: Sequence[int], seed: int) -> Asked:
+def random_tables(sizes: Sequence[int], seed: int) -> Problem:
     """A quarter of the sets of attributes (2 to 16 of them), each set as likely as any other."""
     rng = np.random.default_rng([seed, len(sizes), 4])
     count = min(16, max(2, (1 << len(sizes)) // 4))
@@ -117,10 +117,10 @@ def random_tables(sizes: Sequence[int], seed: int) -> Asked:
     workload = Workload(
         all_tables.attributes, tuple(p for p in all_tables.products if p.axes in axes)
     )
-    return Asked("random tables " + by(sizes), workload, TABLE_RIVALS)
+    return Problem("random tables " + by(sizes), workload, TABLE_RIVALS)
 
 
-def permuted(problem: Asked, seed: int) -> Asked:
+def permuted(problem: Problem, seed: int) -> Problem:
     """The same queries of cells in another order, as a root of their Gram matrix: total errors
     depend on nothing else."""
     gram = problem.workload.gram()
@@ -129,26 +129,26 @@ def permuted(problem: Asked, seed: int) -> Asked:
     nonzero = values > 1e-10 * values[-1]
     root = (vectors[:, nonzero] * np.sqrt(values[nonzero])).T
     grid, rivals = problem.grid or problem.workload, problem.rivals
-    return Asked(problem.name + ", permuted", of_matrix(root), rivals, grid, problem.weight)
+    return Problem(problem.name + ", permuted", of_matrix(root), rivals, grid, problem.weight)
 
 
-def range_tables(sizes: Sequence[int], ways: int) -> Asked:
+def range_tables(sizes: Sequence[int], ways: int) -> Problem:
     """All ranges of all tables of so many attributes."""
     rivals = (*RANGE_RIVALS, *TABLE_RIVALS)
-    return Asked(f"{ways}-way range tables {by(sizes)}",
+    return Problem(f"{ways}-way range tables {by(sizes)}",
                  marginals(attributes(sizes), [ways], "range"), rivals)  # fmt: skip
 
 
-def prefixes(cells: int) -> Asked:
+def prefixes(cells: int) -> Problem:
     """The cumulative curve."""
-    return Asked(f"prefixes {cells}", over([cells], ["prefix"]), RANGE_RIVALS)
+    return Problem(f"prefixes {cells}", over([cells], ["prefix"]), RANGE_RIVALS)
 
 
-def predicates(cells: int, seed: int) -> Asked:
+def predicates(cells: int, seed: int) -> Problem:
     """As many random predicates as cells."""
     rows = np.random.default_rng([seed, 6]).integers(0, 2, (cells, cells)) + 0.0
     rows[~rows.any(axis=1), 0] = 1.0
-    return Asked(f"predicates {cells}", of_matrix(rows), (*RANGE_RIVALS, "fourier"))
+    return Problem(f"predicates {cells}", of_matrix(rows), (*RANGE_RIVALS, "fourier"))
 
 
 def attributes(sizes: Sequence[int]) -> list:  # type: ignore[type-arg]

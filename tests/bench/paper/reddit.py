@@ -182,7 +182,7 @@ def corpus_batches(stream: BinaryIO, layout: Synth, tally: PostCount) -> Iterato
         yield _joined(held, layout)
 
 
-def some(source: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def checked(source: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches of ``source``.
 
     Raises:

@@ -111,7 +111,7 @@ def write_posts(
     tally = reddit.PostCount()
     with reddit.open_corpus(source) as stream:
         posts = reddit.corpus_batches(stream, params.layout, tally)
-        synth.write_batches(reddit.some(posts), params.layout, path, overwrite)
+        synth.write_batches(reddit.checked(posts), params.layout, path, overwrite)
     return tally
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import spectrum
+from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import explicit, interval
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over, workload_of
@@ -17,7 +18,7 @@ from tests.bench.paper import cell_baselines as baselines
 def test_example_4() -> None:
     workload = of_matrix(EXAMPLE4)
     bound = spectrum(workload).bound
-    errors = [baselines.gaussian_error(workload), baselines.identity(workload).error(workload),
+    errors = [baselines.gaussian_error(workload), identity(workload).error(workload),
               baselines.haar(workload).error(workload)]  # fmt: skip
     assert errors == pytest.approx([40, 36, 21])
     ratios = [math.sqrt(error / bound) for error in errors]

@@ -132,7 +132,7 @@ def test_first_rows_are_those_of_a_loop() -> None:
     user, key = rng.integers(0, 30, (2, 2000)).astype(np.int32)
     step_index = np.sort(rng.integers(1, 6, 2000)).astype(np.int32)
     seen: dict[Any, int] = defaultdict(int)
-    most, pair, cell = [], [], []
+    most, pair, cell = list[bool](), list[bool](), list[bool]()
     for row in zip(user.tolist(), key.tolist(), step_index.tolist(), strict=True):
         for name, out in ((row[:1], most), (row[:2], pair), (row, cell)):
             seen[name] += 1

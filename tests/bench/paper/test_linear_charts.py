@@ -1,7 +1,9 @@
 """Pictures of the eigen-design experiments say what was measured."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.bench.paper.charts import draw
@@ -26,12 +28,13 @@ def test_errors_are_written_out() -> None:
 
 def test_every_strategy_is_drawn_in_its_place() -> None:
     shape, census, *_ = CHARTS["figure3"](rows("figure3")).axes
-    drawn = sorted(float(line.get_ydata()[0]) for line in shape.lines if line.get_marker() == "o"
-                   and len(line.get_ydata()))  # fmt: skip
+    heights = [np.asarray(line.get_ydata()) for line in shape.lines if line.get_marker() == "o"]
+    drawn = sorted(float(height[0]) for height in heights if len(height))
     range_rows = [r for r in rows("figure3") if r["figure"] == "absolute" and r["kind"] == "ranges"]
     assert drawn == sorted(e for row in range_rows for e in row["errors"].values())
-    assert len([line for line in census.lines if len(line.get_xdata()) == 4]) == 8
+    assert len([line for line in census.lines if len(np.asarray(line.get_xdata())) == 4]) == 8
     [axes] = CHARTS["figure5"](rows("figure5")).axes
-    assert [bar.get_height() for bar in axes.patches] == [
+    bars: Any = axes.patches
+    assert [bar.get_height() for bar in bars] == [
         e for row in rows("figure5") for e in row["errors"].values()
     ]

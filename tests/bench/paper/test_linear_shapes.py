@@ -27,9 +27,9 @@ def test_random_ranges_are_boxes_of_some_attributes() -> None:
     rows = problem.workload.products[0].factors[0].matrix
     assert rows is not None and rows.shape == (shapes.QUERIES, 32)
     boxes = rows.reshape(-1, 2, 4, 4)
-    sides = [boxes.any(axis=tuple({1, 2, 3} - {axis})) for axis in (1, 2, 3)]
-    for box, *side in zip(boxes, *sides, strict=True):
-        assert np.array_equal(box, np.multiply.outer(np.multiply.outer(*side[:2]), side[2]))
+    sides = [np.asarray(boxes.any(axis=tuple({1, 2, 3} - {axis}))) for axis in (1, 2, 3)]
+    for box, one, two, three in zip(boxes, *sides, strict=True):
+        assert np.array_equal(box, np.multiply.outer(np.multiply.outer(one, two), three))
     unbounded = np.array([side.all(axis=1) for side in sides])
     assert 0 < unbounded[0].mean() < 1 and (~unbounded).any(axis=0).mean() > 0.5
     again, other = (shapes.random_ranges((2, 4, 4), seed).workload.structure for seed in (5, 6))

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,7 +40,7 @@ def test_the_figures_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("privacy", [{}, {"mode": "rounds", "strategy": "blt"}])
-def test_another_mechanism_is_refused(privacy: dict[str, str]) -> None:
+def test_another_mechanism_is_refused(privacy: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         published_budget(table1_plan(100, **privacy))
 
@@ -59,7 +60,7 @@ def test_a_run_is_marked_and_never_charged(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="without a guarantee"):
         run_job(charged)
     warnings: list[str] = []
-    run_job(job, warn=warnings.append)
+    run_job(job, warn=lambda words: warnings.append(str(words)))
     releases = read_releases(job.path.parent / "releases")
     assert releases.num_rows
     assert set(releases["run_id"].to_pylist()) == {f"UNSOUND-{run.run_id}"}

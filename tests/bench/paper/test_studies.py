@@ -1,15 +1,20 @@
 """A study's runs: each asked once; data is made once and named by what makes it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpstream.accounting.errors import UsageError
 from tests.bench.paper.studies import Study, corpus, synthetic
 
+Source = Callable[[Study, Callable[[str], None]], tuple[Path, Callable[[], None]]]
 
-def study(folder: Path, **more: object) -> Study:
-    return Study(**{"folder": folder, "users": 30, "modes": ("sticky",)} | more)
+
+def study(folder: Path, **more: Any) -> Study:
+    usual: dict[str, Any] = {"folder": folder, "users": 30, "modes": ("sticky",)}
+    return Study(**(usual | more))
 
 
 def test_each_setting_is_run_once(tmp_path: Path) -> None:
@@ -28,7 +33,7 @@ def test_nothing_to_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [synthetic, corpus])
-def test_data_is_made_once(source: object, tmp_path: Path) -> None:
+def test_data_is_made_once(source: Source, tmp_path: Path) -> None:
     messages: list[str] = []
     path, make = source(study(tmp_path, keys=50), messages.append)
     assert not path.exists()

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -84,7 +85,7 @@ def test_a_data_set(tmp_path: Path) -> None:
 
 
 def test_seeds_and_row_groups() -> None:
-    def rows(**change: object) -> list[dict[str, object]]:
+    def rows(**change: Any) -> list[dict[str, Any]]:
         params = Synth(users=500, keys=100, seed=1, row_group_rows=300)._replace(**change)
         return pa.Table.from_batches(batches(params)).to_pylist()
 
@@ -119,7 +120,7 @@ def test_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "change", [{"users": 0}, {"users": 1 << 27}, {"keys": 0}, {"row_group_rows": 0}, {"seed": -1}]
 )
-def test_sizes_have_limits(change: dict[str, int]) -> None:
+def test_sizes_have_limits(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Synth(**change).check()
 

@@ -54,7 +54,7 @@ def test_what_cannot_be_measured() -> None:
 
 
 def test_first_rows() -> None:
-    group = np.array([2, 1, 2, 2, 1], np.int32)
+    group = np.array([2, 1, 2, 2, 1])
     assert first_of_each(group, 2).tolist() == [True, True, True, False, True]
     user, key = np.array([0, 0, 1, 0], np.int32), np.array([5, 5, 5, 6], np.int32)
     assert first_of_pair(user, key).tolist() == [True, False, True, True]

@@ -148,8 +148,8 @@ class Scoreboard:
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
         self._exact = np.zeros(truth.size)
-        self.shown: Float64 = np.zeros(truth.size)
-        self.known: Bool = np.zeros(truth.size, np.bool_)
+        self.figures: Float64 = np.zeros(truth.size)
+        self.published: Bool = np.zeros(truth.size, np.bool_)
         self._l1 = list[float]()
         self._updates = 0
 
@@ -162,18 +162,18 @@ class Scoreboard:
         """
         self._exact += self._truth.added(len(self._l1) + 1)
         if replace:
-            self.shown[:], self.known[:] = 0.0, False
-        self.shown[codes], self.known[codes] = values, True
-        self._l1.append(float(np.abs(self.shown - self._exact).sum()))
+            self.figures[:], self.published[:] = 0.0, False
+        self.figures[codes], self.published[codes] = values, True
+        self._l1.append(float(np.abs(self.figures - self._exact).sum()))
         self._updates += len(codes)
 
     def errors(self) -> dict[str, Any]:
         """The measures after the last trigger."""
         if len(self._l1) != self._truth.triggers:
             raise ValueError("not every trigger was published")
-        distance = np.abs(self.shown - self._exact)
+        distance = np.abs(self.figures - self._exact)
         return {
-            "keys": int(self.known.sum()),
+            "keys": int(self.published.sum()),
             "l1": float(distance.sum()),
             "l2": float(np.sqrt((distance**2).sum())),
             "linf": float(distance.max(initial=0.0)),

@@ -117,11 +117,12 @@ def plainly(cells: keys.Cells, noise: Any, above: int) -> float:
             of 2^-32 at one less, where the threshold is one less too.
     """
     if not noise.most:
-        return keys.tested(cells, keys.whole(geometric(1 / noise.scale)), above)
+        return keys.tested(cells, keys.integer_noise(geometric(1 / noise.scale)), above)
     coin = noise.sooner / 2**32
     either = ((1 - coin, 0), (coin, 1))
     parts = [
-        chance * keys.tested(cells, keys.whole(cut(noise.scale, noise.most - less)), above - less)
+        chance
+        * keys.tested(cells, keys.integer_noise(cut(noise.scale, noise.most - less)), above - less)
         for chance, less in either
         if chance
     ]

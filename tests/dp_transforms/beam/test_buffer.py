@@ -106,7 +106,7 @@ def test_a_tick_arms_the_timer_and_rows_wait_for_it() -> None:
 def test_a_shard_that_is_behind_takes_few_trigger_times_at_once() -> None:
     shard = Shard(catch_up_limit=3)
     shard.tick(1, 1, 7)
-    stops = []
+    stops = list[int]()
     while len(stops) < 9 and (not stops or shard.calls[-1][1] < 7):
         shard.fire()
         stops.append(shard.calls[-1][1])

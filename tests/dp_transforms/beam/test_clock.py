@@ -182,7 +182,8 @@ def test_a_clock_of_input_that_has_ended_waits_too() -> None:
 
 def test_a_drain_announces_nothing_more() -> None:
     clock = Drive(ENDLESS).clock
-    assert clock.truncate(0, clock.initial_restriction(0)) is None
+    truncate: Callable[..., object] = clock.truncate
+    assert truncate(0, clock.initial_restriction(0)) is None
 
 
 @pytest.mark.parametrize("start", [START, START + 1, START + 999, START + 123_456])

@@ -13,7 +13,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms import flow
+from dpstream.dp_transforms import bounding, flow
 from dpstream.dp_transforms.beam import buffer, split
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import Announced
@@ -22,6 +22,7 @@ from dpstream.dp_transforms.beam.workers import Threads, Workers, stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.step import Stepper
 from dpstream.dp_transforms.telemetry import first_error, forget_error, operator_totals
 from dpstream.state import open as stores
 from tests.dp_transforms.test_flow import MODES, in_memory, options, ordered, through_beam
@@ -286,7 +287,7 @@ def test_the_error_of_the_first_shard_is_the_runs(
             at_work[0] -= 1
 
     if kind == "bound":
-        real = flow.decide_records
+        real = bounding.decide
 
         def decide(plan: Any, store: Any, shard: int, *rest: Any) -> Any:
             failing(shard)
@@ -294,13 +295,13 @@ def test_the_error_of_the_first_shard_is_the_runs(
 
         monkeypatch.setattr(flow, "decide_records", decide)
     else:
-        steps = flow.Stepper.steps
+        steps = Stepper.steps
 
-        def some(self: Any, shard: int, group: Any) -> Any:
+        def failing_steps(self: Any, shard: int, group: Any) -> Any:
             failing(shard)
             return steps(self, shard, group)
 
-        monkeypatch.setattr(flow.Stepper, "steps", some)
+        monkeypatch.setattr(Stepper, "steps", failing_steps)
     plan = make_plan()
     run = on(begin(plan, next(store_paths), 4), 3)
     with pytest.raises(Exception, match="failed at 1"):

@@ -306,7 +306,12 @@ def test_what_joins_later_is_late_by_its_pass(period: int | None) -> None:
     rng = np.random.default_rng(5)
     for partition, done in came.items():
         at = line.start + rng.integers(0, line.end - line.start, 300)  # type: ignore[operator]
-        rows = {"user": ["u"] * 300, "page": ["k"] * 300, "time": at, "value": [1.0] * 300}
+        rows: dict[str, Any] = {
+            "user": ["u"] * 300,
+            "page": ["k"] * 300,
+            "time": at,
+            "value": [1.0] * 300,
+        }
         there = Canonicaliser(plan, RING, joined=joined)
         good, dead = there(positioned(rows, partition=partition))
         stamps = np.maximum(at, line.instant_of(done) if done else at)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.budget import StreamNoise, encoder_of
-from dpstream.dp_transforms.noise import components
+from dpstream.dp_transforms.noise import components, quantile
 from dpstream.dp_transforms.noise.components import Components
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
@@ -113,12 +113,12 @@ def test_a_step_that_was_passed_is_not_drawn_again() -> None:
 
 
 @STRATEGIES
-@pytest.mark.parametrize("draws", [0.0, components.quantile.ERROR])
+@pytest.mark.parametrize("draws", [0.0, quantile.ERROR])
 def test_the_announced_error_has_every_operation(
     name: str, draws: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum over steps and buffers in rationals: floats give no less, and hardly more."""
-    monkeypatch.setattr(components.quantile, "ERROR", draws)
+    monkeypatch.setattr(quantile, "ERROR", draws)
     strategy = encoder_of(name, 60).strategy
     generators = strategy.generators
     assert generators is not None

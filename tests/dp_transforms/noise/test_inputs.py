@@ -1,6 +1,7 @@
 """The digest tells all numbers apart and nothing else; noise of every mechanism follows it."""
 
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -108,6 +109,7 @@ def test_equal_rows_count_as_often_as_they_occur(ring: KeyRing) -> None:
 
 
 def test_other_than_whole_numbers_are_refused(ring: KeyRing) -> None:
+    wrong: Any
     for wrong in (ONE.astype(float), ONE.astype(np.uint64), ONE[1:]):
         with pytest.raises(InvariantError):
             digest(ring, ITEMS, wrong)
@@ -146,7 +148,7 @@ def of_bounds(ring: KeyRing, by: int) -> Int64:
     counts = {name: np.arange(512) for name in "ab"}
     counts["b"][3] += by
     with mock.patch.object(bounds, "settled", lambda plan, design, noisy: noisy):
-        out = choose_bounds(plan, design, counts, ring, RUN)
+        out: Any = choose_bounds(plan, design, counts, ring, RUN)
     exact = [encoder_matrix(512) @ counts[name] for name in "ab"]
     return np.concatenate(out) - np.concatenate(exact)
 

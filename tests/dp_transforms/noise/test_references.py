@@ -11,7 +11,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import parse_reference, read_secret
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from tests.audit.leaks import kept, shown
+from tests.audit.leaks import contents, printed
 
 KEY = bytes(range(32))
 VERSION = "gcp:projects/my-project/secrets/noise/versions"
@@ -64,7 +64,7 @@ def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         SecretSource(text)
     assert caught.value.field == "secret"
-    assert KEY.hex() not in shown(caught.value)
+    assert KEY.hex() not in printed(caught.value)
 
 
 @pytest.mark.parametrize("version", ["latest", "current", "0", "01", "-1", "1 ", "", "1/2", "٣"])
@@ -133,7 +133,7 @@ def test_what_is_no_key_is_refused_and_not_repeated(
         error = refusal(reference)
         assert isinstance(error, UsageError)
         for part in (text.strip(), KEY.hex()[:16]):
-            assert not part or part not in shown(error) + kept(error)
+            assert not part or part not in printed(error) + contents(error)
 
 
 @pytest.mark.parametrize("text", ["00" * 32, "ab" * 32, "0123456789abcdef" * 4, "f" * 64])

@@ -4,6 +4,7 @@ import bisect
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -250,7 +251,7 @@ def test_mean_and_variance(sigma: float) -> None:
 # --- independence ----------------------------------------------------------------------
 
 
-def correlated(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> bool:
+def correlated(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
     """Whether two samples are correlated beyond 6 sds of chance."""
     left, right = a.reshape(-1).astype(np.float64), b.reshape(-1).astype(np.float64)
     return bool(abs(np.corrcoef(left, right)[0, 1]) > 6 / np.sqrt(left.size))
@@ -281,7 +282,7 @@ def test_all_lanes_are_alike() -> None:
     assert lanes_p(broken) < LEAST_P
 
 
-BASE: dict[str, object] = {
+BASE: dict[str, Any] = {
     "run_name": (b"\x22" * 16, (0).to_bytes(8, "little"), b"plan"),
     "window": (0, 100),
     "role": "value",
@@ -291,7 +292,7 @@ BASE: dict[str, object] = {
     "key": 0,
     "round": 0,
 }
-OTHER: dict[str, dict[str, object]] = {
+OTHER: dict[str, dict[str, Any]] = {
     "run id": {"run_name": (b"\x23" * 16, (0).to_bytes(8, "little"), b"plan")},
     "epoch": {"run_name": (b"\x22" * 16, (1).to_bytes(8, "little"), b"plan")},
     "plan": {"run_name": (b"\x22" * 16, (0).to_bytes(8, "little"), b"plan2")},
@@ -306,22 +307,22 @@ OTHER: dict[str, dict[str, object]] = {
 }
 
 
-def named(ring: KeyRing, **changes: object) -> Int64:
+def named(ring: KeyRing, **changes: Any) -> Int64:
     """(2000, 40) noise of 2000 keys' paths under a name."""
     parts = BASE | changes
     noise = StreamNoise(
         str(parts["name"]), encoder_of(str(parts["strategy"]), 40), 6, 1.0, 1.0, 1.0
     )
-    of = sampler(float(parts["sigma"]))  # type: ignore[arg-type]
+    of = sampler(float(parts["sigma"]))
     stream = NoiseStream(
         ring,
-        parts["run_name"],  # type: ignore[arg-type]
-        parts["window"],  # type: ignore[arg-type]
+        parts["run_name"],
+        parts["window"],
         str(parts["role"]),
         noise,
         of,
     )
-    keys = np.arange(2000, dtype=np.uint64) + np.uint64(parts["key"])  # type: ignore[arg-type]
+    keys = np.arange(2000, dtype=np.uint64) + np.uint64(parts["key"])
     ids = np.stack([keys, keys[::-1]], axis=1)
     tweak = stream.names(ids, np.full(2000, parts["round"]))
     flat, _ = of.draw(ring.node, tweak, np.zeros(2000, np.int64), np.full(2000, 40))
@@ -329,7 +330,7 @@ def named(ring: KeyRing, **changes: object) -> Int64:
 
 
 @pytest.mark.parametrize("change", OTHER.values(), ids=[n.replace(" ", "-") for n in OTHER])
-def test_another_name_is_other_noise(ring: KeyRing, change: dict[str, object]) -> None:
+def test_another_name_is_other_noise(ring: KeyRing, change: dict[str, Any]) -> None:
     noise, other = named(ring), named(ring, **change)
     assert not correlated(noise, other)
     # Equal values are as frequent as chance has it: sum of p^2 = 1 / (2 sqrt(pi) sigma).
@@ -383,7 +384,7 @@ def release_chances(tau: Int64) -> list[float]:
     two: dict[int, int] = {}
     for k, p in pair.items():
         two[decode(k, 1)] = two.get(decode(k, 1), 0) + p
-    four = {}
+    four: dict[int, int] = {}
     for k, p in plus(plus(pair, pair), leaf, 4).items():
         four[decode(k, 2)] = four.get(decode(k, 2), 0) + p
     laws = [(one, 1), (two, 3), (plus(two, one), 4), (four, 7)]

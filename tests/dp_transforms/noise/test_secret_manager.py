@@ -25,7 +25,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.references import read_secret
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.state import connecting
-from tests.audit.leaks import kept, shown
+from tests.audit.leaks import contents, printed
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 
 KEY = bytes(range(32))
@@ -46,7 +46,7 @@ def refusal(*never: str) -> DpstreamError:
         read_secret(REFERENCE)
     error = caught.value
     assert error.__cause__ is None and error.__context__ is None
-    text = shown(error) + kept(error)
+    text = printed(error) + contents(error)
     for private in (KEY.hex(), "someone@example.com", "my-project", *never):
         assert private not in text
     return error

@@ -36,7 +36,7 @@ from tests.queries import (
 )  # fmt: skip
 
 
-def asked(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) -> QueryAnswer:
+def answer_of(plan: QueryPlan, partials: Partials, ring: KeyRing, run: Any = RUN) -> QueryAnswer:
     budget = allocate_query(plan)
     rows = bounded(plan, partials, ring, run)
     totals = aggregated(rows, len(partials.group_ids), budget.weights)
@@ -92,7 +92,7 @@ def by_definition(column: QueryColumn, table: Raw, group: int) -> float | None:
 def test_without_noise_the_answer_is_exact(mechanism: str, ring: KeyRing) -> None:
     plan = query(*ALL[:-1], groups=64, selects=False, mechanism=mechanism)
     table = generated(4, units=30, groups=12, rows=900)
-    answers = asked(plan, stage_one(plan, table), ring)
+    answers = answer_of(plan, stage_one(plan, table), ring)
     assert sorted(answers.group) == list(range(64))
     for column in plan.columns:
         got = answers.columns[column.name]
@@ -111,7 +111,7 @@ def test_without_noise_the_answer_is_exact(mechanism: str, ring: KeyRing) -> Non
 def test_without_noise_a_norm_scales_each_unit(ring: KeyRing) -> None:
     plan = query(COUNT, SUM, groups=None, norm=2.0, selects=False)
     table = raw([(0, g, 1.0) for g in range(16)] + [(1, 0, 1.0), (1, 1, 1.0)])
-    answers = asked(plan, stage_one(plan, table), ring)
+    answers = answer_of(plan, stage_one(plan, table), ring)
     counts = dict(zip(answers.group.tolist(), answers.columns["n"].value, strict=True))
     assert counts[0] == pytest.approx(1 + 0.5, abs=2e-5) and counts[5] <= 0.5
     assert counts[5] == pytest.approx(0.5, abs=2e-5)
@@ -145,7 +145,7 @@ def test_selection_is_at_its_threshold(
         sizes = [1, chance - 1, chance, chance + 1, chance + 2, 200]
         table = crowd(sizes)
         partials = stage_one(now, table, units=800)
-        answers = asked(now, partials, ring)
+        answers = answer_of(now, partials, ring)
         passed = {sizes[g] for g in answers.group.tolist()}
         each = chosen.weighted * (chosen.weights or (0,))[0] + chosen.counted
         assert passed == {
@@ -158,8 +158,8 @@ def test_the_same_run_says_the_same(ring: KeyRing) -> None:
     plan = query(*ALL, epsilon=20.0)
     table = generated(4, units=60, groups=8, rows=2_000)
     partials = stage_one(plan, table)
-    one, two = asked(plan, partials, ring), asked(plan, partials, ring)
-    other = asked(plan, partials, ring, (b"\x12" * 16, b"question"))
+    one, two = answer_of(plan, partials, ring), answer_of(plan, partials, ring)
+    other = answer_of(plan, partials, ring, (b"\x12" * 16, b"question"))
     assert len(one.group) > 3
     for name, estimate in one.columns.items():
         for a, b in zip(estimate, two.columns[name], strict=True):
@@ -179,7 +179,7 @@ def test_noise_is_a_groups_own(ring: KeyRing) -> None:
         group_ids=partials.group_ids[np.argsort(codes)],
         rows={"q": partials.rows["q"]._replace(group=codes[partials.rows["q"].group])},
     )
-    one, two = asked(plan, partials, ring), asked(plan, other, ring)
+    one, two = answer_of(plan, partials, ring), answer_of(plan, other, ring)
     assert len(one.group) > 3 and (codes[one.group] == two.group).all()
     for name, estimate in one.columns.items():
         assert np.array_equal(estimate.value, two.columns[name].value, equal_nan=True)
@@ -188,7 +188,7 @@ def test_noise_is_a_groups_own(ring: KeyRing) -> None:
 def test_noise_of_columns_differs(ring: KeyRing) -> None:
     """Two columns of the same figures and scales have noise of their own."""
     plan = query(QueryColumn("a", "units"), QueryColumn("b", "units"), groups=1, selects=False)
-    answers = asked(plan, stage_one(plan, generated(1)), ring)
+    answers = answer_of(plan, stage_one(plan, generated(1)), ring)
     assert (answers.columns["a"].value != answers.columns["b"].value).mean() > 0.5
 
 
@@ -220,16 +220,17 @@ def test_intervals_cover(mechanism: str, ring: KeyRing) -> None:
     for column in columns:
         wanted = by_definition(column, table, 0)
         got = answers.columns[column.name]
+        assert wanted is not None
         inside = ((got.low <= wanted) & (wanted <= got.high)).mean()
         assert abs(inside - 0.95) < CLOSE, (column.name, inside)
         assert got.value.std() == pytest.approx(np.mean(got.sd), rel=0.08), column.name
 
 
 def test_an_empty_table(ring: KeyRing) -> None:
-    answers = asked(query(*ALL), stage_one(query(*ALL), raw([])), ring)
+    answers = answer_of(query(*ALL), stage_one(query(*ALL), raw([])), ring)
     assert len(answers.group) == 0 and answers.columns["q"].value.shape == (0, 5)
     plan = query(*ALL, selects=False)
-    answers = asked(plan, stage_one(plan, raw([])), ring)
+    answers = answer_of(plan, stage_one(plan, raw([])), ring)
     assert len(answers.group) == 64
 
 
@@ -250,7 +251,7 @@ def test_nothing_heavy_is_imported() -> None:
 
 def test_quantiles_are_a_row_for_each_group(ring: KeyRing) -> None:
     plan = query(QUANTILES, epsilon=50.0, selects=False)
-    answers = asked(plan, stage_one(plan, generated(4, rows=2_000)), ring)
+    answers = answer_of(plan, stage_one(plan, generated(4, rows=2_000)), ring)
     assert answers.columns["q"].value.shape == (64, 5)
 
 
@@ -299,14 +300,14 @@ def test_the_tested_count_is_the_published_one(ring: KeyRing) -> None:
     chosen = allocate_query(plan).selection
     assert chosen is not None
     table = crowd([chosen.threshold] * 40)
-    answers = asked(plan, stage_one(plan, table, units=40 * chosen.threshold), ring)
+    answers = answer_of(plan, stage_one(plan, table, units=40 * chosen.threshold), ring)
     assert 5 < len(answers.group) < 35
     assert (answers.columns["u"].value >= chosen.threshold).all()
 
 
 def test_columns_come_in_any_order(ring: KeyRing) -> None:
     plan = query(QUANTILES, COUNT, selects=False)
-    answers = asked(plan, stage_one(plan, generated(1)), ring)
+    answers = answer_of(plan, stage_one(plan, generated(1)), ring)
     assert set(answers.columns) == {"q", "n"} and answers.columns["n"].value.shape == (64,)
 
 

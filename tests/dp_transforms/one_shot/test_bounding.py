@@ -184,20 +184,21 @@ def test_a_mean_of_values_that_are_not_centred_is_caught(ring: KeyRing) -> None:
     plan = query(MEAN, selects=False)
     plain = MEAN.grid_bounds()[1] * 3
 
-    def whole(given: Partials) -> Partials:
+    def uncentred(given: Partials) -> Partials:
         middle = parts.middle_of(MEAN)
         return given._replace(sums=(given.sums[0] + middle * given.sums[1], given.sums[1]))
 
     def unclamped(part: parts.QueryPart) -> parts.QueryPart:
         return msgspec.structs.replace(part, low=-plain, high=plain)
 
-    real = bounding.parts_of
-    boxes = mock.patch.object(bounding, "parts_of", lambda p: tuple(map(unclamped, real(p))))
+    boxes = mock.patch.object(
+        bounding, "parts_of", lambda p: tuple(map(unclamped, parts.parts_of(p)))
+    )
     with boxes, mock.patch.object(partials, "_hold_to_counts"):
-        assert worst(plan, ring, whole) > 1.2
+        assert worst(plan, ring, uncentred) > 1.2
     with boxes:  # counts hold the sums of themselves
-        assert worst(plan, ring, whole) <= 1
-    assert worst(plan, ring, whole) <= 1  # and what is out of bounds is clamped all the same
+        assert worst(plan, ring, uncentred) <= 1
+    assert worst(plan, ring, uncentred) <= 1  # and what is out of bounds is clamped all the same
 
 
 def test_a_unit_that_counts_twice_in_a_group_is_caught(ring: KeyRing) -> None:

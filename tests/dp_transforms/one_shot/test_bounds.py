@@ -36,7 +36,7 @@ def ids_of(units: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 1 << 62, (units, 2)).astype(np.uint64)
 
 
-def asked(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Settled:
+def settled_bounds(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Settled:
     design = designed(plan)
     id_tables = (ids_of(UNITS), ids(9, 2))
     counts = {of.name: counted(of, rows[of.name], id_tables, ring, RUN) for of in design.histograms}
@@ -46,18 +46,18 @@ def asked(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Se
 @pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
 def test_bounds_of_data(mechanism: str, ring: KeyRing) -> None:
     plan = query(AUTO, epsilon=8.0, mechanism=mechanism)
-    choice = asked({"a": table(1)}, ring, plan)
+    choice = settled_bounds({"a": table(1)}, ring, plan)
     lo, hi = choice.plan.columns[0].grid_bounds()
     assert not choice.nulls and 0 <= lo <= 32 and 64 <= hi <= 112
-    assert asked({"a": table(1)}, ring, plan) == choice
+    assert settled_bounds({"a": table(1)}, ring, plan) == choice
     allocate_query(choice.plan, designed(plan).reserved)
 
 
 def test_too_few_units_are_null(ring: KeyRing) -> None:
     few = Rows(*(part[:3] for part in table(1)))
-    assert asked({"a": few}, ring).nulls == {"a"}
+    assert settled_bounds({"a": few}, ring).nulls == {"a"}
     none = Rows(*(part[:0] for part in table(1)))
-    assert asked({"a": none}, ring).nulls == {"a"}
+    assert settled_bounds({"a": none}, ring).nulls == {"a"}
 
 
 def histograms(rows: Rows, ring: KeyRing) -> np.ndarray:
@@ -110,6 +110,6 @@ def test_noise_is_of_the_law_that_the_budget_is_for(
 
         monkeypatch.setattr(OneShot, method, draw)
     plan = query(AUTO, mechanism=mechanism)
-    asked({"a": table(1)}, ring, plan)
+    settled_bounds({"a": table(1)}, ring, plan)
     [of] = designed(plan).histograms
     assert drawn == [(mechanism, len(encoder_matrix(of.cells)), of.sigma)]

@@ -24,23 +24,23 @@ def parts(column: QueryColumn) -> list:  # type: ignore[type-arg]
     return list(allocate_query(query(column)).parts)
 
 
-def whole(*values: int) -> list:  # type: ignore[type-arg]
+def int_arrays(*values: int) -> list:  # type: ignore[type-arg]
     return [np.array([value]) for value in values]
 
 
 def test_no_count_is_null() -> None:
     for count in (0, -4):
-        assert np.isnan(mean(MEAN, parts(MEAN), whole(3, count), Z)).all()
-        assert np.isnan(variance(VAR, parts(VAR), whole(3, 5, count), Z)).all()
-    assert not np.isnan(mean(MEAN, parts(MEAN), whole(3, 1), Z)).any()
+        assert np.isnan(mean(MEAN, parts(MEAN), int_arrays(3, count), Z)).all()
+        assert np.isnan(variance(VAR, parts(VAR), int_arrays(3, 5, count), Z)).all()
+    assert not np.isnan(mean(MEAN, parts(MEAN), int_arrays(3, 1), Z)).any()
 
 
 def test_everything_stays_in_its_range() -> None:
-    far = mean(MEAN, parts(MEAN), whole(10**9, 5), Z)
+    far = mean(MEAN, parts(MEAN), int_arrays(10**9, 5), Z)
     assert far.value[0] == far.high[0] == 20 and far.low[0] >= 10
     for column, most in ((VAR, 25.0), (STDDEV, 5.0)):
         for square in (10**9, -(10**9)):
-            estimate = variance(column, parts(column), whole(0, square, 9), Z)
+            estimate = variance(column, parts(column), int_arrays(0, square, 9), Z)
             assert all(
                 0 <= part[0] <= most for part in (estimate.value, estimate.low, estimate.high)
             )
@@ -56,12 +56,12 @@ def test_first_order_errors() -> None:
     for column, at in ((MEAN, (7_000, 3_000)), (VAR, (-2_000, 9_000, 5_000)),
                        (STDDEV, (-2_000, 9_000, 5_000))):  # fmt: skip
         noises, make = parts(column), mean if column is MEAN else variance
-        base = make(column, noises, whole(*at), Z)
+        base = make(column, noises, int_arrays(*at), Z)
         total = 0.0
         for index, noise in enumerate(noises):
             moved = list(at)
             moved[index] += 20
-            slope = (value(make(column, noises, whole(*moved), Z)) - value(base)) / 20
+            slope = (value(make(column, noises, int_arrays(*moved), Z)) - value(base)) / 20
             total += (slope * noise.sd) ** 2
         assert abs(total**0.5 / float(base.sd[0]) - 1) < 0.02
 
@@ -130,7 +130,7 @@ def test_intervals_of_variances_cover(rows: int, ring: KeyRing) -> None:
 def test_a_count_that_may_be_none_says_little() -> None:
     """Noise alone could give it: the mean may be anything, and the interval is in order."""
     noises = parts(MEAN)
-    estimate = mean(MEAN, noises, whole(0, 2), Z)
+    estimate = mean(MEAN, noises, int_arrays(0, 2), Z)
     assert (estimate.low[0], estimate.high[0]) == (10, 20)
     random = np.random.default_rng(5)
     noisy = [random.integers(-9_000, 9_000, 4_000), random.integers(1, 900, 4_000)]
@@ -149,18 +149,18 @@ def test_values_and_sds_are_those_of_the_definitions() -> None:
         assert unit == (1 if not settings else 1 << 16)
         sds = [noise.sd / unit for noise in noises]
         if column is MEAN:
-            made = mean(MEAN, noises, whole(40 * unit, n * unit), Z)
+            made = mean(MEAN, noises, int_arrays(40 * unit, n * unit), Z)
             sd = np.hypot(sds[0], m * sds[1]) / n * 0.25
             assert made.value[0] == (60 + m) * 0.25 and np.isclose(made.sd[0], sd)
             continue
-        made = variance(column, noises, whole(40 * unit, 90 * unit, n * unit), Z)
+        made = variance(column, noises, int_arrays(40 * unit, 90 * unit, n * unit), Z)
         squared = o + (12 if column is var else 40) - m * m
         sd = np.sqrt(sds[1] ** 2 + (2 * m * sds[0]) ** 2 + ((2 * m * m - o) * sds[2]) ** 2) / n
         if column is var:
             assert np.isclose(made.value[0], squared / 4) and np.isclose(made.sd[0], sd / 4)
         else:
             assert np.isclose(made.value[0], np.sqrt(squared) / 2)
-        assert not np.isnan(variance(column, noises, whole(0, 5 * unit, unit), Z)).any()
+        assert not np.isnan(variance(column, noises, int_arrays(0, 5 * unit, unit), Z)).any()
 
 
 def test_a_count_in_its_own_units() -> None:
@@ -174,7 +174,7 @@ def test_a_count_in_its_own_units() -> None:
 
 def test_a_standard_deviation_near_0_has_half_of_its_interval() -> None:
     for square in (-40 * 100, -40 * 100 + 1):
-        estimate = variance(STDDEV, parts(STDDEV), whole(0, square, 100), Z)
+        estimate = variance(STDDEV, parts(STDDEV), int_arrays(0, square, 100), Z)
         half = (estimate.high[0] - estimate.low[0]) / 2
         assert estimate.low[0] == 0 < estimate.high[0] and np.isclose(estimate.sd[0], half)
     assert estimate.value[0] > 0
@@ -182,9 +182,9 @@ def test_a_standard_deviation_near_0_has_half_of_its_interval() -> None:
 
 def test_small_deviations_have_first_order_errors_too() -> None:
     n, noises = 10**7, parts(STDDEV)
-    estimate = variance(STDDEV, noises, whole(0, round((0.81 - 40) * n), n), Z)
+    estimate = variance(STDDEV, noises, int_arrays(0, round((0.81 - 40) * n), n), Z)
     sd = np.hypot(noises[1].sd, (40 - 0.81) * noises[2].sd) / n
     assert np.isclose(estimate.value[0], 0.9 * 0.5) and np.isclose(
         estimate.sd[0], sd / (2 * 0.9) * 0.5
     )
-    assert variance(VAR, parts(VAR), whole(0, -(10**9), 9), Z).value[0] == 0
+    assert variance(VAR, parts(VAR), int_arrays(0, -(10**9), 9), Z).value[0] == 0

@@ -224,12 +224,12 @@ def test_however_many_groups_are_worked_on_at_once(
     noise, groups = allocate_query(plan).parts[0], np.arange(64)
     draw = OneShot(ring, (b"many", *RUN), INPUTS).rounded_gaussian
 
-    def found() -> Estimate:
+    def estimated() -> Estimate:
         return quantiles(QUANTILES, noise, [rows], groups, ids(64, 2), draw, 1.96)
 
-    expected = found()
+    expected = estimated()
     monkeypatch.setattr(trees, "_AT_ONCE", 5)
-    for one, other in zip(expected, found(), strict=True):
+    for one, other in zip(expected, estimated(), strict=True):
         assert not np.isnan(one).all() and np.array_equal(one, other, equal_nan=True)
 
 

@@ -47,7 +47,7 @@ def plan_of(norms: tuple[float, float] | None) -> QueryPlan:
     return query(*made, epsilon=6.0, delta=1e-9, groups=None)
 
 
-def asked(plan: QueryPlan, ring: KeyRing, run: int) -> tuple[QueryAnswer, float]:
+def answer_of(plan: QueryPlan, ring: KeyRing, run: int) -> tuple[QueryAnswer, float]:
     partials = simulated()[0]
     name = (run.to_bytes(16, "little"), plan.digest.encode())
     began = time.process_time()
@@ -76,7 +76,7 @@ def test_targets(
 ) -> None:
     plan, (_, counts, sums) = plan_of(norms), simulated()
     for run in range(2):
-        answers, _ = asked(plan, ring, run)
+        answers, _ = answer_of(plan, ring, run)
         measured = len(answers.group), error(answers, "n", counts), error(answers, "s", sums)
         print("keys, L1 of counts, of sums:", *(round(m) for m in measured))
         assert measured[0] >= target[0]
@@ -85,6 +85,6 @@ def test_targets(
 
 def test_a_million_rows_take_a_fraction_of_a_second(ring: KeyRing) -> None:
     plan = plan_of(None)
-    taken = min(asked(plan, ring, run)[1] for run in range(3))
+    taken = min(answer_of(plan, ring, run)[1] for run in range(3))
     print("CPU seconds:", taken)
     assert taken < 0.5

@@ -17,7 +17,7 @@ from dpstream.dp_transforms.session.batches import (
 )
 from tests.dp_transforms.session.test_totals import question_of, same
 from tests.fixed import INPUTS
-from tests.sessions import ASKED, RUN, SHAPES, Records, boxes_of, some, space
+from tests.sessions import QUESTIONS, RUN, SHAPES, Records, boxes_of, random_records, space
 
 SPACE, CODER = space(), ArrowBatchCoder()
 
@@ -31,7 +31,7 @@ def test_shards_are_runs_of_cells() -> None:
 @pytest.mark.parametrize("shards", [1, 2, 5])
 def test_sums_arrive(shards: int) -> None:
     question, boxes = question_of(3)
-    records, needs = some(SPACE, 400), question.needs(SPACE, boxes)
+    records, needs = random_records(SPACE, 400), question.needs(SPACE, boxes)
     expected = records.totals(SPACE, boxes, question)
     batches = {shard: [empty(needs)] for shard in range(shards)}
     for k in range(3):
@@ -56,12 +56,12 @@ def test_sums_arrive(shards: int) -> None:
 def test_measured_sums_arrive(ring: KeyRing) -> None:
     for cells, ranges in SHAPES[2:]:
         boxes = boxes_of(SPACE, cells, ranges)
-        question = Question(kind="rho", amount=10**6, aggregates=ASKED[-1], cells=cells)
+        question = Question(kind="rho", amount=10**6, aggregates=QUESTIONS[-1], cells=cells)
         noisy = measured(
             SPACE,
             question,
             boxes,
-            some(SPACE, 90).totals(SPACE, boxes, question),
+            random_records(SPACE, 90).totals(SPACE, boxes, question),
             ring,
             RUN,
             INPUTS,

@@ -19,14 +19,14 @@ from dpstream.dp_transforms.session import Totals, measured, nothing, totals
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p
 from tests.fixed import INPUTS
 from tests.sessions import (
-    ASKED,
+    QUESTIONS,
     RUN,
     SHAPES,
     Draws,
     boxes_of,
     cost,
     points,
-    some,
+    random_records,
     space,
     without_noise,
 )  # fmt: skip
@@ -46,7 +46,7 @@ def worst(kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: in
     for cells, ranges in SHAPES:
         boxes = boxes_of(SPACE, cells, ranges)
         question = Question(kind=kind, amount=123_457, aggregates=aggregates, cells=cells)
-        records = some(SPACE, 9, seed)
+        records = random_records(SPACE, 9, seed)
         without = measured(
             SPACE, question, boxes, records.totals(SPACE, boxes, question), ring, RUN, INPUTS
         )
@@ -69,7 +69,7 @@ def worst(kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: in
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "rho"])
-@pytest.mark.parametrize("aggregates", ASKED, ids=lambda a: "-".join(of.name for of in a))
+@pytest.mark.parametrize("aggregates", QUESTIONS, ids=lambda a: "-".join(of.name for of in a))
 def test_one_record_costs_the_amount_and_no_more(
     kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, no_noise: Draws
 ) -> None:
@@ -121,14 +121,14 @@ def test_sabotage_is_seen(
     monkeypatch.setattr(where, name, other)
     with pytest.raises((AssertionError, ValueError, IndexError)):
         for kind in ("epsilon", "rho"):
-            assert worst(kind, ASKED[amount], ring, 1) <= 1
+            assert worst(kind, QUESTIONS[amount], ring, 1) <= 1
 
 
 def test_noise_is_drawn_once_for_each_cell_and_node(ring: KeyRing, no_noise: Draws) -> None:
     """Of the scale that was calibrated, under a name that no other draw of the answer has."""
     for cells, ranges in SHAPES:
         boxes = boxes_of(SPACE, cells, ranges)
-        question = Question(kind="epsilon", amount=10**6, aggregates=ASKED[-1], cells=cells)
+        question = Question(kind="epsilon", amount=10**6, aggregates=QUESTIONS[-1], cells=cells)
         zeros = nothing(cells.count, question.needs(SPACE, boxes))
         no_noise.clear()
         noisy = measured(SPACE, question, boxes, zeros, ring, RUN, INPUTS)
@@ -140,7 +140,8 @@ def test_noise_is_drawn_once_for_each_cell_and_node(ring: KeyRing, no_noise: Dra
 
 
 def drawn(ring: KeyRing, cells: Cells, run: str = RUN, **other: Any) -> tuple[Question, Int64]:
-    question = Question(**({"kind": "epsilon", "amount": 400_000, "cells": cells} | other))
+    usual: dict[str, Any] = {"kind": "epsilon", "amount": 400_000, "cells": cells}
+    question = Question(**(usual | other))
     boxes = boxes_of(SPACE, cells, ())
     totals_ = nothing(cells.count, question.needs(SPACE, boxes))
     return question, measured(SPACE, question, boxes, totals_, ring, run, INPUTS)[0][0]
@@ -180,8 +181,8 @@ def test_names_are_the_run_the_question_and_the_boxes(ring: KeyRing) -> None:
 def test_cells_alone_have_the_noise_that_they_have_among_others(ring: KeyRing) -> None:
     for cells, ranges in SHAPES:
         boxes = boxes_of(SPACE, cells, ranges)
-        question = Question(kind="rho", amount=10**5, aggregates=ASKED[-1], cells=cells)
-        totals_ = some(SPACE, 60).totals(SPACE, boxes, question)
+        question = Question(kind="rho", amount=10**5, aggregates=QUESTIONS[-1], cells=cells)
+        totals_ = random_records(SPACE, 60).totals(SPACE, boxes, question)
         all_cells = measured(SPACE, question, boxes, totals_, ring, RUN, INPUTS)
         for at in range(cells.count):
             one = Totals(

@@ -33,7 +33,7 @@ from tests.sessions import RUN, Records, points, without_noise
 #: Values 0 to 2 and missing ones; initial budgets 0, 1/2 and 1.
 SPACE = Space((Integer(name="v", low=0, high=3, missing="point"),
                Budget(name="b", most=1, step=500_000)))  # fmt: skip
-WHOLE, UPPER = (0, 4), (1, 3)
+FULL, UPPER = (0, 4), (1, 3)
 WINDOW = (-1, 0, 1, 3)
 
 
@@ -48,26 +48,26 @@ class Ask(NamedTuple):
     analyst: str = "anyone"
 
 
-Said = tuple[tuple[int, ...] | None, ...]
-Analyst = Callable[[Said], Ask | None]
+Transcript = tuple[tuple[int, ...] | None, ...]
+Analyst = Callable[[Transcript], Ask | None]
 
 
-def curious(transcript: Said) -> Ask | None:
+def curious(transcript: Transcript) -> Ask | None:
     """Asks what it was surprised by again."""
     if not transcript:
-        return Ask(WHOLE, 300_000, drop=True)
+        return Ask(FULL, 300_000, drop=True)
     last = transcript[-1]
     if len(transcript) == 1:
         if last == (3,):
             return Ask(UPPER, 500_000, sum_of("v"))
-        return Ask(WHOLE, 450_000, COUNT, True, (0, 1, 3))
-    return Ask(WHOLE, 250_000, COUNT, True) if len(transcript) == 2 else None
+        return Ask(FULL, 450_000, COUNT, True, (0, 1, 3))
+    return Ask(FULL, 250_000, COUNT, True) if len(transcript) == 2 else None
 
 
-def greedy(transcript: Said) -> Ask | None:
+def greedy(transcript: Transcript) -> Ask | None:
     """Takes all there is, with and without drop; goes on after refusals."""
-    wishes = (Ask(WHOLE, 500_000, drop=True), Ask(WHOLE, 1), Ask(UPPER, 400_000),
-              Ask(WHOLE, 500_000, average("v"), True))  # fmt: skip
+    wishes = (Ask(FULL, 500_000, drop=True), Ask(FULL, 1), Ask(UPPER, 400_000),
+              Ask(FULL, 500_000, average("v"), True))  # fmt: skip
     return wishes[len(transcript)] if len(transcript) < len(wishes) else None
 
 
@@ -75,14 +75,14 @@ def greedy(transcript: Said) -> Ask | None:
 QUOTAS = {"alice": 600_000, "bob": 400_000}
 
 
-def sharing(transcript: Said) -> Ask | None:
+def sharing(transcript: Transcript) -> Ask | None:
     """Two analysts with quotas, each of whom sees what the other is told."""
     wishes = (
-        Ask(WHOLE, 350_000, drop=True, analyst="alice"),
-        Ask(WHOLE, 300_000, sum_of("v"), True, analyst="bob"),
-        Ask(WHOLE, 350_000, drop=True, analyst="alice"),  # beyond her quota
+        Ask(FULL, 350_000, drop=True, analyst="alice"),
+        Ask(FULL, 300_000, sum_of("v"), True, analyst="bob"),
+        Ask(FULL, 350_000, drop=True, analyst="alice"),  # beyond her quota
         Ask(
-            WHOLE if transcript and transcript[0] == (3,) else UPPER,
+            FULL if transcript and transcript[0] == (3,) else UPPER,
             250_000,
             drop=True,
             analyst="alice",
@@ -91,7 +91,7 @@ def sharing(transcript: Said) -> Ask | None:
     return wishes[len(transcript)] if len(transcript) < len(wishes) else None
 
 
-def halves(transcript: Said) -> Ask | None:
+def halves(transcript: Transcript) -> Ask | None:
     """Asks different points one after the other."""
     wishes = Ask(UPPER, 500_000, drop=True), Ask((0, 1), 500_000, drop=True)
     return wishes[len(transcript)] if len(transcript) < len(wishes) else None
@@ -101,12 +101,12 @@ def halves(transcript: Said) -> Ask | None:
 Versions = Callable[[int], Records]
 
 
-def transcripts(versions: Versions, analyst: Analyst, ring: KeyRing) -> dict[Said, float]:
+def transcripts(versions: Versions, analyst: Analyst, ring: KeyRing) -> dict[Transcript, float]:
     """ln p of every transcript with answers in the window, but for a constant of the transcript."""
-    densities = dict[Said, float]()
+    densities = dict[Transcript, float]()
     cache = dict[tuple[int, Ask, bytes], tuple[Int64, np.ndarray]]()
     none = untouched(SPACE, "epsilon")
-    todo: list[tuple[Said, float, Spent, dict[str, Spent]]] = [((), 0.0, none, {})]
+    todo: list[tuple[Transcript, float, Spent, dict[str, Spent]]] = [((), 0.0, none, {})]
     while todo:
         transcript, log, spent, own = todo.pop()
         ask = analyst(transcript)
@@ -156,9 +156,9 @@ def losses(analyst: Analyst, ring: KeyRing, most: int) -> dict[tuple[int, ...], 
     maxima = dict.fromkeys(points(SPACE), 0.0)
     rows = [records for n in range(most) for records in
             itertools.combinations_with_replacement(points(SPACE), n)]  # fmt: skip
-    cache = dict[tuple[tuple[int, ...], ...], dict[Said, float]]()
+    cache = dict[tuple[tuple[int, ...], ...], dict[Transcript, float]]()
 
-    def of(*records: tuple[int, ...]) -> dict[Said, float]:
+    def of(*records: tuple[int, ...]) -> dict[Transcript, float]:
         rows = tuple(sorted(records))
         if rows not in cache:
             cache[rows] = transcripts(lambda _: table(rows), analyst, ring)

@@ -30,7 +30,7 @@ from dpstream.dp_transforms.session import (
     tallied,
 )
 from dpstream.dp_transforms.session import release as module
-from tests.sessions import ASKED, RUN, SHAPES, boxes_of, some, space, without_noise
+from tests.sessions import QUESTIONS, RUN, SHAPES, boxes_of, random_records, space, without_noise
 
 SPACE = space()
 
@@ -40,7 +40,7 @@ def test_without_noise_figures_are_exact(ring: KeyRing, monkeypatch: pytest.Monk
     aggregates = COUNT, sum_of("price"), average("age"), median("age")
     cells = Cells((Axis("city", (0, 1, 2)), Axis("age", (0, 3, 5, 8, 9))))
     question = Question(kind="epsilon", amount=10**9, aggregates=aggregates, cells=cells)
-    boxes, records = cells.inside(SPACE, SPACE.everything), some(SPACE, 900)
+    boxes, records = cells.inside(SPACE, SPACE.everything), random_records(SPACE, 900)
     totals = records.totals(SPACE, boxes, question)
     rows = answered(SPACE, question, boxes, totals, ring, RUN).to_pylist()
     assert len(rows) == 8
@@ -129,8 +129,8 @@ def test_intervals_hold(kind: Kind, amount: int, ring: KeyRing) -> None:
 def test_nothing_asked_of_nobody_is_null_or_noise(ring: KeyRing) -> None:
     for cells, ranges in SHAPES:
         boxes = boxes_of(SPACE, cells, ranges)
-        question = Question(kind="rho", amount=10**6, aggregates=ASKED[-1], cells=cells)
-        totals = some(SPACE, 0).totals(SPACE, boxes, question)
+        question = Question(kind="rho", amount=10**6, aggregates=QUESTIONS[-1], cells=cells)
+        totals = random_records(SPACE, 0).totals(SPACE, boxes, question)
         table = answered(SPACE, question, boxes, totals, ring, RUN)
         assert table.num_rows == cells.count
         assert (np.abs(table["count"].to_numpy()) < 20).all()
@@ -142,7 +142,7 @@ def test_a_range_of_one_value_has_that_average_and_median(ring: KeyRing) -> None
     aggregates = average("age"), median("age")
     question = Question(kind="epsilon", amount=2_000_000, aggregates=aggregates)
     boxes = SPACE.box(age=(1, 2))
-    totals = some(SPACE, 2_000).totals(SPACE, boxes, question)
+    totals = random_records(SPACE, 2_000).totals(SPACE, boxes, question)
     [row] = answered(SPACE, question, boxes, totals, ring, RUN).to_pylist()
     for name in ("average_age", "median_age"):
         assert row[name] == row[f"{name}_low"] == row[f"{name}_high"] == 1
@@ -152,8 +152,8 @@ def test_a_range_of_one_value_has_that_average_and_median(ring: KeyRing) -> None
 def test_the_bytes_are_those_of_the_noisy_sums(shape: int, ring: KeyRing) -> None:
     cells, ranges = SHAPES[shape]
     boxes = boxes_of(SPACE, cells, ranges)
-    question = Question(kind="epsilon", amount=10**6, aggregates=ASKED[-1], cells=cells)
-    totals = some(SPACE, 300).totals(SPACE, boxes, question)
+    question = Question(kind="epsilon", amount=10**6, aggregates=QUESTIONS[-1], cells=cells)
+    totals = random_records(SPACE, 300).totals(SPACE, boxes, question)
     first, again = (answered(SPACE, question, boxes, totals, ring, RUN) for _ in range(2))
     inputs = inputs_of(totals, ring)
     noisy = measured(SPACE, question, boxes, totals, ring, RUN, inputs)

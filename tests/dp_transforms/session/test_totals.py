@@ -7,7 +7,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.session import Totals, nothing, totals
-from tests.sessions import ASKED, SHAPES, Records, boxes_of, some, space
+from tests.sessions import QUESTIONS, SHAPES, Records, boxes_of, random_records, space
 
 SPACE = space()
 
@@ -15,7 +15,7 @@ SPACE = space()
 def question_of(shape: int, amount: int = 10**6) -> tuple[Question, Int64]:
     cells, ranges = SHAPES[shape]
     return (
-        Question(kind="epsilon", amount=amount, aggregates=ASKED[-1], cells=cells),
+        Question(kind="epsilon", amount=amount, aggregates=QUESTIONS[-1], cells=cells),
         boxes_of(SPACE, cells, ranges),
     )
 
@@ -61,7 +61,7 @@ def same(one: Totals, other: Totals) -> bool:
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_totals_are_those_of_single_records(shape: int) -> None:
     question, boxes = question_of(shape)
-    records = some(SPACE, 500, shape)
+    records = random_records(SPACE, 500, shape)
     tally = records.totals(SPACE, boxes, question)
     assert same(tally, slow(records, question, boxes)) and tally.records.sum() > 50
 
@@ -71,7 +71,7 @@ def test_several_boxes_and_none() -> None:
     boxes = np.concatenate([
         SPACE.box(age=(-2, 0), price=(None, 0.6)), SPACE.box(age=(0, 2), city=("B", None)),
     ])  # fmt: skip
-    records = some(SPACE, 500)
+    records = random_records(SPACE, 500)
     tally = records.totals(SPACE, boxes, question)
     assert same(tally, slow(records, question, boxes)) and tally.records.sum() > 50
     assert not records.totals(SPACE, boxes[:0], question).records.any()
@@ -79,7 +79,7 @@ def test_several_boxes_and_none() -> None:
 
 def test_pieces_add_up() -> None:
     question, boxes = question_of(3)
-    records = some(SPACE, 500)
+    records = random_records(SPACE, 500)
     expected = records.totals(SPACE, boxes, question)
     parts = [Records(records.at[k::3], records.usable[k::3]) for k in range(3)]
     first, second, third = (part.totals(SPACE, boxes, question) for part in parts)
@@ -94,10 +94,10 @@ def test_only_columns_that_matter_are_needed() -> None:
     names = totals.columns_of(SPACE, boxes, question.cells, question.needs(SPACE, boxes))
     assert names == ("age", "price", "city", "epsilon")  # of rho nothing is asked
     assert totals.columns_of(SPACE, SPACE.everything, Cells(), Needs((), ())) == ()
-    records = some(SPACE, 300)
-    some_ = {d.name: records.at[:, k] for k, d in enumerate(SPACE.dimensions) if d.name in names}
+    records = random_records(SPACE, 300)
+    values = {d.name: records.at[:, k] for k, d in enumerate(SPACE.dimensions) if d.name in names}
     needs = question.needs(SPACE, boxes)
-    tally = totals.tallied(SPACE, boxes, question.cells, needs, some_, records.usable)
+    tally = totals.tallied(SPACE, boxes, question.cells, needs, values, records.usable)
     assert same(tally, slow(records, question, boxes))
 
 

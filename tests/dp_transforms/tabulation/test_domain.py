@@ -34,8 +34,9 @@ def test_iterations_are_those_of_the_size_of_region() -> None:
                 if row["LEVEL"] == level.level.iteration_level and not row[left_out]}  # fmt: skip
         assert level.iterations.to_pylist() == sorted(mine)
         assert level.total_only.tolist() == [mine[code] for code in sorted(mine)]
-    assert domain.of(Level(2, "USA")).total_only.any()
-    assert not domain.of(Level(2, "TRACT")).total_only.any()
+    nation, tracts = domain.of(Level(2, "USA")), domain.of(Level(2, "TRACT"))
+    assert nation is not None and tracts is not None
+    assert nation.total_only.any() and not tracts.total_only.any()
 
 
 def test_members_are_found_by_code() -> None:

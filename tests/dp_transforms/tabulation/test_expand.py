@@ -23,7 +23,7 @@ from tests.dp_transforms.tabulation.worlds import (
 )
 
 
-def found(w: World, table: Table, batches: int = 1) -> Counter[Any]:
+def counted(w: World, table: Table, batches: int = 1) -> Counter[Any]:
     """What `expand` counts, by the names of groups."""
     out: Counter[Any] = Counter()
     for level in w.domain.levels:
@@ -53,13 +53,13 @@ def test_groups_are_those_of_the_definition(program: str, races: int) -> None:
     for table in TABLES[program]:
         if table.name == "t3":
             w.records.leaf["t3"][::7] = -1  # not in the table's universe
-        assert found(w, table) == exact(w, table)
+        assert counted(w, table) == exact(w, table)
 
 
 def test_batches_add_up() -> None:
     w = world(200, 3)
     [table] = TABLES["p"]
-    assert found(w, table, 7) == found(w, table)
+    assert counted(w, table, 7) == counted(w, table)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -105,7 +105,7 @@ def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
 
 def test_no_records_are_no_counts() -> None:
     w = world(0)
-    assert found(w, TABLES["p"][0]) == Counter()
+    assert counted(w, TABLES["p"][0]) == Counter()
 
 
 def test_rows_of_many_codes_are_told_apart() -> None:

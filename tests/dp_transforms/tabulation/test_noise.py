@@ -1,6 +1,7 @@
 """Noise is named by run, table, level, step and cell, and by nothing else."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,13 +102,15 @@ def test_pinned() -> None:
     The groups lie in four blocks: one more name of a cell is one more measurement of its count.
     """
     groups = np.array([0, 1, (1 << 20) - 1, 1 << 20, 1 << 21, 3 << 20])
+    laws: tuple[tuple[LawName, Any], ...] = (
+        ("discrete gauss", FIRST), ("rounded gauss", detail_step(1)), ("discrete laplace", TOTAL),
+    )  # fmt: skip
     with ring() as keys:
         noise = CellNoise(keys, RUN, INPUTS)
         draws = [
             noise.draw(Noise(law, 100.0), "t1t2", LEVEL, step, groups, 1)[:, 0].tolist()
-            for law, step in (("discrete gauss", FIRST), ("rounded gauss", detail_step(1)),
-                              ("discrete laplace", TOTAL))
-        ]  # fmt: skip
+            for law, step in laws
+        ]
     assert draws == [
         [-94, -102, -150, -70, -172, -71],
         [217, 85, -80, -63, -112, 80],

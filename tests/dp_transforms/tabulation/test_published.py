@@ -1,5 +1,7 @@
 """Published totals find their groups by the names of regions and iterations."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -35,10 +37,10 @@ def test_totals_are_those_of_their_groups_in_any_order() -> None:
     rng.shuffle(rows)
     rows = [(kind, region, code, int(count)) for kind, region, code, count in rows]
     by_level = published_of(domain, table(rows))
-    seen = {}
-    for level, of in by_level.items():
+    seen = dict[Any, int]()
+    for key, of in by_level.items():
         assert (np.diff(of.groups) > 0).all()
-        seen |= {(level, g): t for g, t in zip(of.groups.tolist(), of.totals.tolist(), strict=True)}
+        seen |= {(key, g): t for g, t in zip(of.groups.tolist(), of.totals.tolist(), strict=True)}
         assert of.within(3, 40).groups.tolist() == [g for g in of.groups.tolist() if 3 <= g < 40]
     assert seen == wanted
 

@@ -193,7 +193,7 @@ def census(folder: Path, unit: str = "person") -> None:
     (folder / "dpstream.toml").write_text(text)
 
 
-def kept(folder: Path) -> None:
+def keep_answer(folder: Path) -> None:
     """A copy of the account's file."""
     shutil.copyfile(folder / "account" / "ledger.db", folder / "backup.db")
 
@@ -452,7 +452,7 @@ COMMANDS: Mapping[str, Command] = {
                               released("rel"), (RUN,)),
     "account create": Command(empty, CREATE, nothing, charged=None, repeats=False, done="is there"),
     "account recover": Command(catalog, RECOVER, nothing,
-                               (SQL, kept, (*SQL, "--fresh"), put_back)),
+                               (SQL, keep_answer, (*SQL, "--fresh"), put_back)),
     "account limit": Command(stream, LIMIT, nothing),
     "report": Command(stream, ("report", "--out", "r.html"), nothing, (RUN,)),
     "replay": Command(stream, ("replay", "--to", "folder:grown", "--speed", "max"),

@@ -100,8 +100,8 @@ class Server:
             fixed: run ids are those of an undisturbed run; else they are drawn.
             held: sabotage: its noise does not know the exact numbers that it is added to, nor a
                 stream's the input.
-            kind: instead of a command, ask the question of this name (`one_noise.ASKED`), which may
-                be a function of a program.
+            kind: instead of a command, ask the question of this name (`one_noise.QUESTIONS`), which
+                may be a function of a program.
         """
         out = folder.parent / f"{folder.name}.printed"
         order = {
@@ -142,10 +142,10 @@ def _run_ids() -> None:
     drawn: dict[str, int] = {}
     real = secrets.token_hex
 
-    def token_hex(size: int | None = None) -> str:
+    def token_hex(nbytes: int | None = None) -> str:
         frame = sys._getframe(1)
         if frame.f_globals.get("__name__") not in DRAWERS or frame.f_back is None:
-            return real(size)
+            return real(nbytes)
         frame = frame.f_back
         name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
         drawn[name] = drawn.get(name, 0) + 1

@@ -197,7 +197,7 @@ def anew(cells: keys.Cells, given: tuple[int, int, float, float]) -> float:
     """Every trigger anew: the better of geometric noise at a T-th and Gaussian at mu / sqrt(T)."""
     count, steps, epsilon, delta = given
     pairs, b, d = cells.pairs, epsilon / count / steps, delta / count / steps
-    noise = keys.whole(truncated_geometric(b, d)) if b > 1e-3 else keys.laplace(b)
+    noise = keys.integer_noise(truncated_geometric(b, d)) if b > 1e-3 else keys.laplace(b)
     best = keys.tested(pairs, noise, cut_of(b, d))
     sd = math.sqrt(count) / split_epsilon(epsilon, (1 - THETA) * delta, steps)
     tau = 1 + sd * quantile(THETA * delta / count / steps)

@@ -90,7 +90,7 @@ class Noise(NamedTuple):
         return np.asarray(2 * signed(np.maximum(c, m)) - signed(c))
 
 
-def whole(law: Law) -> Noise:
+def integer_noise(law: Law) -> Noise:
     """A law of whole numbers."""
     values = np.arange(-law.reach, law.reach + 1.0)
     tails = np.append(np.cumsum(law.mass[::-1])[::-1], 0.0)
@@ -137,7 +137,7 @@ def apart(cells: Cells, chance: Floats, noise: Noise) -> float:
 
 
 def both(
-    cells: Cells, weighted: Floats, factors: tuple[float, float], sds: tuple[float, float],
+    cells: Cells, weighted: Floats | Ints, factors: tuple[float, float], sds: tuple[float, float],
     above: float,
 ) -> float:  # fmt: skip
     """Expected L1 where a key is given if a (weighted + N) + d (units + M) > above, with units + M.
@@ -340,12 +340,15 @@ def rivals(cells: Cells, sizes: Cells, count: int, epsilon: float, delta: float)
     pairs, b = cells.pairs, epsilon / count
     tau = laplace_threshold(epsilon, delta, count)
     yield "Laplace thresholds", tested(pairs, laplace(b), np.nextafter(tau, 0))
-    noise = whole(geometric(b))
+    noise = integer_noise(geometric(b))
     yield "geometric thresholds", tested(pairs, noise, geometric_threshold(epsilon, delta, count))
     at_least = opendp_threshold(epsilon, delta, count) + 1
     yield "OpenDP", tested(pairs, noise, at_least - 1)
     cut = cut_of(b, delta / count)
-    yield "truncated geometric", tested(pairs, whole(truncated_geometric(b, delta / count)), cut)
+    yield (
+        "truncated geometric",
+        tested(pairs, integer_noise(truncated_geometric(b, delta / count)), cut),
+    )
     gaussians = [gaussian_threshold(epsilon, delta, count, theta) for theta in THETAS]
     yield "Gaussian thresholds", min(tested(pairs, gaussian(sd), tau) for sd, tau in gaussians)
     yield "one test, falling weights", one_test(cells, epsilon, delta)

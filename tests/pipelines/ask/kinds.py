@@ -34,7 +34,7 @@ ROWS = ("same", "neighbour", "empty", "missing")
 ACCOUNT = Path("account/ledger.db")
 
 
-class Said(NamedTuple):
+class Outcome(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -61,7 +61,7 @@ class Kind(NamedTuple):
     """
 
     command: Command
-    ask: Callable[..., Said]
+    ask: Callable[..., Outcome]
     change: Callable[[str], None]
     private: tuple[str, ...]
     plant: Callable[[str], None]
@@ -80,15 +80,15 @@ def within(folder: Path) -> Iterator[None]:
         yield
 
 
-def typed(*words: str) -> Said:
+def typed(*words: str) -> Outcome:
     """A command of the program, in this process."""
     done = click.testing.CliRunner().invoke(cli, list(words), prog_name="dpstream")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return Said(done.exit_code, done.stdout, done.stderr)
+    return Outcome(done.exit_code, done.stdout, done.stderr)
 
 
-def fix_of(outcome: Said) -> list[str]:
+def fix_of(outcome: Outcome) -> list[str]:
     """The command that the refusal of an older account says to type, without its first word."""
     command = re.search(r"`(dpstream account recover [^`]+)`", outcome.stderr)
     assert outcome.code == 3 and command is not None, outcome
@@ -183,8 +183,8 @@ def _session_record(name: str) -> None:
     assert outcome.code == 0, outcome.stderr
 
 
-def _by_command(name: str, *more: str) -> Callable[..., Said]:
-    def ask(*options: str) -> Said:
+def _by_command(name: str, *more: str) -> Callable[..., Outcome]:
+    def ask(*options: str) -> Outcome:
         return typed(*COMMANDS[name].words, *more, *options)
 
     return ask
@@ -200,24 +200,24 @@ def _census(command: str, unit: str, line: str) -> Kind:
     )  # fmt: skip
 
 
-def _frame(*options: str) -> Said:
+def _frame(*options: str) -> Outcome:
     """A DataFrame function, with the options of the commands."""
     return _of_table(dpstream.count, options, max_keys=4, max_rows=5)
 
 
-def _keys(*options: str) -> Said:
+def _keys(*options: str) -> Outcome:
     """Keys without figures."""
     return _of_table(dpstream.keys, options, max_keys=4)
 
 
-def _keys_in_sql(*options: str) -> Said:
+def _keys_in_sql(*options: str) -> Outcome:
     """The same by a statement."""
     privacy = "OPTIONS(epsilon = 5, delta = 1e-6, max_groups_contributed = 4)"
     text = f"SELECT WITH DIFFERENTIAL_PRIVACY {privacy} page FROM visits GROUP BY page"
     return typed("sql", text, *options)
 
 
-def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: int) -> Said:
+def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: int) -> Outcome:
     account: Any = dpstream.account(
         "account/ledger.db", "d", id=accounts.ID, secret="file:noise.secret"
     )
@@ -231,8 +231,8 @@ def _of_table(function: Callable[..., Any], options: tuple[str, ...], **bounds: 
             **how,
         )  # fmt: skip
     except DpstreamError as error:
-        return Said(error.exit_code, "", str(error))
-    return Said(0, f"{answer.guarantee}\n{answer.table.to_pylist()}", "")
+        return Outcome(error.exit_code, "", str(error))
+    return Outcome(0, f"{answer.guarantee}\n{answer.table.to_pylist()}", "")
 
 
 def _of_user_7(line: str) -> bool:

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.pipelines.ask.kinds import ACCOUNT, Kind, Said, left
+from tests.pipelines.ask.kinds import ACCOUNT, Kind, Outcome, left
 
 #: Keyed by rows that they may not name: digests of released bytes, and of all that has those.
 _DIGEST = re.compile(r"\b[0-9a-f]{16}([0-9a-f]{16})?\b")
 
 
-def public_part(kind: Kind, outcome: Said) -> dict[str, object]:
+def public_part(kind: Kind, outcome: Outcome) -> dict[str, object]:
     """Of the current folder, and of what a command said."""
     files = left(Path(), kind.private)
     return {

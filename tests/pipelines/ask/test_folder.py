@@ -15,7 +15,7 @@ NAMES = ["a.csv", "deep/er/b.csv"]
 RECEIPT = b"receipt"
 
 
-def kept(archive: Archive, receipt: bytes = RECEIPT) -> dict[str, Written]:
+def archived(archive: Archive, receipt: bytes = RECEIPT) -> dict[str, Written]:
     """Two files, archived."""
     with archive.draft() as draft:
         assert stat.S_IMODE(os.stat(draft).st_mode) == 0o700
@@ -46,7 +46,7 @@ def hidden(folder: Path) -> list[Path]:
 
 def test_what_is_kept_is_private_and_published_whole(tmp_path: Path) -> None:
     archive, out = Archive(tmp_path / "answers"), tmp_path / "deep" / "out"
-    files = kept(archive)
+    files = archived(archive)
     assert sorted(files) == sorted(NAMES)
     [place] = (tmp_path / "answers").iterdir()
     assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE(place.parent.stat().st_mode) == 0o700
@@ -68,7 +68,7 @@ def test_a_draft_that_cannot_be_written_is_a_coded_failure(tmp_path: Path) -> No
 @pytest.mark.parametrize("damage", ["changed", "missing"])
 def test_a_damaged_file_is_written_again(tmp_path: Path, damage: str) -> None:
     archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
-    files = kept(archive)
+    files = archived(archive)
     published(archive, out, files)
     was, path = content(out), out / NAMES[1]
     path.write_text("x") if damage == "changed" else path.unlink()
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, damage: str) -> None:
 
 def test_what_else_stands_there_is_not_touched(tmp_path: Path) -> None:
     archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
-    files = kept(archive)
+    files = archived(archive)
     out.mkdir()
     (out / "mine").write_text("mine")
     with pytest.raises(PolicyError):
@@ -93,7 +93,7 @@ def test_what_else_stands_there_is_not_touched(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_an_archive_that_is_lost_is_refused(tmp_path: Path, damage: str) -> None:
     archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
-    files = kept(archive)
+    files = archived(archive)
     [place] = (tmp_path / "answers").iterdir()
     if damage == "gone":
         (place / NAMES[0]).unlink()
@@ -111,8 +111,8 @@ def test_a_draft_that_is_not_kept_goes(tmp_path: Path) -> None:
         with pytest.raises(RunError):
             archive.seal(draft, NAMES)
     assert list((tmp_path / "answers").iterdir()) == []
-    kept(archive)
-    files = kept(archive)  # the same receipt again, of somebody who was cut off
+    archived(archive)
+    files = archived(archive)  # the same receipt again, of somebody who was cut off
     assert len(list((tmp_path / "answers").iterdir())) == 1
     assert published(archive, tmp_path / "out", files) == []
 

@@ -38,7 +38,7 @@ from tests.pipelines.ask.kinds import (
     KINDS,
     ROWS,
     Kind,
-    Said,
+    Outcome,
     account_of,
     emptied,
     fix_of,
@@ -65,7 +65,7 @@ def entries() -> int:
 def test_asking_again_tells_nothing_of_the_rows(kind: Kind, tmp_path: Path) -> None:
     """After one answer the question is answered from the account: whether rows are the same,
     without one unit's, gone, or their file or folder is gone."""
-    seen = list[tuple[Said, object]]()
+    seen = list[tuple[Outcome, object]]()
     world(kind, tmp_path / "world")
     with within(tmp_path / "world"):
         first = kind.ask()
@@ -102,7 +102,7 @@ def test_an_account_that_was_rolled_back(kind: Kind, tmp_path: Path) -> None:
     world(kind, tmp_path / "world")
     with within(tmp_path / "world"), recorded_noise() as drawn:
 
-        def attempt(rows: str, *options: str) -> tuple[Said, Attempt]:
+        def attempt(rows: str, *options: str) -> tuple[Outcome, Attempt]:
             drawn.clear()
             emptied(kind)
             outcome = kind.ask(*options)
@@ -283,7 +283,7 @@ ON_RUNNERS = [
 @pytest.mark.parametrize(("name", "runner"), ON_RUNNERS)
 def test_workers_of_a_runner_give_the_same_bytes(name: str, runner: str, tmp_path: Path) -> None:
     {"FlinkRunner": need_flink, "PrismRunner": binary}.get(runner, lambda: None)()
-    kind, seen = KINDS[name], []
+    kind, seen = KINDS[name], list[tuple[str, dict[str, bytes | list[str]]]]()
     world(kind, tmp_path / "world")
     for options in ((), ("--runner", runner, *RUNNERS[runner])):
         folder = tmp_path / f"world {len(seen)}"

@@ -67,7 +67,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def asked(question: Counting, how: Asking | None = None) -> Answer:
+def answer_of(question: Counting, how: Asking | None = None) -> Answer:
     with contextlib.closing(open_path(question.path)) as ledger:
         return ask(question, ledger, RING, how or Asking())
 
@@ -79,24 +79,24 @@ def charges(path: Path) -> list[Charge]:
 
 def test_the_steps_in_their_order_and_once(path: Path) -> None:
     question = Counting(path)
-    first = asked(question)
+    first = answer_of(question)
     assert first.charged and question.steps == ["check", "decide", "draw"]
     question.rows = "other rows"
-    assert asked(question) == first._replace(charged=False)
+    assert answer_of(question) == first._replace(charged=False)
     assert question.steps == ["check", "decide", "draw"] and len(charges(path)) == 1
-    fresh = asked(question, Asking(fresh=True))
+    fresh = answer_of(question, Asking(fresh=True))
     assert fresh.charged and fresh.receipt.startswith(b"other rows") and len(charges(path)) == 2
-    assert asked(question).receipt == fresh.receipt
+    assert answer_of(question).receipt == fresh.receipt
 
 
 def test_a_label_is_another_question(path: Path) -> None:
     question = Counting(path)
-    answers = [asked(question, Asking(as_of=label)) for label in ("", "May", "June", "May")]
+    answers = [answer_of(question, Asking(as_of=label)) for label in ("", "May", "June", "May")]
     assert [answer.charged for answer in answers] == [True, True, True, False]
     assert answers[3].receipt == answers[1].receipt
     for label in ("a\nb", "x" * 401):
         with pytest.raises(UsageError) as caught:
-            asked(question, Asking(as_of=label))
+            answer_of(question, Asking(as_of=label))
         assert caught.value.field == "as_of"
 
 
@@ -105,11 +105,11 @@ def test_killed_at_a_step(path: Path, step: str) -> None:
     question = Counting(path)
     question.dies = step
     with pytest.raises(Killed):
-        asked(question)
+        answer_of(question)
     before = [made.run_id for made in charges(path)]
     assert len(before) == (step == "draw")
     question.dies, question.rows = "", "other rows"
-    answer = asked(question)
+    answer = answer_of(question)
     assert answer.receipt.startswith(b"other rows") and answer.charged == (step != "draw")
     assert [made.run_id for made in charges(path)] == (before or [answer.run_id])
 
@@ -118,9 +118,9 @@ def test_fresh_continues_what_was_cut_off(path: Path) -> None:
     question = Counting(path)
     question.dies = "draw"
     with pytest.raises(Killed):
-        asked(question)
+        answer_of(question)
     question.dies = ""
-    assert not asked(question, Asking(fresh=True)).charged and len(charges(path)) == 1
+    assert not answer_of(question, Asking(fresh=True)).charged and len(charges(path)) == 1
 
 
 def test_an_input_that_changes_while_it_is_read(path: Path) -> None:
@@ -132,16 +132,16 @@ def test_an_input_that_changes_while_it_is_read(path: Path) -> None:
 
     question.draw = moving  # type: ignore[method-assign]
     with pytest.raises(PolicyError) as caught:
-        asked(question)
+        answer_of(question)
     assert caught.value.field == "input" and len(charges(path)) == 1
     question.draw = lambda *of: real(question, *of)  # type: ignore[method-assign]
-    assert not asked(question).charged and len(charges(path)) == 1
+    assert not answer_of(question).charged and len(charges(path)) == 1
 
 
 def test_beyond_the_limit_nothing_is_drawn(path: Path) -> None:
     question = Counting(path, epsilon=accounts.LIMIT[0] + 1)
     with pytest.raises(PolicyError) as caught:
-        asked(question)
+        answer_of(question)
     assert caught.value.field == "account.limit"
     assert question.steps == ["check", "decide"] and charges(path) == []
 
@@ -152,7 +152,7 @@ def test_two_at_once_see_the_one_receipt(path: Path) -> None:
     def asker(rows: str) -> None:
         question = Counting(path)
         question.rows, question.wait = rows, wait
-        seen.append(asked(question))
+        seen.append(answer_of(question))
 
     threads = [threading.Thread(target=asker, args=(rows,)) for rows in ("one", "two")]
     for thread in threads:

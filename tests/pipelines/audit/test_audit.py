@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,11 +104,13 @@ def test_nothing_of_the_job_is_touched(
     )
     (tmp_path / "shop.secret").write_text("not a key")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    read, key_refs = references.read_secret, []
-    monkeypatch.setattr(
-        "dpstream.dp_transforms.noise.secret_source.read_secret",
-        lambda reference: (key_refs.append(reference), read(reference))[1],
-    )
+    read, key_refs = references.read_secret, list[str]()
+
+    def noting(reference: str) -> Any:
+        key_refs.append(reference)
+        return read(reference)
+
+    monkeypatch.setattr("dpstream.dp_transforms.noise.secret_source.read_secret", noting)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
@@ -186,6 +189,7 @@ def test_at_most_two_windows_are_run(make_job: MakeJob) -> None:
     short = audited_plan(plan)
     assert plan.timeline.windows == 31 and short.timeline.windows == 2
     budget, shorter = allocate(plan), allocate(short)
+    assert budget.tau is not None and shorter.tau is not None
     assert budget.mu == shorter.mu and np.array_equal(budget.tau, shorter.tau)
 
 

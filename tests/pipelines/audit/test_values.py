@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +25,8 @@ def test_chunks_are_all_trials_in_order(rows: float, numbers: float, most: int) 
 def test_a_second_window_is_watched_where_windows_do_not_overlap(
     make_job: Callable[..., Job],
 ) -> None:
-    plan, design = make_job().plan, SimpleNamespace(feeds=(1, 3))
+    plan = make_job().plan
+    design: Any = SimpleNamespace(feeds=(1, 3))
     line = plan.timeline
     assert feeds_of(plan, design) == [(0, 1), (0, 3)]
     two = msgspec.structs.replace(line, end=line.start + 2 * line.slide)

@@ -125,7 +125,7 @@ class Hour:
         assert match is not None, self.message
         return match[1]
 
-    def shown(self, pattern: str) -> str:
+    def fix_part(self, pattern: str) -> str:
         """The part of the fix that matches, to be copied as it stands."""
         match = re.search(pattern, self.fix)
         assert match is not None, self.fix
@@ -133,7 +133,7 @@ class Hour:
 
     def duckdb(self, file: str = "") -> None:
         """Run the statement of the fix where the project file is; ``file`` is put for ``FILE``."""
-        statement = self.shown(r"COPY \(.*\) TO '[^']*'").replace("FILE", file)
+        statement = self.fix_part(r"COPY \(.*\) TO '[^']*'").replace("FILE", file)
         where = self.folder.as_posix()
         for name in re.findall(r"'([\w.*/-]+\.(?:parquet|csv))'", statement):
             statement = statement.replace(f"'{name}'", f"'{where}/{name}'")

@@ -37,7 +37,7 @@ def called(*words: str) -> Result:
     return CliRunner().invoke(cli, ["session", *words])
 
 
-def told(*words: str) -> dict[str, Any]:
+def json_of(*words: str) -> dict[str, Any]:
     """What a command says to machines."""
     result = called(*words, "--json")
     assert result.exit_code == 0, result.output

@@ -9,7 +9,7 @@ import pytest
 from dpstream.state.ledger.open import read_history
 from tests import accounts
 from tests.pipelines.cli.called import call, examples_of, refused
-from tests.pipelines.operate.test_acceptance import job
+from tests.pipelines.jobs.test_charging import job
 
 CREATE = ("--unit", "customer", "--type", "int", "--epsilon", "8", "--delta", "1e-6")
 
@@ -83,7 +83,7 @@ def test_a_limit_is_changed_by_its_command_alone(tmp_path: Path) -> None:
     }  # fmt: skip
     assert call("plan", *project).exit_code == 0
     assert call("run", *project, "--quiet").exit_code == 0
-    assert read_history(one.ledger).limit == (40.0, 1e-5)
+    assert one.ledger is not None and read_history(one.ledger).limit == (40.0, 1e-5)
 
 
 def test_the_limit_of_records_stands_in_their_budgets(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Mistake(NamedTuple):
 
     make: Step
     code: int
-    said: tuple[str, ...]
+    words: tuple[str, ...]
     follow: Step
 
 
@@ -40,12 +40,24 @@ def no_rows(hour: Hour) -> None:
     assert hour.run("--operator") == 0 and "WARNING: NOTHING WAS RELEASED" in hour.message
 
 
+def in_order(*steps: Step) -> Step:
+    def taken(hour: Hour) -> None:
+        for step in steps:
+            step(hour)
+
+    return taken
+
+
+def put_in_data(hour: Hour) -> None:
+    hour.put("data/v.parquet", visits())
+
+
 def all_edits(*edits: tuple[str, str]) -> Step:
-    return lambda hour: [hour.edit(old, new) for old, new in edits]
+    return in_order(*(edit(old, new) for old, new in edits))
 
 
 def edit(old: str, new: str) -> Step:
-    return all_edits((old, new))
+    return lambda hour: hour.edit(old, new)
 
 
 def seconds(hour: Hour) -> None:
@@ -76,7 +88,7 @@ def page_ids(hour: Hour) -> None:
 
 def use_the_part(hour: Hour) -> None:
     through_duckdb(hour)
-    hour.edit('key = ["page"]', f'key = ["{hour.shown("page_[a-z]+")}"]')
+    hour.edit('key = ["page"]', f'key = ["{hour.fix_part("page_[a-z]+")}"]')
 
 
 def int_users(hour: Hour) -> None:
@@ -84,7 +96,7 @@ def int_users(hour: Hour) -> None:
 
 
 def declared(hour: Hour) -> None:
-    hour.edit('unit = { name = "user" }', hour.shown(r"unit = \{.*\}"))
+    hour.edit('unit = { name = "user" }', hour.fix_part(r"unit = \{.*\}"))
 
 
 def packed(kind: str, ending: str) -> Step:
@@ -162,9 +174,9 @@ def no_key(hour: Hour) -> None:
 
 
 def a_key(hour: Hour) -> None:
-    command = hour.shown(r"dpstream secret new")
+    command = hour.fix_part(r"dpstream secret new")
     assert call(*command.split()[1:], hour.folder / "other.secret").exit_code == 0
-    line = hour.shown('secret = "[^"]*"').replace("noise.secret", "other.secret")
+    line = hour.fix_part('secret = "[^"]*"').replace("noise.secret", "other.secret")
     hour.edit("[table.visits]", f"{line}\n[table.visits]")
 
 
@@ -216,7 +228,7 @@ def key_outside(hour: Hour) -> None:
 
 
 def in_quotes(hour: Hour) -> None:
-    hour.edit("start = 2024-01-01", hour.shown(r'start = "[^"]*"'))
+    hour.edit("start = 2024-01-01", hour.fix_part(r'start = "[^"]*"'))
 
 
 PATH, UNIT = 'path = "visits.parquet"', 'unit_column = "user"'
@@ -243,7 +255,7 @@ MISTAKES = {
         millis, 2, ("table.time_column", "if milliseconds"), from_millis),
     "microseconds since 1970": Mistake(
         micros, 2, ("table.time_column", 'type = "micros"'),
-        lambda hour: hour.edit('time_column = "at"', hour.shown(r"time_column = \{[^}]*\}"))),
+        lambda hour: hour.edit('time_column = "at"', hour.fix_part(r"time_column = \{[^}]*\}"))),
     "text in a sum": Mistake(
         lambda hour: hour.column("amount", visits()["amount"].cast(pa.string())), 2,
         ("aggregate.column", "is string", 'CAST("amount" AS DOUBLE)'), through_duckdb),
@@ -252,14 +264,13 @@ MISTAKES = {
         ("table.path", "matches no file: /", "data/*.parquet", "correct the path"),
         edit("data/*.parquet", "*.parquet")),
     "a folder": Mistake(
-        lambda hour: (hour.put("data/v.parquet", visits()),
-                      hour.edit(PATH, 'path = "data"\nformat = "parquet"')), 2,
+        in_order(put_in_data, edit(PATH, 'path = "data"\nformat = "parquet"')), 2,
         ("table.path", "matches a folder", "pattern that matches files"),
         edit('path = "data"', 'path = "data/*.parquet"')),
     "an empty file": Mistake(
         empty_file, 2, ("table.path", "no file that is readable", "no byte"), again),
     "another kind of file": Mistake(
-        lambda hour: (hour.csv(), hour.edit(UNIT, f'format = "parquet"\n{UNIT}')), 2,
+        in_order(Hour.csv, edit(UNIT, f'format = "parquet"\n{UNIT}')), 2,
         ("table.path", "readable as Parquet", "correct table.format"),
         edit('format = "parquet"', 'format = "csv"')),
     "a compressed file that is cut off": Mistake(
@@ -285,7 +296,7 @@ MISTAKES = {
         edit("aggregate.trigger", "aggregate.visits")),
     "reversed bounds": Mistake(
         edit("bounds = [0, 10]", "bounds = [10, 0]"), 2, ("bounds", "reversed"),
-        lambda hour: hour.edit("bounds = [10, 0]", hour.shown(r"bounds = \[.*\]"))),
+        lambda hour: hour.edit("bounds = [10, 0]", hour.fix_part(r"bounds = \[.*\]"))),
     "no bounds": Mistake(
         edit(", bounds = [0, 10]", ""), 2, ("aggregate.spent", "needs", "bounds = [low, high]"),
         edit('column = "amount"', 'column = "amount", bounds = [0, 10]')),
@@ -298,7 +309,7 @@ MISTAKES = {
         ("start", "quotes"), in_quotes),
     "a month": Mistake(
         edit('window = "1d"', 'window = "1 month"'), 2, ("window", "calendar", "28d"),
-        lambda hour: hour.edit('"1 month"', hour.shown("'28d'").replace("'", '"'))),
+        lambda hour: hour.edit('"1 month"', hour.fix_part("'28d'").replace("'", '"'))),
     "a trigger that does not divide": Mistake(
         edit('release_every = "1d"', 'release_every = "7h"'), 2,
         ("window", "multiple of release_every"),
@@ -308,10 +319,10 @@ MISTAKES = {
         edit("epsilom =", "epsilon =")),
     "a number in quotes": Mistake(
         edit("epsilon = 6.0", 'epsilon = "6.0"'), 2, ("budget.epsilon", "expected float"),
-        lambda hour: hour.edit('epsilon = "6.0"', hour.shown(r"epsilon = [\d.]+"))),
+        lambda hour: hour.edit('epsilon = "6.0"', hour.fix_part(r"epsilon = [\d.]+"))),
     "no contributions": Mistake(
         edit("contributions = 4\n", ""), 2, ("contributions", "is required"),
-        lambda hour: hour.edit("budget =", hour.shown(r"contributions = \d+") + "\nbudget =")),
+        lambda hour: hour.edit("budget =", hour.fix_part(r"contributions = \d+") + "\nbudget =")),
     "no secret": Mistake(no_key, 2, ("secret", "is required to run"), a_key),
     "a key that others can read": Mistake(opened_key, 3, ("secret",), closed_key),
     "a key among the releases": Mistake(
@@ -330,8 +341,7 @@ MISTAKES = {
     "releases in the folder of the data": Mistake(
         all_edits((PATH, 'path = "data/**/*.parquet"'), ('path = "releases"', 'path = "data"')), 2,
         ("table.path", "matches no file"),
-        lambda hour: (hour.put("data/v.parquet", visits()),
-                      hour.edit('path = "data"', 'path = "out"'))),
+        in_order(put_in_data, edit('path = "data"', 'path = "out"'))),
 }  # fmt: skip
 
 
@@ -382,7 +392,7 @@ EMPTY = {
     "few units": (few, ("no key has enough units", "dpstream plan daily"), again),
     "a type of text": (
         text_int, ("table.unit_column: column 'user' holds no int", 'type = "string"'), lambda hour:
-        hour.edit('unit = { name = "user", type = "int" }', hour.shown(r"unit = \{.*\}"))),
+        hour.edit('unit = { name = "user", type = "int" }', hour.fix_part(r"unit = \{.*\}"))),
     "an array of JSON": (array_of_json, ("source: there is no readable row",), lines_of_json),
 }  # fmt: skip
 

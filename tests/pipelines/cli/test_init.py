@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 from dpstream.pipelines.cli import parts
@@ -91,7 +92,7 @@ def test_a_terminal_is_asked_and_machines_are_not(
 ) -> None:
     monkeypatch.setattr(parts, "on_terminal", lambda: True)
     typed = ["author", "path", "when", "", "2023-01-01", "2024-01-01", "week", "1", "28d"]
-    monkeypatch.setattr(parts.click, "prompt", lambda *a, **k: typed.pop(0) or k["default"])
+    monkeypatch.setattr(click, "prompt", lambda *a, **k: typed.pop(0) or k["default"])
     assert json.loads(refused("init", data, "--json"))["field"] == "--unit" and len(typed) == 9
     outcome = call("init", data)
     assert outcome.exit_code == 0 and "of 7d from 2022-12-26" in outcome.output and typed == []

@@ -85,16 +85,18 @@ def census(folder: Path) -> System:
     text = file.read_text()
     assert "[census." in text
     accounts.write(file, text.replace("[census.", f"{account}\n[census."))
-    lists = [["census", "plan", "--project", file]]
-    lists += [["census", "execute", "--project", file, "--out", folder / out] for out in "aab"]
-    return System(*lists, narrowed(folder, 20.0))
+    plan = ("census", "plan", "--project", file)
+    ask, free, fresh = (
+        ("census", "execute", "--project", file, "--out", folder / out) for out in "aab"
+    )
+    return System(plan, ask, free, fresh, narrowed(folder, 20.0))
 
 
 def answer(folder: Path, *more: str) -> System:
     survey(folder, 300)
     narrow = narrowed(folder, 2.0)
-    words = ("workload", "answer", folder / "asked.json", "--project", folder, "--cache",
-             folder / "c", *more)  # fmt: skip
+    words: Words = ("workload", "answer", folder / "asked.json", "--project", folder, "--cache",
+                    folder / "c", *more)  # fmt: skip
     first, fresh = (*words, "--out", folder / "a"), (*words, "--out", folder / "b")
     return System((*words, "--dry-run"), first, first, fresh, narrow)
 

@@ -16,7 +16,7 @@ from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.events import Created, TableNamed
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
-from tests.pipelines.cli.sessions import Named, called, loaded, named, prepared, refused, told
+from tests.pipelines.cli.sessions import Named, called, json_of, loaded, named, prepared, refused
 from tests.pipelines.session.small import RECORDS
 
 
@@ -30,7 +30,7 @@ def told_refusal(*words: str) -> dict[str, Any]:
 
 def test_records_come_and_go(tmp_path: Path) -> None:
     table = prepared(tmp_path)
-    first = told("init", *table)
+    first = json_of("init", *table)
     assert first == {"version": 1, "tidied": True, "warnings": []}
     assert "holds a table already" in refused(3, "init", *table)
     more = tmp_path / "more.csv"
@@ -38,16 +38,16 @@ def test_records_come_and_go(tmp_path: Path) -> None:
     added = called("add", *table, str(more), "--operator")
     assert "Version 2" in added.stdout and "records" not in added.stdout
     assert "8 records, 7 usable; 1 taken" in added.stderr and "1 refused" in added.stderr
-    assert told("replace", *table, str(more), "--operator")["operator_only"]["taken"] == 2
+    assert json_of("replace", *table, str(more), "--operator")["operator_only"]["taken"] == 2
     gone = tmp_path / "gone.csv"
     gone.write_text("name\nr9\n")
-    assert told("delete", *table, str(gone), "--operator")["operator_only"]["records"] == 7
+    assert json_of("delete", *table, str(gone), "--operator")["operator_only"]["records"] == 7
 
 
 def test_a_range_is_closed_for_ever(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     assert called("close", *table, "--arrival", "b", "--before", "3").output == "Closed.\n"
-    assert told("close", *table, "--arrival", "b", "--before", "3") == {"closed": False}
+    assert json_of("close", *table, "--arrival", "b", "--before", "3") == {"closed": False}
     refusal = refused(3, "ask", *table, "--where", "b = 2 AND epsilon = 2", "--epsilon", "0.001")
     assert "0 left where a" in refusal or "0 left where" in refusal
     assert "closed  where b < 3" in called("budget", *table).output
@@ -191,9 +191,9 @@ def test_wider_dimensions_do_not_make_budgets_whole_again(tmp_path: Path) -> Non
     assert refusal["field"] == "data_set"
     typed = re.findall("`dpstream session ([^`]*)`", refusal["fix"])[0]
     words = [{"OLD": "small", "NEW": "wide"}.get(word, word) for word in typed.split()]
-    done = told(*words, *old[1:])
+    done = json_of(*words, *old[1:])
     assert (done["account"], done["embedded"]) == (accounts.ID, 1)
-    assert told(*words, *old[1:])["embedded"] is None
+    assert json_of(*words, *old[1:])["embedded"] is None
     following = shlex.split(done["next"])
     assert following == ["dpstream", "session", "init", *new]
     assert called(*following[2:]).exit_code == 0 and accounts.charges(tmp_path / "ledger.db")
@@ -241,7 +241,7 @@ def test_what_cannot_be_migrated_is_refused_before_anything_is_written(tmp_path:
     assert refusal["field"] == "table.wide.data_set"
     assert accounts.events(tmp_path / "ledger.db") == before
     file.write_text(text)
-    assert told("migrate", "small", "wide", *old[1:])["embedded"] == 1
+    assert json_of("migrate", "small", "wide", *old[1:])["embedded"] == 1
     assert called("init", *named(tmp_path, "wide")).exit_code == 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines.cli.sessions import called, loaded, refused, told
+from tests.pipelines.cli.sessions import called, json_of, loaded, refused
 
 RICH = ("--where", "epsilon >= 1")
 
@@ -19,11 +19,11 @@ def test_a_question_is_charged_once(tmp_path: Path) -> None:
     assert "INSECURE" in first.stderr
     again = called("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a")
     assert again.stdout == first.stdout and "first answered" in again.stderr
-    assert told("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a")["charged"] is False
-    assert told("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a", "--fresh")["charged"]
+    assert json_of("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a")["charged"] is False
+    assert json_of("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a", "--fresh")["charged"]
     refusal = refused(3, "ask", *table, *RICH, "--epsilon", "0.25", "--by", "a")
     assert "0 left where epsilon >= 1 AND epsilon < 1.25" in refusal
-    dropped = told("ask", *table, *RICH, "--epsilon", "0.25", "--drop")
+    dropped = json_of("ask", *table, *RICH, "--epsilon", "0.25", "--drop")
     assert dropped["charged"] and len(dropped["rows"]) == 1
 
 
@@ -40,7 +40,7 @@ def test_a_refusal_for_machines(tmp_path: Path) -> None:
 def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
     """Each way that a refusal names is typed, and answered."""
     table = loaded(tmp_path)
-    assert told("ask", *table, "--epsilon", "0.25")["charged"]
+    assert json_of("ask", *table, "--epsilon", "0.25")["charged"]
     result = called("ask", *table, "--epsilon", "0.5", "--json")
     fix = json.loads(result.stderr)["fix"]
     [where] = re.findall(r'--where "([^"]+)"', fix)
@@ -48,13 +48,13 @@ def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
     planned = json.loads(result.stdout)
     assert result.exit_code == 3 and not planned["acceptance"]["accepted"]
     assert not planned["accepted"] and planned["enough"] == where and "--drop" in fix
-    assert told("ask", *table, "--epsilon", "0.5", "--where", where)["charged"]
-    assert told("ask", *table, "--epsilon", "0.5", "--drop")["charged"]
+    assert json_of("ask", *table, "--epsilon", "0.5", "--where", where)["charged"]
+    assert json_of("ask", *table, "--epsilon", "0.5", "--drop")["charged"]
 
 
 def test_dropping_is_no_way_out_where_every_point_lacks_budget(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    first = told("ask", *table, "--epsilon", "0.25")
+    first = json_of("ask", *table, "--epsilon", "0.25")
     assert first["charged"]
     result = called("ask", *table, "--epsilon", "1.9", "--drop", "--json")
     fix = json.loads(result.stderr)["fix"]
@@ -65,16 +65,16 @@ def test_dropping_is_no_way_out_where_every_point_lacks_budget(tmp_path: Path) -
 
 def test_several_figures_and_rho(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    answer = told("ask", *table, "count", "sum(b)", "average(b)", "median(b)",
-                 "quantiles(b, 0.25)", "--where", "rho >= 0.5", "--rho", "0.5")  # fmt: skip
+    answer = json_of("ask", *table, "count", "sum(b)", "average(b)", "median(b)",
+                     "quantiles(b, 0.25)", "--where", "rho >= 0.5", "--rho", "0.5")  # fmt: skip
     assert {"count", "sum_b", "average_b", "median_b"} <= answer["rows"][0].keys()
     assert (answer["kind"], answer["amount"]) == ("rho", 0.5)
 
 
 def test_a_union_is_free(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    told("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a")
-    union = told("ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union")
+    json_of("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a")
+    union = json_of("ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union")
     assert union["parts"] == 2 and union["low"] < union["value"] < union["high"]
     text = called("ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union").output
     assert "of 2 parts" in text and text.endswith("free\n")
@@ -83,7 +83,7 @@ def test_a_union_is_free(tmp_path: Path) -> None:
 
 def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    run_id = told("allot", *table, "one", *RICH, "--epsilon", "1")["run_id"]
+    run_id = json_of("allot", *table, "one", *RICH, "--epsilon", "1")["run_id"]
     drawn = called("ask", *table, "--from", "one", "--epsilon", "0.75", "--where", "a < 2")
     assert "which has 0.25 left" in drawn.stderr
     assert "has 0.25 left" in refused(3, "ask", *table, "--from", run_id, "--epsilon", "0.5")
@@ -99,15 +99,15 @@ def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
 def test_named_subspaces(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     called("ask", *table, "--where", "a = 0 AND epsilon >= 1", "--epsilon", "1")
-    entry = told("select", *table, "low", "--where", "a < 2")
+    entry = json_of("select", *table, "low", "--where", "a < 2")
     assert entry == {"name": "low", "where": "a < 2", "max_consumed": {"epsilon": 1.0, "rho": 0.0}}
-    rich = told("select", *table, "rich", "--in", "low", "--with-epsilon", "1")
+    rich = json_of("select", *table, "rich", "--in", "low", "--with-epsilon", "1")
     # What was spent before is taken into account, and later it is the same points.
     assert rich["where"] == (
         "(a = 0 AND epsilon >= 2) OR (a = 1 AND epsilon >= 1)"
     ) or sorted(rich["where"].split(" OR ")) == [
         "(a = 0 AND epsilon >= 2)", "(a = 1 AND epsilon >= 1)"]  # fmt: skip
-    told("ask", *table, "--in", "rich", "--epsilon", "1")
+    json_of("ask", *table, "--in", "rich", "--epsilon", "1")
     refused(3, "ask", *table, "--in", "rich", "--epsilon", "0.25")
     refused(3, "select", *table, "none", "--in", "rich", "--with-epsilon", "2")
     refused(2, "ask", *table, "--in", "nobody", "--epsilon", "1")
@@ -123,18 +123,18 @@ def test_what_cover_costs_is_said(tmp_path: Path) -> None:
 
 def test_a_ticket_is_paid_here(tmp_path: Path) -> None:
     table, out = loaded(tmp_path), tmp_path / "ticket"
-    answer = told("ask", *table, *RICH, "--epsilon", "0.5", "--ticket", str(out))
+    answer = json_of("ask", *table, *RICH, "--epsilon", "0.5", "--ticket", str(out))
     assert answer["charged"] and out.exists()
     assert "handed out as a ticket" in refused(3, "ask", *table, *RICH, "--epsilon", "0.5")
 
 
 def test_a_plan_is_free(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    plan = told("plan", *table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")
+    plan = json_of("plan", *table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")
     assert plan["accepted"] and plan["cells"] == 2 and len(plan["errors"]) == 2
     text = called("plan", *table, "--where", "a < 2", "--epsilon", "0.5").output
     assert "Refused" in text and "0.25 left where a < 2 AND epsilon >= 0.25" in text
-    assert told("transcript", *table) == {"entries": []}
+    assert json_of("transcript", *table) == {"entries": []}
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_bad_words_have_field_rule_and_fix(words: list[str], field: str, tmp_pat
     table = loaded(tmp_path)
     text = refused(2, words[0], *table, *words[1:])
     assert text.startswith("usage: ") and ". Fix: " in text and field in text.split(":")[1], text
-    assert told("transcript", *table) == {"entries": []}
+    assert json_of("transcript", *table) == {"entries": []}

@@ -59,16 +59,16 @@ class _Prompt:
             env={**os.environ, "TERM": "dumb"},
         )  # fmt: skip
         os.close(inner)
-        self.said, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
+        self.printed, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
 
     def until(self, text: str, seconds: float = 60.0) -> str:
         """What is said up to a text, the text included."""
         end = time.monotonic() + seconds
-        while text not in self.said:
+        while text not in self.printed:
             left = end - time.monotonic()
-            assert left > 0 and select.select([self._terminal], [], [], left)[0], self.said
-            self.said += self._decoder.decode(os.read(self._terminal, 4096))
-        before, _, self.said = self.said.partition(text)
+            assert left > 0 and select.select([self._terminal], [], [], left)[0], self.printed
+            self.printed += self._decoder.decode(os.read(self._terminal, 4096))
+        before, _, self.printed = self.printed.partition(text)
         return before + text
 
     def type(self, text: str) -> None:

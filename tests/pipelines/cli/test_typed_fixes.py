@@ -76,7 +76,7 @@ def test_a_strategy_that_needs_too_large_a_matrix(tmp_path: Path) -> None:
     domain = [{"name": "a", "size": 100}, {"name": "b", "size": 100}]
     queries = [{"factors": {"a": "range", "b": "prefix"}}, {"factors": {"a": "prefix"}}]
     file.write_text(json.dumps({"domain": domain, "queries": queries}))
-    plan = ["workload", "plan", file, "--mu", "1", "--cache", tmp_path / "cache"]
+    plan = ("workload", "plan", file, "--mu", "1", "--cache", tmp_path / "cache")
     refused = call(*plan, "--strategy", "eigen")
     assert refused.exit_code == 3 and "choose another --strategy" in refused.output
     assert call(*plan, "--strategy", "identity").exit_code == 0

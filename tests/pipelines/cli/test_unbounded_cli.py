@@ -97,14 +97,14 @@ def call(*args: Any) -> Result:
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
-def said(*args: Any) -> str:
+def text_of(*args: Any) -> str:
     result = call(*args)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def told(*args: Any) -> Any:
-    return json.loads(said(*args, "--json"))
+def json_of(*args: Any) -> Any:
+    return json.loads(text_of(*args, "--json"))
 
 
 def refused(field: str, code: int, *args: Any) -> str:
@@ -155,11 +155,11 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_plan(tmp_path: Path, kind: str) -> None:
-    text = said("plan", "--project", job_file(tmp_path, kind))
+    text = text_of("plan", "--project", job_file(tmp_path, kind))
     assert "in one period of 1 day" in text and "the stream has no end" in text
     assert "a person of 4 periods: gaussian (55.39," in text and "for ever" not in text
-    assert "k = 1024" in said("plan", "--project", tmp_path, "--details")
-    figures = told("plan", "--project", tmp_path)
+    assert "k = 1024" in text_of("plan", "--project", tmp_path, "--details")
+    figures = json_of("plan", "--project", tmp_path)
     assert figures["unit"]["period_micros"] and not figures["unit"]["for_ever"]
     [first, *_, last] = figures["periods"]
     assert (first["periods"], last["periods"]) == (1, 1024)
@@ -168,7 +168,7 @@ def test_plan(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_plan_without_a_period_says_what_that_means(tmp_path: Path, kind: str) -> None:
-    text = said("plan", "--project", job_file(tmp_path, kind, covers="lifetime"))
+    text = text_of("plan", "--project", job_file(tmp_path, kind, covers="lifetime"))
     for words in (
         "one budget covers the stream for ever",
         "once for all time",
@@ -176,7 +176,7 @@ def test_plan_without_a_period_says_what_that_means(tmp_path: Path, kind: str) -
         "Set budget.covers",
     ):
         assert words in text  # fmt: skip
-    figures = told("plan", "--project", tmp_path)
+    figures = json_of("plan", "--project", tmp_path)
     assert figures["unit"]["for_ever"] and len(figures["periods"]) == 1
 
 
@@ -187,9 +187,9 @@ def test_an_endless_stream_is_not_given_the_rule_of_one_trigger(tmp_path: Path) 
     assert 'release_every = "20m"' in text
     text = text.replace('release_every = "20m"', 'release_every = "1h"')
     path.write_text(text)
-    forever = told("plan", "--project", path)
+    forever = json_of("plan", "--project", path)
     path.write_text(text.replace("release_every", 'end = "2024-01-01T01:00:00Z"\nrelease_every'))
-    once = told("plan", "--project", path)
+    once = json_of("plan", "--project", path)
     assert forever["split"]["delta_thresholds"] < once["split"]["delta_thresholds"]
 
 
@@ -199,19 +199,19 @@ def test_triggers_must_last_for_a_year(tmp_path: Path) -> None:
     path.write_text(text)
     assert "within a year" in refused("job.hourly.release_every", 2, "plan", "--project", path)
     path.write_text(text.replace('"10ms"', '"20ms"'))
-    said("plan", "--project", path)
+    text_of("plan", "--project", path)
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_key_check_and_audit(tmp_path: Path, kind: str) -> None:
     path = job_file(tmp_path, kind)
-    assert told("secret", "check", "--project", path)["store"] == "new"
-    assert told("audit", "--project", path, "--trials", "400")["verdict"] == "consistent"
+    assert json_of("secret", "check", "--project", path)["store"] == "new"
+    assert json_of("audit", "--project", path, "--trials", "400")["verdict"] == "consistent"
 
 
 def test_audit_of_the_whole_pipeline(tmp_path: Path) -> None:
     path = job_file(tmp_path, "kafka", covers="lifetime")
-    audit = told("audit", "--project", path, "--trials", "300", "--beam")
+    audit = json_of("audit", "--project", path, "--trials", "300", "--beam")
     assert audit["verdict"] == "consistent" and audit["beam"]
 
 
@@ -246,7 +246,7 @@ def test_choose(tmp_path: Path) -> None:
     proxy.write_text("\n".join(["user,page,time,value", *lines]) + "\n")
     ask = ("choose", "hourly", "--project", path, "--as", "chosen")
     refused("table.format", 2, *ask, "--first", "2h", "--epsilon", "1")
-    choice = told(*ask, "--proxy", proxy)
+    choice = json_of(*ask, "--proxy", proxy)
     assert choice["how"] == "proxy" and choice["contributions"] >= 30
     chosen = load_job(path, "chosen").plan
     assert chosen.privacy.contributions == choice["contributions"]
@@ -263,32 +263,33 @@ def test_choose(tmp_path: Path) -> None:
     write(for_life, ('window = "1h"', 'window = "2h"\nslide = "1h"'))
     assert "periods_share_windows = true" in refused("budget.covers", 2, *ask, "--proxy", proxy)
     write(for_life)
-    twice = told(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
+    twice = json_of(*ask, "--proxy", proxy, "--first", "1d", "--scale", "2")
     assert twice["contributions"] > 1.5 * choice["contributions"]
     # Messages of a broker look like files of JSON lines; others must say what they are.
     write((folder, TABLES["kafka"]))
     other = tmp_path / "dump"
     other.write_bytes(proxy.read_bytes())
     refused("--proxy", 2, *ask, "--proxy", other)
-    assert told(*ask, "--proxy", proxy)["contributions"] == choice["contributions"]
+    assert json_of(*ask, "--proxy", proxy)["contributions"] == choice["contributions"]
 
 
 def test_info_releases_and_report(job: Path, tmp_path: Path) -> None:
-    info = told("state", "info", "--project", job)
+    info = json_of("state", "info", "--project", job)
     assert info["windows"] is None and info["complete"] == 4
     assert info["committed"] == {**{str(w): 3 for w in range(4)}, "4": 2}
-    assert "4 are complete" in said("state", "info", "--project", job, "--operator")
+    assert "4 are complete" in text_of("state", "info", "--project", job, "--operator")
     assert (
-        told("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"] == 14
+        json_of("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"]
+        == 14
     )
     names = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("window*/*"))
     assert len(names) == 14
     for name in names:
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     page = tmp_path / "r.html"
-    assert "14 releases" in said("report", "--project", job, "--out", page)
+    assert "14 releases" in text_of("report", "--project", job, "--out", page)
     assert "The stream has no end: 14 releases are written so far." in page.read_text()
-    figures = told("report", "--project", job, "--out", page)
+    figures = json_of("report", "--project", job, "--out", page)
     assert figures["releases"]["expected"] is None and figures["releases"]["present"] == 14
 
 
@@ -301,7 +302,7 @@ def test_report_with_truth(job: Path, tmp_path: Path) -> None:
             lines.append(f"{row['user']},{row['page']},{at},{row['value']}")
     (tmp_path / "truth.csv").write_text("\n".join(lines) + "\n")
     page = tmp_path / "r.html"
-    figures = told("report", "--project", job, "--out", page, "--truth", tmp_path / "truth.csv")
+    figures = json_of("report", "--project", job, "--out", page, "--truth", tmp_path / "truth.csv")
     decades = figures["truth"]["by_true_records"]
     assert sum(d["keys"] for d in decades) == 3 * 5
     assert decades[-1]["released"] and decades[-1]["errors"]["n"] < 10
@@ -312,40 +313,43 @@ def test_report_with_truth(job: Path, tmp_path: Path) -> None:
 
 def test_backup_restore_reshard_expire(job: Path, tmp_path: Path) -> None:
     saved = tmp_path / "backup"
-    told("state", "backup", "--project", job, "--out", saved)
+    json_of("state", "backup", "--project", job, "--out", saved)
     lived(load_job(job), 18, first=15)
-    assert told("state", "restore", "hourly", saved, "--project", job, "--replace")["epoch"] == 0
-    assert told("state", "info", "--project", job)["restoring"]
+    assert json_of("state", "restore", "hourly", saved, "--project", job, "--replace")["epoch"] == 0
+    assert json_of("state", "info", "--project", job)["restoring"]
     lived(load_job(job), 20)  # from the beginning: compares up to trigger time 18
-    assert not told("state", "info", "--project", job)["restoring"]
-    assert told("state", "reshard", "--project", job, "--shards", "3")["shards"] == 3
+    assert not json_of("state", "info", "--project", job)["restoring"]
+    assert json_of("state", "reshard", "--project", job, "--shards", "3")["shards"] == 3
     job.write_text(job.read_text().replace("shards = 2", "shards = 3"))
     lived(load_job(job), 23, first=21)
-    assert told("state", "info", "--project", job)["committed"]["7"] == 2
-    done = told("state", "expire", "--project", job, "--releases-before", "2024-01-01T03:00:00Z")
+    assert json_of("state", "info", "--project", job)["committed"]["7"] == 2
+    done = json_of("state", "expire", "--project", job, "--releases-before", "2024-01-01T03:00:00Z")
     assert done["windows_dropped"] == 3
-    info = told("state", "info", "--project", job)
+    info = json_of("state", "info", "--project", job)
     assert (info["dropped"], info["complete"]) == (3, 7)
     assert "0" not in info["committed"]
     assert (
-        told("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"]
+        json_of("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"]
         == 23 - 9
     )
     # Dropped once, not twice; and a time before it gives nothing back.
-    again = told("state", "expire", "--project", job, "--releases-before", "2024-01-01T03:00:00Z")
+    again = json_of(
+        "state", "expire", "--project", job, "--releases-before", "2024-01-01T03:00:00Z"
+    )
     assert again == {"shards_expired": 0, "windows_dropped": 0}
 
 
 def test_abandon_takes_the_wall_clock(job: Path, tmp_path: Path) -> None:
     """Its input cannot be asked for an end; everything up to now is given up."""
     saved = tmp_path / "backup"
-    told("state", "backup", "--project", job, "--out", saved)
-    done = told("state", "restore", "hourly", saved, "--project", job, "--replace", "--abandon")
+    json_of("state", "backup", "--project", job, "--out", saved)
+    done = json_of("state", "restore", "hourly", saved, "--project", job, "--replace", "--abandon")
     assert done["epoch"] == 1 and done["epochs"] == 2
-    info = told("state", "info", "--project", job)
+    info = json_of("state", "info", "--project", job)
     assert info["abandoned"] > 14
     assert (
-        told("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"] == 14
+        json_of("state", "releases", "--project", job, "--out", tmp_path / "again")["releases"]
+        == 14
     )
 
 
@@ -360,7 +364,7 @@ def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) 
         begin(load_job(job))
     stores.close_all()
     assert not (tmp_path / "out").exists()
-    assert told("state", "releases", "--project", job) == {
+    assert json_of("state", "releases", "--project", job) == {
         "releases": 14,
         "out": str(tmp_path / "out"),
     }
@@ -369,8 +373,8 @@ def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) 
     stores.close_all()
     refused("--kind", 2, "state", "releases", "--project", job, "--kind", "csv")
     # What is published is not added to by a store that has not been compared with it.
-    told("state", "backup", "--project", job, "--out", tmp_path / "backup")
-    told("state", "restore", "hourly", tmp_path / "backup", "--project", job, "--replace")
+    json_of("state", "backup", "--project", job, "--out", tmp_path / "backup")
+    json_of("state", "restore", "hourly", tmp_path / "backup", "--project", job, "--replace")
     refused("store", 3, "state", "releases", "--project", job)
     assert files() == before
 

@@ -200,7 +200,7 @@ def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., 
 def test_sessions(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
     ask = ("session", "plan", *table, "count", "--where", "epsilon >= 1")
-    assert sessions.told("budget", *table)["warnings"] == []
+    assert sessions.json_of("budget", *table)["warnings"] == []
     assert of_json(*ask, "--epsilon", "1") == []
     weak = call(*ask, "--epsilon", "12", "--json")  # refused, and warned of
     assert weak.exit_code == 3 and len(json.loads(weak.stdout)["warnings"]) == 1

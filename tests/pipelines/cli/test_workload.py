@@ -44,11 +44,13 @@ def test_delta_of_zero_is_geometric_noise(tmp_path: Path) -> None:
     ranges, cache = [{"factors": {"age": "range"}}], ("--cache", tmp_path / "cache")
     given = ("workload", "plan", write(tmp_path / "w.json", ranges), "--epsilon", "1", *cache)
     left_out = call(*given).stdout
-    for more in ((), ("--mechanism=geometric",)):
+    flags: tuple[tuple[str, ...], ...] = ((), ("--mechanism=geometric",))
+    for more in flags:
         done = call(*given, "--delta", "0", *more)
         assert done.exit_code == 0 and done.stdout == left_out
     assert "--mechanism" in refused(*given, "--delta", "0", "--strategy", "identity")
-    for more in (("--mechanism=gaussian",), ("--mechanism=gaussian", "--matrix", "m.png")):
+    flags = (("--mechanism=gaussian",), ("--mechanism=gaussian", "--matrix", "m.png"))
+    for more in flags:
         assert "--delta" in refused(*given, "--delta", "0", *more, code=3)
 
 

@@ -138,7 +138,9 @@ def test_what_was_held_back_meanwhile_comes_with_the_next_trigger_time(lived: Li
     assert lived.files() == lived.calm
 
 
-def test_a_release_that_the_runner_loses_is_written_from_the_store(lived: Lived) -> None:
+def test_a_release_that_the_runner_loses_is_written_from_the_store(
+    lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And only those: what was written is not written again."""
     flowing = lived.pipeline()
     lived.go(flowing, 1, LOST + 2)
@@ -149,12 +151,14 @@ def test_a_release_that_the_runner_loses_is_written_from_the_store(lived: Lived)
         lost.extend(batches[:1])
         real(batches[1:])
 
-    flowing._write = lossy
+    monkeypatch.setattr(flowing, "_write", lossy)
     lived.go(flowing, LOST + 3, LAST)
     assert lost and lived.files() == lived.calm
 
 
-def test_a_release_that_is_lost_while_it_catches_up_is_written_too(lived: Lived) -> None:
+def test_a_release_that_is_lost_while_it_catches_up_is_written_too(
+    lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The end of catching up lies in the midst of a callback: the last of it are new."""
     flowing = lived.pipeline()
     real, lost = flowing._write, []
@@ -163,7 +167,7 @@ def test_a_release_that_is_lost_while_it_catches_up_is_written_too(lived: Lived)
         lost.extend(batches[-2:])
         real(batches[:-2])
 
-    flowing._write = lossy
+    monkeypatch.setattr(flowing, "_write", lossy)
     lived.go(flowing, 1, 24, 8)
     assert lost and not flowing.store.restoring
     assert lived.files() == published_by(24, lived.calm)

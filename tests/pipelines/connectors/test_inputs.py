@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.arrays import Int64
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.connectors.records.rows import Reason, Refused, Rows
@@ -23,7 +24,7 @@ def test_batches_say_where_their_first_row_stands(size: int) -> None:
 
 
 @pytest.mark.parametrize("partition", [3, np.array([3, 3], np.int64)])
-def test_a_refusal_has_position_and_reason_and_nothing_else(partition: object) -> None:
+def test_a_refusal_has_position_and_reason_and_nothing_else(partition: int | Int64) -> None:
     refused = Refused(np.array([4, 9], np.int64), [Reason.EMPTY.value, Reason.MALFORMED.value])
     batch = refusal(refused, partition)
     assert batch.schema.equals(DEAD_LETTER_SCHEMA)

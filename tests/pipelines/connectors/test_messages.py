@@ -32,6 +32,16 @@ class Noted(WriteOnlySink):
         super().__init__(run_id)
         self.put: list[Any] = []
 
+    @property
+    @override
+    def place(self) -> str:
+        return "t"
+
+    @property
+    @override
+    def description(self) -> str:
+        return "topic t"
+
     @override
     def _put_rows(self, releases: Sequence[Any]) -> None:
         self.put += [(r.run_id, key) for r in releases for key in r.messages.keys]
@@ -40,8 +50,9 @@ class Noted(WriteOnlySink):
     def _put_control_messages(self, messages: Sequence[Any]) -> None:
         self.put += [m.name for m in messages]
 
-
-Noted.__abstractmethods__ = frozenset()
+    @override
+    def close(self) -> None:
+        pass
 
 
 def test_each_row_has_its_release_id_for_a_name() -> None:

@@ -7,6 +7,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.fields import Field
 from dpstream.pipelines.drafting.account import (
+    Wanted,
     accounts_near,
     chosen_account,
     chosen_data_set,
@@ -20,7 +21,7 @@ from tests import accounts
 from tests.projects import write_project
 
 USER, NOBODY = Field("user"), Person(None, lambda _: None)
-WANTED = ("visits", "user", "string", (2.0, 1e-6))
+WANTED: Wanted = ("visits", "user", "string", (2.0, 1e-6))
 
 
 def test_accounts_up_to_the_repositorys_root_are_listed(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_accounts_up_to_the_repositorys_root_are_listed(tmp_path: Path) -> None:
     accounts.create(jobs / "own.db", "own")
     (jobs / "other.db").write_bytes(b"SQLite format 3\0 and no more")
     (jobs / "text.db").write_text("none")
-    assert [each.path.name for each in accounts_near(jobs)] == ["own.db"]
+    assert [Path(each.path).name for each in accounts_near(jobs)] == ["own.db"]
     (root / ".git").mkdir()
     assert [each.created.data_set for each in accounts_near(jobs)] == ["own", "shop"]
 

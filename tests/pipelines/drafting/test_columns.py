@@ -2,12 +2,14 @@
 
 import bz2
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.fields import FieldType
 from dpstream.pipelines.drafting.columns import Column, column_of, data_file
 from tests.pipelines.drafting import SECRET, commits
 
@@ -31,7 +33,9 @@ HEAD = b'user,"page, or part",at\n'
     ],
     ids=str,
 )
-def test_types(kind: pa.DataType, identity: str, time: str, number: bool) -> None:
+def test_types(
+    kind: pa.DataType, identity: FieldType | None, time: str | None, number: bool
+) -> None:
     assert column_of("c", kind) == Column("c", identity, time, number)
 
 
@@ -43,7 +47,7 @@ def test_a_parquet_schema_and_the_first_of_a_pattern(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, pa.compress])
-def test_a_csv_header_however_it_is_packed(pack: object, tmp_path: Path) -> None:
+def test_a_csv_header_however_it_is_packed(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     name = {gzip.compress: "a.csv.gz", bz2.compress: "a.csv.bz2", pa.compress: "a.csv.zst"}
     path = tmp_path / name.get(pack, "a.csv")
     body = b"\xef\xbb\xbf" + HEAD + b"x,y,z\n"

@@ -1,6 +1,7 @@
 """The text of a first job: planned as it stands, whatever its columns are called."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.pipelines.drafting import begun
 
 OUT = begun(Path("/jobs"))
 WEEKS = Windows("2024-01-01T00:00:00Z", "2024-02-05T00:00:00Z", "7d")
-SAID = Answers(
+ANSWERS = Answers(
     file=DataFile("/jobs/data/a [1].csv", Path("/jobs/data/a [1].csv"), "csv", None),
     unit=Field("who", "int"), key=(Field("page"), Field("lang")), time="at", values=(),
     windows=WEEKS, every=None, epsilon=1.0, delta=1e-8, contributions=10,
@@ -28,9 +29,9 @@ SAID = Answers(
 
 
 def test_a_job_says_what_was_answered() -> None:
-    job = checked(project_text(SAID, OUT), OUT)
+    job = checked(project_text(ANSWERS, OUT), OUT)
     plan = job.plan
-    assert (plan.unit, plan.key, plan.event_time) == (SAID.unit, SAID.key, "at")
+    assert (plan.unit, plan.key, plan.event_time) == (ANSWERS.unit, ANSWERS.key, "at")
     assert plan.timeline.triggers == 1 and plan.timeline.windows == 5
     assert (plan.privacy.epsilon, plan.privacy.delta, plan.privacy.contributions) == (1, 1e-8, 10)
     assert job.privacy.secret.file == "/jobs/visits.secret" and job.source.kind == "csv"
@@ -38,7 +39,7 @@ def test_a_job_says_what_was_answered() -> None:
 
 
 def test_what_is_suggested_in_comments_works() -> None:
-    text = project_text(SAID, OUT)
+    text = project_text(ANSWERS, OUT)
     assert 'covers = "lifetime"' in text and "'1d' also shows it grow" in text
     text = text.replace('covers = "lifetime"', 'covers = "window"').replace(
         'release_every = "7d"', 'release_every = "1d"'
@@ -48,9 +49,9 @@ def test_what_is_suggested_in_comments_works() -> None:
 
 
 def test_a_second_job_is_added_to_what_is_there() -> None:
-    before = "# ours\n" + project_text(SAID, OUT) + "\n\n"
+    before = "# ours\n" + project_text(ANSWERS, OUT) + "\n\n"
     second = OUT._replace(before=before, job="hourly", new_data_set=None, new_table=False)
-    text = project_text(SAID._replace(epsilon=0.5), second)
+    text = project_text(ANSWERS._replace(epsilon=0.5), second)
     assert text.startswith(before.rstrip("\n")) and text.count("[table.visits]") == 1
     first, other = checked(text, OUT), checked(text, second)
     assert (first.plan.privacy.epsilon, other.plan.privacy.epsilon) == (1.0, 0.5)
@@ -60,7 +61,7 @@ def test_a_second_job_is_added_to_what_is_there() -> None:
 
 def test_odd_names_are_written_whole() -> None:
     odd = 'a"b\\c\n\x7f #é'
-    replies = SAID._replace(unit=Field(odd), key=(Field("records"),), values=(
+    replies = ANSWERS._replace(unit=Field(odd), key=(Field("records"),), values=(
         bounded("records", 0, 1), bounded("count", -0.5, 0.25), bounded("_x", 0, 1e6)))  # fmt: skip
     plan = checked(project_text(replies, OUT), OUT).plan
     assert plan.unit.column == odd
@@ -98,9 +99,7 @@ def test_what_are_no_bounds(bounds: tuple[float, float]) -> None:
      ({"every": "soon"}, "--every"), ({"key": (Field("_page"),)}, "--key"),
      ({"windows": WEEKS._replace(length="1us")}, "--window")],
 )  # fmt: skip
-def test_what_a_plan_would_refuse_is_refused_by_its_flag(
-    change: dict[str, object], flag: str
-) -> None:
+def test_what_a_plan_would_refuse_is_refused_by_its_flag(change: dict[str, Any], flag: str) -> None:
     with pytest.raises(UsageError) as error:
-        checked(project_text(SAID._replace(**change), OUT), OUT)
+        checked(project_text(ANSWERS._replace(**change), OUT), OUT)
     assert error.value.field == flag

@@ -38,8 +38,8 @@ def place(tmp_path: Path) -> Place:
 
 def account(place: Place, epsilon: float = 30.0) -> DataSetAccount:
     path = place.folder / "book" / "ledger.db"
-    place = accounts.create(path, "visits", (epsilon, 0.01), type_="int")
-    return dpstream.account(path, "visits", id=place.id)
+    made = accounts.create(path, "visits", (epsilon, 0.01), type_="int")
+    return dpstream.account(path, "visits", id=made.id)
 
 
 def stream(

@@ -18,7 +18,7 @@ from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits, with_
 from tests.pipelines.stream.test_begin import CutOff, cut_off
 
 TABLE = visits()
-ASKED: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}
+QUESTION: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}
 
 
 def entries(folder: Path) -> list[Charge]:
@@ -27,9 +27,11 @@ def entries(folder: Path) -> list[Charge]:
 
 def test_the_same_question_is_paid_once_whatever_the_rows_are(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    first = dpstream.histogram(TABLE, **ASKED, **paid)
+    first = dpstream.histogram(TABLE, **QUESTION, **paid)
     tables = [LIBRARIES[name](TABLE) for name in LIBRARIES]
-    again = [dpstream.histogram(table, **ASKED, **paid) for table in (*tables, TABLE.slice(0, 0))]
+    again = [
+        dpstream.histogram(table, **QUESTION, **paid) for table in (*tables, TABLE.slice(0, 0))
+    ]
     assert first.charged and not any(one.charged for one in again)
     assert {one.receipt for one in again} == {first.receipt}
     assert all(one.table.equals(first.table) for one in again)
@@ -40,28 +42,28 @@ def test_the_same_question_is_paid_once_whatever_the_rows_are(tmp_path: Path) ->
 
 def test_other_questions_labels_and_fresh_ones_are_charged(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    first = dpstream.histogram(TABLE, **ASKED, **paid)
+    first = dpstream.histogram(TABLE, **QUESTION, **paid)
     others = [
-        dpstream.histogram(TABLE.slice(1), **ASKED, **paid, as_of="Tuesday"),
-        dpstream.histogram(TABLE, **{**ASKED, "epsilon": 2.0}, **paid),
-        dpstream.count(TABLE, **ASKED, **paid),
-        dpstream.histogram(TABLE, **ASKED, **paid, fresh=True),
+        dpstream.histogram(TABLE.slice(1), **QUESTION, **paid, as_of="Tuesday"),
+        dpstream.histogram(TABLE, **{**QUESTION, "epsilon": 2.0}, **paid),
+        dpstream.count(TABLE, **QUESTION, **paid),
+        dpstream.histogram(TABLE, **QUESTION, **paid, fresh=True),
     ]
     assert all(one.charged for one in others)
     assert len({first.receipt, *(one.receipt for one in others)}) == 5
     assert len(entries(tmp_path)) == 5
-    last = dpstream.histogram(TABLE, **ASKED, **paid)
+    last = dpstream.histogram(TABLE, **QUESTION, **paid)
     assert last.receipt == others[-1].receipt and not last.charged
 
 
 def test_beyond_the_limit_nothing_is_counted(tmp_path: Path) -> None:
     paid = account(tmp_path, epsilon=1.2)
-    dpstream.histogram(TABLE, **ASKED, **paid)
+    dpstream.histogram(TABLE, **QUESTION, **paid)
     with (
         cut_off(module, "_drawn", 1, False),
         pytest.raises(PolicyError, match="account") as error,
     ):
-        dpstream.count(TABLE, **{**ASKED, "epsilon": 5.0}, **paid)
+        dpstream.count(TABLE, **{**QUESTION, "epsilon": 5.0}, **paid)
     assert "larger limit" in error.value.fix and len(entries(tmp_path)) == 1
 
 
@@ -69,9 +71,9 @@ def test_beyond_the_limit_nothing_is_counted(tmp_path: Path) -> None:
 def test_what_is_cut_off_goes_on_with_its_noise_at_no_charge(tmp_path: Path, after: bool) -> None:
     paid = account(tmp_path)
     with cut_off(module, "_drawn", 1, after), pytest.raises(CutOff):
-        dpstream.histogram(TABLE, **ASKED, **paid)
+        dpstream.histogram(TABLE, **QUESTION, **paid)
     [charge] = entries(tmp_path)
-    answer = dpstream.histogram(TABLE, **ASKED, **paid)
+    answer = dpstream.histogram(TABLE, **QUESTION, **paid)
     assert not answer.charged and answer.header.run_id == charge.run_id
     assert len(entries(tmp_path)) == 1
 
@@ -86,57 +88,59 @@ def test_noise_is_named_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return drawn[-1]
 
     monkeypatch.setattr(module, "_drawn", twice)
-    dpstream.histogram(TABLE, **ASKED, **paid)
+    dpstream.histogram(TABLE, **QUESTION, **paid)
     one, other = (table_of(receipt) for receipt in drawn)
     assert one.equals(other)
 
 
 def test_another_key_asks_anew(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    dpstream.histogram(TABLE, **ASKED, **paid)
+    dpstream.histogram(TABLE, **QUESTION, **paid)
     new_secret(tmp_path / "other.secret")
     paid = with_secret(paid, SecretSource(f"file:{tmp_path / 'other.secret'}"))
-    assert dpstream.histogram(TABLE, **ASKED, **paid).charged
+    assert dpstream.histogram(TABLE, **QUESTION, **paid).charged
 
 
 def test_a_key_is_needed_where_answers_are_given_again(tmp_path: Path) -> None:
     paid = account(tmp_path)
     paid = with_secret(paid, SecretSource())
     with pytest.raises(UsageError, match="dpstream secret new") as error:
-        dpstream.histogram(TABLE, **ASKED, **paid)
+        dpstream.histogram(TABLE, **QUESTION, **paid)
     assert error.value.field == "secret" and entries(tmp_path) == []
 
 
 def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
-    one, other = (dpstream.histogram(TABLE, **ASKED, public_keys=["p0", "p1"]) for _ in range(2))
+    one, other = (dpstream.histogram(TABLE, **QUESTION, public_keys=["p0", "p1"]) for _ in range(2))
     assert one.charged is None and one.header.run_id != other.header.run_id
     assert one.table != other.table and "no account" in one.guarantee
 
 
 def test_a_fixed_test_key_is_said(tmp_path: Path) -> None:
     paid = with_secret(account(tmp_path), SecretSource(None, KEY))
-    answer = dpstream.histogram(TABLE, **ASKED, **paid)
+    answer = dpstream.histogram(TABLE, **QUESTION, **paid)
     assert answer.guarantee.startswith("NOT PRIVATE")
 
 
 def test_streams_statements_and_tables_share_one_account(tmp_path: Path) -> None:
     """A unit of another type is another unit, whose costs do not add up."""
     paid = account(tmp_path)
-    dpstream.histogram(TABLE, **ASKED, **paid)
+    dpstream.histogram(TABLE, **QUESTION, **paid)
     named = TABLE.set_column(0, "user", TABLE["user"].cast(pa.string()))
     with pytest.raises(PolicyError):
-        dpstream.histogram(named, **ASKED, **paid)
+        dpstream.histogram(named, **QUESTION, **paid)
 
 
 def test_automatic_bounds_are_released_and_cost_nothing_more(tmp_path: Path) -> None:
     paid = account(tmp_path)
-    options = {**ASKED, "epsilon": 20.0, "max_keys": 2}
+    options = {**QUESTION, "epsilon": 20.0, "max_keys": 2}
     answer = dpstream.sum(TABLE, **options, **paid, value="seconds", bounds="auto")
     low, high = answer.header.bounds["sum"]
     assert low < high and answer.cuts["sum"].low == pytest.approx(low)
     assert len(entries(tmp_path)) == 1 and entries(tmp_path)[0].epsilon == 20.0
     few = TABLE.slice(0, 3)
-    none = dpstream.mean(few, **ASKED, **paid, value="seconds", bounds="auto", public_keys=["p0"])
+    none = dpstream.mean(
+        few, **QUESTION, **paid, value="seconds", bounds="auto", public_keys=["p0"]
+    )
     assert none.table.column("mean").null_count == 1 and "missing" in none.guarantee
 
 
@@ -145,7 +149,7 @@ def test_receipts_hold_no_row_and_metadata_say_what_holds(tmp_path: Path) -> Non
     paid = account(tmp_path)
     (tmp_path / "ledger.db").unlink()
     accounts.create(tmp_path / "ledger.db", "visits", (100.0, 1e-5))
-    answer = dpstream.histogram(data, **ASKED, **paid)
+    answer = dpstream.histogram(data, **QUESTION, **paid)
     assert len(answer) == 0 and b"alice" not in answer.receipt
     metadata = answer.table.schema.metadata
     assert metadata[b"dpstream.guarantee"].decode() == answer.guarantee

@@ -2,6 +2,7 @@
 
 import math
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -81,8 +82,9 @@ def test_keys_and_rows_of_each_are_chosen_together() -> None:
 
 def test_with_few_rows_of_a_user_the_noise_is_less_than_with_the_public_bound() -> None:
     data = table(np.full(5_000, 2), pages=5)
-    both = {"unit": "user", "epsilon": 1.0}
-    for more in ({}, {"key": "page", "public_keys": range(5)}):
+    both: dict[str, Any] = {"unit": "user", "epsilon": 1.0}
+    of_keys: dict[str, Any] = {"key": "page", "public_keys": range(5)}
+    for more in ({}, of_keys):
         chosen = dpstream.count(data, **both, **more)
         public = dpstream.count(data, **both, **more, max_rows=5, max_keys=8)
         assert chosen.table["count_sd"][0].as_py() < 0.6 * public.table["count_sd"][0].as_py()

@@ -17,7 +17,7 @@ ONE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def sds(plan: Any) -> dict[str, tuple[float, int | None]]:
+def sds(plan: Any) -> dict[str, tuple[Any, int | None]]:
     """sd of the first part, and how many such questions the limit allows, by family."""
     return {
         row["mechanism"]: (row["columns"][0]["parts"][0]["sd"], row["questions"])

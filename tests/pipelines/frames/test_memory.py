@@ -1,6 +1,7 @@
 """Rows of a table stand where they stand."""
 
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pandas as pd
@@ -19,7 +20,7 @@ def test_batches_are_numbered_through(tmp_path: Path) -> None:
     job, rows = a_job(tmp_path, more="batch_rows = 100\n"), dicts(250)
 
     def check(batches: list[pa.RecordBatch]) -> None:
-        places = {}
+        places = dict[int, Any]()
         for batch in batches:
             partition, offset = positions(batch)
             assert not partition.any()

@@ -39,7 +39,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 def scores(name: str, scale: float = 1.0, **more: Any) -> Float64:
     """(released - truth) / sd of each key."""
     truth, given = CALLS[name]
-    exact = {page: value for page, value in duckdb.sql(
+    exact = {page: value for page, value in duckdb.execute(
         f"SELECT page, {truth} FROM SPREAD GROUP BY page", connection=_with_table()
     ).fetchall()}  # fmt: skip
     table = getattr(dpstream, name)(
@@ -78,7 +78,7 @@ def test_the_check_of_errors_can_fail() -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    truth = {p: v for p, v in duckdb.sql(
+    truth = {p: v for p, v in duckdb.execute(
         "SELECT page, avg(seconds) FROM SPREAD GROUP BY page", connection=_with_table()
     ).fetchall()}  # fmt: skip
     table = dpstream.mean(

@@ -21,7 +21,7 @@ from tests.pipelines.sql import asking
 from tests.pipelines.stream.test_begin import CutOff, cut_off
 
 TABLE = visits()
-ASKED: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}
+QUESTION: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}
 VALUE: dict[str, Any] = {"value": "seconds"}
 FIGURES: dict[str, dict[str, Any]] = {"histogram": {}, "count": {}, "sum": VALUE, "mean": VALUE}
 
@@ -46,14 +46,14 @@ def test_tables_of_other_rows_have_the_same_plan(figure: str, tmp_path: Path) ->
     paid = account(tmp_path)
     tables = [TABLE, TABLE.slice(1), TABLE.slice(0, 1), TABLE.slice(0, 0)]
     data = [LIBRARIES[name](table) for name in LIBRARIES for table in tables]
-    plans = [dpstream.plan(figure, one, **ASKED, **FIGURES[figure], **paid) for one in data]  # type: ignore[arg-type]
+    plans = [dpstream.plan(figure, one, **QUESTION, **FIGURES[figure], **paid) for one in data]  # type: ignore[arg-type]
     assert plans[0].accepted and plans[0].charge == (1.0, 1e-9)
     assert all(one == plans[0] for one in plans)
 
 
 def test_a_stream_is_still_there_for_the_question() -> None:
     stream = pa.RecordBatchReader.from_batches(TABLE.schema, TABLE.to_batches())
-    assert dpstream.plan("count", stream, **ASKED) == dpstream.plan("count", TABLE, **ASKED)
+    assert dpstream.plan("count", stream, **QUESTION) == dpstream.plan("count", TABLE, **QUESTION)
     assert stream.read_all().equals(TABLE)
 
 
@@ -63,44 +63,44 @@ def test_nothing_is_written(tmp_path: Path) -> None:
         tmp_path / "new" / "l.db", "visits", id=accounts.ID, secret=paid["account"].secret
     )
     before = files(tmp_path)
-    assert dpstream.plan("count", TABLE, **ASKED, **paid).accepted
-    absent = dpstream.plan("count", TABLE, **ASKED, **{**paid, "account": new_account})
+    assert dpstream.plan("count", TABLE, **QUESTION, **paid).accepted
+    absent = dpstream.plan("count", TABLE, **QUESTION, **{**paid, "account": new_account})
     assert not absent.accepted
     assert files(tmp_path) == before and not (tmp_path / "new").exists()
-    dpstream.count(TABLE, **ASKED, **paid)
+    dpstream.count(TABLE, **QUESTION, **paid)
     before = files(tmp_path)
     for more in ({}, {"fresh": True}, {"as_of": "May"}, {"epsilon": 99.0}):
-        dpstream.plan("count", TABLE, **{**ASKED, **paid, **more})
+        dpstream.plan("count", TABLE, **{**QUESTION, **paid, **more})
     assert files(tmp_path) == before
 
 
 def test_what_was_answered_is_free_whatever_the_limit_is_now(tmp_path: Path) -> None:
     paid = account(tmp_path, epsilon=2.0)
-    planned = dpstream.plan("count", TABLE, **ASKED, **paid)
+    planned = dpstream.plan("count", TABLE, **QUESTION, **paid)
     assert planned.account is not None and planned.left is not None and not planned.answered
-    first = dpstream.count(TABLE, **ASKED, **paid)
-    again = dpstream.plan("count", TABLE.slice(0, 0), **ASKED, **paid)
+    first = dpstream.count(TABLE, **QUESTION, **paid)
+    again = dpstream.plan("count", TABLE.slice(0, 0), **QUESTION, **paid)
     assert again.answered and again.accepted and again.charge is None
     assert again.acceptance.run_id == first.header.run_id and again.account is not None
     assert again.account["spent"] == pytest.approx(planned.account["with_this"])
     assert again.left == pytest.approx(planned.left) and again.cost == planned.cost
     for more in ({"fresh": True}, {"as_of": "May"}, {"max_keys": 3}):
-        other = dpstream.plan("count", TABLE, **ASKED, **paid, **more)
+        other = dpstream.plan("count", TABLE, **QUESTION, **paid, **more)
         assert other.charge == (1.0, 1e-9) and not other.answered
     low = account(tmp_path, epsilon=0.1)
-    assert dpstream.plan("count", TABLE, **ASKED, **low).answered
-    assert dpstream.count(TABLE, **ASKED, **low).receipt == first.receipt
-    assert not dpstream.plan("count", TABLE, **ASKED, **low, fresh=True).accepted
+    assert dpstream.plan("count", TABLE, **QUESTION, **low).answered
+    assert dpstream.count(TABLE, **QUESTION, **low).receipt == first.receipt
+    assert not dpstream.plan("count", TABLE, **QUESTION, **low, fresh=True).accepted
 
 
 def test_what_was_cut_off_goes_on_at_no_charge(tmp_path: Path) -> None:
     paid = account(tmp_path)
     with cut_off(module, "_drawn", 1, False), pytest.raises(CutOff):
-        dpstream.count(TABLE, **ASKED, **paid)
+        dpstream.count(TABLE, **QUESTION, **paid)
     for fresh in (False, True):
-        plan = dpstream.plan("count", TABLE, **ASKED, **paid, fresh=fresh)
+        plan = dpstream.plan("count", TABLE, **QUESTION, **paid, fresh=fresh)
         assert plan.accepted and plan.charge is None and not plan.answered
-    assert dpstream.count(TABLE, **ASKED, **paid, fresh=True).charged is False
+    assert dpstream.count(TABLE, **QUESTION, **paid, fresh=True).charged is False
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_what_was_cut_off_goes_on_at_no_charge(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_refusal_is_that_of_the_question(given: dict[str, Any], tmp_path: Path) -> None:
     paid = account(tmp_path, epsilon=2.0)
-    dpstream.histogram(TABLE, **ASKED, **paid)  # of unit "user"
+    dpstream.histogram(TABLE, **QUESTION, **paid)  # of unit "user"
     if "secret" in given:
         given = with_secret(paid, given["secret"])
-    options, before = {**ASKED, **paid, **given}, files(tmp_path)
+    options, before = {**QUESTION, **paid, **given}, files(tmp_path)
     plan = dpstream.plan("count", TABLE, **options)
     assert files(tmp_path) == before
     refusal, error = plan.refusal, error_of("count", TABLE, **options)
@@ -129,18 +129,18 @@ def test_the_refusal_is_that_of_the_question(given: dict[str, Any], tmp_path: Pa
 
 def test_a_table_that_is_none_is_refused() -> None:
     for data in (None, [1], TABLE["user"], LIBRARIES["polars"](TABLE)["user"], open):
-        plan, error = dpstream.plan("count", data, **ASKED), error_of("count", data, **ASKED)
+        plan, error = dpstream.plan("count", data, **QUESTION), error_of("count", data, **QUESTION)
         assert plan.refusal is not None and plan.refusal.as_dict() == error.as_dict()
         assert (plan.cost, plan.columns, plan.thresholds) == (None, [], [])
 
 
 def test_what_would_be_typed_wrong_is_an_error() -> None:
     with pytest.raises(UsageError) as error:
-        dpstream.plan("median", TABLE, **ASKED)  # type: ignore[arg-type]
+        dpstream.plan("median", TABLE, **QUESTION)  # type: ignore[arg-type]
     assert error.value.field == "figure" and "'count'" in error.value.fix
     for given in ({"max_row": 3}, {"value": "seconds"}):
         with pytest.raises(TypeError):
-            dpstream.plan("count", TABLE, **ASKED, **given)
+            dpstream.plan("count", TABLE, **QUESTION, **given)
     with pytest.raises(TypeError):
         dpstream.plan("count", TABLE, unit="user")
 
@@ -154,7 +154,7 @@ def test_a_weak_guarantee_is_in_the_plan() -> None:
 
 def test_noise_of_given_bounds_is_the_answers() -> None:
     """Exactly: sd and the half width of the interval."""
-    given: dict[str, Any] = {**ASKED, "max_keys": 3, "public_keys": ["p0", "p1"]}
+    given: dict[str, Any] = {**QUESTION, "max_keys": 3, "public_keys": ["p0", "p1"]}
     for figure, more in (("histogram", {}), ("count", {"max_rows": 2}),
                          ("sum", {**VALUE, "bounds": (0, 60), "max_rows": 2})):  # fmt: skip
         for delta in (0, 1e-9):
@@ -171,7 +171,7 @@ def test_noise_of_chosen_bounds_is_the_answers_times_what_was_chosen() -> None:
     rows = 4_000
     data = pa.table({"user": [i // 6 for i in range(6 * rows)],
                      "page": [i % 6 // 3 for i in range(6 * rows)]})  # fmt: skip
-    options = {**ASKED, "epsilon": 3.0}
+    options = {**QUESTION, "epsilon": 3.0}
     [column] = dpstream.plan("count", data, **options).columns
     [part] = column["parts"]
     answer = dpstream.count(data, **options)

@@ -1,5 +1,7 @@
 """The answer's table is everybody's, and its words say what is promised."""
 
+from typing import Any
+
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -23,7 +25,7 @@ def test_libraries_take_it_as_a_table() -> None:
 
 
 def test_the_words_name_what_of_a_unit_counts() -> None:
-    both = {"unit": "user", "key": "page", "epsilon": 2.0}
+    both: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 2.0}
     text = repr(dpstream.histogram(TABLE, **both, max_keys=3))
     assert "(2, 1e-09)-differential privacy" in text and "'user'" in text
     assert "at most 3 of its keys" in text and "if enough units have it" in text

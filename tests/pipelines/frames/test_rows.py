@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, bounded
@@ -163,9 +164,11 @@ def test_huge_values_do_not_wrap() -> None:
     data = pa.table({"user": [1] * 4, "page": ["a"] * 4, "seconds": [1e308, 1e308, -1e308, 5e-324]})
     for kind in ("sum", "mean"):
         query, columns = question(data, kind=kind, value="seconds", bounds=(0, 1))
+        assert query.column is not None
         [total, *_] = partials_of(query.gridded.plan, rows_of(query, columns, ring())).sums
         assert 0 <= abs(int(total.sum())) <= 5 / query.column.grid
         query, columns = question(data, kind=kind, value="seconds", bounds="auto")
+        assert query.column is not None
         wide = histogram_values(query.column.name, query.column, rows_of(query, columns, ring()))
         assert len(wide.value) == 1 and abs(int(wide.value[0])) <= 1 << 32
 
@@ -179,5 +182,5 @@ def test_no_rows_are_rows() -> None:
 def test_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_PARTIALS == 1 << 30
     monkeypatch.setattr(module, "MAX_PARTIALS", 9)
-    with pytest.raises(module.UsageError, match="more than 9 rows"):
+    with pytest.raises(UsageError, match="more than 9 rows"):
         made(visits(10))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ def job(make_job: Callable[..., Job]) -> Job:
     return make_job()
 
 
-def tuned(job: Job, **fields: object) -> Job:
+def tuned(job: Job, **fields: Any) -> Job:
     return msgspec.structs.replace(job, tuning=ChoiceSection(**fields))
 
 
@@ -43,7 +44,7 @@ def test_the_unit_by_name(job: Job) -> None:
         ({"how": "private"}, "account"),
     ],
 )
-def test_figures_that_nobody_paid_for(fields: dict, field: str, job: Job) -> None:
+def test_figures_that_nobody_paid_for(fields: dict[str, Any], field: str, job: Job) -> None:
     with pytest.raises(PolicyError) as error:
         check_tuning(tuned(job, **fields))
     assert error.value.field == field

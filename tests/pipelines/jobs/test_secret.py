@@ -205,7 +205,7 @@ def test_check(tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyP
         job = job_in(tmp_path / name, LINES[name])
         description = json.loads(check(job, "--json").stdout)
         assert description == {"where": where, "store": "new", "fingerprint": fingerprint}
-        assert not job.state.path.exists()
+        assert job.state.path is not None and not job.state.path.exists()
     run_job(job)
     server.secrets[NAME] = KEY.upper().encode()
     text = check(job).stdout

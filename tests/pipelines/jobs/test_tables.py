@@ -9,12 +9,13 @@ from dpstream.pipelines.jobs.tables import (
     GIVEN_STAMPS,
     SinkConfig,
     SourceConfig,
+    SourceKind,
     StateConfig,
 )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"])
-def test_only_sources_without_end_give_stamps(kind: str) -> None:
+def test_only_sources_without_end_give_stamps(kind: SourceKind) -> None:
     source = SourceConfig(kind)
     given = GIVEN_STAMPS.get(kind)
     assert source.unbounded is (given is not None)

@@ -40,14 +40,14 @@ def test_a_plan_says_what_a_run_would_be_told(tmp_path: Path) -> None:
     assert first.exit_code == 0 and json.loads(first.stdout)["acceptance"]["accepted"]
     ran(job(tmp_path))
     # Changed: refused until it is begun afresh.
-    path = ("--project", job(tmp_path, contributions="5").path)
+    path = ("--project", job(tmp_path, contributions=5).path)
     planned, refused = call("plan", *path, "--json"), call("run", *path, "--quiet", "--json")
     assert planned.exit_code == refused.exit_code == 3
     refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
     assert refusal == json.loads(refused.stderr.splitlines()[-1])
     # What it says to type is typed: refused by the limit, as the plan of it says.
     assert call("plan", *path, "--fresh").exit_code == call("run", *path, "--fresh").exit_code == 3
-    wide = ("--project", job(tmp_path, 40.0, contributions="5").path)
+    wide = ("--project", job(tmp_path, 40.0, contributions=5).path)
     assert call("plan", *wide, "--fresh").exit_code == 0
     done = call("run", *wide, "--fresh", "--quiet")
     assert done.exit_code == 0, done.output

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -42,14 +43,14 @@ def call(*args: object) -> Result:
     return CliRunner().invoke(cli, ["account", "show", *(str(a) for a in args)])
 
 
-def shown(*args: object) -> dict[str, object]:
+def view_of(*args: object) -> dict[str, Any]:
     result = call(*args, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def test_what_an_account_holds(path: Path) -> None:
-    account = shown(path)
+    account = view_of(path)
     assert (account["id"], account["data_set"]) == (accounts.ID, "visits")
     assert account["unit"] == {"name": "user", "type": "string"}
     assert account["head"]["seq"] == 4 and account["charges"] == 3
@@ -64,14 +65,14 @@ def test_what_an_account_holds(path: Path) -> None:
 
 
 def test_what_is_left_fits_and_no_more(path: Path) -> None:
-    account = shown(path)
+    account = view_of(path)
     spent, left = account["spent"]["epsilon"], account["left"]
     assert left["epsilon"] == pytest.approx(4 - spent)
     for part, more in (("epsilon", 1e-6), ("mu", 1e-4)):
         for factor, fits in ((1 - more, True), (1 + more, False)):
-            figures = (left["epsilon"] * factor, 0.0, None) if part == "epsilon" else (
-                99.0, 0.5, left["mu"] * factor,
-            )  # fmt: skip
+            figures: tuple[float, float, float | None] = (left["epsilon"] * factor, 0.0, None)
+            if part == "mu":
+                figures = (99.0, 0.5, left["mu"] * factor)
             one = Charge("aa" * 16, "p", accounts.USER, *figures, 0.0)
             assert within([*CHARGES, one], 4.0, 0.004) is fits
     text = call(path).stdout
@@ -80,7 +81,7 @@ def test_what_is_left_fits_and_no_more(path: Path) -> None:
     accounts.set_limit(path, (1.0, 0.0005))
     used_up = call(path).stdout
     assert "more than any epsilon" in used_up and "Left      epsilon 0" in used_up
-    assert shown(path)["entries"][-1]["event"] == "limit"
+    assert view_of(path)["entries"][-1]["event"] == "limit"
 
 
 def test_zcdp_is_shown_and_never_rounded_down(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_zcdp_is_shown_and_never_rounded_down(tmp_path: Path) -> None:
     ledger.charge(Charge("7a" * 16, "t", accounts.USER, 9.0, 1e-9, None, 0.0, "table", rho=rho))
     ledger.charge(TABLE)
     ledger.close()
-    account = shown(place)
+    account = view_of(place)
     entry, left = account["entries"][1], account["left"]["rho"]
     assert entry["kind"] == "table" and entry["rho"] == rho and entry["mu"] is None
     have = [Charge("7a" * 16, "t", accounts.USER, 9.0, 1e-9, None, 0.0, rho=r) for r in (rho, left)]
@@ -106,7 +107,7 @@ def test_the_account_of_a_data_set(path: Path, tmp_path: Path) -> None:
     project = tmp_path / "dpstream.toml"
     accounts.write(project, text_of())
     for named in ((), ("visits",)):
-        account = shown(*named, "--project", project)
+        account = view_of(*named, "--project", project)
         assert account["limit"] == {"epsilon": 30.0, "delta": 0.05}
         assert account["data_set"] == "visits"
         assert account["charges"] == 3 and account["left"]["epsilon"] > 20

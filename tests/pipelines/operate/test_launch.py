@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,7 +46,7 @@ def test_a_job_with_nothing_on_the_launcher(remote: Job) -> None:
         ("sink", {"dead_letter": "/dead"}, "dead_letter"),
     ],
 )
-def test_what_lies_on_its_disk(table: str, change: dict, field: str, remote: Job) -> None:
+def test_what_lies_on_its_disk(table: str, change: dict[str, Any], field: str, remote: Job) -> None:
     changed = msgspec.structs.replace(getattr(remote, table), **change)
     with pytest.raises(UsageError) as error:
         check_remote(msgspec.structs.replace(remote, **{table: changed}))

@@ -15,6 +15,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.operate import launch_tables
 from dpstream.pipelines.operate.dataflow import flags
 from dpstream.pipelines.operate.launch_tables import (
@@ -26,7 +27,7 @@ from dpstream.pipelines.operate.launch_tables import (
 )
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.draft import MANIFEST, Written, decoded
+from dpstream.pipelines.tabulation.draft import MANIFEST, decoded
 from dpstream.pipelines.tabulation.flow import Seal
 from dpstream.pipelines.tabulation.work import names_of
 from tests.pipelines.tabulation.executing import KEY, content

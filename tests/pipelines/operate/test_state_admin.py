@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from dpstream.accounting.errors import required
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
@@ -209,7 +210,8 @@ def forge(path: Path) -> None:
     """Add one to a count of a key in a store."""
     db = sqlite3.connect(path)
     window, shard, *blobs = db.execute("SELECT * FROM snapshots ORDER BY window").fetchone()
-    keys, states, pairs = (bytes(b) for b in step_blobs((window, shard, 0), blobs, "snapshots"))
+    parts = required(step_blobs((window, shard, 0), blobs, "snapshots"), "a snapshot")
+    keys, states, pairs = map(bytes, parts)
     batch = from_bytes(states)
     at = batch.schema.names.index("v0")
     more = pa.array([v + 1 for v in batch.column("v0").to_pylist()], pa.int64())

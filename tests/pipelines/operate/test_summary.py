@@ -78,7 +78,7 @@ def test_a_runs_own_summary(tmp_path: Path, kind: str) -> None:
     first, again = run_job(job).summary, run_job(job).summary
     assert first is not None and again is not None and first.released == again.released
     files = f"'{folder}/out/*/*.{kind}'"
-    count, keys, largest, middle = duckdb.sql(
+    count, keys, largest, middle = duckdb.execute(
         f"""WITH all_rows AS (FROM read_{kind}({files})), last AS (FROM all_rows QUALIFY trigger =
         max(trigger) OVER (PARTITION BY window_start))
         SELECT count(*), count(DISTINCT page), (SELECT max(greatest(abs(visits_sd / visits),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -88,7 +89,7 @@ VIA = {"table": "b", "on": [["x"]]}
         ({"version": 2}, "version", "1"),
     ],
 )
-def test_decoding_errors_name_their_field(tables: dict, field: str, message: str) -> None:
+def test_decoding_errors_name_their_field(tables: dict[str, Any], field: str, message: str) -> None:
     sections = {"version": 1} | tables
     with pytest.raises(msgspec.ValidationError) as wrong:
         msgspec.convert(sections, ProjectSections)

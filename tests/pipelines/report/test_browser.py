@@ -14,13 +14,13 @@ from dpstream.pipelines.report import server as module
 from dpstream.pipelines.report.report import build
 from dpstream.pipelines.report.server import Server
 from dpstream.pipelines.report.view import render
-from tests.browser import DESK, PHONE, Browser, Tab, browser
+from tests.browser import DESKTOP, PHONE, Browser, Tab, browser
 from tests.pipelines.report.runs import HOSTILE, weeks
 from tests.pipelines.test_demo_page import demo_page
 from tests.reports import put, row
 
 MakeJob = Callable[..., Job]
-SCREENS = (DESK, PHONE)
+SCREENS = (DESKTOP, PHONE)
 KEYS = [*HOSTILE, *(f"plain {n:03}" for n in range(150))]
 
 
@@ -158,7 +158,7 @@ def test_a_served_page_shows_what_is_new(
     with Server(job) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        fits(chromium.open(server.address, DESK), {f"{server.address}state"})
+        fits(chromium.open(server.address, DESKTOP), {f"{server.address}state"})
         tab = chromium.open(server.address, PHONE)
         write(tab, "key")
         assert len(rows(tab)) == 1

@@ -91,7 +91,7 @@ def expected_truth(
 ) -> list[dict[str, Any]]:
     """The same table without Arrow, row by row."""
     n: Counter[str] = Counter()
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     users: defaultdict[str, set[str]] = defaultdict(set)
     for user, key, time, value in records:
         if time < until:
@@ -164,6 +164,7 @@ def test_without_truth_nothing_private_is_read(make_job: MakeJob, tmp_path: Path
     crowd(tmp_path / "in" / "a.csv")
     execute(job)
     (tmp_path / "in" / "a.csv").unlink()
+    assert job.state.path is not None
     job.state.path.unlink()
     page, text, figures = report(job, tmp_path)
     check_page(page, text)

@@ -11,7 +11,7 @@ from dpstream.pipelines.report.keys import PAGE_NUMBERS, Keys, gathered, most_ro
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.float64()), ("n_sd", pa.float64())])
 #: Values of each key by window.
-VALUES = {
+VALUES: dict[str, dict[int, float | None]] = {
     "big": {0: 100.0, 1: 90.0, 2: 110.0},
     "mid": {0: 50.0, 2: 40.0},
     "late": {2: 60.0},
@@ -32,7 +32,7 @@ def parts() -> Iterator[tuple[int, pa.Table]]:
             yield window, pa.Table.from_pylist(part, SCHEMA)
 
 
-def found(limit: int) -> Keys:
+def keys_of(limit: int) -> Keys:
     return gathered(parts(), parts(), ["k"], "n", SCHEMA, limit)
 
 
@@ -42,7 +42,7 @@ def rows_of(keys: Keys) -> list[tuple[str, int, float | None]]:
 
 
 def test_all_rows_where_there_is_room() -> None:
-    keys = found(100)
+    keys = keys_of(100)
     assert keys.ranked["k"].to_pylist() == ["big", "mid", "late", "early", "none"]
     assert keys.ranked["_windows"].to_pylist() == [3, 2, 1, 2, 1]
     assert (keys.complete, keys.distinct, keys.exact, keys.values) == (5, 5, True, 9)
@@ -52,7 +52,7 @@ def test_all_rows_where_there_is_room() -> None:
 
 @pytest.mark.parametrize("limit", range(1, 10))
 def test_the_newest_of_each_before_all_of_the_busiest(limit: int) -> None:
-    keys, every = found(limit), found(100)
+    keys, every = keys_of(limit), keys_of(100)
     names = every.ranked["k"].to_pylist()[:limit]
     assert keys.ranked["k"].to_pylist() == names
     assert keys.rows.num_rows <= limit and keys.distinct == 5 and keys.values == 9
@@ -79,7 +79,7 @@ def test_newest_rows_of_complete_windows() -> None:
 
 
 def test_newest_rows() -> None:
-    keys = found(100)
+    keys = keys_of(100)
     newest = keys.rows.take(newest_rows(keys))
     assert newest["_window"].to_pylist() == [2, 2, 2, 1, 1]
     assert newest["_key"].to_pylist() == [0, 1, 2, 3, 4]
@@ -89,7 +89,7 @@ def test_newest_rows() -> None:
 
 def test_keys_beyond_those_held_are_the_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_KEYS", 2)
-    keys = found(100)
+    keys = keys_of(100)
     assert not keys.exact and keys.ranked["k"].to_pylist()[0] == "big"
     assert keys.ranked["_total"].to_pylist()[0] == 300.0
 

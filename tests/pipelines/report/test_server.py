@@ -15,6 +15,7 @@ from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import server as module
 from dpstream.pipelines.report.server import Live, Server
+from dpstream.pipelines.report.view import render
 from tests.listening import heard
 from tests.reports import Page as Parsed
 from tests.reports import check_page, edit, put, row
@@ -122,7 +123,6 @@ def test_a_page_is_made_again_when_there_is_something_new(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    render = module.render
 
     def counted(report: Any, live: str) -> str:
         made.append(live)

@@ -9,17 +9,19 @@ class Part:
     """Notes what is asked of it, by name."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
-        self.name, self.told, self.pool = name, calls, self
+        self.name, self.calls, self.pool = name, calls, self
 
     def __getattr__(self, verb: str) -> Any:
-        return lambda: self.told.append(f"{self.name} {verb}")
+        return lambda: self.calls.append(f"{self.name} {verb}")
 
 
 def test_workers_finish_before_their_engine_ends() -> None:
     for kind in (LoopbackPrismRunner, LoopbackFlinkRunner):
         calls: list[str] = []
         runner = kind()
-        runner._server, runner._pools = Part("server", calls), (Part("a", calls), Part("b", calls))
+        server: Any = Part("server", calls)
+        pools: Any = (Part("a", calls), Part("b", calls))
+        runner._server, runner._pools = server, pools
         runner.check()
         runner.drain()
         assert calls == ["server check", "a drain", "b drain"]

@@ -1,5 +1,6 @@
 """The table of runners: what each is given, what each refuses, and what is missing."""
 
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ MENDED = b"\tmod\tgithub.com/apache/beam/sdks/v2\t(devel)\nbuild\t-tags=loopback
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose only parts are a Prism and a job server in this folder."""
     monkeypatch.setattr(parts, "tools", lambda: [tmp_path])
-    monkeypatch.setattr(parts.shutil, "which", lambda name: "/bin/true" if name == "java" else None)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/true" if name == "java" else None)
     monkeypatch.setattr(parts, "java_version", lambda launcher="java": 17)
     monkeypatch.setitem(sys.modules, "apitools", ModuleType("apitools"))
     (tmp_path / "bin").mkdir()
@@ -211,7 +212,7 @@ def test_a_prism_that_lets_others_in(tools: Path, monkeypatch: pytest.MonkeyPatc
     other = tools / "prism"
     other.write_bytes(MODULE % b"2.77.0")
     assert (parts.prism_version(other), parts.prism_is_open(other)) == ("2.77.0", True)
-    monkeypatch.setattr(parts.shutil, "which", lambda name: str(other))
+    monkeypatch.setattr(shutil, "which", lambda name: str(other))
     assert parts.prism() == program
     program.unlink()
     assert parts.prism() == other

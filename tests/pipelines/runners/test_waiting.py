@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dpstream.accounting.errors import DpstreamError, instance
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.runners.waiting import QUIET_SECONDS, Stillness, quiet_seconds
 
@@ -20,7 +21,7 @@ def test_two_triggers_at_the_streams_own_pace(
 
 
 def test_it_is_said_again_after_twice_the_time_and_any_change_is_progress() -> None:
-    now, messages = [0.0], []
+    now, messages = [0.0], list[DpstreamError | str]()
     still = Stillness(10, messages.append, lambda: now[0])
     at = []
     for second in range(100):
@@ -30,4 +31,4 @@ def test_it_is_said_again_after_twice_the_time_and_any_change_is_progress() -> N
         at += [second] if len(messages) > before else []
     # The first look is progress, too; and so is the change at 60.
     assert at == [10, 20, 40, 70, 80]
-    assert {error.field for error in messages} == {"runner"}
+    assert {instance(error, DpstreamError).field for error in messages} == {"runner"}

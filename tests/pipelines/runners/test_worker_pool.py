@@ -7,7 +7,7 @@ import pytest
 from dpstream.pipelines.runners.worker_pool import LoopbackPool, parser
 
 
-def asked(url: str) -> SimpleNamespace:
+def worker_request(url: str) -> SimpleNamespace:
     here = SimpleNamespace(url="127.0.0.1:9")
     return SimpleNamespace(
         worker_id="1-1",
@@ -21,12 +21,12 @@ def asked(url: str) -> SimpleNamespace:
 @pytest.mark.parametrize("host", ["10.0.0.1", "example.org", "0.0.0.0", "127.0.0.1.example.org"])
 def test_no_worker_for_another_machines_engine(host: str) -> None:
     pool = LoopbackPool(use_process=True)
-    assert "another machine" in pool.StartWorker(asked(f"{host}:80"), None).error
+    assert "another machine" in pool.StartWorker(worker_request(f"{host}:80"), None).error
     assert pool._workers == [] and pool._harnesses == []
 
 
 def test_what_starts_a_worker_names_its_engine() -> None:
-    request = asked("localhost:50")
+    request = worker_request("localhost:50")
     own = LoopbackPool(use_process=True, state_cache_size=7, data_buffer_time_limit_ms=9)
     assert own._command(request)[-4:] == ["localhost:50", "1-1", "7", "9"]
     boot = LoopbackPool(use_process=True, container_executable="/opt/boot")

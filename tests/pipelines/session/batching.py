@@ -26,7 +26,7 @@ from tests.pipelines.session.tables import config_at, rides, write
 
 KEY, RUN = bytes(range(7, 39)).hex(), "5a" * 16
 CELLS = Cells((Axis("vendor", (0, 1, 2, 3, 4)), Axis("hour", (0, 5, 6, 20, 23))))
-ASKED = COUNT, sum_of("x"), average("hour"), quantiles("x", (0.25, 0.5))
+AGGREGATES = COUNT, sum_of("x"), average("hour"), quantiles("x", (0.25, 0.5))
 
 
 class Made(NamedTuple):
@@ -43,7 +43,7 @@ class Made(NamedTuple):
         return CELLS.inside(space, np.concatenate([low, high]))
 
     def question(self, kind: str = "epsilon", amount: int = 700_000) -> Question:
-        return Question(kind=kind, amount=amount, aggregates=ASKED, cells=CELLS)  # type: ignore[arg-type]
+        return Question(kind=kind, amount=amount, aggregates=AGGREGATES, cells=CELLS)  # type: ignore[arg-type]
 
     def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
         """As a scan finds them."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError, instance
 from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.pipelines.project.text import MAX_FILE_BYTES, parse_toml
@@ -248,4 +248,4 @@ def test_kinds_of_files() -> None:
 
 def test_codes_are_composed() -> None:
     config = config_of(changed("dimension.vendor.values", ["e\u0301"]))
-    assert config.table.dimensions[2].codes == ("\u00e9",)
+    assert instance(config.table.dimensions[2], Category).codes == ("\u00e9",)

@@ -29,7 +29,7 @@ from dpstream.pipelines.session.flow import (
 from dpstream.pipelines.session.manifest import read_manifest
 from dpstream.state.ledger.region_charge import packed
 from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
-from tests.pipelines.test_coders import KNOWN
+from tests.pipelines.test_coders import UNPICKLED
 from tests.pipelines.test_coders import parts_of as coders_of
 
 
@@ -65,7 +65,7 @@ def strange(task: Task, table: Made) -> list[str]:
         for name in transform.outputs.values():
             if not transform.subtransforms and "/ReshufflePerKey/" not in transform.unique_name:
                 coder = context.coders.get_by_id(proto.components.pcollections[name].coder_id)
-                if not all(isinstance(part, KNOWN) for part in coders_of(coder)):
+                if not all(isinstance(part, UNPICKLED) for part in coders_of(coder)):
                     out.append(transform.unique_name)
     return out
 
@@ -74,7 +74,7 @@ def test_sums_travel_as_batches(
     table: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(table, tmp_path)
-    assert ArrowBatchCoder in KNOWN and strange(task, table) == []
+    assert ArrowBatchCoder in UNPICKLED and strange(task, table) == []
     monkeypatch.setattr(flow, "Routed", Any)
     assert strange(task, table)  # a lost type is found
 

@@ -40,7 +40,7 @@ def wanted(*record_sets: dict[str, Any]) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for records in record_sets for row in at_of(records).tolist())
 
 
-def some(records: dict[str, Any], at: Any) -> dict[str, Any]:
+def rows_at(records: dict[str, Any], at: Any) -> dict[str, Any]:
     """Some of the records."""
     return {name: np.asarray(column)[at].tolist() for name, column in records.items()}
 
@@ -110,7 +110,7 @@ def test_what_is_null_or_outside(tmp_path: Path) -> None:
     write(tmp_path / "rides-1.parquet", records)
     config = config_at(tmp_path)
     loaded = init(config)
-    at = at_of(some(good, [2, 3]))
+    at = at_of(rows_at(good, [2, 3]))
     at[:, 1] = 20
     assert stored(config) == sorted(map(tuple, at.tolist()))
     assert loaded.refused == {"epsilon": 2, "hour": 2}
@@ -161,7 +161,7 @@ def test_ids_that_are_missing_or_there_twice(tmp_path: Path) -> None:
         ("rides-1.parquet", 1, "missing_id"), ("rides-1.parquet", 3, "duplicate_id"),
         ("rides-2.parquet", 0, "duplicate_id"),
     ]  # fmt: skip
-    assert stored(config) == wanted(some(records, [0, 2, 4]), some(rides(2), [1]))
+    assert stored(config) == wanted(rows_at(records, [0, 2, 4]), rows_at(rides(2), [1]))
     loaded = add(config, [write(tmp_path / "m.parquet", rides(3, seed=8) | {"ride": list("bee")})])
     assert loaded.refused == {"duplicate_id": 2} and loaded.taken == 1 and loaded.version == 2
 
@@ -172,7 +172,7 @@ def test_numbers_and_texts_are_one_id(tmp_path: Path) -> None:
     config = config_at(tmp_path)
     init(config)
     assert delete(config, [write(tmp_path / "gone.parquet", {"ride": ["2"]})]).taken == 1
-    assert stored(config) == wanted(some(records, [0, 2]))
+    assert stored(config) == wanted(rows_at(records, [0, 2]))
     (tmp_path / "gone.csv").write_text("ride\n3\n")
     assert delete(config, [tmp_path / "gone.csv"]).taken == 1
 
@@ -185,11 +185,11 @@ def test_records_are_replaced(tmp_path: Path) -> None:
     assert loaded.refused == {"hour": 1, "unknown_id": 1}
     assert (loaded.version, loaded.records, loaded.usable, loaded.taken) == (2, 20, 19, 3)
     remaining = [i for i in range(20) if i not in (3, 5, 7)]
-    assert stored(config) == wanted(some(records, remaining), some(new, [0, 3]))
+    assert stored(config) == wanted(rows_at(records, remaining), rows_at(new, [0, 3]))
     # What is not usable is there by its id still.
-    back = some(records, [5])
+    back = rows_at(records, [5])
     assert replace(config, [write(tmp_path / "back.parquet", back)]).usable == 20
-    assert stored(config) == wanted(some(records, [*remaining, 5]), some(new, [0, 3]))
+    assert stored(config) == wanted(rows_at(records, [*remaining, 5]), rows_at(new, [0, 3]))
 
 
 def test_records_are_deleted(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_records_are_deleted(tmp_path: Path) -> None:
     assert [letter[1:] for letter in letters(loaded)] == [
         (2, "duplicate_id"), (3, "missing_id"), (4, "unknown_id"),
     ]  # fmt: skip
-    assert stored(config) == wanted(some(records, range(1, 19)))
+    assert stored(config) == wanted(rows_at(records, range(1, 19)))
     assert not (config.folder / before.name).exists()
     everybody = {"ride": [f"r{i}" for i in range(1, 19)]}
     assert delete(config, [write(tmp_path / "all.parquet", everybody)]).records == 0
@@ -328,7 +328,7 @@ def test_kill_9_leaves_one_version_or_the_other(tmp_path: Path, where: str) -> N
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path), where], check=False)
     assert run.returncode == -signal.SIGKILL
     remaining = [i for i in range(20) if i != 1]
-    after = wanted(some(records, remaining))
+    after = wanted(rows_at(records, remaining))
     assert stored(config) == (after if where == "committed" else wanted(records))
     with Scan(config.folder, config.table) as scan:
         assert scan.version == (2 if where == "committed" else 1)

@@ -10,7 +10,7 @@ from dpstream.pipelines.session import page
 from dpstream.pipelines.session.load import add
 from dpstream.pipelines.session.page import Chosen
 from dpstream.pipelines.session.session import Session
-from tests.browser import DESK, PHONE, browser
+from tests.browser import DESKTOP, PHONE, browser
 from tests.pipelines.session.small import RECORDS, config_at
 
 
@@ -51,7 +51,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         file = tmp_path / "page.html"
         file.write_text(page.render(session.open_table, Chosen()), encoding="utf-8")
     with browser(tmp_path / "browser") as chromium:
-        for screen in (DESK, PHONE):
+        for screen in (DESKTOP, PHONE):
             tab = chromium.open(file.as_uri(), screen)
             assert tab.width <= screen[0] and not tab.complaints() and not tab.requests()
             assert tab.run("[...document.querySelectorAll('svg')].every(s => s.clientWidth > 100)")

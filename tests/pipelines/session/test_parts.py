@@ -1,5 +1,6 @@
 """Files of a table: digests, manifests, locks and what is swept."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from dpstream.pipelines.session.parts import (
     write_part,
     writing,
 )
+from dpstream.state import locks
 from tests.pipelines.session.test_manifest import TABLE, manifest, table
 
 SCHEMA = schema_of(TABLE.space, named=True)
@@ -94,7 +96,7 @@ def test_every_byte_of_a_part_counts(tmp_path: Path) -> None:
 def test_a_part_is_read_once_by_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = write_part(tmp_path, rows(5), True)
     checked_paths(tmp_path, [part])
-    monkeypatch.setattr(parts.hashlib, "file_digest", None)
+    monkeypatch.setattr(hashlib, "file_digest", None)
     checked_paths(tmp_path, [part])
 
 
@@ -128,7 +130,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import contextlib
 
-    monkeypatch.setattr(parts.locks, "held", lambda path: contextlib.nullcontext(False))
+    monkeypatch.setattr(locks, "held", lambda path: contextlib.nullcontext(False))
     with pytest.raises(RunError, match="without locks"), writing(tmp_path):
         pass
 

@@ -18,6 +18,7 @@ from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Re
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session import predicates
+from dpstream.pipelines.session.comparisons import NEGATED
 from dpstream.pipelines.session.predicates import boxes_of, predicate_of
 
 DAY = 86_400_000_000
@@ -45,10 +46,10 @@ class Spending:
             epsilon = charge(epsilon, boxes, amount)
         boxes = SPACE.everything.copy()
         boxes[0, 3] = (1, 3)
-        self._found = {"epsilon": epsilon, "rho": charge(untouched(SPACE, "rho"), boxes, 1)}
+        self._spent_by_kind = {"epsilon": epsilon, "rho": charge(untouched(SPACE, "rho"), boxes, 1)}
 
     def spent(self, kind: str) -> Spent:
-        return self._found[kind]
+        return self._spent_by_kind[kind]
 
 
 VIEWS = Spending()
@@ -261,7 +262,7 @@ def test_two_valued_logic_would_be_noticed(
     database: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A negation that takes the missing coordinate with it."""
-    monkeypatch.setattr(predicates, "NEGATED", dict(predicates.NEGATED) | {"=": "<="})
+    monkeypatch.setattr(predicates, "NEGATED", NEGATED | {"=": "<="})
     with pytest.raises(AssertionError):
         check(database, "NOT hour = 0")
 

@@ -161,21 +161,21 @@ def test_no_transcript_tells_more_than_the_initial_budgets(tmp_path: Path) -> No
 
 
 def _reads_what_is_dropped(planned: Callable[..., Any]) -> Callable[..., Any]:
-    def found(order: Any, state: Any, rules: Any, at: int) -> Any:
+    def changed(order: Any, state: Any, rules: Any, at: int) -> Any:
         plan = planned(order, state, rules, at)
         if not plan.decision.accepted:
             return plan
         return plan._replace(read=order.resolve(orders.Views(state, 1_000_000)))
 
-    return found
+    return changed
 
 
 def _charges_nothing_dropped(planned: Callable[..., Any]) -> Callable[..., Any]:
-    def found(order: Any, state: Any, rules: Any, at: int) -> Any:
+    def changed(order: Any, state: Any, rules: Any, at: int) -> Any:
         plan = planned(order, state, rules, at)
         return plan._replace(decision=plan.decision._replace(charged=plan.decision.charged[:0]))
 
-    return found
+    return changed
 
 
 def _forgets_the_drawn(_: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.table import AnyDimension
 from dpstream.dp_transforms.noise.prf import Prf
@@ -94,7 +94,7 @@ def test_a_row_is_read_alone(tmp_path: Path) -> None:
         columns[name][row] = value
     path = write(tmp_path / "rides-1.parquet", columns)
     config, prf = config_at(tmp_path), Prf(b"1" * 32)
-    together = {}
+    together = dict[int, list[Any]]()
     for part in records_of(config, [str(path)], prf):
         if isinstance(part, Records):
             assert part.ids is not None
@@ -104,7 +104,11 @@ def test_a_row_is_read_alone(tmp_path: Path) -> None:
     for row in range(30):
         one = write(tmp_path / "one.parquet", {k: [v[row]] for k, v in columns.items()})
         records = [p for p in records_of(config, [str(one)], prf) if isinstance(p, Records)]
-        alone = [[*r.at.tolist(), *r.usable, *r.ids.tolist()] for r in records if len(r.rows)]
+        alone = [
+            [*r.at.tolist(), *r.usable, *required(r.ids, "a table of ids").tolist()]
+            for r in records
+            if len(r.rows)
+        ]
         assert alone == ([] if row == 4 else [together[row]])
 
 

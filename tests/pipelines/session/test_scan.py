@@ -9,6 +9,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.regions.boxes import union, without
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
@@ -54,7 +55,7 @@ def opened(
         yield scan, config, at
 
 
-def box_of(space: object, **ranges: tuple[int, int]) -> np.ndarray:
+def box_of(space: Space, **ranges: tuple[int, int]) -> np.ndarray:
     box = space.everything.copy()
     for name, edges in ranges.items():
         box[0, space.place(name)] = edges
@@ -63,7 +64,7 @@ def box_of(space: object, **ranges: tuple[int, int]) -> np.ndarray:
 
 NOTHING = Needs((), ())
 #: Counts; sums; one tree (which makes the groups of all else finer); two of them.
-ASKED: tuple[tuple[Aggregate, ...], ...] = (
+AGGREGATES: tuple[tuple[Aggregate, ...], ...] = (
     (COUNT,),
     (COUNT, sum_of("x"), average("hour")),
     (sum_of("hour"), median("x")),
@@ -76,7 +77,7 @@ def same(
 ) -> None:
     scan, config, at = opened
     space = config.table.space
-    question = Question(kind="epsilon", amount=1, aggregates=ASKED[number], cells=cells)
+    question = Question(kind="epsilon", amount=1, aggregates=AGGREGATES[number], cells=cells)
     needs = question.needs(space, boxes)
     columns = {d.name: at[:, place] for place, d in enumerate(space.dimensions)}
     got = scan.totals(boxes, cells, needs)
@@ -97,7 +98,7 @@ CELLS = (
 )
 
 
-def boxes_of(space: object) -> dict[str, np.ndarray]:
+def boxes_of(space: Space) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     one = box_of(space, hour=(3, 17), x=(0, 20), epsilon=(1, 5))
     other = box_of(space, hour=(17, 22), day=(2, 9))
@@ -133,7 +134,7 @@ def test_totals_are_those_of_the_records(
 ) -> None:
     space = opened[1].table.space
     for cells in CELLS:
-        for number in range(len(ASKED)):
+        for number in range(len(AGGREGATES)):
             same(opened, boxes_of(space)[name], cells, number)
 
 
@@ -174,9 +175,9 @@ def test_everything_is_one_scan(
         return select(self, text, where)
 
     monkeypatch.setattr(Scan, "_select", counted)
-    for number in range(len(ASKED)):
+    for number in range(len(AGGREGATES)):
         same(opened, opened[1].table.space.everything, CELLS[4], number)
-    assert len(queries) == len(ASKED) and all(text.count(" FROM t ") == 1 for text in queries)
+    assert len(queries) == len(AGGREGATES) and all(text.count(" FROM t ") == 1 for text in queries)
 
 
 def test_boxes_that_are_none_of_the_space(opened: tuple[Scan, Config, np.ndarray]) -> None:

@@ -30,7 +30,9 @@ def session(tmp_path: Path) -> Iterator[Session]:
         yield session
 
 
-def standing(session: Session, where: str = "epsilon >= 1", width: int = 2) -> SlidingQuestion:
+def sliding_question(
+    session: Session, where: str = "epsilon >= 1", width: int = 2
+) -> SlidingQuestion:
     chosen = Selection(session.open_table.space).where(where)
     return SlidingQuestion(QUESTION, chosen, "b", width)
 
@@ -42,16 +44,16 @@ def windows(session: Session) -> list[list[int]]:
 
 def test_the_window_stays_while_it_has_budget_and_then_slides(session: Session) -> None:
     for number in range(6):
-        assert tick(session.open_table, standing(session), 6, f"t{number}").charged
+        assert tick(session.open_table, sliding_question(session), 6, f"t{number}").charged
     assert windows(session) == [[0, 2], [0, 2], [2, 4], [2, 4], [4, 6], [4, 6]]
     with pytest.raises(PolicyError, match="no window"):
-        tick(session.open_table, standing(session), 6, "t6")
-    assert tick(session.open_table, standing(session), 8, "t6").charged  # newer arrivals
+        tick(session.open_table, sliding_question(session), 6, "t6")
+    assert tick(session.open_table, sliding_question(session), 8, "t6").charged  # newer arrivals
     assert windows(session)[-1] == [6, 8]
 
 
 def test_a_tick_is_answered_once(session: Session) -> None:
-    query, wider = (standing(session, "epsilon >= 2", width) for width in (2, 3))
+    query, wider = (sliding_question(session, "epsilon >= 2", width) for width in (2, 3))
     first = tick(session.open_table, query, 6, "monday")
     again = tick(session.open_table, query, 8, "monday")
     assert first.charged and not again.charged and again.receipt == first.receipt
@@ -63,10 +65,10 @@ def test_a_tick_is_answered_once(session: Session) -> None:
 
 def test_others_spend_budget_too(session: Session) -> None:
     session.where("b = 1 AND epsilon >= 1").count(1)
-    tick(session.open_table, standing(session), 10, "a")
+    tick(session.open_table, sliding_question(session), 10, "a")
     assert windows(session)[-1] == [2, 4]
     session.where("b = 2 AND epsilon >= 2").count(1.5)
-    tick(session.open_table, standing(session), 10, "b")
+    tick(session.open_table, sliding_question(session), 10, "b")
     assert windows(session)[-1] == [3, 5]
 
 
@@ -88,7 +90,7 @@ def test_a_closed_range_refuses_every_query_for_ever(session: Session) -> None:
     with pytest.raises(PolicyError, match="closed for ever"):
         allotment.count(0.25)
     assert allotment.where("b >= 4").count(0.25).charged
-    tick(session.open_table, standing(session), 8, "t")
+    tick(session.open_table, sliding_question(session), 8, "t")
     assert windows(session)[-1][0] >= 4
     assert session.where("b < 4 AND epsilon >= 1").count(0.5).receipt == answer.receipt
     assert len(session.open_table.account.spent("epsilon").boxes) <= 8
@@ -106,4 +108,4 @@ def test_what_is_no_arrival(session: Session) -> None:
 @pytest.mark.parametrize("name", ["", "a\nb", "\udc80", "t" * 201])
 def test_a_tick_has_a_printable_name(name: str, session: Session) -> None:
     with pytest.raises(UsageError, match="--tick: must be a short printable name"):
-        tick(session.open_table, standing(session), 6, name)
+        tick(session.open_table, sliding_question(session), 6, name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,9 +44,12 @@ def test_only_answers_that_read_some_of_it_are_looked_up(
     for a in range(3):
         session.where(f"epsilon >= 1 AND a = {a}").count(0.25)
     looked, read = list[str](), session.open_table.answers.read
-    monkeypatch.setattr(
-        session.open_table.answers, "read", lambda run_id: (looked.append(run_id), read(run_id))[1]
-    )
+
+    def noting(run_id: str) -> Any:
+        looked.append(run_id)
+        return read(run_id)
+
+    monkeypatch.setattr(session.open_table.answers, "read", noting)
     union = session.where("epsilon >= 1 AND a >= 1 AND a < 3").union()
     assert tuple(looked) == union.run_ids and len(looked) == 2
 

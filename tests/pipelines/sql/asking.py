@@ -49,7 +49,7 @@ ALL = (
 FRESH = Asking(fresh=True)
 
 
-def asked(folder: Path, text: str, how: Asking = ONCE, **more: Any) -> SqlAnswer:
+def answer_to(folder: Path, text: str, how: Asking = ONCE, **more: Any) -> SqlAnswer:
     """The answer on a folder's data set."""
     return ask(load_catalog(folder), text, how, **more)
 

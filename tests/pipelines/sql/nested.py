@@ -18,19 +18,19 @@ def nasty(seed: int, rows: int = 40) -> pa.Table:
     """Ends of ranges, NaN, bad casts, patterns and zones, of five units."""
     draw = random.Random(seed)
 
-    def some(*values: object) -> list[object]:
+    def drawn(*values: object) -> list[object]:
         return [draw.choice(values) for _ in range(rows)]
 
     power = decimal.Decimal(10)
-    integers = some(0, 1, -1, 5, 2**63 - 1, -(2**63), 2**31, 10**18, None, 37)
-    number = some(0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324,
-                  2.5, None)  # fmt: skip
-    text = some("", "a", "[", "\\", "%", "é", "\U0001f3f3", "1e400", "-", "9" * 40, "2024-02-30",
-                "infinity", "290000-01-01", None, "\0a", "Mexico/General", "a\\_",
-                "2024-01-01 00:00:00 Foo/Bar", "x" * 40_000)  # fmt: skip
+    integers = drawn(0, 1, -1, 5, 2**63 - 1, -(2**63), 2**31, 10**18, None, 37)
+    number = drawn(0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324,
+                   2.5, None)  # fmt: skip
+    text = drawn("", "a", "[", "\\", "%", "é", "\U0001f3f3", "1e400", "-", "9" * 40, "2024-02-30",
+                 "infinity", "290000-01-01", None, "\0a", "Mexico/General", "a\\_",
+                 "2024-01-01 00:00:00 Foo/Bar", "x" * 40_000)  # fmt: skip
     far = 922337202240000000
-    at = some(None, 0, -(2**62), 2**62, far, -far)
-    day = some(None, 0, -(2**31) + 10, 2**31 - 10, 106751991, -106751991)
+    at = drawn(None, 0, -(2**62), 2**62, far, -far)
+    day = drawn(None, 0, -(2**31) + 10, 2**31 - 10, 106751991, -106751991)
     return pa.table({
         "uid": [f"u{i % 5}" for i in range(rows)],
         "x": pa.array(integers, pa.int64()),
@@ -38,11 +38,11 @@ def nasty(seed: int, rows: int = 40) -> pa.Table:
         "s": pa.array(text, pa.string()),
         "t": pa.array(at, pa.int64()).cast(pa.timestamp("us")),
         "dd": pa.array(day, pa.int32()).cast(pa.date32()),
-        "d": pa.array(some(None, *(decimal.Decimal(v) for v in (0, "1e-9")), power**28,
-                           -(power**28)), pa.decimal128(38, 9)),
-        "w": pa.array(some(None, decimal.Decimal(0), power**37, -(power**37)),
+        "d": pa.array(drawn(None, *(decimal.Decimal(v) for v in (0, "1e-9")), power**28,
+                            -(power**28)), pa.decimal128(38, 9)),
+        "w": pa.array(drawn(None, decimal.Decimal(0), power**37, -(power**37)),
                       pa.decimal128(38, 0)),
-        "b": pa.array(some(True, False, None), pa.bool_()),
+        "b": pa.array(drawn(True, False, None), pa.bool_()),
     })  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class Nested:
         return self._pick(
             f"({a} {sign} {b})", f"({a} {sign} {b})", f"{of}({a})", f"{of}({a})",
             f"{two}({a}, {b})", f"{two}({a}, {b})",
-            f"DIV({self.whole(k - 1)}, {self.whole(k - 1)})", f"ROUND({a}, 2)",
+            f"DIV({self.integer(k - 1)}, {self.integer(k - 1)})", f"ROUND({a}, 2)",
             f"IF({self.holds(k - 1)}, {a}, {b})", f"CAST({a} AS {kind})",
             f"CAST({s} AS {kind})", f"(-{a})", f"STRPOS({s}, {self.text(k - 1)})",
             f"EXTRACT({self._pick(*_PARTS)} FROM {day})",
@@ -80,11 +80,11 @@ class Nested:
             f"{self._pick('SECOND', 'DAY', 'HOUR')})",
         )  # fmt: skip
 
-    def whole(self, k: int) -> str:
+    def integer(self, k: int) -> str:
         """INT64."""
         if k <= 0:
             return self._pick("x", "LENGTH(s)", "1", "-1", "9223372036854775807")
-        a, b = self.whole(k - 1), self.whole(k - 1)
+        a, b = self.integer(k - 1), self.integer(k - 1)
         return self._pick(f"CAST({self.number(k - 1)} AS INT64)", f"({a} * {b})", f"({a} & {b})",
                           "x")  # fmt: skip
 
@@ -92,10 +92,10 @@ class Nested:
         """STRING."""
         if k <= 0:
             return self._pick("s", "s", "'a'", "''", "'%'")
-        a, b, n = self.text(k - 1), self.text(k - 1), self.whole(k - 1)
+        a, b, n = self.text(k - 1), self.text(k - 1), self.integer(k - 1)
         of = self._draw.choice((self.number, self.day, self.instant, self.holds))(k - 1)
         return self._pick(
-            f"CONCAT({a}, {b})", f"{a} || {b}", f"SUBSTR({a}, {n}, {self.whole(k - 1)})",
+            f"CONCAT({a}, {b})", f"{a} || {b}", f"SUBSTR({a}, {n}, {self.integer(k - 1)})",
             f"REPLACE({a}, {b}, {self.text(0)})", f"LEFT({a}, {n})", f"RIGHT({a}, {n})",
             f"REVERSE({a})", f"UPPER({a})", f"LOWER({a})", f"TRIM({a})", f"CAST({of} AS STRING)",
             f"CAST(CAST({a} AS BYTES) AS STRING)",
@@ -105,7 +105,7 @@ class Nested:
         """DATE."""
         if k <= 0:
             return self._pick("dd", "CAST('2024-01-01' AS DATE)")
-        of, n = self.day(k - 1), self.whole(k - 1)
+        of, n = self.day(k - 1), self.integer(k - 1)
         return self._pick(
             f"CAST({self.text(k - 1)} AS DATE)", f"DATE_SUB({of}, INTERVAL {n} DAY)",
             f"DATE_ADD({of}, INTERVAL {n} {self._pick('DAY', 'MONTH', 'YEAR')})",

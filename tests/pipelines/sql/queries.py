@@ -18,8 +18,8 @@ _CONDITIONS = (
     "v > 1", "w < 3.5", "g IS NOT NULL", "v / (v - 2) > 0.5", "CAST(g AS INT64) > 0", "v * 9 < 40",
     "g LIKE '%a%' OR w > 0", "NOT v = 3", "LENGTH(g) = 1 AND v BETWEEN 0 AND 4", "MOD(v, 3) = 1",
 )  # fmt: skip
-_WHOLE = ("v", "v + 1", "v * v", "DIV(v, 2)", "CAST(g AS INT64)", "IF(w > 0, v, -v)",
-          "COALESCE(v, 7)", "CAST(w AS INT64)", "v * 4611686018427387904")  # fmt: skip
+_INTEGERS = ("v", "v + 1", "v * v", "DIV(v, 2)", "CAST(g AS INT64)", "IF(w > 0, v, -v)",
+             "COALESCE(v, 7)", "CAST(w AS INT64)", "v * 4611686018427387904")  # fmt: skip
 _FLOAT = ("w", "w / v", "w * 10", "SQRT(w)", "v / 3", "LN(w)", "w + 1e300 * w", "1 / w",
           "CAST(g AS FLOAT64)")  # fmt: skip
 _TEXT = ("g", "CONCAT(g, 'x')", "UPPER(g)", "CAST(v AS STRING)", "SUBSTR(g, 1, 1)",
@@ -77,7 +77,7 @@ class _Writer:
 
     def projected(self, of: str) -> str:
         pick = self.draw.choice
-        return (f"SELECT uid, {pick(_WHOLE)} AS v, {pick(_FLOAT)} AS w, {pick(_TEXT)} AS g "
+        return (f"SELECT uid, {pick(_INTEGERS)} AS v, {pick(_FLOAT)} AS w, {pick(_TEXT)} AS g "
                 f"FROM ({of}) AS {next(self.names)}")  # fmt: skip
 
     def grouped(self, of: str) -> str:

@@ -9,10 +9,9 @@ from dpstream.pipelines.sql.allowed import (
     PARTS_REFUSED,
     REFUSED,
     check_nodes,
-    position,
     require,
 )
-from dpstream.pipelines.sql.errors import Position
+from dpstream.pipelines.sql.errors import Position, position
 from dpstream.pipelines.sql.resolve import parsed
 from dpstream.pipelines.sql.rules import RULES
 

@@ -14,6 +14,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
+from dpstream.pipelines.sql import released
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.engine import too_large
 from dpstream.pipelines.sql.load import load_catalog
@@ -23,7 +24,7 @@ from tests.pipelines.sql.asking import (
     ALL,
     COUNTED,
     FRESH,
-    asked,
+    answer_to,
     charges,
     data_set,
     dp,
@@ -49,8 +50,8 @@ def _truth(folder: Path, text: str) -> list[tuple[Any, ...]]:
 
 def test_an_answer_is_near_its_data_and_charged_once(tmp_path: Path) -> None:
     data_set(tmp_path)
-    first = asked(tmp_path, dp(ALL) + " ORDER BY page")
-    again = asked(tmp_path, "/* again */ " + dp(ALL).lower() + "\n order by page")
+    first = answer_to(tmp_path, dp(ALL) + " ORDER BY page")
+    again = answer_to(tmp_path, "/* again */ " + dp(ALL).lower() + "\n order by page")
     assert first.charged and not again.charged
     assert again.receipt == first.receipt and again.header == first.header
     [charge] = charges(tmp_path)
@@ -78,7 +79,7 @@ def test_without_noise_it_is_duckdb_s_own_answer(
         "epsilon = 2, delta = 1e-9, max_groups_contributed = 12, max_rows_contributed = 100, "
         "group_selection_strategy = PUBLIC_GROUPS"
     )
-    rows = asked(tmp_path, dp(items, rest, options)).table.to_pylist()
+    rows = answer_to(tmp_path, dp(items, rest, options)).table.to_pylist()
     truth = _truth(
         tmp_path,
         "SELECT page, SUM(c), SUM(s), SUM(t) / SUM(k), COUNT(*) FROM (SELECT page, uid, "
@@ -100,7 +101,7 @@ def test_without_noise_it_is_duckdb_s_own_answer(
 def test_laplace_is_charged_plain_and_needs_no_groups(tmp_path: Path) -> None:
     data_set(tmp_path)
     text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1, mechanism = GEOMETRIC")
-    answer = asked(tmp_path, text)
+    answer = answer_to(tmp_path, text)
     [charge] = charges(tmp_path)
     assert (charge.mu, charge.delta, charge.threshold_delta) == (None, 0.0, 0.0)
     assert answer.table.num_rows == 1 and abs(answer.table["n"][0].as_py() - 4_000) < 1_000
@@ -109,17 +110,17 @@ def test_laplace_is_charged_plain_and_needs_no_groups(tmp_path: Path) -> None:
 def test_fresh_and_as_of_are_new_charges_and_changed_rows_none(tmp_path: Path) -> None:
     data_set(tmp_path)
     text = dp(f"page, {COUNTED} AS n")
-    first, fresh = asked(tmp_path, text), asked(tmp_path, text, FRESH)
+    first, fresh = answer_to(tmp_path, text), answer_to(tmp_path, text, FRESH)
     assert fresh.charged and fresh.header.run_id != first.header.run_id
     assert not fresh.table.equals(first.table)
-    assert asked(tmp_path, text).receipt == fresh.receipt  # the last one
+    assert answer_to(tmp_path, text).receipt == fresh.receipt  # the last one
     data_set(tmp_path, visits(seed=8))
-    again = asked(tmp_path, text)
+    again = answer_to(tmp_path, text)
     assert (again.charged, again.receipt) == (False, fresh.receipt)
-    may = asked(tmp_path, text, Asking(as_of="May"))
+    may = answer_to(tmp_path, text, Asking(as_of="May"))
     assert may.charged and not may.table.equals(fresh.table)
-    assert asked(tmp_path, text, Asking(as_of="May")).receipt == may.receipt
-    assert asked(tmp_path, text).receipt == fresh.receipt
+    assert answer_to(tmp_path, text, Asking(as_of="May")).receipt == may.receipt
+    assert answer_to(tmp_path, text).receipt == fresh.receipt
     assert len(charges(tmp_path)) == 3
 
 
@@ -132,14 +133,14 @@ def test_a_repeated_statement_looks_at_no_file(tmp_path: Path, runner: Runner | 
     texts = [
         dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item"), dp(f"page, {COUNTED} AS n")
     ]  # fmt: skip
-    first = [asked(tmp_path, text, runner=runner) for text in texts]
+    first = [answer_to(tmp_path, text, runner=runner) for text in texts]
     for name in ("people.csv", "orders.csv", "pages.csv", "visits.parquet", "ledger.db.keys"):
         (tmp_path / name).unlink()
-    again = [asked(tmp_path, text, runner=runner) for text in texts]
+    again = [answer_to(tmp_path, text, runner=runner) for text in texts]
     assert [one._replace(charged=True) for one in again] == first
     for text in texts:
         with pytest.raises((PolicyError, RunError, UsageError)):
-            asked(tmp_path, text, FRESH, runner=runner)
+            answer_to(tmp_path, text, FRESH, runner=runner)
     assert len(charges(tmp_path)) == 2
 
 
@@ -147,7 +148,7 @@ def test_a_question_is_known_by_where_its_tables_lie_seen_from_the_project(tmp_p
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     data_set(here)
-    first = asked(here, dp(f"page, {COUNTED} AS n"))
+    first = answer_to(here, dp(f"page, {COUNTED} AS n"))
     here.rename(there)
     (there / "dpstream.toml").rename(there / "other.toml")
     again = ask(load_catalog(there / "other.toml"), dp(f"page, {COUNTED} AS n"))
@@ -174,7 +175,7 @@ def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(
 
     monkeypatch.setattr(AnswerLog, "commit", lost)
     with pytest.raises(KeyboardInterrupt):
-        asked(tmp_path, text)
+        answer_to(tmp_path, text)
     monkeypatch.setattr(AnswerLog, "commit", commit)
     account = (tmp_path / "ledger.db").read_bytes()
     [head] = tmp_path.rglob("*.head")
@@ -183,7 +184,7 @@ def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(
         (tmp_path / "ledger.db").write_bytes(account)
         head.write_bytes(seen)  # restored with the account, which nobody can notice
         data_set(tmp_path, visits().slice(0, rows))
-        answer = asked(tmp_path, text)
+        answer = answer_to(tmp_path, text)
         assert not answer.charged
         answers.append((answer.header.run_id, answer.table["n"][0].as_py() - rows))
     assert {run_id for run_id, _ in answers} == set(charged) and len(charges(tmp_path)) == 1
@@ -218,12 +219,12 @@ def test_a_key_that_changes_after_it_was_checked_is_not_read(
 def test_nothing_is_charged_for_what_cannot_run_or_is_refused(tmp_path: Path) -> None:
     data_set(tmp_path, epsilon=0.2)
     with pytest.raises(PolicyError):
-        asked(tmp_path, dp(f"page, {COUNTED} AS n"))  # more than epsilon 0.2 at delta 1e-5
+        answer_to(tmp_path, dp(f"page, {COUNTED} AS n"))  # more than epsilon 0.2 at delta 1e-5
     with pytest.raises(UsageError, match="no-dp-select"):
-        asked(tmp_path, "SELECT page FROM visits")
+        answer_to(tmp_path, "SELECT page FROM visits")
     small = dp("page, SUM(page + 1, contribution_bounds_per_group => (0, 1)) AS s")
     with pytest.raises((RunError, UsageError)) as failed:
-        asked(tmp_path, small.replace("epsilon = 2", "epsilon = 0.01"))
+        answer_to(tmp_path, small.replace("epsilon = 2", "epsilon = 0.01"))
     assert failed.value.__cause__ is None and "page" not in str(failed.value)
     assert charges(tmp_path) == []
 
@@ -237,7 +238,7 @@ def test_a_tiny_budget_ends_alike_with_and_without_rows(tmp_path: Path, epsilon:
     for unit in (1, -1):
         rest = f"FROM visits WHERE uid = {unit} GROUP BY page"
         try:
-            asked(tmp_path, dp(item, rest, options))
+            answer_to(tmp_path, dp(item, rest, options))
             ended.append("answered")
         except UsageError as refused:
             ended.append(refused.field)
@@ -250,7 +251,7 @@ def test_a_key_is_needed(tmp_path: Path) -> None:
     path = data_set(tmp_path)
     path.write_text(path.read_text().replace('secret = "file:noise.secret"', ""))
     with pytest.raises(UsageError, match=r"secret"):
-        asked(tmp_path, dp(f"page, {COUNTED} AS n"))
+        answer_to(tmp_path, dp(f"page, {COUNTED} AS n"))
     assert charges(tmp_path) == []
 
 
@@ -266,7 +267,7 @@ def test_ugly_data_never_raises(tmp_path: Path) -> None:
         "SUM(n * n * n * 4611686018427387904, contribution_bounds_per_group => (0, 9)) AS o, "
         "AVG(seconds * 1e300, contribution_bounds_per_group => (0, 9)) AS a"
     )
-    assert asked(tmp_path, dp(items)).table.num_rows >= 5
+    assert answer_to(tmp_path, dp(items)).table.num_rows >= 5
 
 
 def test_an_outer_query_that_fails_does_not_undo_the_draw(
@@ -274,7 +275,7 @@ def test_an_outer_query_that_fails_does_not_undo_the_draw(
 ) -> None:
     data_set(tmp_path)
     text = f"SELECT page, n + 1 AS m FROM ({dp(f'page, {COUNTED} AS n')}) AS t ORDER BY n"
-    real, draws = asking.outer, list[str]()
+    real, draws = released.outer, list[str]()
     drawn = asking.drawn
 
     def fails(question: Any, catalog: Any, rows: Any, check: bool = False) -> Any:
@@ -290,15 +291,15 @@ def test_an_outer_query_that_fails_does_not_undo_the_draw(
     monkeypatch.setattr(asking, "outer", fails)
     for _ in range(2):
         with pytest.raises(RunError, match="more memory"):
-            asked(tmp_path, text)
+            answer_to(tmp_path, text)
     assert len(charges(tmp_path)) == len(draws) == 1
     monkeypatch.setattr(asking, "outer", real)
-    first = asked(tmp_path, text)
+    first = answer_to(tmp_path, text)
     assert not first.charged and len(draws) == 1
     counts = first.table["m"].to_pylist()
     assert len(counts) >= 8 and counts == sorted(counts)
     assert first.table.column_names == ["page", "m"]
-    assert asked(tmp_path, text).receipt == first.receipt
+    assert answer_to(tmp_path, text).receipt == first.receipt
 
 
 INNER = dp(f"page, {COUNTED} AS n")
@@ -311,10 +312,10 @@ def test_a_repeat_gives_the_rows_that_the_outer_query_gave_first(
 ) -> None:
     """Whatever became of the public table that it read."""
     data_set(tmp_path)
-    pages, first = tmp_path / "pages.csv", asked(tmp_path, JOINED)
+    pages, first = tmp_path / "pages.csv", answer_to(tmp_path, JOINED)
     assert first.table.num_rows >= 8
     pages.unlink() if change == "gone" else pages.write_text("page,title\n")
-    again = asked(tmp_path, JOINED)
+    again = answer_to(tmp_path, JOINED)
     assert again == first._replace(charged=False) and len(charges(tmp_path)) == 1
 
 
@@ -335,7 +336,7 @@ def test_an_outer_query_whose_table_changes_is_asked_again_of_the_released_rows(
 
     monkeypatch.setattr(asking, step, late)
     with pytest.raises(RunError) as caught:
-        asked(tmp_path, JOINED)
+        answer_to(tmp_path, JOINED)
     assert caught.value.__context__ is None  # another error's text may quote a value
     assert caught.value.field == ("table pages" if change == "gone" else "input")
     monkeypatch.setattr(asking, step, real)
@@ -391,7 +392,7 @@ def test_a_public_table_that_is_read_before_the_noise_is_part_of_the_question(
     seen = []
     for content, name in ((rows, "a"), (rows + "p99,Title 1\n", "a"), (rows, "b")):
         put(content, name)
-        seen.append(asked(tmp_path, text))
+        seen.append(answer_to(tmp_path, text))
     assert [one.charged for one in seen] == [True, True, False]
     assert seen[2].receipt == seen[0].receipt and len(charges(tmp_path)) == 2
     put(rows.replace("p0", "p00"), "b")
@@ -404,11 +405,11 @@ def test_a_public_table_that_is_read_before_the_noise_is_part_of_the_question(
 
     monkey.setattr(AnswerLog, "begin", late)
     with monkey.context(), pytest.raises(PolicyError) as caught:
-        asked(tmp_path, text)
+        answer_to(tmp_path, text)
     monkey.undo()
     assert caught.value.field == "input" and len(charges(tmp_path)) == 3
     put(rows.replace("p0", "p00"), "b")
-    assert not asked(tmp_path, text).charged
+    assert not answer_to(tmp_path, text).charged
 
 
 def test_a_run_without_a_runner_removes_what_a_killed_one_left(tmp_path: Path) -> None:
@@ -416,5 +417,5 @@ def test_a_run_without_a_runner_removes_what_a_killed_one_left(tmp_path: Path) -
     left = tmp_path / ".dpstream-work-abc"
     left.mkdir()
     (left / "lock").touch()
-    asked(tmp_path, dp(f"page, {COUNTED} AS n"))
+    answer_to(tmp_path, dp(f"page, {COUNTED} AS n"))
     assert not left.exists()

@@ -13,7 +13,7 @@ from dpstream.pipelines.ask.receipt import header_of
 from dpstream.pipelines.sql.cut_text import lines_of
 from dpstream.pipelines.sql.receipt import Header
 from tests.pipelines.cli.called import call
-from tests.pipelines.sql.asking import FRESH, asked, data_set, dp, without_noise
+from tests.pipelines.sql.asking import FRESH, answer_to, data_set, dp, without_noise
 
 OPTIONS = "epsilon = 3, delta = 1e-9"
 ITEMS = "SUM(seconds) AS s, AVG(seconds) AS a, VAR(seconds) AS v, COUNT(*) AS n"
@@ -30,7 +30,7 @@ def log_normal(folder: Path, epsilon: float = 100.0) -> None:
 def test_reported_shares_of_log_normal_values_are_near_the_true_ones(tmp_path: Path) -> None:
     """And with them the intervals tell the truth: each holds its figure of the clamped values."""
     log_normal(tmp_path)
-    answer = asked(tmp_path, dp(ITEMS, "FROM visits", OPTIONS))
+    answer = answer_to(tmp_path, dp(ITEMS, "FROM visits", OPTIONS))
     assert set(answer.header.cuts) == {"s", "a", "v", "n"}
     assert answer.header.not_estimated == ("rows of v",)
     for name, cut in answer.header.cuts.items():
@@ -63,10 +63,10 @@ def test_shares_are_of_noisy_counts_and_exact_only_without_noise(
 ) -> None:
     log_normal(tmp_path)
     text = dp("SUM(seconds) AS s", "FROM visits", OPTIONS)
-    shares = [asked(tmp_path, text, FRESH).header.cuts["s"] for _ in range(4)]
+    shares = [answer_to(tmp_path, text, FRESH).header.cuts["s"] for _ in range(4)]
     assert len({cut.above for cut in shares}) == 4
     without_noise(monkeypatch)
-    exact = asked(tmp_path, text, FRESH).header.cuts["s"]
+    exact = answer_to(tmp_path, text, FRESH).header.cuts["s"]
     assert exact.above == pytest.approx(np.mean(exact.high < VALUES), abs=1e-9)
 
 
@@ -74,7 +74,7 @@ def test_given_bounds_are_named_and_not_paid_for(tmp_path: Path) -> None:
     data_set(tmp_path)
     text = dp("page, SUM(seconds, contribution_bounds_per_group => (0, 9)) AS s, MEDIAN(n, "
               "contribution_bounds_per_row => (0, 9)) AS m, COUNT(DISTINCT uid) AS u")  # fmt: skip
-    answer = asked(tmp_path, text)
+    answer = answer_to(tmp_path, text)
     assert answer.header.cuts == {}
     assert answer.header.not_estimated == ("groups", "bounds of s", "bounds of m", "rows of m")
     [line] = [line for line in lines_of(answer.header, "uid", "group") if "Not estimated" in line]
@@ -84,7 +84,7 @@ def test_given_bounds_are_named_and_not_paid_for(tmp_path: Path) -> None:
 def test_receipt_table_json_and_text_have_them(tmp_path: Path) -> None:
     log_normal(tmp_path)
     text = dp("AVG(seconds WITH REPORT) AS a", "FROM visits", OPTIONS)
-    answer = asked(tmp_path, text)
+    answer = answer_to(tmp_path, text)
     assert header_of(answer.receipt, Header).cuts == answer.header.cuts
     metadata = answer.table.schema.metadata
     cuts = msgspec.json.decode(metadata[b"dpstream.cuts"], type=dict[str, Cut])

@@ -24,7 +24,7 @@ from tests.pipelines.sql.asking import (
     FRESH,
     KEY,
     OPTIONS,
-    asked,
+    answer_to,
     charges,
     data_set,
     dp,
@@ -278,21 +278,21 @@ def test_public_rows_of_a_server_are_part_of_a_question_by_content(
         out = list[bool]()
         for change in changes:
             run(change)
-            out.append(asked(tmp_path, text).charged)
+            out.append(answer_to(tmp_path, text).charged)
         return out
 
     run(f"CREATE TABLE {place} (page text, title text)")
     at(place)
     fill = f"INSERT INTO {place} SELECT 'p' || i, 'Title ' || i % 3 FROM generate_series(0, 11) i"
     assert charged(fill, f"UPDATE {place} SET title = title WHERE page < 'p3'") == [True, False]
-    first = asked(tmp_path, text)
+    first = answer_to(tmp_path, text)
     more = f"INSERT INTO {place} VALUES ('p3', 'Title 0')"  # a row that is there already
     assert charged(more) == [True]
     run(f"CREATE SCHEMA {name}",
         f"CREATE VIEW {name}.v AS SELECT title::varchar(9), page FROM (SELECT DISTINCT * FROM "
         f"{place}) AS t ORDER BY page DESC")  # fmt: skip
     at(f"{name}.v")
-    again = asked(tmp_path, text)
+    again = answer_to(tmp_path, text)
     assert not again.charged and again.receipt == first.receipt and len(charges(tmp_path)) == 2
     odd = (f"UPDATE {place} SET title = {to} WHERE page = 'p1'" for to in ("NULL", "''", "'NULL'"))
     assert charged(*odd, f"DELETE FROM {place}") == [True] * 4
@@ -319,11 +319,11 @@ def test_public_rows_of_a_server_that_change_before_they_are_read(
 
     monkeypatch.setattr(AnswerLog, "begin", late)
     with pytest.raises(PolicyError) as caught:
-        asked(tmp_path, BEFORE_NOISE[name])
+        answer_to(tmp_path, BEFORE_NOISE[name])
     monkeypatch.setattr(AnswerLog, "begin", begin)
     assert caught.value.field == "input" and len(charges(tmp_path)) == 1
     run(f"DELETE FROM {place} WHERE page = 'p99'")
-    assert not asked(tmp_path, BEFORE_NOISE[name]).charged and len(charges(tmp_path)) == 1
+    assert not answer_to(tmp_path, BEFORE_NOISE[name]).charged and len(charges(tmp_path)) == 1
 
 
 def test_postgresql_keeps_a_declared_key_unique(

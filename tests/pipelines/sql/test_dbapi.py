@@ -17,7 +17,7 @@ def test_rows_by_every_way(tmp_path: Path) -> None:
     path = data_set(tmp_path)
     with dpstream.connect(path) as connection:
         cursor = connection.cursor()
-        assert cursor.description is None and cursor.rowcount == -1
+        assert (cursor.description, cursor.rowcount) == (None, -1)
         assert cursor.execute(_TEXT) is cursor
         table = cursor.fetch_arrow_table()
         assert [part[0] for part in cursor.description or ()] == ["page", "n"]

@@ -18,7 +18,7 @@ from tests.pipelines.sql.shop import shop
 )  # fmt: skip
 def test_what_fails_is_null(text: str) -> None:
     safe = tried(parse_one(text, dialect="duckdb")).sql("duckdb")
-    assert duckdb.sql(f"SELECT {safe}").fetchall() == [(None,)]
+    assert duckdb.execute(f"SELECT {safe}").fetchall() == [(None,)]
 
 
 def test_columns_and_literals_stay() -> None:

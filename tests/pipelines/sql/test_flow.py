@@ -18,7 +18,7 @@ from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.work import Work
 from tests.pipelines.sql.asking import KEY
 from tests.pipelines.sql.test_spread import DIRECT, JOINED, shop
-from tests.pipelines.test_coders import KNOWN, parts_of
+from tests.pipelines.test_coders import UNPICKLED, parts_of
 
 #: What Beam's reshuffle keeps beside each element: its time stamp.
 _STAMPS = "/ReshufflePerKey/"
@@ -62,7 +62,9 @@ def test_no_row_is_pickled_between_stages(tmp_path: Path, monkeypatch: pytest.Mo
 
     def strange(coder_parts: dict[str, list[Any]]) -> list[str]:
         return [
-            n for n, parts in coder_parts.items() if not all(isinstance(p, KNOWN) for p in parts)
+            n
+            for n, parts in coder_parts.items()
+            if not all(isinstance(p, UNPICKLED) for p in parts)
         ]
 
     assert strange(coder_parts) == []

@@ -36,7 +36,7 @@ def test_casts_of_floats(text: str, expected: object) -> None:
 def test_the_parts_of_a_form_are_not_the_statements() -> None:
     """A column or table may be called as the form calls its parts."""
     safe = tried(parse_one("CONCAT(it_.p0, it_.a)", dialect=DpSql())).sql("duckdb")
-    rows = duckdb.sql(f"SELECT {safe} FROM (SELECT 'x' AS p0, 'y' AS a) AS it_").fetchall()
+    rows = duckdb.execute(f"SELECT {safe} FROM (SELECT 'x' AS p0, 'y' AS a) AS it_").fetchall()
     assert rows == [("xy",)]
 
 
@@ -58,11 +58,11 @@ def test_days_and_weeks_have_googlesql_s_numbers(day: str, numbers: tuple[int | 
     for part, number in zip(("DAYOFWEEK", "WEEK", "ISOWEEK"), numbers, strict=True):
         text = f"EXTRACT({part} FROM CAST('{day}' AS DATE))"
         safe = tried(parse_one(text, dialect="bigquery"), exp.DType.BIGINT).sql("duckdb")
-        assert duckdb.sql(f"SELECT {safe}").fetchall() == [(number,)]
+        assert duckdb.execute(f"SELECT {safe}").fetchall() == [(number,)]
 
 
 def test_a_difference_of_instants_is_of_whole_units() -> None:
     """DuckDB's own counts the boundaries between them."""
     text = "TIMESTAMP_DIFF(TIMESTAMP '2024-01-05 02:00:00', TIMESTAMP '2024-01-05 00:00:01', HOUR)"
     safe = tried(parse_one(text, dialect="bigquery"), exp.DType.BIGINT).sql("duckdb")
-    assert duckdb.sql(f"SELECT {safe}").fetchall() == [(1,)]
+    assert duckdb.execute(f"SELECT {safe}").fetchall() == [(1,)]

@@ -28,7 +28,7 @@ class Shards:
 
     def __init__(self, seed: int) -> None:
         rows = ugly_rows(seed)
-        self.whole = database(_CATALOG, rows)
+        self.undivided = database(_CATALOG, rows)
         units = list(_EVERYBODY)
         random.Random(seed).shuffle(units)
         self.parts = {
@@ -39,7 +39,7 @@ class Shards:
 
     def local(self, text: str, shards: tuple[int, ...] = (4, 16)) -> bool:
         """Whether shards and the removal of a unit give what they must."""
-        all_rows = answers(self.whole, text)
+        all_rows = answers(self.undivided, text)
         for n in shards:
             if sorted(row for part in self.parts[n] for row in answers(part, text)) != all_rows:
                 return False
@@ -58,7 +58,7 @@ def check(data: list[Shards], seed: int) -> int:
     text = stage_text(statement_of(generated(seed), _CATALOG), _CATALOG)
     shards = data[seed % 2]
     assert shards.local(text, (4, 16) if seed % 8 == 0 else (4,)), generated(seed)
-    return len(answers(shards.whole, text))
+    return len(answers(shards.undivided, text))
 
 
 def test_generated_queries_are_local(data: list[Shards]) -> None:

@@ -77,7 +77,7 @@ def test_nested_statements(seed: int, tmp_path: Path) -> None:
 
 
 #: By what was wrong, statements that a row once made fail.
-_FOUND = {
+_FAILED = {
     "a part of two expressions":
         f"SUM(x * 9223372036854775807 + 1, {_TO}) AS a, "
         f"SUM(x * 9223372036854775807 + 2, {_TO}) AS b FROM v",
@@ -98,9 +98,9 @@ _FOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", _FOUND)
+@pytest.mark.parametrize("kind", _FAILED)
 def test_what_once_failed(kind: str, tmp_path: Path) -> None:
-    assert _outcomes(_catalog(tmp_path, 3), [_DP + _FOUND[kind]]) == {"ran": 1}
+    assert _outcomes(_catalog(tmp_path, 3), [_DP + _FAILED[kind]]) == {"ran": 1}
 
 
 def test_a_row_cannot_fill_the_memory(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_optimizers_that_are_off_would_be_noticed(
 ) -> None:
     catalog = _catalog(tmp_path, 3)
     # Dates of files are looked at by the view first, so that their statistics decide nothing.
-    shared = [_DP + _FOUND["a part of two expressions"]]
+    shared = [_DP + _FAILED["a part of two expressions"]]
     monkeypatch.setattr(
         engines, "_LOCKS", [lock for lock in engines._LOCKS if "optimizers" not in lock]
     )

@@ -21,7 +21,7 @@ import pytest
 
 from dpstream.accounting.query import parts
 from dpstream.pipelines.sql import rewrite
-from tests.pipelines.sql.asking import FRESH, asked, data_set, dp, without_noise
+from tests.pipelines.sql.asking import FRESH, answer_to, data_set, dp, without_noise
 
 OPTIONS = ("epsilon = 2, delta = 1e-9, max_groups_contributed = 12, max_rows_contributed = 100, "
            "group_selection_strategy = PUBLIC_GROUPS")  # fmt: skip
@@ -91,7 +91,7 @@ def differences(
     """Functions whose answer is not that of the documentation."""
     data_set(folder, table())
     options = OPTIONS + ", mechanism = GEOMETRIC" * laplace
-    rows = asked(folder, dp(items(argument, bounds), REST, options), **more).table.to_pylist()
+    rows = answer_to(folder, dp(items(argument, bounds), REST, options), **more).table.to_pylist()
     wrong = []
     # The mean of a unit's rows is of whole grid steps; a sum and a count are exact.
     close: dict[str, Any] = {"s": {}, "sr": {}, "c": {}}
@@ -155,7 +155,7 @@ def test_a_median_is_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     data_set(tmp_path, table())
     row = "contribution_bounds_per_row => (-256, 256)"
     options = OPTIONS.rpartition(",")[0]
-    full_answer = asked(tmp_path, dp(f"MEDIAN(seconds, {row}) AS m", "FROM visits", options))
+    full_answer = answer_to(tmp_path, dp(f"MEDIAN(seconds, {row}) AS m", "FROM visits", options))
     values = [v for v in table()["seconds"].to_pylist() if v is not None and not math.isnan(v)]
     [answer] = full_answer.table.to_pylist()
     assert answer["m"] == pytest.approx(float(np.median(values)), abs=4)
@@ -173,7 +173,7 @@ def test_bounds_are_chosen_from_values_alone(
                                  "seconds": seconds, "n": [1] * users}))  # fmt: skip
     options = OPTIONS.rpartition(",")[0] + f", mechanism = {mechanism}"
     items = "SUM(seconds) AS s, COUNT(seconds) AS c, AVG(seconds) AS a"
-    full_answer = asked(tmp_path, dp(items, "FROM visits", options))
+    full_answer = answer_to(tmp_path, dp(items, "FROM visits", options))
     assert full_answer.header.bounds["a"][0] > 0
     [answer] = full_answer.table.to_pylist()
     assert answer["s"] == pytest.approx(100 * users / 10) and answer["c"] == users / 10
@@ -186,8 +186,8 @@ def test_the_noisy_answer_is_near_the_truth(tmp_path: Path) -> None:
     values = pa.array(draw.uniform(50, 150, users), mask=draw.random(users) < 0.9)
     data_set(tmp_path, pa.table({"uid": np.arange(users), "page": ["p"] * users,
                                  "seconds": values, "n": [1] * users}))  # fmt: skip
-    answer = asked(tmp_path, dp("SUM(seconds, contribution_bounds_per_group => (50, 150)) AS s",
-                               "FROM visits", "epsilon = 2, delta = 1e-9"))  # fmt: skip
+    answer = answer_to(tmp_path, dp("SUM(seconds, contribution_bounds_per_group => (50, 150)) AS s",
+                                   "FROM visits", "epsilon = 2, delta = 1e-9"))  # fmt: skip
     truth = sum(v for v in values.to_pylist() if v is not None)
     [sd] = answer.intervals["s"]["sd"].to_pylist()
     assert abs(answer.table["s"][0].as_py() - truth) < 5 * sd < truth / 50

@@ -75,25 +75,25 @@ def test_quantiles_of_one_argument_share_a_tree(catalog: Catalog) -> None:
     }  # fmt: skip
 
 
-def _asked(catalog: Catalog, text: str) -> Question:
+def _question(catalog: Catalog, text: str) -> Question:
     return question_of(text, catalog)
 
 
 def test_digests_are_of_the_meaning(catalog: Catalog) -> None:
     one = dp(f"page, {COUNTED} AS n")
     alike = [one.lower(), one + " -- note", one.replace(" ", "\n"), one.replace("page", "`page`")]
-    assert {_asked(catalog, text).digest for text in alike} == {_asked(catalog, one).digest}
+    assert {_question(catalog, text).digest for text in alike} == {_question(catalog, one).digest}
     others = [
         one.replace("epsilon = 2", "epsilon = 3"), one.replace("30", "31"), one + " LIMIT 1",
         one.replace("GROUP", "WHERE n = 1 GROUP"), one.replace("AS n", "AS m"),
         one.replace("WHERE n = 1", "WHERE n = 2"),
     ][:5]  # fmt: skip
-    digests = {_asked(catalog, text).digest for text in [one, *others]}
+    digests = {_question(catalog, text).digest for text in [one, *others]}
     assert len(digests) == 6
 
 
 def test_charge_and_tables(catalog: Catalog) -> None:
-    question = _asked(catalog, dp(f"page, {COUNTED} AS n"))
+    question = _question(catalog, dp(f"page, {COUNTED} AS n"))
     charge, budget = question.charge(catalog, "ab"), question.budget(question.plan)
     assert (charge.mu, charge.threshold_delta) == (budget.mu, budget.threshold_delta)
     assert grids_of(question.plan) == {"n": (1.0, 0, 30)}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.runners.bounded import Runner
-from tests.pipelines.sql.asking import COUNTED, OPTIONS, asked, data_set, dp
+from tests.pipelines.sql.asking import COUNTED, OPTIONS, answer_to, data_set, dp
 
 
 def test_outer_parts_work_on_released_columns(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_outer_parts_work_on_released_columns(tmp_path: Path) -> None:
         f"SELECT t.title, r.page, r.n, r.n / 2 AS h FROM ({inner}) AS r "
         "JOIN pages AS t ON r.page = t.page WHERE r.n > 10 ORDER BY r.n DESC LIMIT 3"
     )
-    answer = asked(tmp_path, text)
+    answer = answer_to(tmp_path, text)
     rows = answer.table.to_pylist()
     assert [row["page"] for row in rows] == ["p0", "p1", "p2"]
     assert all(row["h"] == row["n"] / 2 for row in rows) and rows[1]["title"] == "Title 1"
@@ -63,8 +63,8 @@ def test_a_relation_without_rows_is_answered_as_any_other(kind: str, tmp_path: P
     """An error would tell whether the one row is there that a condition asks for."""
     data_set(tmp_path, epsilon=1e3)
     text = _EMPTIED[kind]
-    full = asked(tmp_path, text.format(where="uid >= 0"), shards=2)
-    none = asked(tmp_path, text.format(where="uid = -1"), shards=2)
+    full = answer_to(tmp_path, text.format(where="uid >= 0"), shards=2)
+    none = answer_to(tmp_path, text.format(where="uid = -1"), shards=2)
     assert none.table.schema == full.table.schema
     assert {name: table.schema for name, table in none.intervals.items()} == {
         name: table.schema for name, table in full.intervals.items()
@@ -76,7 +76,7 @@ def test_a_relation_without_rows_is_answered_as_any_other(kind: str, tmp_path: P
 def test_nor_do_workers_fail_without_a_row(tmp_path: Path) -> None:
     data_set(tmp_path)
     text = _EMPTIED["every function"].format(where="uid = -1")
-    answer = asked(tmp_path, text, runner=Runner("DirectRunner"), shards=2)
+    answer = answer_to(tmp_path, text, runner=Runner("DirectRunner"), shards=2)
     assert answer.table.num_rows == 0 and "page" in answer.table.column_names
 
 
@@ -90,9 +90,9 @@ def test_an_order_that_fails_is_no_order(order: str, tmp_path: Path) -> None:
     data_set(tmp_path)
     options = OPTIONS.replace("= 2", "= 60")
     inner = dp(f"page, {COUNTED} AS n", options=options)
-    assert asked(tmp_path, f"{inner} ORDER BY {order}").table.num_rows >= 6
+    assert answer_to(tmp_path, f"{inner} ORDER BY {order}").table.num_rows >= 6
     outside = f"SELECT r.page, r.n FROM ({inner}) AS r ORDER BY {order}"
-    assert asked(tmp_path, outside).table.num_rows >= 6
+    assert answer_to(tmp_path, outside).table.num_rows >= 6
 
 
 def test_an_outer_query_that_groups_is_ordered(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_outer_query_that_groups_is_ordered(tmp_path: Path) -> None:
         "GROUP BY t.title ORDER BY "
     )
     orders = ("n DESC", "SUM(r.n) DESC", "CAST(t.title AS INT64), n DESC")
-    tables = {order: asked(tmp_path, text + order).table.to_pylist() for order in orders}
+    tables = {order: answer_to(tmp_path, text + order).table.to_pylist() for order in orders}
     rows = tables["n DESC"]
     assert [row["n"] for row in rows] == sorted((row["n"] for row in rows), reverse=True)
     assert {row["title"] for row in rows} == {"Title 0", "Title 1", "Title 2"}

@@ -29,7 +29,7 @@ _DP = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
 _STEP, _LOW, _HIGH = 0.25, -20, 40
 
 
-def _asked(items: str, rest: str) -> Statement:
+def _statement(items: str, rest: str) -> Statement:
     return statement_of(f"{_DP} {items} {rest}", _CATALOG)
 
 
@@ -72,7 +72,7 @@ def _mean(steps: list[int], most: int) -> tuple[int, int]:
 @pytest.mark.parametrize("seed", range(5))
 def test_partials_are_those_of_the_rows(seed: int) -> None:
     rows = ugly_rows(seed, 300)
-    statement = _asked(
+    statement = _statement(
         "page, COUNT(*) AS n, COUNT(seconds) AS m, SUM(seconds) AS s, "
         "SUM(seconds, contribution_bounds_per_row => (-5, 10)) AS sr, AVG(seconds) AS a, "
         "AVG(seconds, contribution_bounds_per_row => (-5, 10)) AS ar, MEDIAN(seconds) AS q, "
@@ -102,7 +102,7 @@ def test_partials_are_those_of_the_rows(seed: int) -> None:
 
 def test_units_come_by_foreign_keys() -> None:
     rows = ugly_rows(3)
-    statement = _asked("product, SUM(qty) AS s, COUNT(*) AS n", "FROM items GROUP BY product")
+    statement = _statement("product, SUM(qty) AS s, COUNT(*) AS n", "FROM items GROUP BY product")
     users = {u[0] for u in rows["users"]} - {None}
     owner = {o[0]: o[1] for o in rows["orders"] if o[1] in users}
     expected = collections.Counter(
@@ -116,7 +116,7 @@ def test_units_come_by_foreign_keys() -> None:
 
 def test_a_float_sum_per_unit_is_that_of_sorted_values() -> None:
     rows = ugly_rows(4)
-    statement = _asked(
+    statement = _statement(
         "COUNT(*) AS n, SUM(s) AS t",
         "FROM (SELECT uid, SUM(seconds) AS s, AVG(n) AS a FROM visits GROUP BY uid "
         "HAVING MAX(n) > 1) AS r",
@@ -156,7 +156,7 @@ def test_data_never_raises(expression: str, form: str) -> None:
             expression = _word(expression, name)
     if "GROUP BY g" in form:
         expression = f"({expression}) IS NULL AND n = 1"  # a constant is no group
-    statement = _asked(form.format(e=f"({expression})"), "")
+    statement = _statement(form.format(e=f"({expression})"), "")
     try:
         answers(database(_CATALOG, ugly_rows(1)), stage_text(statement, _CATALOG))
     except duckdb.BinderException:
@@ -164,8 +164,8 @@ def test_data_never_raises(expression: str, form: str) -> None:
 
 
 def test_a_pattern_that_is_none_fails_without_rows_too() -> None:
-    statement = _asked("COUNT(*) AS k", "FROM visits WHERE REGEXP_CONTAINS(page, '(')")
-    empty = {name: [] for name in _CATALOG.tables}
+    statement = _statement("COUNT(*) AS k", "FROM visits WHERE REGEXP_CONTAINS(page, '(')")
+    empty: Rows = {name: [] for name in _CATALOG.tables}
     with pytest.raises(duckdb.Error):
         answers(database(_CATALOG, empty), stage_text(statement, _CATALOG))
 
@@ -176,7 +176,7 @@ def _word(text: str, name: str) -> str:
 
 def test_groups_keep_their_types_and_null_is_one_group() -> None:
     rows = ugly_rows(2)
-    statement = _asked(
+    statement = _statement(
         "day, cost, at, TIMESTAMP_TRUNC(at, DAY) AS d, COUNT(*) AS n",
         "FROM visits GROUP BY day, cost, at, d",
     )
@@ -203,7 +203,7 @@ def test_public_groups_join_their_rows() -> None:
 
 
 def test_outer_works_on_released_columns() -> None:
-    statement = _asked(
+    statement = _statement(
         "dept AS d, SUM(age) / COUNT(*) AS r",
         "FROM users GROUP BY dept HAVING COUNT(*) > 1 ORDER BY r DESC LIMIT 2",
     )
@@ -219,12 +219,12 @@ def test_outer_works_on_released_columns() -> None:
 
 def test_the_middle_is_a_whole_step() -> None:
     assert Grid(0.5, -3, 4).middle == 0
-    statement = _asked("COUNT(*) AS n", "FROM users")
+    statement = _statement("COUNT(*) AS n", "FROM users")
     with pytest.raises(KeyError):
         stage_one(statement, _CATALOG, {})
 
 
-_MULTIPLIED = _asked(
+_MULTIPLIED = _statement(
     "MEDIAN(v.n * p.uid, contribution_bounds_per_row => (0, 90)) AS m, "
     "VAR(v.n, contribution_bounds_per_row => (0, 9)) AS w, p.title",
     "FROM visits AS v JOIN pages AS p ON v.uid < p.uid + 7 GROUP BY p.title",
@@ -281,8 +281,8 @@ def test_joins_that_multiply_rows_do_not_fill_the_memory(tmp_path: Path) -> None
 @pytest.mark.parametrize(("low", "high"), [(-40, -20), (20, 40)])
 @pytest.mark.parametrize("per", ["row", "group"])
 def test_a_unit_without_a_usable_row_has_no_partial(low: int, high: int, per: str) -> None:
-    statement = _asked(f"SUM(seconds, contribution_bounds_per_{per} => (-5, 10)) AS s",
-                       "FROM visits")  # fmt: skip
+    statement = _statement(f"SUM(seconds, contribution_bounds_per_{per} => (-5, 10)) AS s",
+                           "FROM visits")  # fmt: skip
     query = stage_one(statement, _CATALOG, {"s": (_STEP, low, high)}).sql("duckdb")
     rows = ugly_rows(0)
     first, nobody = rows["visits"][0], 10**6

@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 
+import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
 from dpstream.accounting.plan.canonical import canonical
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.sql import row_query
+from dpstream.pipelines.sql import row_local, row_query
 from dpstream.pipelines.sql.row_engine import RowEngine
 from tests.pipelines.sql.visited import PROJECT, SECTIONS, all_rows, with_text
 
@@ -57,11 +58,11 @@ def test_text_types_and_public_rows_are_part_of_the_plan(tmp_path: Path) -> None
 
 def test_what_runs_is_part_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that makes other SQL of a text, or another DuckDB, may give other rows."""
-    real, plan = row_query.numbered, with_text(tmp_path, _TEXT).plan.hash
+    real, plan = row_local.numbered, with_text(tmp_path, _TEXT).plan.hash
     with monkeypatch.context() as other:
         other.setattr(row_query, "numbered", lambda *of: real(*of) + " -- other")
         assert _changed(tmp_path) != plan
-    monkeypatch.setattr(row_query.duckdb, "__version__", "0")
+    monkeypatch.setattr(duckdb, "__version__", "0")
     assert _changed(tmp_path) != plan
 
 

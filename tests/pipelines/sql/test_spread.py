@@ -1,6 +1,8 @@
 """Stage 1 on a runner gives the bytes of the local answer, whatever the shards."""
 
+import secrets
 import stat
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,9 @@ from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.sql.registration import register
-from dpstream.state import run_ids
 from tests import accounts
 from tests.pipelines.sql.asking import ALL, charges, data_set, dp, visits
 from tests.runners.engines import need_flink
@@ -86,12 +88,12 @@ def shop(folder: Path, epsilon: float = 1e6) -> Path:
 def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fixed run id, and a clock that stands still: answers can be compared byte by byte."""
 
-    class Clock(receipt.datetime):  # type: ignore[misc]
+    class Clock(datetime):
         @classmethod
-        def now(cls, zone: Any = None) -> Any:
-            return cls(2024, 1, 5, tzinfo=zone)
+        def now(cls, tz: Any = None) -> Any:
+            return cls(2024, 1, 5, tzinfo=tz)
 
-    monkeypatch.setattr(run_ids.secrets, "token_hex", lambda size: "5a" * size)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "5a" * size)
     monkeypatch.setattr(receipt, "datetime", Clock)
     monkeypatch.setattr(spread, "ROWS_AT_ONCE", 500)  # a Parquet file has several pieces
 
@@ -201,7 +203,7 @@ def test_what_workers_hand_over_is_private_and_without_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, seen = shop(tmp_path), []
-    read = spread.read_sums
+    read = handed.read_sums
 
     def look(folder: Path, *more: Any) -> Any:
         files = sorted(folder.glob("shard-*"))
@@ -236,14 +238,14 @@ def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
     text = path.read_text().replace('path = "people.csv"', 'uri = "sqlite:///people.db"')
     accounts.write(path, text)
     with pytest.raises(UsageError, match="database"):
-        asking.Spread(DIRECT, asking.question_of(JOINED, load_catalog(path)), load_catalog(path))
+        spread.Spread(DIRECT, question_of(JOINED, load_catalog(path)), load_catalog(path))
     assert charges(tmp_path) == []
 
 
 def test_a_file_that_comes_after_the_pieces_were_listed_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog, real = load_catalog(shop(tmp_path)), asking.Spread
+    catalog, real = load_catalog(shop(tmp_path)), spread.Spread
 
     def late(*of: Any) -> spread.Spread:
         made = real(*of)
@@ -266,7 +268,7 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
 ) -> None:
     if runner.name == "FlinkRunner":
         need_flink()
-    path, real = shop(tmp_path), flow.write_sums
+    path, real = shop(tmp_path), handed.write_sums
 
     def fails(*_: Any) -> None:
         raise ValueError("user 77 on p3")
@@ -322,7 +324,7 @@ def _raise(error: Exception) -> None:
 def test_sums_that_do_not_come_and_shards_that_are_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real, tried = shop(tmp_path), flow.write_sums, list[str]()
+    path, real, tried = shop(tmp_path), handed.write_sums, list[str]()
     monkeypatch.setattr(flow, "write_sums", lambda *_: None)  # elsewhere than the launcher looks
     with pytest.raises(RunError, match="handed over"):
         ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)

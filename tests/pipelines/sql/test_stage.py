@@ -1,5 +1,6 @@
 """Shards of units and formats of files decide nothing."""
 
+import secrets
 from pathlib import Path
 from typing import cast
 
@@ -8,8 +9,7 @@ import pytest
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.stage import MAX_SHARDS, LocalShards
-from dpstream.state import run_ids
-from tests.pipelines.sql.asking import ALL, KEY, asked, data_set, dp
+from tests.pipelines.sql.asking import ALL, KEY, answer_to, data_set, dp
 
 
 def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
@@ -21,12 +21,12 @@ def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
               "MAX(seconds) AS hi") + " ORDER BY page"  # fmt: skip
     text = text.replace("max_groups_contributed = 12", "max_groups_contributed = 4")
     text = text.replace("epsilon = 2", "epsilon = 60")
-    monkeypatch.setattr(run_ids.secrets, "token_hex", lambda size: "5a" * size)
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "5a" * size)
     for kind, shards in (("parquet", 1), ("parquet", 5), ("csv", 1), ("jsonl", 3)):
         folder = tmp_path / f"{kind}{shards}"
         folder.mkdir()
         data_set(folder, kind=kind)
-        tables.append(asked(folder, text, shards=shards))
+        tables.append(answer_to(folder, text, shards=shards))
     assert tables[0].header.bounds.keys() == {"x", "hi"} and tables[0].table.num_rows >= 6
     first = tables[0].table.drop_columns([])
     assert all(answer.table.equals(first) for answer in tables[1:2])

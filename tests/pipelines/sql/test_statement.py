@@ -18,7 +18,7 @@ _CATALOG = shop()
 _BASE = "epsilon = 1, delta = 1e-9"
 
 
-def asked(items: str, options: str = _BASE, rest: str = "FROM users") -> Statement:
+def statement_with(items: str, options: str = _BASE, rest: str = "FROM users") -> Statement:
     """A statement about users."""
     form = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) {items} {rest}"
     return statement_of(form, _CATALOG)
@@ -35,7 +35,7 @@ def asked(items: str, options: str = _BASE, rest: str = "FROM users") -> Stateme
     ("epsilon = 1, mechanism = geometric", Options(1.0, 0.0, 1, mechanism="geometric")),
 ])  # fmt: skip
 def test_options(options: str, expected: Options) -> None:
-    assert asked("COUNT(*) AS n", options).options == expected
+    assert statement_with("COUNT(*) AS n", options).options == expected
 
 
 @pytest.mark.parametrize("text", [
@@ -55,9 +55,9 @@ def test_a_column_may_be_called_like_its_table(text: str) -> None:
 
 def test_defaults_with_groups() -> None:
     rest = "FROM users GROUP BY dept"
-    norm = asked("dept, COUNT(*) AS n", f"{_BASE}, contribution_norm = 2", rest)
+    norm = statement_with("dept, COUNT(*) AS n", f"{_BASE}, contribution_norm = 2", rest)
     assert norm.options.groups == MAX_GROUPS and norm.options.rows == DEFAULT_ROWS == 5
-    own = asked("dept, COUNT(*, contribution_norm => 8) AS n", _BASE, rest)
+    own = statement_with("dept, COUNT(*, contribution_norm => 8) AS n", _BASE, rest)
     assert (own.options.norm, own.functions[0].norm) == (None, 8.0)
 
 
@@ -86,7 +86,7 @@ def test_defaults_with_groups() -> None:
     ("APPROX_QUANTILES(age, 4)", ("quantiles", None, None, "row", (0.0, 0.25, 0.5, 0.75, 1.0))),
 ])  # fmt: skip
 def test_functions(call: str, expected: tuple[Any, ...]) -> None:
-    [f] = asked(f"{call} AS x").functions
+    [f] = statement_with(f"{call} AS x").functions
     assert (f.kind, f.low, f.high, f.per, f.at) == expected
     assert f.name == "x" and not f.report
     assert (f.argument is None) == (call.startswith(("COUNT(*", "ANON_COUNT(*", "COUNT(D")))
@@ -94,13 +94,12 @@ def test_functions(call: str, expected: tuple[Any, ...]) -> None:
 
 
 def test_reports() -> None:
-    assert [f.report for f in asked("SUM(age WITH REPORT) AS a, SUM(age) AS b").functions] == [
-        True, False,
-    ]  # fmt: skip
+    statement = statement_with("SUM(age WITH REPORT) AS a, SUM(age) AS b")
+    assert [f.report for f in statement.functions] == [True, False]
 
 
 def test_equal_functions_are_one_and_hidden_ones_are_added() -> None:
-    statement = asked(
+    statement = statement_with(
         "dept, SUM(age) / COUNT(*) AS r, COUNT(*) AS n, COUNT(*) AS m",
         f"{_BASE}, max_groups_contributed = 2",
         "FROM users GROUP BY dept HAVING MEDIAN(age) > 3 AND n > 1 ORDER BY SUM(age), dept",
@@ -113,7 +112,7 @@ def test_equal_functions_are_one_and_hidden_ones_are_added() -> None:
 
 
 def test_groups_by_name_place_and_expression() -> None:
-    statement = asked(
+    statement = statement_with(
         "dept AS d, DIV(age, 10) AS decade, COUNT(*) AS n",
         f"{_BASE}, max_groups_contributed = 2",
         "FROM users GROUP BY 1, decade, age",
@@ -125,7 +124,7 @@ def test_groups_by_name_place_and_expression() -> None:
 
 
 def test_the_unit_after_a_full_join() -> None:
-    statement = asked("COUNT(*) AS n", _BASE, "FROM users FULL JOIN visits USING (uid)")
+    statement = statement_with("COUNT(*) AS n", _BASE, "FROM users FULL JOIN visits USING (uid)")
     assert statement.unit.sql() == 'COALESCE("users"."uid", "visits"."uid")'
 
 
@@ -172,9 +171,9 @@ def test_no_column_is_called_like_a_part_of_an_interval(taken: str) -> None:
     """It would be shown in the place of the interval, or the interval in its."""
     both = f"COUNT(DISTINCT uid WITH REPORT) AS a, SUM(age) AS {taken}"
     with pytest.raises(DpstreamError, match="one name"):
-        asked(both)
+        statement_with(both)
     core = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({_BASE}) {both} FROM users"
     with pytest.raises(DpstreamError, match="one name"):
         statement_of(f"SELECT r.a, r.{taken} FROM ({core}) AS r", _CATALOG)
     statement_of(f"SELECT r.a AS b, r.{taken} FROM ({core}) AS r", _CATALOG)
-    assert asked(both.replace(" WITH REPORT", "")).functions[1].name == taken
+    assert statement_with(both.replace(" WITH REPORT", "")).functions[1].name == taken

@@ -57,13 +57,13 @@ def _by_hand(path: Path, key: str, aggregates: tuple[str, ...], query: str | Non
     return load_job(folder(path, with_fields(*fields)))
 
 
-def _asked(path: Path, items: str, **more: str) -> StreamJob:
+def _translation(path: Path, items: str, **more: str) -> StreamJob:
     path.mkdir()
     return stream_job(load_project(folder(path)), "daily", dp(items, **more))
 
 
 def test_a_plain_statement_is_the_job_written_by_hand(tmp_path: Path) -> None:
-    translation = _asked(tmp_path / "asked", _PLAIN)
+    translation = _translation(tmp_path / "asked", _PLAIN)
     assert translation.job.plan.query is None is translation.query
     hand = _by_hand(tmp_path / "hand", "page", _PLAIN_BY_HAND)
     assert translation.job.plan == hand.plan and translation.job.plan.hash == hand.plan.hash
@@ -72,7 +72,7 @@ def test_a_plain_statement_is_the_job_written_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_statement_with_filter_and_look_up_is_the_job_written_by_hand(tmp_path: Path) -> None:
-    translation = _asked(tmp_path / "asked", LOOKED_UP)
+    translation = _translation(tmp_path / "asked", LOOKED_UP)
     hand = _by_hand(tmp_path / "hand", "section", _LOOKED_UP_BY_HAND, translation.query)
     query = query_of(hand)
     assert query_of(translation.job).sql == query.sql and hand.plan == translation.job.plan
@@ -84,7 +84,10 @@ def test_a_statement_with_filter_and_look_up_is_the_job_written_by_hand(tmp_path
 @pytest.mark.parametrize("items", [_PLAIN, LOOKED_UP])
 def test_what_is_emitted_runs_and_gives_the_same_bytes(items: str, tmp_path: Path) -> None:
     """It is written once; the rest of the file stays, and another statement is refused."""
-    translation, path = _asked(tmp_path / "asked", items), folder_with(tmp_path / "b", PROJECT)
+    translation, path = (
+        _translation(tmp_path / "asked", items),
+        folder_with(tmp_path / "b", PROJECT),
+    )
     project = load_project(path)
     other = stream_job(project, None, dp(items))
     for _ in range(2):
@@ -121,7 +124,7 @@ def test_columns_that_are_numbers_are_taken_as_they_are(
     argument: str, column: str, tmp_path: Path
 ) -> None:
     items = f"page, SUM({argument}, contribution_bounds_per_row => (0, 1)) AS s FROM visits"
-    job = _asked(tmp_path / "a", f"{items} GROUP BY page").job
+    job = _translation(tmp_path / "a", f"{items} GROUP BY page").job
     assert job.plan.aggregates[0].column == column
     assert (job.source.query is None) == (column == argument)
     sums = [row[column] for b in queried(job, batches(job)) for row in b.to_pylist()]
@@ -134,7 +137,7 @@ def test_what_the_statement_says(tmp_path: Path) -> None:
         "privacy_unit_column = user, mechanism = GAUSSIAN"
     )
     items = "UPPER(page) AS p, n, flag, COUNT(DISTINCT user) AS u FROM visits GROUP BY p, n, flag"
-    plan = _asked(tmp_path / "a", items, options=options).job.plan
+    plan = _translation(tmp_path / "a", items, options=options).job.plan
     assert plan.key == (Field("p"), Field("n", "int"), Field("flag", "bool"))
     assert plan.aggregates == (Aggregate("u", "units"),)
     privacy = plan.privacy
@@ -206,7 +209,7 @@ def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> 
     items = (
         "page, SUM(seconds, contribution_bounds_per_row => (0, 1)) AS s FROM visits GROUP BY page"
     )
-    usual = _asked(tmp_path / "a", items).job.plan.aggregates[0].grid
+    usual = _translation(tmp_path / "a", items).job.plan.aggregates[0].grid
     path = folder_with(tmp_path / "b", with_fields('mechanism.strategy = "tree"'))
     statement = dp(items, "epsilon = 1, delta = 1e-6, max_rows_contributed = 64")
     coarse = stream_job(load_project(path), "daily", statement)

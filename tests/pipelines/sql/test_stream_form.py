@@ -168,12 +168,12 @@ def test_whatever_the_tables_front_is_asked_is_refused_or_local(tmp_path: Path) 
     for text in texts[::9]:
         statement = re.sub(r"max_groups_contributed = \d+", "max_rows_contributed = 4", text)
         try:
-            job = stream_job(project, None, statement).job
+            stream = stream_job(project, None, statement).job
         except DpstreamError as error:
             assert error.fix
             continue
         accepted += 1
-        if job.source.query is not None:
-            batch = all_rows(job)
-            assert through(job, list(one_by_one(batch))) == through(job, [batch]), text
+        if stream.source.query is not None:
+            batch = all_rows(stream)
+            assert through(stream, list(one_by_one(batch))) == through(stream, [batch]), text
     assert accepted >= 3

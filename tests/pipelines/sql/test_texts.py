@@ -12,7 +12,7 @@ from dpstream.pipelines.ask.receipt import encoded
 from dpstream.pipelines.sql.receipt import MARK, Header, decoded
 from dpstream.pipelines.sql.texts import answer_text, explained, records, split
 from dpstream.state.ledger.answers import Answer
-from tests.pipelines.sql.asking import asked, data_set, dp
+from tests.pipelines.sql.asking import answer_to, data_set, dp
 
 HEAD: dict[str, Any] = {
     "run_id": "ab", "plan_hash": "cd", "answered": "2024-01-01T00:00:00Z", "epsilon": 1.0,
@@ -66,7 +66,7 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
         {"n": "NaN", "q": [None]}, {"n": 1.5, "q": []},
     ]  # fmt: skip
     data_set(tmp_path)
-    full_answer = asked(tmp_path, dp("page, EXP(1000 * COUNT(DISTINCT uid)) AS e"))
+    full_answer = answer_to(tmp_path, dp("page, EXP(1000 * COUNT(DISTINCT uid)) AS e"))
     assert "Infinity" in answer_text(full_answer) and json.dumps(
         records(full_answer), allow_nan=False
     )

@@ -11,6 +11,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.joining import Passes
+from dpstream.pipelines.connectors.inputs import ReadRows
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.run import Result, run_job
@@ -45,7 +46,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files whose rows were read, as they are."""
     names, real = list[str](), sources.read_group
 
-    def spy(group: sources.Group, *rest: object) -> Iterator[sources.ReadRows]:
+    def spy(group: sources.Group, *rest: object) -> Iterator[ReadRows]:
         names.extend(os.path.basename(piece[2]) for piece in group)
         return real(group, *rest)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import new_secret
@@ -30,6 +30,10 @@ def job(make_job: Make, tmp_path: Path) -> Job:
     return made
 
 
+def store(job: Job) -> Path:
+    return required(job.state.path, "the job has a store")
+
+
 def with_limit(job: Job, tmp_path: Path, epsilon: float) -> Job:
     limit, unit = (epsilon, job.plan.privacy.delta), job.plan.unit
     ledger = accounts.create(tmp_path / "ledger.db", "d", limit, unit.column, unit.type)
@@ -49,18 +53,18 @@ def test_private_files_beside_releases_are_refused(job: Job, tmp_path: Path) -> 
 
 
 def test_another_programs_database_is_refused(job: Job) -> None:
-    with sqlite3.connect(job.state.path) as db:
+    with sqlite3.connect(store(job)) as db:
         db.execute("CREATE TABLE accounts (x)")
     with pytest.raises(PolicyError, match="another program"):
         begin(job)
-    with sqlite3.connect(job.state.path) as db:
+    with sqlite3.connect(store(job)) as db:
         assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("accounts",)]
 
 
 def test_a_store_that_was_deleted_is_a_new_run(job: Job, tmp_path: Path) -> None:
     first, _ = begin(job)
     first.open()
-    for file in job.state.path.parent.glob(job.state.path.name + "*"):
+    for file in store(job).parent.glob(store(job).name + "*"):
         file.unlink()
     with pytest.raises(PolicyError, match="lost, moved or belongs elsewhere"):
         begin(job)
@@ -77,9 +81,9 @@ def test_a_store_that_was_deleted_is_a_new_run(job: Job, tmp_path: Path) -> None
 def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="spend more"):
         begin(with_limit(job, tmp_path, job.plan.privacy.epsilon / 2))
-    assert not job.state.path.exists()
+    assert not store(job).exists()
     run, resumed = begin(with_limit(job, tmp_path, job.plan.privacy.epsilon))
-    assert not resumed and stat.S_IMODE(os.stat(job.state.path).st_mode) == 0o600
+    assert not resumed and stat.S_IMODE(os.stat(store(job)).st_mode) == 0o600
     run.open().close()
     stores.close_all()
 

@@ -167,7 +167,7 @@ class Oracle:
     def data_cells(self, table: str) -> dict[tuple[str, ...], int]:
         """By group and data cell: how many; those of nobody are not there."""
         column, cells = ("HOUSEHOLD_TYPE", _T3) if table == "t3" else ("TEN", _T4)
-        out = {}
+        out = dict[tuple[str, ...], int]()
         for cell, values in cells.items():
             inside = ", ".join(f"'{value}'" for value in values.split(","))
             rows = self._db.execute(

@@ -12,6 +12,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.folder import Archive
 from dpstream.pipelines.tabulation import execute as module
+from dpstream.pipelines.tabulation import reading
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.draft import MANIFEST, decoded
 from dpstream.pipelines.tabulation.execute import execute
@@ -83,7 +84,7 @@ def test_nothing_is_parsed_before_the_charge(
     made: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, out = ledger_of(tmp_path), tmp_path / "out"
-    read = module.read
+    read = reading.read
 
     def fails(*_: Any) -> Any:
         assert len(charges(tmp_path)) == 1
@@ -104,7 +105,7 @@ def test_what_was_cut_off_continues_on_the_records_there_are(
 ) -> None:
     """Nothing was shown, so that no record is held to those of the cut-off attempt."""
     place, out = ledger_of(tmp_path), tmp_path / "out"
-    read = module.read
+    read = reading.read
 
     def cut_off(*_: Any) -> Any:
         raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from dpstream.pipelines.tabulation.pieces import pieces
 from dpstream.pipelines.tabulation.work import parts_of
 from tests.pipelines.tabulation.executing import order
 from tests.pipelines.tabulation.office import Office
-from tests.pipelines.test_coders import KNOWN
+from tests.pipelines.test_coders import UNPICKLED
 from tests.pipelines.test_coders import parts_of as coders_of
 
 _SECRET = "7d" * 32
@@ -46,7 +46,7 @@ def strange(task: Task) -> list[str]:
         for name in transform.outputs.values():
             if not transform.subtransforms and "/ReshufflePerKey/" not in transform.unique_name:
                 coder = context.coders.get_by_id(proto.components.pcollections[name].coder_id)
-                if not all(isinstance(part, KNOWN) for part in coders_of(coder)):
+                if not all(isinstance(part, UNPICKLED) for part in coders_of(coder)):
                     out.append(transform.unique_name)
     return out
 
@@ -55,7 +55,7 @@ def test_counts_travel_as_batches(
     made: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(made, tmp_path)
-    assert ArrowBatchCoder in KNOWN and strange(task) == []
+    assert ArrowBatchCoder in UNPICKLED and strange(task) == []
     monkeypatch.setattr(flow, "Routed", Any)
     assert strange(task)  # a lost type is found
 

@@ -26,16 +26,16 @@ def lookup(program: str) -> Lookup:
     return Lookup(program, blocks, np.array([1, 72]), pa.array(CODES))
 
 
-class Found(NamedTuple):
+class FileLines(NamedTuple):
     """What lines have become, as Python's values: by position, records or rules."""
 
     records: dict[int, tuple[int, list[int], dict[str, int]]]
     rules: dict[int, str]
 
 
-def read(path: Path, own: Lookup, size: int = 1 << 24) -> Found:
+def read(path: Path, own: Lookup, size: int = 1 << 24) -> FileLines:
     """Everything in a file."""
-    outcome = Found({}, {})
+    outcome = FileLines({}, {})
     for piece in pieces(path, size):
         for part in read_piece(piece, own):
             records = part.records

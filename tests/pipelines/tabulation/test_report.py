@@ -10,6 +10,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.tabulation import report as report_module
 from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.inputs import inputs_of, prepared_of
 from dpstream.pipelines.tabulation.report import STAMP, report
 from tests.pipelines.tabulation.executing import executed
 from tests.pipelines.tabulation.office import Office
@@ -95,7 +96,7 @@ def test_what_is_refused(lively: Office, runs: tuple[Path, Path], tmp_path: Path
 
 def test_the_truth_is_exact(lively: Office) -> None:
     """Everybody of the run's states is in one region of each state, once in each detail's total."""
-    inputs = report_module.inputs_of(lively.parameters, lively.data, PERSONS)
-    prepared = report_module.prepared_of(lively.load(), inputs.digest)
+    inputs = inputs_of(lively.parameters, lively.data, PERSONS)
+    prepared = prepared_of(lively.load(), inputs.digest)
     tally = report_module.truth(prepared, inputs)
     assert sum(int(tally.of(0, n).counts.sum()) for n in range(len(prepared.domain.levels))) > 300

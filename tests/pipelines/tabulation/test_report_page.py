@@ -5,7 +5,7 @@ from typing import Any
 
 from dpstream.accounting.figures import up
 from dpstream.pipelines.tabulation.report_page import context, render
-from tests.browser import DESK, PHONE, browser
+from tests.browser import DESKTOP, PHONE, browser
 from tests.reports import Page
 
 Reported = tuple[dict[str, Any], Path]
@@ -62,7 +62,7 @@ def test_tables_fit_the_desk_and_the_page_fits_the_phone(
     address = (reported[1] / "report.html").as_uri()
     beyond = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
     with browser(tmp_path) as chromium:
-        for screen in (DESK, PHONE):
+        for screen in (DESKTOP, PHONE):
             tab = chromium.open(address, screen)
             assert tab.width <= screen[0] and tab.complaints() == []
             assert screen == PHONE or tab.run(f"{beyond}.length") == 0

@@ -17,7 +17,7 @@ from tests.pipelines.tabulation.office import Office
 Group = tuple[str, ...]
 
 
-def known(lively: Office) -> Prepared:
+def prepared_for(lively: Office) -> Prepared:
     return prepared(inputs_of(lively.parameters, lively.data, Choice("p")))
 
 
@@ -32,7 +32,7 @@ def plainly(folder: Path, width: int) -> dict[Group, dict[Group, int]]:
 
 
 def test_every_figure_is_read(lively: Office, runs: tuple[Path, Path]) -> None:
-    prepared_run = known(lively)
+    prepared_run = prepared_for(lively)
     totals, ages = plainly(runs[0] / "t1", 0), plainly(runs[0] / "t2", 3)
     details = set()
     for level in prepared_run.domain.levels:
@@ -72,7 +72,7 @@ def test_an_output_that_was_changed_is_refused(
     shutil.copytree(runs[0], copy)
     path = copy / folder / "usa-1-000.csv"
     path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
-    level = known(lively).domain.levels[0]
+    level = prepared_for(lively).domain.levels[0]
     with pytest.raises(UsageError, match=folder):
         released_figures(copy, PERSONS, level)
 
@@ -83,4 +83,4 @@ def test_a_file_that_is_gone_is_missed(
     shutil.copytree(runs[0], tmp_path / "copy")
     (tmp_path / "copy" / "t1" / "usa-1-000.csv").unlink()
     with pytest.raises(UsageError, match="t1"):
-        released_figures(tmp_path / "copy", PERSONS, known(lively).domain.levels[0])
+        released_figures(tmp_path / "copy", PERSONS, prepared_for(lively).domain.levels[0])

@@ -10,6 +10,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import spread as module
 from dpstream.pipelines.tabulation.execute import Execution
+from dpstream.pipelines.tabulation.pieces import pieces
 from dpstream.pipelines.tabulation.spread import check
 from tests.fixed import fixed_run_ids
 from tests.pipelines.tabulation.executing import charges, content, executed, ledger_of, left_over
@@ -41,9 +42,11 @@ def drawn(made: Office, out: Path, account: Path, **more: Any) -> Execution:
 def test_the_direct_runner_gives_the_same_bytes(
     made: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.pieces
-    monkeypatch.setattr(module, "pieces", lambda path: real(path, 3_000))  # many pieces
-    assert len(module.pieces(made.path("person-records.txt"))) > 5
+    def many(path: Path) -> Any:
+        return pieces(path, 3_000)
+
+    monkeypatch.setattr(module, "pieces", many)
+    assert len(many(made.path("person-records.txt"))) > 5
     same(DIRECT, made, tmp_path)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
 from dpstream.pipelines.tabulation import text
 from dpstream.pipelines.tabulation.faults import Faults
 
@@ -54,7 +55,7 @@ def test_a_value_alone_that_is_wrong(tmp_path: Path, value: bytes) -> None:
 
 
 def test_a_line_that_is_too_long(tmp_path: Path) -> None:
-    data = b"A|B\n1|" + b"x" * (text.MAX_LINE_BYTES + 1) + b"\n2|y\n"
+    data = b"A|B\n1|" + b"x" * (MAX_LINE_BYTES + 1) + b"\n2|y\n"
     rows, numbers, [(row, _, rule)] = read(tmp_path, data)
     assert rows == {"A": ["2"], "B": ["y"]} and numbers == [3]
     assert row == 2 and "longer" in rule

@@ -90,7 +90,9 @@ def write(path: Path, *changes: str | tuple[str, str]) -> None:
     """Write a project file: the text, with parts replaced; its account is made."""
     text, *pairs = changes if isinstance(changes[0], str) else (PROJECT, *changes)
     assert isinstance(text, str)
-    for old, new in pairs:
+    for pair in pairs:
+        assert not isinstance(pair, str)
+        old, new = pair
         assert old in text, old
         text = text.replace(old, new)
     accounts.write(path, text)

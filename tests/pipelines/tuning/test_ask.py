@@ -1,6 +1,7 @@
 """What a tuning asks and costs, checked without reading a record."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def write(folder: Path) -> Project:
      ({"proxy": "/x/*.csv", "scale": 0.0}, UsageError, "--scale")],
 )  # fmt: skip
 def test_what_is_refused(
-    given: dict[str, object], kind: type[DpstreamError], field: str, tmp_path: Path
+    given: dict[str, Any], kind: type[DpstreamError], field: str, tmp_path: Path
 ) -> None:
     project = write(tmp_path)
     with pytest.raises(kind) as error:

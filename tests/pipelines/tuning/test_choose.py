@@ -11,9 +11,11 @@ import pytest
 from click.testing import Result
 
 from dpstream.accounting.arrays import Int64
+from dpstream.dp_transforms import tuning
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
+from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.state import open as stores
 from dpstream.state.ledger.answers import AnswerLog
 from tests import accounts
@@ -117,7 +119,7 @@ def test_c_is_lowered_to_what_can_be_drawn(project: Path) -> None:
 
 def test_the_charge_is_durable_before_the_first_draw(project: Path) -> None:
     seen: list[int] = []
-    real = module.noisy
+    real = tuning.noisy
 
     def noisy(*args: object) -> object:
         seen.append(entries(project))
@@ -132,7 +134,7 @@ def test_an_interrupted_tuning_goes_on_at_no_charge(project: Path) -> None:
     with mock.patch.object(module, "noisy", side_effect=KeyboardInterrupt):
         assert choose(project).exit_code == 4
     assert entries(project) == 1 and "new" not in jobs(project)
-    with mock.patch.object(module.tuning_file, "write", side_effect=KeyboardInterrupt):
+    with mock.patch.object(tuning_file, "write", side_effect=KeyboardInterrupt):
         assert choose(project).exit_code == 4
     assert entries(project) == 1
 
@@ -168,7 +170,7 @@ def test_the_same_question_is_answered_again_and_another_is_charged(project: Pat
 
 def test_a_resumed_draw_repeats_the_noise(project: Path) -> None:
     nodes: list[bytes] = []
-    real = module.noisy
+    real = tuning.noisy
 
     def noisy(*args: object) -> list[Int64]:
         out = real(*args)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ DOMAIN = [
     {"name": "age", "edges": [0, 10, 20, 40, 65.5, 80]},
     {"name": "sex", "values": ["f", "m"]},
 ]
-QUERIES = [
+QUERIES: list[dict[str, Any]] = [
     {"factors": {"age": "range", "sex": "identity"}},
     {"weight": 2, "factors": {"age": "prefix"}},
     {"factors": {}},
@@ -91,5 +91,5 @@ def exact(folder: Path, row: dict[str, Any], summed: str = "count(*)", until: st
         where.append(f"sex = '{row['sex']}'")
     path = folder / "records.parquet"
     text = f"SELECT {summed} FROM '{path}' AS records WHERE {' AND '.join(where)}"
-    [[total]] = duckdb.sql(text).fetchall()
+    [[total]] = duckdb.execute(text).fetchall()
     return float(total or 0)

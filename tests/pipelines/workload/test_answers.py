@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dpstream.accounting.errors import required
 from dpstream.pipelines.workload import answers as module
 from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.estimate import Estimate, norms
@@ -14,12 +15,13 @@ RNG = np.random.default_rng(2)
 ESTIMATE = Estimate(
     RNG.normal(size=(2, 10)), np.array([1.0, 3.0]), (np.triu(np.ones((5, 5))), np.eye(2))
 )
+_ANSWERED = "so few answers are a table"
 ONE = ESTIMATE._replace(cells=ESTIMATE.cells[:1], scale=ESTIMATE.scale[:1])
 
 
 def test_every_release_has_its_own_error() -> None:
     query_set = workload()
-    table = answers(query_set, ESTIMATE, MOMENTS, over_time=True)
+    table = required(answers(query_set, ESTIMATE, MOMENTS, over_time=True), _ANSWERED)
     assert table.num_rows == 2 * query_set.queries
     sd = table.column("sd").to_numpy()
     assert np.allclose(sd[query_set.queries :], 3 * sd[: query_set.queries])
@@ -29,14 +31,14 @@ def test_every_release_has_its_own_error() -> None:
     assert table.column("trigger").to_pylist()[-1] == 2
     assert table.column("product").to_pylist()[-1] == 2
     assert value[-1] == pytest.approx(ESTIMATE.cells[1].sum())
-    once = answers(query_set, ONE, MOMENTS[:1])
+    once = required(answers(query_set, ONE, MOMENTS[:1]), _ANSWERED)
     assert "trigger" not in once.column_names and once.num_rows == query_set.queries
 
 
 def test_values_without_negative_cells() -> None:
     query_set = workload([{"factors": {"age": "identity", "sex": "identity"}}])
-    plain = answers(query_set, ESTIMATE, MOMENTS)
-    consistent_table = answers(query_set, ESTIMATE, MOMENTS, consistent=True)
+    plain = required(answers(query_set, ESTIMATE, MOMENTS), _ANSWERED)
+    consistent_table = required(answers(query_set, ESTIMATE, MOMENTS, consistent=True), _ANSWERED)
     assert (
         min(plain.column("value").to_pylist())
         < 0

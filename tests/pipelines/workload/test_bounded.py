@@ -19,7 +19,7 @@ def test_cells_of_all_records_in_the_domain(tmp_path: Path) -> None:
         2000 - bounded_cells.dead_letters,
         2,
     )
-    [[inside]] = duckdb.sql(
+    [[inside]] = duckdb.execute(
         f"SELECT count(*) FROM '{tmp_path}/records.parquet'"
         " WHERE age >= 0 AND age < 80 AND sex <> 'x'"
     ).fetchall()
@@ -43,7 +43,7 @@ def test_the_first_c_by_their_stamps(tmp_path: Path) -> None:
         counts.append(
             np.bincount(bounded_cells.codes[:, 0] * 2 + bounded_cells.codes[:, 1], minlength=10)
         )
-    rows = duckdb.sql(
+    rows = duckdb.execute(
         f"""SELECT age, sex FROM '{path}' WHERE age >= 0 AND age < 80 AND sex <> 'x'
         QUALIFY row_number() OVER (PARTITION BY "user" ORDER BY "at") <= 5"""
     ).fetchall()

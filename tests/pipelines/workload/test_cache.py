@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.strategies.cells.named import STRATEGIES, largest
 from dpstream.accounting.workloads.workload import over
 from dpstream.pipelines.workload import cache
-from dpstream.pipelines.workload.cache import STRATEGIES, folder_of, largest, solved, solved_purely
+from dpstream.pipelines.workload.cache import folder_of, solved, solved_purely
 from tests.pipelines.workload.survey import workload
 
 

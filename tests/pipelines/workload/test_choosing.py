@@ -22,7 +22,7 @@ from tests import accounts
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.workload.survey import JOB, KEY, survey, write
 
-RANGES = [{"factors": {"age": "range", "sex": "identity"}}]
+RANGES: list[dict[str, Any]] = [{"factors": {"age": "range", "sex": "identity"}}]
 UNION = [*RANGES, {"factors": {"age": "prefix"}}]
 
 
@@ -31,7 +31,7 @@ def charges(folder: Path) -> list[Charge]:
         return ledger.entries()
 
 
-def asked(folder: Path, out: str, *more: str, queries: list[dict[str, object]] = RANGES) -> None:
+def answered(folder: Path, out: str, *more: str, queries: list[dict[str, Any]] = RANGES) -> None:
     file = write(folder / "r.json", queries)
     done = call("workload", "answer", file, "--project", folder, "--out", folder / out, "--cache",
                 folder / "cache", "--quiet", *more)  # fmt: skip
@@ -51,7 +51,7 @@ def test_taken_by(tmp_path: Path, optimise: str, limit: str, taken: str) -> None
     delta = "delta = 1e-6" if limit == "epsilon = 900.0" else "delta = 1e-9"
     text = JOB.replace("epsilon = 900.0, delta = 1e-6", f"{limit}, {delta}")
     survey(tmp_path, 300, text=text)
-    asked(tmp_path, "out", "--optimise", optimise)
+    answered(tmp_path, "out", "--optimise", optimise)
     assert families(tmp_path) == [taken]
     receipt = json.loads((tmp_path / "out" / "release.json").read_text())
     assert (receipt["mu"] is None) == (taken == "geometric") and receipt["mechanism"] == taken
@@ -59,30 +59,30 @@ def test_taken_by(tmp_path: Path, optimise: str, limit: str, taken: str) -> None
 
 def test_asked_again_it_is_the_same_question(tmp_path: Path) -> None:
     survey(tmp_path, 300)
-    asked(tmp_path, "out", "--optimise", "answer")
+    answered(tmp_path, "out", "--optimise", "answer")
     first = (tmp_path / "out" / "release.json").read_bytes()
     # By the limit it would be the other one; it was charged already.
-    asked(tmp_path, "out", "--optimise", "limit")
+    answered(tmp_path, "out", "--optimise", "limit")
     assert (tmp_path / "out" / "release.json").read_bytes() == first
     assert families(tmp_path) == ["geometric"]
-    asked(tmp_path, "again", "--optimise", "limit", "--fresh")
+    answered(tmp_path, "again", "--optimise", "limit", "--fresh")
     assert families(tmp_path) == ["geometric", "gaussian"]
-    asked(tmp_path, "again", "--optimise", "answer")
+    answered(tmp_path, "again", "--optimise", "answer")
     assert families(tmp_path) == ["geometric", "gaussian"]
 
 
 def test_a_fresh_question_behind_a_run_may_take_the_other_family(tmp_path: Path) -> None:
     """A run has no receipt in the account, and is not continued for that."""
     survey(tmp_path, 300)
-    asked(tmp_path, "out", "--optimise", "limit")
-    asked(tmp_path, "new", "--optimise", "answer", "--fresh")
+    answered(tmp_path, "out", "--optimise", "limit")
+    answered(tmp_path, "new", "--optimise", "answer", "--fresh")
     assert families(tmp_path) == ["gaussian", "geometric"]
 
 
 def test_what_geometric_noise_cannot_answer_is_gaussian(tmp_path: Path) -> None:
     survey(tmp_path, 300)
-    asked(tmp_path, "union", "--optimise", "answer", queries=UNION)
-    asked(tmp_path, "told", "--mechanism", "geometric")
+    answered(tmp_path, "union", "--optimise", "answer", queries=UNION)
+    answered(tmp_path, "told", "--mechanism", "geometric")
     assert families(tmp_path) == ["gaussian", "geometric"]
 
 
@@ -92,9 +92,9 @@ def test_without_a_delta_noise_is_geometric(tmp_path: Path, more: tuple[str, ...
     text = (tmp_path / "dpstream.toml").read_text()
     assert "delta = 1e-9" in text
     (tmp_path / "dpstream.toml").write_text(text.replace("delta = 1e-9", "delta = 0"))
-    asked(tmp_path, "out", *more)
+    answered(tmp_path, "out", *more)
     assert families(tmp_path) == ["geometric"]
-    asked(tmp_path, "out", *more)
+    answered(tmp_path, "out", *more)
     assert len(charges(tmp_path)) == 1
     given = ("workload", "answer", tmp_path / "r.json", "--project", tmp_path, "--out",
              tmp_path / "new")  # fmt: skip
@@ -112,11 +112,11 @@ def test_without_a_delta_the_triggers_of_a_job_do_not_matter(tmp_path: Path, lin
     text = JOB.replace('window = "1d"', 'window = "2d"').replace("delta = 1e-9", "delta = 0")
     survey(tmp_path, 300, text=JOB)
     accounts.write(tmp_path / "dpstream.toml", text.format(epsilon=6.0, key=KEY))
-    asked(tmp_path, "out")
+    answered(tmp_path, "out")
     job = (tmp_path / "dpstream.toml").read_text()
     assert 'release_every = "6h"' in job and "delta = 0," in job and 'window = "2d"' in job
     (tmp_path / "dpstream.toml").write_text(job.replace('release_every = "6h"', line))
-    asked(tmp_path, "again")
+    answered(tmp_path, "again")
     assert families(tmp_path) == ["geometric"]  # the same question
     (tmp_path / "dpstream.toml").write_text(job.replace('end = "2024-01-03T00:00:00Z"\n', ""))
     given = ("workload", "answer", tmp_path / "r.json", "--project", tmp_path, "--out",
@@ -126,13 +126,13 @@ def test_without_a_delta_the_triggers_of_a_job_do_not_matter(tmp_path: Path, lin
 
 def test_a_strategy_by_name_is_for_gaussian_noise(tmp_path: Path) -> None:
     survey(tmp_path, 300)
-    asked(tmp_path, "named", "--optimise", "answer", "--strategy", "eigen")
+    answered(tmp_path, "named", "--optimise", "answer", "--strategy", "eigen")
     assert families(tmp_path) == ["gaussian"]
 
 
 def test_what_is_left_of_a_limit(tmp_path: Path) -> None:
     survey(tmp_path, 300)
-    asked(tmp_path, "out", "--mechanism", "geometric")
+    answered(tmp_path, "out", "--mechanism", "geometric")
     ledger = load_job(tmp_path / "dpstream.toml").ledger
     assert ledger is not None
     limit = limit_of(read_history(ledger))
@@ -152,7 +152,7 @@ def test_two_who_ask_at_once_are_charged_once(
     choose the other: the one who is charged first decides."""
     survey(tmp_path, 300)
     other = "answer" if first == "limit" else "limit"
-    overtaking = [lambda: asked(tmp_path, "overtaking", "--optimise", other)]
+    overtaking = [lambda: answered(tmp_path, "overtaking", "--optimise", other)]
 
     def overtaken(act: Callable[..., Any]) -> Callable[..., Any]:
         def after(*args: Any, **options: Any) -> Any:
@@ -163,7 +163,7 @@ def test_two_who_ask_at_once_are_charged_once(
         return after
 
     monkeypatch.setattr(module, name, overtaken(getattr(module, name)))
-    asked(tmp_path, "out", "--optimise", first)
+    answered(tmp_path, "out", "--optimise", first)
     assert not overtaking
     decides = first if name == "bounded" else other
     assert families(tmp_path) == ["geometric" if decides == "answer" else "gaussian"]
@@ -185,7 +185,7 @@ def test_what_was_cut_off_keeps_its_family(
         call("workload", "answer", file, "--project", tmp_path, "--out", tmp_path / "out",
              "--cache", tmp_path / "cache", "--optimise", "answer", "--quiet", *fresh)  # fmt: skip
     assert families(tmp_path) == ["geometric"] and not (tmp_path / "out").exists()
-    asked(tmp_path, "out", "--optimise", "limit", *fresh)
+    answered(tmp_path, "out", "--optimise", "limit", *fresh)
     assert families(tmp_path) == ["geometric"]
-    asked(tmp_path, "new", "--optimise", "limit", "--fresh")
+    answered(tmp_path, "new", "--optimise", "limit", "--fresh")
     assert families(tmp_path) == ["geometric", "gaussian"]

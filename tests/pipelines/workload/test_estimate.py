@@ -36,7 +36,8 @@ def mixes(query_set: Workload) -> list[tuple[Float64, ...]]:
     "query_set", [workload(), over([9], ["range"]), over([3, 2, 4], ["range"] * 3)]
 )
 def test_against_matrices(query_set: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, x = matrix(query_set), np.random.default_rng(1).integers(-9, 99, query_set.cells) * 1.0
+    rows, rng = matrix(query_set), np.random.default_rng(1)
+    x = rng.integers(-9, 99, query_set.cells).astype(np.float64)
     assert np.array_equal(values(query_set, x), rows @ x)
     for mix in mixes(query_set):
         mix_matrix = mix[0] if len(mix) == 1 else kron(list(mix))

@@ -81,7 +81,7 @@ def test_rows_that_went_through_a_query(tmp_path: Path) -> None:
     answered(tmp_path, text=text.replace("\nkey =", '\nquery = "halves.sql"\nkey ='))
     total = rows(tmp_path)[-1]["value"]
     path = tmp_path / "records.parquet"
-    [[expected]] = duckdb.sql(
+    [[expected]] = duckdb.execute(
         f"SELECT count(*) FROM '{path}' WHERE amount > 3 AND age BETWEEN 0 AND 159.9"
         " AND sex IN ('f', 'm')"
     ).fetchall()

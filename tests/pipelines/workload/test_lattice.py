@@ -24,8 +24,8 @@ from tests.fixed import INPUTS
 from tests.pipelines.workload.survey import workload
 from tests.streams import KEYS
 
-ASKED = over([12, 3], ["range", "total"])
-LATTICE = lattice_of(pure(ASKED).lattice(10), 0.5, 2)
+QUERY_SET = over([12, 3], ["range", "total"])
+LATTICE = lattice_of(pure(QUERY_SET).lattice(10), 0.5, 2)
 CELLS = np.random.default_rng(3).integers(0, 40, (12, 3))
 RING = KEYS.ring()
 
@@ -42,21 +42,21 @@ def test_without_noise_least_squares_is_exact() -> None:
         OneShot, "discrete_laplace", lambda self, items, scale: np.zeros(len(items), np.int64)
     ):
         plan = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"r",)))
-    [answers] = plan.answers(ASKED)
-    exact = np.concatenate([a.ravel() for a in ASKED.apply(CELLS)])
+    [answers] = plan.answers(QUERY_SET)
+    exact = np.concatenate([a.ravel() for a in QUERY_SET.apply(CELLS)])
     assert np.allclose(answers.estimates, exact)
     with pytest.raises(PolicyError, match="only totals"):
         list(plan.answers(over([12, 3], ["range", "identity"])))
     with pytest.raises(PolicyError, match="all cells"):
-        list(plan.answers(ASKED, consistent=True))
+        list(plan.answers(QUERY_SET, consistent=True))
 
 
 def test_errors_are_those_that_are_said() -> None:
-    exact = np.concatenate([a.ravel() for a in ASKED.apply(CELLS)])
+    exact = np.concatenate([a.ravel() for a in QUERY_SET.apply(CELLS)])
     off, sd = [], np.zeros(0)
     for run in range(150):
         plan = estimate_of(LATTICE, published(LATTICE, CELLS, RING, (b"%d" % run,)))
-        [answers] = plan.answers(ASKED)
+        [answers] = plan.answers(QUERY_SET)
         off.append(answers.estimates - exact)
         sd = answers.sd
     measured = np.sqrt(np.mean(np.square(off), axis=0))
@@ -66,20 +66,21 @@ def test_errors_are_those_that_are_said() -> None:
 
 def test_noise_that_is_not_drawn() -> None:
     with pytest.raises(PolicyError):
-        lattice_of(pure(ASKED).lattice(), 1e-12, 1)
+        lattice_of(pure(QUERY_SET).lattice(), 1e-12, 1)
     assert lattice_of(pure(workload([{"factors": {}}])).lattice(), 1.0, 1).sd > 0
 
 
 def test_plan(tmp_path: Path) -> None:
-    plan = planned_purely(ASKED, 0.25, 1, tmp_path)
-    twice = planned_purely(ASKED, 0.125, 1, tmp_path)
+    plan = planned_purely(QUERY_SET, 0.25, 1, tmp_path)
+    twice = planned_purely(QUERY_SET, 0.125, 1, tmp_path)
     assert twice["cached"] and not plan["cached"]
     assert twice["rmse"] == pytest.approx(2 * plan["rmse"], rel=5e-3)
-    [answers] = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1))).answers(ASKED)
+    noiseless = np.zeros((len(LATTICE.strategy.factors[0]), 1), np.int64)
+    [answers] = estimate_of(LATTICE, noiseless).answers(QUERY_SET)
     assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(plan["rmse"], rel=5e-3)
     for epsilon in (0.0, math.inf, -1.0):
         with pytest.raises(PolicyError):
-            planned_purely(ASKED, epsilon, 1, tmp_path)
+            planned_purely(QUERY_SET, epsilon, 1, tmp_path)
 
 
 @pytest.mark.slow
@@ -133,7 +134,7 @@ def test_intervals_are_wide_enough_for_what_rounding_adds() -> None:
     plain = LAPLACE_HALF_WIDTH * math.sqrt(2) * LATTICE.scale / LATTICE.sd
     rows = math.prod(map(len, LATTICE.strategy.factors))
     assert LATTICE.half_width == pytest.approx(plain + math.sqrt(rows) / LATTICE.sd)
-    plan = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1)))
+    plan = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1), np.int64))
     assert plan.half_width == LATTICE.half_width > LAPLACE_HALF_WIDTH
     small = lattice_of(LatticeStrategy((np.eye(3, dtype=np.int64),)), 3.0, 1)
     draws = (

@@ -54,7 +54,8 @@ def test_the_strategy(tmp_path: Path) -> None:
     assert age.shape == (5, 5) and np.allclose(sex, np.eye(2))
     gram = age @ age
     assert gram.diagonal().max() == pytest.approx(1)
-    error = one.workload.products[0].factors[0].variances(np.linalg.inv(gram)).sum() * 2
+    inverse = np.asarray(np.linalg.inv(gram), np.float64)
+    error = one.workload.products[0].factors[0].variances(inverse).sum() * 2
     assert error == pytest.approx(one.plan.error, rel=1e-6)
     titles = [axes.get_title() for axes in draw_matrices(one).axes[:2]]
     assert titles == ["age: 5 cells", "sex: 2 cells"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,9 @@ def test_a_plan_takes_3_cpu_seconds_and_1_gib(
     assert used.ru_utime + used.ru_stime <= seconds and used.ru_maxrss <= 1 << 20
 
 
-def _process(folder: Path, queries: list[object], domain: list[object]) -> resource.struct_rusage:
+def _process(
+    folder: Path, queries: list[dict[str, Any]], domain: list[dict[str, Any]]
+) -> resource.struct_rusage:
     """What the process of a plan used; it succeeds."""
     write(folder / "w.json", queries, domain)
     command = [sys.executable, "-m", "dpstream.pipelines.cli.main", "workload", "plan", "w.json",

@@ -10,6 +10,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.answers import answers
+from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.release import (
     ESTIMATE as FILE,
@@ -50,6 +51,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     made = written(tmp_path / "out")
     release = read_release(tmp_path / "out")
     assert release.receipt == made and set(made.files) == {"answers.parquet", FILE}
+    assert isinstance(release.estimate, Estimate)
     assert np.array_equal(release.estimate.cells, ESTIMATE.cells)
     assert all(map(np.array_equal, release.estimate.mix, ESTIMATE.mix))
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -110,6 +112,7 @@ def test_a_release_that_was_changed(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["csv", "parquet", "arrow", "txt"])
 def test_tables(ending: str, tmp_path: Path) -> None:
     table = answers(workload(), ONE, MOMENTS[:1])
+    assert table is not None
     path = tmp_path / f"t.{ending}"
     if ending == "txt":
         with pytest.raises(DpstreamError):

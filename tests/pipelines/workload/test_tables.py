@@ -20,7 +20,7 @@ SIZES = (3, 4, 1, 2)
 X = np.random.default_rng(8).integers(0, 20, SIZES)
 
 
-def asked(queries: list[dict[str, Any]]) -> Workload:
+def workload_of(queries: list[dict[str, Any]]) -> Workload:
     domain = [{"name": str(k), "size": n} for k, n in enumerate(SIZES)]
     return from_dict({"domain": domain, "queries": queries})
 
@@ -36,7 +36,7 @@ def estimate(ways: int = 2) -> TableEstimate:
     )
 
 
-WORKLOAD = asked(
+WORKLOAD = workload_of(
     [{"ways": 2}, {"factors": {"0": "prefix", "3": "identity"}}, {"factors": {}},
      {"factors": {"1": "range", "2": "identity"}}]
 )  # fmt: skip
@@ -45,7 +45,7 @@ WORKLOAD = asked(
 def test_without_noise_tables_are_exact() -> None:
     [answers] = estimate().answers(WORKLOAD)
     assert (
-        np.allclose(answers.estimates, values(WORKLOAD, X.ravel()))
+        np.allclose(answers.estimates, values(WORKLOAD, X.ravel().astype(np.float64)))
         and answers.displayed is answers.estimates
     )
 
@@ -59,11 +59,13 @@ def test_variances_against_matrices() -> None:
     )
     total = np.zeros(len(rows))
     for key, sd in zip(held.keys, held.sds, strict=True):
-        each = [
+        inverses = [
             np.linalg.pinv(matrix(n)) if a in key else np.full((n, 1), 1 / n)
             for a, n in enumerate(SIZES)
         ]
-        root = [np.linalg.cholesky(matrix(SIZES[a]) @ matrix(SIZES[a]).T) for a in key]
+        each = [np.asarray(inverse, np.float64) for inverse in inverses]
+        grams = [matrix(SIZES[a]) @ matrix(SIZES[a]).T for a in key]
+        root = [np.asarray(np.linalg.cholesky(gram), np.float64) for gram in grams]
         noise = rows @ kron(each) @ (kron(root) if root else np.ones((1, 1)))
         total += sd**2 * (noise**2).sum(1)
     assert np.allclose(answers.sd**2, total)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.regions.amounts import MICRO
@@ -106,12 +106,14 @@ class Truth:
     def __init__(self, model: SessionTable, seed: int) -> None:
         rng, self.model = np.random.default_rng(seed), model
         kinds = [d.kind for d in model.dimensions if isinstance(d, Budget)]
-        self.paid = {kind: np.zeros(model.space.sizes, np.int64) for kind in kinds}
+        self.paid: dict[str, Int64] = {
+            kind: np.zeros(model.space.sizes, np.int64) for kind in kinds
+        }
         own = {"initial": rng.uniform(0, 17e-6, 300), "initial rho": rng.uniform(0, 9e-6, 300)}
         columns = {"age": rng.integers(9, 17, 300), "city": rng.choice(["A", "B", "C"], 300), **own}
         names = [d.name for d in model.dimensions]
         at, usable = model.space.coordinates({name: columns[name] for name in names})
-        self.records = {
+        self.records: dict[str, tuple[Int64, Float64]] = {
             kind: (at[usable], own[model.dimensions[model.space.budget_place(kind)].name][usable])
             for kind in kinds
         }

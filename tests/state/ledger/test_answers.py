@@ -75,11 +75,11 @@ class ShowsItsOwn(Asker):
     def finish(self, run_id: str, draw: Draw) -> Answer:
         drawn = list[bytes]()
 
-        def kept(run_id: str) -> bytes:
+        def draw_once(run_id: str) -> bytes:
             drawn.append(draw(run_id))
             return drawn[-1]
 
-        answer = super().finish(run_id, kept)
+        answer = super().finish(run_id, draw_once)
         return answer._replace(receipt=drawn[0]) if drawn else answer
 
 

@@ -64,9 +64,9 @@ def test_older_newer_and_other_files_are_refused_and_stay_as_they_are(tmp_path: 
     with sqlite3.connect(tmp_path / "newer.db") as db:
         db.execute("UPDATE account_meta SET value = '2' WHERE name = 'version'")
     db.close()
-    for attempt in (open_path, read_ledger):
+    for reader in (open_path, read_ledger):
         with pytest.raises(PolicyError, match="version is not 1"):
-            attempt(tmp_path / "newer.db")
+            reader(tmp_path / "newer.db")
 
 
 def test_an_absent_or_empty_account_is_refused(tmp_path: Path) -> None:

@@ -45,14 +45,11 @@ def test_what_is_cut_was_never_there(seed: int) -> None:
     draw = random.Random(seed)
     events: list[Event] = [CREATED]
     for run in range(20):
-        events.append(
-            draw.choice(
-                [
-                    charge(run, 0.5), LimitChanged((draw.choice([1.0, 9.0]), 1e-5)),
-                    Received(str(run), "d"), Closed((str(run),)), TableNamed(str(run)),
-                ]
-            )
-        )  # fmt: skip
+        choices: list[Event] = [
+            charge(run, 0.5), LimitChanged((draw.choice([1.0, 9.0]), 1e-5)),
+            Received(str(run), "d"), Closed((str(run),)), TableNamed(str(run)),
+        ]  # fmt: skip
+        events.append(draw.choice(choices))
     cut = draw.randrange(1, 20)
     account = book_of(*events)
     account.cut(cut)

@@ -13,6 +13,7 @@ from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.open import open_path
+from dpstream.state.retention_store import REPLAY, RESTORE
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
 from tests import accounts
@@ -212,9 +213,9 @@ def test_a_restored_store_takes_over(folders: Iterator[Path]) -> None:
     assert enter(world.ledger, world.stores[2]) == "refused"
     store = opened(world.stores[1])
     tokens.restored(store, caught_up=False)
-    assert store.metadata(tokens.RESTORE) == tokens.REPLAY
+    assert store.metadata(RESTORE) == REPLAY
     tokens.restored(store, caught_up=True)
-    assert store.metadata(tokens.RESTORE) is None
+    assert store.metadata(RESTORE) is None
     store.close()
     assert world.entries() == 1
 

@@ -42,7 +42,9 @@ class Bench:
             for run in runs:
                 ledger.charge(charge(run))
 
-    def asked(self, run: int, request: str, receipt: bytes | None = b"answer", by: int = 0) -> str:
+    def run_id_of(
+        self, run: int, request: str, receipt: bytes | None = b"answer", by: int = 0
+    ) -> str:
         """The run id that a question has."""
         with contextlib.closing(open_ledger(self.places[by])) as ledger:
             register = AnswerLog(ledger, "sql")
@@ -98,13 +100,13 @@ def test_what_is_gone_comes_back_as_it_was(bench: Bench) -> None:
 def test_charges_whose_answers_are_gone_are_closed(bench: Bench) -> None:
     """One was open in the backup and answered since; one was open and still is; one is answered."""
     answered, first, second = (
-        bench.asked(1, "a"),
-        bench.asked(2, "b", None),
-        bench.asked(3, "c", None),
+        bench.run_id_of(1, "a"),
+        bench.run_id_of(2, "b", None),
+        bench.run_id_of(3, "c", None),
     )
     bench.keep()
-    assert bench.asked(99, "b", b"shown") == first
-    assert bench.asked(4, "d") == charge(4).run_id
+    assert bench.run_id_of(99, "b", b"shown") == first
+    assert bench.run_id_of(4, "d") == charge(4).run_id
     bench.restore()
     assert bench.recover() == (3, 1, (first, second))
     events = accounts.events(bench.file)
@@ -120,8 +122,8 @@ def test_charges_whose_answers_are_gone_are_closed(bench: Bench) -> None:
         with pytest.raises(PolicyError, match="closed"):
             register.commit(first, b"late")
     for number, request in enumerate("bcd", 10):
-        assert bench.asked(number, request) == charge(number).run_id
-    assert bench.asked(99, "a") == answered
+        assert bench.run_id_of(number, request) == charge(number).run_id
+    assert bench.run_id_of(99, "a") == answered
     assert bench.runs == [1, 2, 3, 4, 10, 11, 12]
 
 
@@ -149,17 +151,17 @@ def test_both_histories_are_counted(bench: Bench) -> None:
 @pytest.mark.filterwarnings("ignore:the account has charges")
 def test_a_charge_with_two_answers_is_charged_twice(bench: Bench) -> None:
     """The second was given to somebody whose head file does not know the first."""
-    run_id = bench.asked(1, "a", None)
-    bench.asked(2, "b")
+    run_id = bench.run_id_of(1, "a", None)
+    bench.run_id_of(2, "b")
     bench.keep()
-    bench.asked(99, "a", b"first")
+    bench.run_id_of(99, "a", b"first")
     bench.restore()
-    assert bench.asked(99, "a", b"second", by=1) == run_id
+    assert bench.run_id_of(99, "a", b"second", by=1) == run_id
     assert bench.recover() == (1, 1, ())
     first, answered, again = accounts.charges(bench.file)
     assert msgspec.structs.replace(again, run_id=run_id) == first and answered == charge(2)
     bench.charged(3, by=1)
-    assert bench.asked(99, "a", b"third") == run_id  # the second answer stays
+    assert bench.run_id_of(99, "a", b"third") == run_id  # the second answer stays
     assert len(accounts.charges(bench.file)) == 4
 
 
@@ -174,23 +176,23 @@ def test_two_restores_in_turn(bench: Bench) -> None:
 
 
 def test_without_a_head_file_open_charges_are_closed(bench: Bench) -> None:
-    run_id = bench.asked(1, "a", None)
+    run_id = bench.run_id_of(1, "a", None)
     for path in bench.file.parent.rglob("*.head"):
         path.unlink()
     with contextlib.closing(open_ledger(bench.places[0], recovering=True)) as ledger:
         assert recover(ledger) == (0, 0, (run_id,))
-    assert bench.asked(2, "a") == charge(2).run_id
+    assert bench.run_id_of(2, "a") == charge(2).run_id
 
 
 def test_an_account_that_lacks_nothing_is_left_alone(bench: Bench) -> None:
     """A question that is being answered just now is not closed."""
-    bench.asked(1, "a")
-    run_id = bench.asked(2, "b", None)
+    bench.run_id_of(1, "a")
+    run_id = bench.run_id_of(2, "b", None)
     before = accounts.events(bench.file)
     with contextlib.closing(open_ledger(bench.places[0], recovering=True)) as ledger:
         assert recover(ledger) == (0, 0, ())
     assert accounts.events(bench.file) == before
-    assert bench.asked(3, "b") == run_id
+    assert bench.run_id_of(3, "b") == run_id
 
 
 def _steps(rng: random.Random) -> Iterator[tuple[str, int]]:

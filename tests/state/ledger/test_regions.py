@@ -16,6 +16,7 @@ from dpstream.state.ledger.balances import Balances
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.open import open_path
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
+from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts, emulator
 from tests.accounting.regions.spaces import amounts_of, members, some_boxes
@@ -50,6 +51,7 @@ def again(tmp_path: Path) -> Open:
     def opened() -> Ledger:
         ledger = accounts.of_records(tmp_path / "ledger.db")
         # The order of writes is tested here, not the disk.
+        assert isinstance(ledger, SqliteLedger)
         ledger._db.execute("PRAGMA synchronous = OFF")
         return ledger
 
@@ -74,6 +76,7 @@ def test_ten_thousand_random_queries(tmp_path: Path, scenario: Any) -> None:
 
         def opened(path: Path = path) -> Ledger:
             ledger = accounts.of_records(path)
+            assert isinstance(ledger, SqliteLedger)
             ledger._db.execute("PRAGMA synchronous = OFF")
             return ledger
 

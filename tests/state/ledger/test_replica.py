@@ -1,6 +1,7 @@
 """Rows in memory: the sums of what is there, whatever came, was kept or taken back."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def created() -> Replica:
     return rows
 
 
-def told(rows: Replica) -> object:
+def contents(rows: Replica) -> object:
     """All that a replica says."""
     runs = [charge(run).run_id for run in range(40)]
     return (
@@ -61,7 +62,7 @@ def step(rows: Replica, answers: dict[str, AnswerRow], draw: random.Random) -> N
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_taken_back_was_never_there(seed: int) -> None:
     """Against a replica that has seen only what was kept."""
-    draw, rows, marks, answers = random.Random(seed), created(), list[int](), {}
+    draw, rows, marks, answers = random.Random(seed), created(), list[int](), dict[str, Any]()
     for turn in range(40):
         keep, mark = draw.random() < 0.5, draw.randrange(2**32)
         again, before = random.Random(mark), dict(answers)
@@ -79,7 +80,7 @@ def test_what_is_taken_back_was_never_there(seed: int) -> None:
                 again = random.Random(each)
                 for _ in range(again.randrange(1, 6)):
                     step(only, its, again)
-            assert told(only) == told(rows)
+            assert contents(only) == contents(rows)
     assert rows.end[0] > 5 and rows.requests > 3 and any(rows.alike(str(n)) for n in range(3))
 
 

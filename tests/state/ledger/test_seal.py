@@ -1,6 +1,7 @@
 """Sums of digests: every column of every row counts, in any order."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from dpstream.state.ledger.seal import (
 )
 from dpstream.state.sqlite.database import sqlite3
 
-ROWS = {
+ROWS: dict[str, list[tuple[Any, ...]]] = {
     "entries": [(1, None, "{}", "00"), (2, "b", "{}", "11")],
     "tokens": [("a", "t", None), ("b", "t", "s")],
     "requests": [

@@ -16,6 +16,7 @@ from dpstream.accounting.sessions.rules import Quotas, Rules
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances, regions, snapshots
 from dpstream.state.ledger.regions import RegionAccount
+from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.seals import sealed_text
 from tests import accounts
 from tests.accounting.regions.spaces import amounts_of, some_boxes
@@ -33,6 +34,7 @@ class Place:
 
     def open(self) -> Any:
         ledger = accounts.of_records(self.ledger, self.data_set)
+        assert isinstance(ledger, SqliteLedger)
         ledger._db.execute("PRAGMA synchronous = OFF")  # the disk is not what is tested
         return ledger
 

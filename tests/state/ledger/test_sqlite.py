@@ -124,7 +124,7 @@ def test_damage_beside_the_chain_is_noticed(tmp_path: Path, statement: str) -> N
     ledger = accounts.opened(path)
     ledger.charge(charge(1))
     question = msgspec.structs.replace(charge(2), kind="sql")
-    Asker(ledger, "sql").charged(question, "question", (EPSILON, DELTA))
+    Asker(ledger, "sql").charged(question, "question", True)
     promise(ledger, charge(4))
     ledger.entries()
     with sqlite3.connect(path) as db:
@@ -308,7 +308,7 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
 
 def read_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the entries that are read and checked from now on."""
-    seen, real = list[int](), (file.lines, sqlite.lines)
+    seen, real = list[int](), (file.lines, file.lines)
 
     def noted(number: int) -> Any:
         def lines(*given: Any) -> Iterator[Any]:
@@ -359,7 +359,7 @@ def test_what_is_remembered_is_what_is_written(ledger: Ledger, tmp_path: Path) -
         if rng.random() < 0.4:
             new = of_unit(step, DAY * rng.choice([1, 2, 3]))
         fresh = open_path(tmp_path / "data" / "ledger.db")
-        outcomes = []
+        outcomes: list[bool | str] = []
         for account in (fresh, ledger):
             try:
                 with account.transaction():

@@ -77,7 +77,7 @@ def test_filled_keys_are_rows_of_the_database(bench: SpannerBench) -> None:
 def test_filled_units_are_rows_of_the_database(bench: SpannerBench) -> None:
     filled, named = Filled(connect(bench.url)), ids([1, 2, 3])
     units = filled.shard(0)
-    units.put(named, np.array([3, 4, 5]), np.full(3, NEVER), np.zeros(3))
+    units.put(named, np.array([3, 4, 5]), np.full(3, NEVER), np.zeros(3, np.int64))
     assert filled.shard(0) is units
     filled.write_units(units)
     unit_rows = list(read_rows(connect(bench.url), "Units", ("UnitId", "Records")))

@@ -89,7 +89,7 @@ def cut_short(bench: SpannerBench, trigger_time: int, units: list[int], many: in
         left[0] -= 1
         real(*args)
 
-    store._commit_once = commit_once  # type: ignore[method-assign]
+    vars(store)["_commit_once"] = commit_once
     with pytest.raises(InterruptedError):
         decide(store, trigger_time, units, [1] * len(units), first=100)
 

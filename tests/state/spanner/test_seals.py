@@ -10,13 +10,14 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.copying import copy_store
 from dpstream.state.seals import damaged
+from dpstream.state.spanner import client
 from dpstream.state.spanner import schema as spanner_schema
 from dpstream.state.spanner import seals as spanner_seals
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import claim, switch
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
-from tests.state.life_conformance import LINE, OLD, sample, whole
+from tests.state.life_conformance import LINE, OLD, everything_of, sample
 from tests.state.spanner.bench import SpannerRetentionBench
 
 _KEYS, _SEALED = spanner_seals._KEYS, spanner_seals._SEALED
@@ -63,7 +64,7 @@ def everything(store: Store) -> object:
     for shard in range(OLD.shards):
         assert store.unit_progress(shard) and list(store.unit_pieces(shard)) is not None
     assert store.retained_windows is not None and store.metadata("x") == "a"
-    return whole(store)
+    return everything_of(store)
 
 
 def filled(bench: SpannerRetentionBench) -> object:
@@ -120,7 +121,7 @@ def moved(bench: SpannerRetentionBench) -> Callable[[], Store]:
 def test_an_answer_of_the_switch_that_was_lost(bench: SpannerRetentionBench) -> None:
     """It is tried again, and finds what it has written."""
     filled(bench)
-    real, lost = spanner_schema.transact, []
+    real, lost = client.transact, list[bool]()
 
     def twice(database: Any, work: Any) -> Any:
         if not lost and database.name == connect(bench.url).name and work.__name__ == "work":

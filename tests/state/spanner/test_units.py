@@ -43,7 +43,7 @@ def test_records_are_appended_to_the_rows_of_their_units() -> None:
 
 def test_counts_of_another_store_stay_whatever_records_come_with_them() -> None:
     units = SpannerUnitShard(7, complete=True)
-    slots = units.put(ids([1, 2]), np.array([9, 4]), np.array([5, NEVER]), np.zeros(2))
+    slots = units.put(ids([1, 2]), np.array([9, 4]), np.array([5, NEVER]), np.zeros(2, np.int64))
     before = rows_of(units, slots.tolist())
     assert before.counts.tolist() == before.gone.tolist() == [9, 4]
     assert units.put_records(records([0, 0], [3, 2], 10)).tolist() == [0]

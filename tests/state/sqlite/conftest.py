@@ -1,5 +1,6 @@
 """Fixtures of the SQLite store's tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,14 @@ from tests.state.sqlite.bench import SqliteBench, SqliteRetentionBench
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> SqliteBench:
+def bench(tmp_path: Path) -> Iterator[SqliteBench]:
     made = SqliteBench(tmp_path / "deep" / "store.db")
-    yield made  # type: ignore[misc]
+    yield made
     made.close()
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> SqliteRetentionBench:
+def life(tmp_path: Path) -> Iterator[SqliteRetentionBench]:
     made = SqliteRetentionBench(tmp_path / "life.db", OLD)
-    yield made  # type: ignore[misc]
+    yield made
     made.close()

@@ -20,7 +20,7 @@ from tests.accounting.strategies.cells.shapes import attributes, floor, rows, sm
 
 
 @pytest.mark.parametrize("name", small())
-def test_auto_says_how_far_it_is_from_the_floor(name) -> None:
+def test_auto_says_how_far_it_is_from_the_floor(name: str) -> None:
     workload = small()[name]
     plan = auto(workload)
     assert plan.gap <= 1e-3 and plan.note == ""
@@ -28,7 +28,7 @@ def test_auto_says_how_far_it_is_from_the_floor(name) -> None:
 
 
 @pytest.mark.parametrize("name", small())
-def test_relative_counts_each_query_by_its_size(name) -> None:
+def test_relative_counts_each_query_by_its_size(name: str) -> None:
     workload = small()[name].relative()
     plan = auto(small()[name], "relative")
     assert plan.objective == "relative"
@@ -37,7 +37,7 @@ def test_relative_counts_each_query_by_its_size(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["example", "prefixes", "a product", "tables"])
-def test_worst_is_no_better_than_the_total_in_the_mean(name) -> None:
+def test_worst_is_no_better_than_the_total_in_the_mean(name: str) -> None:
     workload = small()[name]
     plan, total = auto(workload, "worst", 1e-2), auto(workload)
     largest = max(variances.max() for variances in total.strategy.variances(workload))

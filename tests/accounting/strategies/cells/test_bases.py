@@ -59,7 +59,7 @@ def test_a_table_is_its_total_spread_and_what_is_measured(basis: Basis) -> None:
     table = np.random.default_rng(2).integers(0, 10**6, (3, basis.size))
     measured = basis.reduced(table, 1)
     assert measured.dtype == np.int64 and measured.shape == (3, basis.size - 1)
-    back = basis.restored(measured * 2.0**-basis.bits, 1)
+    back = basis.restored(measured.astype(np.float64) * 2.0**-basis.bits, 1)
     assert np.allclose(back + table.sum(1)[:, None] * basis.spread, table)
     assert basis.spread.sum() == pytest.approx(1, abs=1e-15)
 

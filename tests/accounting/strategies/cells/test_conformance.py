@@ -1,21 +1,24 @@
 """What every strategy must do, whatever it is made of."""
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
 from dpstream.accounting.strategies.cells.mixing import matrices
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import alternating
 from dpstream.accounting.strategies.cells.residual import residual
+from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.strategies.cells.worst import worst
-from dpstream.accounting.workloads.workload import of_matrix, over
+from dpstream.accounting.workloads.workload import Workload, of_matrix, over
 from tests.accounting.strategies.cells.shapes import rows, small
 from tests.bench.paper import cell_baselines as baselines
 
-STRATEGIES = {
+STRATEGIES: dict[str, Callable[[Workload], CellStrategy]] = {
     **baselines.BY_NAME,
     "eigen": lambda w: eigen(spectrum(w)),
     "root": lambda w: root(spectrum(w)),
@@ -27,19 +30,16 @@ STRATEGIES = {
 CASES = [(name, kind) for name in small() for kind in STRATEGIES]
 
 
-def whole(strategy, workload):
+def matrix_of(strategy: CellStrategy, workload: Workload) -> Float64:
     """X over all cells."""
-    product = np.ones((1, 1))
-    for matrix in matrices(strategy, workload.sizes):
-        product = np.kron(product, matrix)
-    return product
+    return kron(matrices(strategy, workload.sizes))
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_errors_sensitivities_and_floors(name, kind) -> None:
+def test_errors_sensitivities_and_floors(name: str, kind: str) -> None:
     workload = small()[name]
     strategy, queries = STRATEGIES[kind](workload), rows(workload)
-    matrix = whole(strategy, workload)
+    matrix = matrix_of(strategy, workload)
     # Sensitivity: never below the largest column, in exact arithmetic, and at most a hair above.
     largest = max(map(Fraction, np.diag(matrix).tolist()))
     assert (
@@ -67,7 +67,7 @@ def test_errors_sensitivities_and_floors(name, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["identity", "workload", "eigen", "root", "optimum", "worst"])
-def test_the_order_of_cells_does_not_matter(kind) -> None:
+def test_the_order_of_cells_does_not_matter(kind: str) -> None:
     matrix = np.random.default_rng(3).integers(0, 2, (12, 9)) + 0.0
     order = np.random.default_rng(4).permutation(9)
     one, other = of_matrix(matrix), of_matrix(matrix[:, order])
@@ -83,9 +83,9 @@ def test_trees_do_depend_on_the_order() -> None:
     assert errors[1] > 1.2 * errors[0]
 
 
-def monte_carlo(strategy, workload, scale: float) -> float:
+def monte_carlo(strategy: CellStrategy, workload: Workload, scale: float) -> float:
     """Mean of the squared errors of all answers over 500 runs, noise times ``scale``."""
-    matrix, queries = whole(strategy, workload), rows(workload)
+    matrix, queries = matrix_of(strategy, workload), rows(workload)
     a = np.linalg.cholesky(matrix).T
     x = np.random.default_rng(6).integers(0, 100, workload.cells)
     sd = scale * np.sqrt(strategy.sensitivity2)
@@ -95,7 +95,7 @@ def monte_carlo(strategy, workload, scale: float) -> float:
 
 
 @pytest.mark.parametrize("kind", ["identity", "haar", "hierarchical", "eigen", "root", "optimum"])
-def test_simulated_noise_has_the_error_of_the_formula(kind) -> None:
+def test_simulated_noise_has_the_error_of_the_formula(kind: str) -> None:
     workload = over([64], ["identity" if kind == "identity" else "prefix"])
     strategy = STRATEGIES[kind](workload)
     ratio = monte_carlo(strategy, workload, 1.0) / strategy.error(workload)

@@ -1,10 +1,12 @@
 """The eigen-design, its completion and its cheaper variants."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.cells.eigen import (
     completed,
     designed,
@@ -13,20 +15,20 @@ from dpstream.accounting.strategies.cells.eigen import (
     spectrum,
 )
 from dpstream.accounting.strategies.cells.strategy import Blocks, dense_gram
-from dpstream.accounting.strategies.cells.weighting import Vectors, weigh
+from dpstream.accounting.strategies.cells.weighting import Vectors, Weights, weigh
 from dpstream.accounting.workloads.workload import of_matrix, over
 from tests.accounting.strategies.cells.shapes import EXAMPLE4, rows, singular_bound, small
 from tests.bench.paper.fewer_weights import principal, separation
 
 
 @pytest.mark.parametrize("name", small())
-def test_the_bound_is_the_singular_values(name) -> None:
+def test_the_bound_is_the_singular_values(name: str) -> None:
     workload = small()[name]
     assert spectrum(workload).bound == pytest.approx(singular_bound(rows(workload)))
 
 
 @pytest.mark.parametrize("name", small())
-def test_completion_raises_no_sensitivity_and_no_error(name) -> None:
+def test_completion_raises_no_sensitivity_and_no_error(name: str) -> None:
     workload = small()[name]
     eigensystem = spectrum(workload)
     solved = weigh(Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values)
@@ -62,7 +64,9 @@ def test_the_order_of_cells_does_not_matter() -> None:
 @pytest.mark.parametrize(
     "make", [lambda b, c: separation(b, c, 4), lambda b, c: principal(b, c, 3)]
 )
-def test_fewer_weights_are_feasible_and_little_worse(make) -> None:
+def test_fewer_weights_are_feasible_and_little_worse(
+    make: Callable[[Vectors, Float64], Weights],
+) -> None:
     eigensystem = spectrum(over([32], ["range"]))
     basis = Vectors(eigensystem.folding, eigensystem.vectors)
     best, fewer = weigh(basis, eigensystem.values, 1e-5), make(basis, eigensystem.values)

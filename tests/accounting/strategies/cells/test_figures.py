@@ -69,7 +69,7 @@ def check(workload: Workload, most: float, designed: float) -> None:
     ],
     ids=["3D range", "2-way range marginals"],
 )
-def test_optimum_of_2048_cells_in_blocks(workload, most, designed) -> None:
+def test_optimum_of_2048_cells_in_blocks(workload: Workload, most: float, designed: float) -> None:
     check(workload, most, designed)
 
 
@@ -77,7 +77,7 @@ def test_optimum_of_2048_cells_in_blocks(workload, most, designed) -> None:
 @pytest.mark.parametrize(
     ("kind", "most", "designed"), [("range", 1.0058, 1.0134), ("prefix", 1.0142, 1.2402)]
 )
-def test_optimum_of_2048_cells(kind, most, designed) -> None:
+def test_optimum_of_2048_cells(kind: str, most: float, designed: float) -> None:
     check(over([2048], [kind]), most, designed)
 
 

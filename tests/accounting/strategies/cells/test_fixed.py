@@ -18,7 +18,7 @@ def test_haar_of_eight_cells_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 13])
-def test_trees_of_any_size(size) -> None:
+def test_trees_of_any_size(size: int) -> None:
     assert np.linalg.matrix_rank(fixed.wavelet(size)) == size
     sums = fixed.tree(size)
     assert sums[0].all() and (sums.sum(1) == 1).sum() == size
@@ -26,7 +26,7 @@ def test_trees_of_any_size(size) -> None:
 
 
 @pytest.mark.parametrize("name", small())
-def test_identity(name) -> None:
+def test_identity(name: str) -> None:
     workload = small()[name]
     queries = rows(workload)
     assert fixed.identity(workload).error(workload) == pytest.approx((queries**2).sum())

@@ -14,7 +14,7 @@ from dpstream.accounting.workloads.workload import Workload, marginals
 from tests.accounting.strategies.cells.shapes import attributes, floor, rows
 from tests.accounting.strategies.cells.test_fitted import WORKLOADS
 
-SOME = {
+SMALL = {
     **WORKLOADS,
     "unlike": marginals(attributes(3, 5, 4), [2], "prefix"),
     "all ways": marginals(attributes(3, 4, 3), [1, 2, 3], "range"),
@@ -27,10 +27,10 @@ def uneven(workload: Workload, seed: int) -> list[Float64]:
     return [rng.dirichlet(np.full(n, 4.0)) for n in workload.sizes]
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", SMALL)
 def test_below_what_matrices_say(name: str) -> None:
     """Every width, of weights of any kind: below the singular values of all queries written out."""
-    workload = SOME[name]
+    workload = SMALL[name]
     for weights in (uneven(workload, 1), list(fit(workload).weights)):
         dense = floor(rows(workload), kron(weights))
         least = optimum(workload, 1e-6).error
@@ -42,7 +42,7 @@ def test_below_what_matrices_say(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ranges", "prefixes", "unlike", "all ways"])
 def test_with_all_of_each_attribute_it_is_exact(name: str) -> None:
-    workload = SOME[name]
+    workload = SMALL[name]
     weights = uneven(workload, 2)
     dense = floor(rows(workload), kron(weights))
     assert union_floor(workload, weights) == pytest.approx(dense, rel=1e-5)
@@ -68,7 +68,7 @@ def diagonal_blocks(workload: Workload) -> float:
 
 @pytest.mark.parametrize("name", ["ranges", "prefixes", "unlike"])
 def test_a_floor_of_diagonal_blocks_alone_is_false(name: str) -> None:
-    workload = SOME[name]
+    workload = SMALL[name]
     assert diagonal_blocks(workload) > optimum(workload).error * 1.005
     even = [np.full(n, 1 / n) for n in workload.sizes]
     assert union_floor(workload, even) <= floor(rows(workload), kron(even)) * (1 + 1e-9)

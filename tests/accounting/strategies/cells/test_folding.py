@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import kron
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.workloads.workload import marginals, over
 from tests.accounting.strategies.cells.shapes import attributes, small
@@ -19,22 +20,20 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("sizes", "folded"), SHAPES)
-def test_blocks_are_the_matrix_in_another_basis(sizes, folded) -> None:
+def test_blocks_are_the_matrix_in_another_basis(
+    sizes: tuple[int, ...], folded: tuple[bool, ...]
+) -> None:
     rng, folding = np.random.default_rng(0), Folding(sizes, folded)
     grams = []
     for n, fold in zip(sizes, folded, strict=True):
         root = rng.normal(size=(n, n))
         gram = root @ root.T
         grams.append(gram + gram[::-1, ::-1] if fold else gram)
-    matrix = np.ones((1, 1))
-    for gram in grams:
-        matrix = np.kron(matrix, gram)
-    blocks = []
-    for parity in folding.parities:
-        block = np.ones((1, 1))
-        for axis, gram in enumerate(grams):
-            block = np.kron(block, folding.part(gram, axis, parity[axis]))
-        blocks.append(block)
+    matrix = kron(grams)
+    blocks = [
+        kron([folding.part(gram, axis, parity[axis]) for axis, gram in enumerate(grams)])
+        for parity in folding.parities
+    ]
     assert sum(map(len, blocks)) == folding.cells
     values = np.concatenate([np.linalg.eigvalsh(block) for block in blocks])
     np.testing.assert_allclose(np.sort(values), np.linalg.eigvalsh(matrix), rtol=1e-9)
@@ -49,7 +48,7 @@ def test_blocks_are_the_matrix_in_another_basis(sizes, folded) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "folded"), SHAPES)
-def test_orbits_gather_what_they_spread(sizes, folded) -> None:
+def test_orbits_gather_what_they_spread(sizes: tuple[int, ...], folded: tuple[bool, ...]) -> None:
     folding = Folding(sizes, folded)
     values = np.random.default_rng(1).random(len(folding.counts))
     assert folding.counts.sum() == folding.cells
@@ -62,7 +61,7 @@ def test_an_axis_is_folded_only_if_all_queries_allow_it() -> None:
 
 
 @pytest.mark.parametrize("name", small())
-def test_grams_of_workloads(name) -> None:
+def test_grams_of_workloads(name: str) -> None:
     workload = small()[name]
     folding = folding_of(workload)
     np.testing.assert_allclose(folding.unfold(folding.grams(workload)), workload.gram(), atol=1e-9)

@@ -4,31 +4,34 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
 from dpstream.accounting.strategies.cells.optimum import finer, optimum
+from dpstream.accounting.strategies.cells.strategy import Blocks
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import attributes, floor, rows, small
 
 
-def dense_oracle(queries, seed=0):
+def dense_oracle(queries: Float64, seed: int = 0) -> float:
     """Least tr(V (A^T A)^-1) over square A of unit columns, by a general solver on A itself."""
     v, n = queries.T @ queries, queries.shape[1]
 
-    def value(flat):
+    def value(flat: Float64) -> tuple[float, Float64]:
         raw = flat.reshape(n, n)
         norms = np.linalg.norm(raw, axis=0)
         a = raw / norms
         inverse = np.linalg.inv(a.T @ a + 1e-9 * np.eye(n))
         slope = -2 * a @ inverse @ v @ inverse
         slope = (slope - a * (a * slope).sum(0)) / norms
-        return np.trace(v @ inverse), slope.ravel()
+        return float(np.trace(v @ inverse)), slope.ravel()
 
     start = np.random.default_rng(seed).normal(size=n * n) * 0.1 + np.eye(n).ravel()
-    return minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 20_000}).fun
+    options = {"maxiter": 20_000}
+    return float(minimize(value, start, jac=True, method="L-BFGS-B", options=options).fun)
 
 
 @pytest.mark.parametrize("name", ["example", "ranges", "odd ranges", "prefixes", "predicates"])
-def test_against_a_general_solver(name) -> None:
+def test_against_a_general_solver(name: str) -> None:
     workload = small()[name]
     solved, other = optimum(workload, 1e-5), dense_oracle(rows(workload))
     assert solved.floor * (1 - 1e-4) <= other
@@ -36,13 +39,15 @@ def test_against_a_general_solver(name) -> None:
 
 
 @pytest.mark.parametrize("name", small())
-def test_certificates_hold_by_other_code(name) -> None:
+def test_certificates_hold_by_other_code(name: str) -> None:
     workload = small()[name]
     solved = optimum(workload)
     [certificate] = solved.certificate
     assert solved.gap <= 1e-3
     assert solved.floor <= floor(rows(workload), certificate) * (1 + 1e-9)
-    matrix, queries = solved.strategy.gram.dense(), rows(workload)
+    gram, queries = solved.strategy.gram, rows(workload)
+    assert isinstance(gram, Blocks)
+    matrix = gram.dense()
     error = np.diag(matrix).max() * np.trace(
         queries @ np.linalg.pinv(matrix, rcond=1e-12) @ queries.T
     )
@@ -52,7 +57,7 @@ def test_certificates_hold_by_other_code(name) -> None:
 
 
 @pytest.mark.parametrize("name", small())
-def test_never_worse_than_the_eigen_design(name) -> None:
+def test_never_worse_than_the_eigen_design(name: str) -> None:
     workload, eigensystem = small()[name], spectrum(small()[name])
     error = optimum(workload, 1e-4).error
     assert error <= min(eigen(eigensystem).error(workload), root(eigensystem).error(workload)) * (
@@ -68,7 +73,7 @@ def test_the_order_of_cells_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("ways", [1, 2])
-def test_rank_deficient_unions(ways) -> None:
+def test_rank_deficient_unions(ways: int) -> None:
     solved = optimum(marginals(attributes(4, 3, 5), [ways], "range"), 1e-3)
     assert solved.gap <= 1e-3 and solved.steps <= 60
 

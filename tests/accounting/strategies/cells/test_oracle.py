@@ -124,7 +124,7 @@ def semidefinite(root, queries=None) -> tuple[np.ndarray, list]:  # type: ignore
         for c in range(n):
             constant[place[i, rank + c]] = ROOT2 * root[c, i]
     diagonal = sparse.lil_matrix((n, of_y + of_x + more))
-    for c, k in enumerate(np.flatnonzero(row == column)):
+    for c, k in enumerate(np.flatnonzero(row == column).tolist()):
         diagonal[c, of_y + k] = 1.0
     blocks = [(diagonal, np.ones(n), clarabel.NonnegativeConeT(n)),
               (matrix, constant, clarabel.PSDTriangleConeT(rank + n))]  # fmt: skip

@@ -28,9 +28,10 @@ SMALL = marginals(attributes(3, 4, 1, 2), [1, 2, 3])
 
 
 @pytest.mark.parametrize("name", ["range marginals", "tables", "a product", "with a total"])
-def test_traces_and_variances_are_those_of_the_matrix(name) -> None:
+def test_traces_and_variances_are_those_of_the_matrix(name: str) -> None:
     workload = small()[name]
     strategy, error = residual(workload)
+    assert isinstance(strategy.gram, Residual)
     matrix, queries = strategy.gram.dense(), rows(workload)
     inverse = np.linalg.pinv(matrix, rcond=1e-12)
     assert strategy.error(workload) == pytest.approx(error)
@@ -52,7 +53,7 @@ def test_tables_reach_the_singular_value_bound() -> None:
 @pytest.mark.parametrize(
     ("ways", "rmse", "variance"), [(1, 3.0468, None), (2, 6.3587, 67.80), (3, 10.5153, 236.84)]
 )
-def test_figures_of_residual_planner(ways, rmse, variance) -> None:
+def test_figures_of_residual_planner(ways: int, rmse: float, variance: float | None) -> None:
     workload = marginals(attributes(*ADULT), [ways])
     strategy, error = residual(workload)
     assert math.sqrt(error / workload.queries) == pytest.approx(rmse, abs=5e-5)
@@ -83,6 +84,7 @@ def test_worst_tables_are_certified_by_other_code() -> None:
 def test_noise_of_the_tables_costs_one_unit() -> None:
     strategy, _ = residual(SMALL)
     gram = strategy.gram
+    assert isinstance(gram, Residual)
     cost = sum(
         math.prod(1 - 1 / SMALL.sizes[a] for a in key) / noise
         for key, noise in zip(gram.keys, gram.noise2, strict=True)
@@ -90,6 +92,7 @@ def test_noise_of_the_tables_costs_one_unit() -> None:
     assert cost == pytest.approx(1)
     # One table alone: noise of sd 1 on each of its cells.
     alone = tables(SMALL, [(0, 1)], "one")
+    assert isinstance(alone.gram, Residual)
     at = alone.gram.keys.index((0, 1))
     assert alone.gram.noise2[at] == pytest.approx(1)
     assert alone.variances(over([3, 4, 1, 2], ["identity", "identity", "total", "total"]))[

@@ -1,6 +1,8 @@
 """Stored plans are read as written, or not at all."""
 
 import io
+from collections.abc import Mapping
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -30,7 +32,7 @@ from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import small
 
 
-def through_a_file(arrays):
+def through_a_file(arrays: Mapping[str, Any]) -> dict[str, Any]:
     file = io.BytesIO()
     np.savez(file, **arrays)
     file.seek(0)
@@ -39,7 +41,7 @@ def through_a_file(arrays):
 
 
 @pytest.mark.parametrize("name", small())
-def test_what_is_read_is_what_was_written(name) -> None:
+def test_what_is_read_is_what_was_written(name: str) -> None:
     workload = small()[name]
     plan = auto(workload)
     read = from_arrays(through_a_file(to_arrays(plan, workload.structure)), workload.structure)
@@ -57,7 +59,7 @@ def test_identity_is_stored_too() -> None:
 
 
 @pytest.mark.parametrize("broken", ["digest", "block0.0", "numbers", "version", "text", "more"])
-def test_damage_is_seen(broken) -> None:
+def test_damage_is_seen(broken: str) -> None:
     workload = over([4], ["range"])
     arrays = to_arrays(auto(workload), workload.structure)
     if broken == "digest":

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.strategies.cells.folding import folding_of
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
@@ -19,7 +20,7 @@ from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import rows, small
 
 
-def positive(n, seed=0):
+def positive(n: int, seed: int = 0) -> Float64:
     root = np.random.default_rng(seed).normal(size=(n, n))
     return root @ root.T + 0.1 * np.eye(n)
 
@@ -39,7 +40,7 @@ def test_traces_of_regular_and_singular_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", small())
-def test_a_matrix_of_all_cells(name) -> None:
+def test_a_matrix_of_all_cells(name: str) -> None:
     workload = small()[name]
     matrix, queries = positive(workload.cells), rows(workload)
     gram = dense_gram(matrix, workload.sizes)
@@ -60,20 +61,18 @@ def test_folded_blocks_answer_what_is_not_folded() -> None:
 
 
 @pytest.mark.parametrize("name", ["a product", "with a total", "tables", "range marginals"])
-def test_products_of_matrices(name) -> None:
+def test_products_of_matrices(name: str) -> None:
     workload = small()[name]
     factors = tuple(dense_gram(positive(n, n)) for n in workload.sizes)
-    matrix = np.ones((1, 1))
-    for factor in factors:
-        matrix = np.kron(matrix, factor.dense())
-    kron, dense = Kron(factors), dense_gram(matrix, workload.sizes)
-    assert kron.trace(workload) == pytest.approx(dense.trace(workload))
-    for a, b in zip(kron.variances(workload), dense.variances(workload), strict=True):
+    matrix = kron([factor.dense() for factor in factors])
+    product, dense = Kron(factors), dense_gram(matrix, workload.sizes)
+    assert product.trace(workload) == pytest.approx(dense.trace(workload))
+    for a, b in zip(product.variances(workload), dense.variances(workload), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)
     exact = Fraction(1)
     for factor in factors:
         exact *= max(map(Fraction, np.diag(factor.dense()).tolist()))
-    assert exact <= Fraction(kron.sensitivity2) <= exact * Fraction(1 + 1e-10)
+    assert exact <= Fraction(product.sensitivity2) <= exact * Fraction(1 + 1e-10)
 
 
 def test_noise_grows_with_the_sensitivity() -> None:

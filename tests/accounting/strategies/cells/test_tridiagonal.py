@@ -33,7 +33,8 @@ def test_the_same_optimum(kind: str, size: int) -> None:
     assert solution.strategy.error(workload) == pytest.approx(solution.error, rel=1e-6)
     assert solution.floor <= solution.error <= solution.floor * (1 + 1e-3)
     assert solution.error == pytest.approx(optimum(workload, 1e-4).error, rel=1.1e-3)
-    queries = np.linalg.cholesky(interval(kind, size).gram()).T  # the same Gram matrix
+    factor = np.linalg.cholesky(interval(kind, size).gram())
+    queries = np.asarray(factor.T, np.float64)  # the same Gram matrix
     assert solution.floor <= floor(queries, solution.certificate[0]) * (1 + 1e-9)
 
 

@@ -12,7 +12,7 @@ from tests.bench.paper.fewer_weights import Sines
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 33])
-def test_sines_are_the_eigenvectors_of_all_ranges(size) -> None:
+def test_sines_are_the_eigenvectors_of_all_ranges(size: int) -> None:
     basis, gram = Sines(size), over([size], ["range"]).gram()
     j = np.arange(1, size + 1)
     q = np.sqrt(2 / (size + 1)) * np.sin(np.pi * np.outer(j, j) / (size + 1))
@@ -24,7 +24,7 @@ def test_sines_are_the_eigenvectors_of_all_ranges(size) -> None:
 
 
 @pytest.mark.parametrize("name", ["example", "odd ranges", "range marginals", "prefixes"])
-def test_vectors_of_blocks(name) -> None:
+def test_vectors_of_blocks(name: str) -> None:
     eigensystem = spectrum(small()[name])
     basis = Vectors(eigensystem.folding, eigensystem.vectors)
     b = basis.squares(slice(None))
@@ -37,7 +37,7 @@ def test_vectors_of_blocks(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["example", "ranges", "prefixes", "range marginals", "predicates"])
-def test_program_1_against_a_general_solver(name) -> None:
+def test_program_1_against_a_general_solver(name: str) -> None:
     eigensystem = spectrum(small()[name])
     basis, c = Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values
     solved = weigh(basis, c, 1e-7)

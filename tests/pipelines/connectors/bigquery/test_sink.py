@@ -72,7 +72,7 @@ def held(server: WriteServer, job: Job) -> pa.Table:
     schema = release_schema(job.plan)
     rows = []
     for row in server.tables["visits"].values():
-        typed_row = {f.name: row.get(f.name) for f in schema}
+        typed_row: dict[str, Any] = {f.name: row.get(f.name) for f in schema}
         for field in schema:
             if pa.types.is_timestamp(field.type):
                 typed_row[field.name] = datetime.fromtimestamp(typed_row[field.name] / 1e6, UTC)
@@ -298,8 +298,8 @@ def test_two_runs_on_one_table(tmp_path: Path, made: tuple[Published, Job, pa.Ta
         first = {name: dict(rows) for name, rows in server.tables.items()}
         with mock.patch("tests.published.RUN_ID", "33" * 16):
             Published(tmp_path / "second").run(SINK)
-    for name, rows in first.items():
-        assert rows.items() < server.tables[name].items()
+    for name, rows_before in first.items():
+        assert rows_before.items() < server.tables[name].items()
     seals = server.tables["visits_seals"].values()
     assert Counter(s["run_id"] for s in seals) == {RUN: RUNS + 1, f"INSECURE-{'33' * 16}": RUNS + 1}
     for run_id in {s["run_id"] for s in seals}:

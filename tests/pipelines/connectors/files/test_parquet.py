@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import duckdb
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.pipelines.connectors.files.parquet import (
     MAX_UNPACKED,
     UnpacksTooLargeError,
@@ -42,9 +43,10 @@ def path(tmp_path: Path) -> Path:
 def test_groups_begin_where_those_before_end(path: Path) -> None:
     assert row_groups(str(path), ["a"]) == [0, 4, 8]
     rows = [
-        part for n, at in enumerate([0, 4, 8]) for part in read_row_group(str(path), ["b"], n, at)
+        instance(part, Rows)
+        for n, at in enumerate([0, 4, 8])
+        for part in read_row_group(str(path), ["b"], n, at)
     ]
-    assert all(isinstance(part, Rows) for part in rows)
     assert [part.offset for part in rows] == [0, 4, 8]
     assert [v for part in rows for v in part.batch["b"].to_pylist()] == [f"v{n}" for n in range(10)]
 
@@ -76,7 +78,7 @@ def test_a_damaged_group_is_refused_from_its_first_row(path: Path) -> None:
 
 
 LONG = "x" * (1 << 20)
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "dictionary": {},
     "fallback": {"dictionary_pagesize_limit": 2_000},
     "plain": {"use_dictionary": False},
@@ -89,9 +91,10 @@ def read(path: Path, columns: list[str]) -> dict[str, list[object]]:
     starts = row_groups(str(path), columns)
     assert starts is not None
     parts = [
-        part for n, at in enumerate(starts) for part in read_row_group(str(path), columns, n, at)
+        instance(part, Rows)
+        for n, at in enumerate(starts)
+        for part in read_row_group(str(path), columns, n, at)
     ]
-    assert all(isinstance(part, Rows) for part in parts)
     offsets = np.cumsum([0, *(part.batch.num_rows for part in parts)])[:-1]
     assert [part.offset for part in parts] == offsets.tolist()
     return {name: [v for p in parts for v in p.batch[name].to_pylist()] for name in columns}
@@ -151,13 +154,13 @@ def test_portions_decode_to_bounded_bytes(tmp_path: Path) -> None:
 
 def small_bomb(path: Path, layout: str) -> Path:
     """A file of kilobytes whose texts are 600 MiB once every row has its own."""
-    rows, options = 600, {}
+    rows, options = 600, dict[str, Any]()
     words = [LONG, "ok"]
     if layout == "delta":
         texts = pa.concat_arrays([pa.array([LONG] * rows), pa.array(["ok"])])
         options = LAYOUTS["delta"]
     else:
-        few = [0] * rows
+        few: list[int | None] = [0] * rows
         if layout == "fallback":
             words += [f"user {n:09}" for n in range(150_000)]
             few = [*[None] * 2_000, *range(2, 150_002), *few]

@@ -1,6 +1,7 @@
 """Recorded files in the place of a source: their kind by their names, errors by their option."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.tables import SourceConfig
 
 
-def endless(job: Job, form: str | None = None) -> Job:
+def endless(job: Job, form: Literal["parquet", "csv", "jsonl", "json"] | None = None) -> Job:
     source = SourceConfig("folder", "/in", format=form)
     plan = msgspec.structs.replace(job.plan, stamp="_manifest")
     return msgspec.structs.replace(job, source=source, plan=plan)
@@ -47,6 +48,6 @@ def test_errors_of_the_path_are_the_options() -> None:
     with pytest.raises(RunError) as error, named_by("--truth"):
         raise RunError("table.path", "rule", "fix")
     assert (error.value.field, error.value.rule) == ("--truth", "rule")
-    with pytest.raises(UsageError) as error, named_by("--truth"):
+    with pytest.raises(UsageError) as unchanged, named_by("--truth"):
         raise UsageError("table.unit_column", "rule", "fix")
-    assert error.value.field == "table.unit_column"
+    assert unchanged.value.field == "table.unit_column"

@@ -102,7 +102,12 @@ def test_a_bundle_writes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sinks, "SINK_ROWS", 9)
     calls = []
     real = FileSink.write
-    monkeypatch.setattr(FileSink, "write", lambda *args: calls.append(len(args[1])) or real(*args))
+
+    def counted(*args: Any) -> Any:
+        calls.append(len(args[1]))
+        return real(*args)
+
+    monkeypatch.setattr(FileSink, "write", counted)
     writer = sinks._WriteRelease(FileSink(tmp_path, "parquet"))
     writer.start_bundle()
     out = [name for n in range(10) for name in writer.process(release(0, n, ["k"] * n))]

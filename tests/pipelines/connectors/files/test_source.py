@@ -102,8 +102,8 @@ def test_every_row_has_one_position_whatever_the_batch_size(
     tmp_path: Path, make_job: MakeJob, kind: str
 ) -> None:
     make_job(kind)
-    for name, rows, first in (("b", 105, 500), ("a", 90, 0), ("c", 1, 900)):
-        write(tmp_path / "in" / f"{name}.{kind}", kind, table(rows, first))
+    for name, count, first in (("b", 105, 500), ("a", 90, 0), ("c", 1, 900)):
+        write(tmp_path / "in" / f"{name}.{kind}", kind, table(count, first))
     seen = [by_hand(make_job(kind, batch_rows=n)) for n in (1, 7, 1000)]
     rows, dead = seen[0]
     assert not dead and seen[1] == seen[0] and seen[2] == seen[0]

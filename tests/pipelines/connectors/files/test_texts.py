@@ -37,7 +37,7 @@ def test_a_missing_column_shows_no_other_name() -> None:
 
 def test_no_line_changes_another() -> None:
     text = b'a,b\n1,x\n2\n"3,y\n,"4 ""q"""\n5,""\n'
-    rows, refused = {}, {}
+    rows, refused = dict[int, dict[str, str | None]](), dict[int, str]()
     for part in read_csv(io.BytesIO(text), ["b", "a"]):
         if isinstance(part, Refused):
             refused |= dict(zip(part.offsets.tolist(), part.reasons, strict=True))

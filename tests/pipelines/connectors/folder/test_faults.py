@@ -22,8 +22,8 @@ from tests.folders import (
     CANARY,
     SECOND,
     START,
+    FolderReader,
     MakeFolderJob,
-    Whole,
     data,
     line,
     make_folder_job,
@@ -43,7 +43,7 @@ def _now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_corrupt_files(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
-    folder, run = tmp_path / "in", Whole(make_folder_job("parquet"))
+    folder, run = tmp_path / "in", FolderReader(make_folder_job("parquet"))
     write(folder / "good.parquet", data(80))
     (folder / "bad.parquet").write_bytes(b"no Parquet")
     pq.write_table(pa.table({"user": ["x"]}), folder / "other.parquet")
@@ -61,7 +61,7 @@ def test_corrupt_files(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
     at = place("torn.parquet")
     expected = positions("good.parquet", 80) | positions("torn.parquet", 40)
     expected |= {(at.partition, at.base + row) for row in range(80, 120)}
-    assert set(run.found()) == expected
+    assert set(run.rows_read()) == expected
     assert run.letters("torn.parquet") == [(40, "unreadable_rest")]
     assert run.letters("other.parquet") == [(0, "missing_column")]
     for name in ("bad", "folder", "loop"):
@@ -69,7 +69,7 @@ def test_corrupt_files(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
 
 
 def test_a_csv_without_a_column(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
-    run = Whole(make_folder_job("csv"))
+    run = FolderReader(make_folder_job("csv"))
     (tmp_path / "in" / "a.csv").write_text(f"{CANARY},b\n1,2\n")
     mark(tmp_path / "in", START + 1, line("a.csv", START))
     run.look()
@@ -80,13 +80,13 @@ def test_a_csv_without_a_column(tmp_path: Path, make_folder_job: MakeFolderJob) 
 def test_counts_and_sizes_that_are_not_as_listed(
     tmp_path: Path, make_folder_job: MakeFolderJob, kind: str
 ) -> None:
-    folder, run = tmp_path / "in", Whole(make_folder_job(kind))
+    folder, run = tmp_path / "in", FolderReader(make_folder_job(kind))
     for name in "ab":
         write(folder / f"{name}.{kind}", data(50))
     mark(folder, START + 1, line(f"a.{kind}", START, rows=49), line(f"b.{kind}", START, rows=50))
     run.look()
     assert run.letters(f"a.{kind}") == [(50, "row_count")] and not run.letters(f"b.{kind}")
-    assert len(run.found()) == 100
+    assert len(run.rows_read()) == 100
     pieces = list(run.files.pieces((f"b.{kind}", START, -1, -1)))
     if kind == "jsonl":
         with open(folder / "b.jsonl", "a") as file:
@@ -163,19 +163,19 @@ def test_a_store_that_comes_back_gives_every_row_once(
     if kind != "parquet":
         with open(tmp_path / "in" / f"a.{kind}", "a") as file:
             file.write("\xff no row\n")
-    expected = Whole(job)
+    expected = FolderReader(job)
     for piece in expected.files.pieces((f"a.{kind}", START, -1, -1)):
         expected.read(piece)
-    assert len(expected.found()) == 100
+    assert len(expected.rows_read()) == 100
     for faults in range(1, 30, 4):
-        run = Whole(job)
+        run = FolderReader(job)
         folder = Shaky(job.source.path)
         run.files = run.files._replace(folder=folder)
         folder.faults = faults
         for piece in run.files.pieces((f"a.{kind}", START, -1, -1)):
             run.read(piece)
         assert folder.faults < faults
-        assert run.found() == expected.found()
+        assert run.rows_read() == expected.rows_read()
         assert run.letters(f"a.{kind}") == expected.letters(f"a.{kind}")
 
 

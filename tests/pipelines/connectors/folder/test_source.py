@@ -26,8 +26,8 @@ from tests.folders import (
     CANARY,
     SECOND,
     START,
+    FolderReader,
     MakeFolderJob,
-    Whole,
     data,
     line,
     make_folder_job,
@@ -54,13 +54,13 @@ def test_rows_have_the_stamp_and_the_position_of_their_file(
     names = [f"b/1.{kind}", f"a.{kind}", f"b/2.{kind}"]
     for i, name in enumerate(names):
         write(tmp_path / "in" / name, data(90, 100 * i))
-    run = Whole(job)
+    run = FolderReader(job)
     assert run.look() is None, "no marker, no watermark"
     mark(tmp_path / "in", START + 10, line(names[0], START + 3), line(names[1], START + 5))
     assert run.look() == (START + 10) // 1000 * 1000
     mark(tmp_path / "in", START + SECOND, line(names[2], START + 700, rows=90), day=True)
     assert run.look() == START + SECOND
-    rows = run.found()
+    rows = run.rows_read()
     assert set(rows) == set().union(*(positions(name, 90) for name in names))
     assert not run.dead
     for name, stamp in zip(names, (3, 5, 700), strict=True):
@@ -82,12 +82,12 @@ def test_order_and_batches_do_not_matter(
         write(tmp_path / "in" / name, data(50, i))
     mark(tmp_path / "in", START + 1, *(line(name, START) for name in names[:3]))
     mark(tmp_path / "in", START + 2, *(line(name, START) for name in names[3:]))
-    run = Whole(job, fresh=fresh)
-    while len(run.found()) < 250:
+    run = FolderReader(job, fresh=fresh)
+    while len(run.rows_read()) < 250:
         run.look()
-    again = Whole(make_folder_job("parquet", batch_rows=13))
+    again = FolderReader(make_folder_job("parquet", batch_rows=13))
     again.look()
-    assert again.found() == run.found()
+    assert again.rows_read() == run.rows_read()
 
 
 def test_positions_for_ever() -> None:
@@ -110,7 +110,7 @@ def test_names() -> None:
 
 
 def test_lines_that_name_no_file(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
-    run = Whole(make_folder_job("jsonl"))
+    run = FolderReader(make_folder_job("jsonl"))
     write(tmp_path / "in" / "a.jsonl", data(3))
     write(tmp_path / "secret.jsonl", data(3))
     at = START + SECOND
@@ -123,7 +123,7 @@ def test_lines_that_name_no_file(tmp_path: Path, make_folder_job: MakeFolderJob)
     ]  # fmt: skip
     mark(tmp_path / "in", at, *lines)
     assert run.look() == at, "the stream lives on"
-    assert set(run.found()) == positions("a.jsonl", 3)
+    assert set(run.rows_read()) == positions("a.jsonl", 3)
     marker = f"_closed/{rfc3339(at)}.jsonl"
     bad = {0: "malformed", 2: "bad_name", 3: "listed_twice", 5: "malformed", 6: "malformed",
            7: "malformed", 8: "malformed", 9: "bad_name", 10: "bad_name"}  # fmt: skip
@@ -134,7 +134,7 @@ def test_lines_that_name_no_file(tmp_path: Path, make_folder_job: MakeFolderJob)
 def test_markers_of_the_future_wait(
     tmp_path: Path, make_folder_job: MakeFolderJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Whole(make_folder_job("jsonl"))
+    run = FolderReader(make_folder_job("jsonl"))
     write(tmp_path / "in" / "a.jsonl", data(3))
     mark(tmp_path / "in", START + 9, line("a.jsonl", START))
     mark(tmp_path / "in", START + 10**9, line("b.jsonl", START))
@@ -143,7 +143,7 @@ def test_markers_of_the_future_wait(
     monkeypatch.setattr(
         "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: START + 10
     )
-    assert run.look() == START and len(run.found()) == 3
+    assert run.look() == START and len(run.rows_read()) == 3
     monkeypatch.setattr(
         "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: START + 10**9
     )
@@ -151,14 +151,14 @@ def test_markers_of_the_future_wait(
 
 
 def test_a_marker_that_comes_late_is_read(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
-    run = Whole(make_folder_job("jsonl"))
+    run = FolderReader(make_folder_job("jsonl"))
     for name in ("a", "b", "c"):
         write(tmp_path / "in" / f"{name}.jsonl", data(4))
     mark(tmp_path / "in", START + 2 * SECOND, line("a.jsonl", START))
     run.look()
     mark(tmp_path / "in", START + SECOND, line("b.jsonl", START))
     assert run.look() == START + 2 * SECOND, "a watermark does not go back"
-    assert set(run.found()) == positions("a.jsonl", 4) | positions("b.jsonl", 4)
+    assert set(run.rows_read()) == positions("a.jsonl", 4) | positions("b.jsonl", 4)
 
 
 def test_begin_skips_what_is_not_needed(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
@@ -168,9 +168,9 @@ def test_begin_skips_what_is_not_needed(tmp_path: Path, make_folder_job: MakeFol
     mark(tmp_path / "in", START + 10, line("a.jsonl", START + 5))
     mark(tmp_path / "in", START + 20, line("b.jsonl", START + 11), line("c.jsonl", START + 15))
     for begin, names in ((START + 10, "bc"), (START + 12, "c"), (START + 20, "")):
-        run = Whole(job, begin)
+        run = FolderReader(job, begin)
         run.look()
-        assert set(run.found()) == set().union(*(positions(f"{n}.jsonl", 4) for n in names))
+        assert set(run.rows_read()) == set().union(*(positions(f"{n}.jsonl", 4) for n in names))
 
 
 def settled(folder: Path, name: str, at: int, rows: int = 3) -> None:
@@ -181,7 +181,7 @@ def settled(folder: Path, name: str, at: int, rows: int = 3) -> None:
 def test_files_that_lie_unchanged(
     tmp_path: Path, make_folder_job: MakeFolderJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, folder = Whole(make_folder_job("jsonl", "closed")), tmp_path / "in"
+    run, folder = FolderReader(make_folder_job("jsonl", "closed")), tmp_path / "in"
     settle, now = 2 * SECOND, START + 100 * SECOND
     monkeypatch.setattr("dpstream.pipelines.connectors.folder.source.wall_micros", lambda: now)
     settled(folder, "b.jsonl", now - settle - 5)
@@ -190,14 +190,14 @@ def test_files_that_lie_unchanged(
     settled(folder, "a.jsonl.tmp", now - settle - 9)
     settled(folder, "_draft/a.jsonl", now - settle - 9)
     assert run.look() == (now - settle - MARGIN) // 1000 * 1000
-    assert set(run.found()) == positions("a.jsonl", 3) | positions("b.jsonl", 3)
-    stamps = {row["_closed"].timestamp() for row in run.found().values()}
+    assert set(run.rows_read()) == positions("a.jsonl", 3) | positions("b.jsonl", 3)
+    stamps = {row["_closed"].timestamp() for row in run.rows_read().values()}
     assert {round(s * 1e6) for s in stamps} == {now - settle, now - settle - 5}
     now += SECOND
     settled(folder, "b.jsonl", now - settle, rows=9)
     run.look()
-    assert set(run.found()) >= positions("fresh.jsonl", 3)
-    assert len(run.found()) == 9, "a file that changed is not read again"
+    assert set(run.rows_read()) >= positions("fresh.jsonl", 3)
+    assert len(run.rows_read()) == 9, "a file that changed is not read again"
     assert run.letters("b.jsonl") == [(0, "file_changed")]
     assert run.watch.bundle().records == []
 
@@ -207,9 +207,9 @@ def test_a_column_of_the_data_as_stamp(tmp_path: Path, make_folder_job: MakeFold
     rows = [{**row, "received": rfc3339(START + i)} for i, row in enumerate(data(5))]
     write(tmp_path / "in" / "a.jsonl", rows)
     mark(tmp_path / "in", START + SECOND, line("a.jsonl", START + 5))
-    run = Whole(job)
+    run = FolderReader(job)
     assert run.look() == START - SECOND, "rows may be stamped `settle` before the closing"
-    assert [row["received"] for row in run.found().values()] == [r["received"] for r in rows]
+    assert [row["received"] for row in run.rows_read().values()] == [r["received"] for r in rows]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), max_size=60))
@@ -260,9 +260,9 @@ def test_close_files(tmp_path: Path, make_folder_job: MakeFolderJob) -> None:
             close_files(folder, names)
     with pytest.raises(UsageError, match="not later"):
         close_files(folder, [], START + 5)
-    run = Whole(job)
+    run = FolderReader(job)
     assert run.look() == START
-    assert {row["_manifest"].timestamp() for row in run.found().values()} == {(START + 4) / 1e6}
+    assert {row["_manifest"].timestamp() for row in run.rows_read().values()} == {(START + 4) / 1e6}
     outcome = CliRunner().invoke(cli, ["folder", "close", str(folder), "--new", "--json"])
     assert json.loads(outcome.output)["files"] == 1
     spot = place("b/c.jsonl")

@@ -4,29 +4,33 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.connectors.kafka.read import PublishedTopic, decoded, manifest_name
+from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
 from dpstream.pipelines.connectors.messages import SealMessage, seal_key
 from dpstream.pipelines.connectors.sink import RunManifest
 
 Message = tuple[int, str, bytes]
 
 
-class Log:
+class Log(KafkaTopic):
     """Partition 0 of a topic, as a list."""
 
     def __init__(self) -> None:
+        super().__init__("", "t", {})
         self.messages: list[Message] = []
-        self.asked: list[int] = []
+        self.begins: list[int] = []
 
     def put(self, key: str, value: object) -> None:
         data = value if isinstance(value, bytes) else msgspec.json.encode(value)
         self.messages.append((2 * len(self.messages), key, data))  # offsets have holes
 
+    @override
     def follow(self, partition: int, begin: int, seconds: float) -> Iterator[Message]:
         assert partition == 0
-        self.asked.append(begin)
+        self.begins.append(begin)
         yield from (message for message in self.messages if message[0] >= begin)
 
 
@@ -54,7 +58,7 @@ def test_seals_are_followed_from_where_it_stood() -> None:
     log.put(seal_key((0, 1)), SealMessage("seal", 0, 1, 2, "d"))  # again, the same
     log.put(seal_key((0, 2)), SealMessage("seal", 0, 2, 0, "e"))
     register.follow(1.0)
-    assert register.seals == {(0, 1): "d", (0, 2): "e"} and log.asked == [0, 1]
+    assert register.seals == {(0, 1): "d", (0, 2): "e"} and log.begins == [0, 1]
 
 
 @pytest.mark.parametrize(

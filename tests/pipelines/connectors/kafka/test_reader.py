@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import instance
 from dpstream.pipelines.connectors.kafka.reader import (
     APPEND_TIME,
     LOG_APPEND_TIME,
@@ -12,7 +13,7 @@ from dpstream.pipelines.connectors.kafka.reader import (
 )
 from dpstream.pipelines.connectors.records.jsonl import Objects
 from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.pipelines.connectors.records.rows import Refused, Rows
 
 COLUMNS = ("a", APPEND_TIME)
 
@@ -39,7 +40,7 @@ def test_a_message_that_is_none_decides_about_itself(value: bytes | None, reason
     refused, *rows = parts(messages(b'{"a": 1}', value, b'{"a": 3}'), Objects(["a"]), COLUMNS)
     assert isinstance(refused, Refused)
     assert (refused.offsets.tolist(), refused.reasons) == ([1], [reason])
-    assert [part.offset for part in rows] == [0, 2]
+    assert [instance(part, Rows).offset for part in rows] == [0, 2]
 
 
 def test_stamps_of_producers_are_refused() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, instance
 from dpstream.pipelines.connectors.kafka import sink as sink_kafka
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink
@@ -19,7 +19,7 @@ from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
 from dpstream.pipelines.connectors.messages import ReleaseMessages, is_row, messages_of, seal_key
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.run_manifest import write_manifest
-from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.operate.state_view import export, publish
 from dpstream.pipelines.stream.begin import begin, prepare
@@ -46,6 +46,10 @@ __all__ = ["broker", "fresh", "made"]
 OLDER = "older than its sink"
 #: ``send`` is called for: the manifest, then rows and seals of the releases of a bundle.
 SEND = "dpstream.pipelines.connectors.kafka.topic:KafkaTopic.send"
+
+
+def kafka_sink(job: Job) -> KafkaSink:
+    return instance(sink_of(job), KafkaSink)
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
@@ -91,7 +95,7 @@ def test_killed_before_rows_and_before_the_seal(
     fresh.killed(sink, SEND, nth)
     job = fresh.job(sink)
     rows = [key for key in contents(job) if is_row(key)]
-    assert bool(rows) == (nth == 3) and not list(sink_of(job).published())
+    assert bool(rows) == (nth == 3) and not list(kafka_sink(job).published())
     assert read_kafka_releases(job).num_rows == 0  # nothing is sealed
     again = contents(fresh.run(sink))
     assert {len(values) for key, values in again.items() if key in rows} == ({2} if rows else set())
@@ -225,7 +229,7 @@ def changed(batch: pa.RecordBatch) -> pa.RecordBatch:
 def test_a_fork_that_runs_at_the_same_time_is_noticed(broker: Broker, fresh: Published) -> None:
     fresh.run(table(broker, topic_of(broker)))
     batches, job = fresh.batches(), fresh.job(table(broker, topic_of(broker)))
-    one, two = sink_of(job), sink_of(job)
+    one, two = kafka_sink(job), kafka_sink(job)
     assert not list(one.published()) and not list(two.published())
     one.write(batches[:4])
     before = contents(job)
@@ -254,7 +258,7 @@ def test_a_topic_made_again_under_a_stream_is_refused_and_filled(
     lived(job, 7)
     before = contents(job)
     assert sum(key.startswith("seal-") for key in before) == 7
-    writer = sink_of(job)
+    writer = kafka_sink(job)
     assert len(list(writer.published())) == 7
     broker.recreate(topic, 3, {"cleanup.policy": "compact"})
     with pytest.raises(PolicyError, match="lacks messages that it has acknowledged"):
@@ -276,7 +280,7 @@ def test_two_runs_that_begin_at_once_on_a_topic(broker: Broker, fresh: Published
     privacy = msgspec.structs.replace(other.privacy, insecure_test_run_id="33" * 16)
     other = msgspec.structs.replace(other, privacy=privacy)
     run, _, _ = prepare(job)
-    late = sink_of(job)
+    late = kafka_sink(job)
     if nth == 0:
         begin(other)
     else:

@@ -132,7 +132,7 @@ def produce_with_holes(kafka: Broker, topic: str) -> dict[tuple[int, int], str]:
     """Committed, rolled back and plain messages; where the ones to be read stand."""
     producer = kafka.producer(transactional_id=topic)
     producer.init_transactions()
-    expected = {}
+    expected = dict[tuple[int, int], str]()
     for round_ in range(6):
         producer.begin_transaction()
         offsets: list[int] = []
@@ -200,7 +200,7 @@ def test_the_watermark_keeps_its_promise_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
 ) -> None:
     """Messages at odd times: none is older than the watermark before it.  A sabotage breaks it."""
-    honest = source_kafka.advance
+    honest = unbounded.advance
 
     def early(estimator: Any, micros: int) -> None:
         honest(estimator, micros + ahead_ms * 1_000)

@@ -12,11 +12,11 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.connectors.kafka.client import answer
+from dpstream.accounting.errors import PolicyError, RunError, UsageError, instance
+from dpstream.pipelines.connectors.kafka.client import answer, refuse
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
-from dpstream.pipelines.connectors.kafka.sink import refuse_unfit
-from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescription, refuse
+from dpstream.pipelines.connectors.kafka.sink import KafkaSink, refuse_unfit
+from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescription
 from dpstream.pipelines.connectors.messages import is_row
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job
@@ -164,7 +164,7 @@ def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any)
     for name in ("nonsense", "error_cb", "stats_cb", "throttle_cb", "default.topic.config"):
         wrong = fresh.job(table(broker, topic_of(broker), **{name: "hunter2"}))
         with pytest.raises(UsageError, match="are refused by Kafka's client") as caught:
-            sink_of(wrong).used()
+            instance(sink_of(wrong), KafkaSink).used()
         assert "hunter2" not in str(caught.value)
     for name, value in itertools.product(
         ("message.timeout.ms", "delivery.timeout.ms"), ("0", "00", "0x0", "-1", "hunter2")
@@ -175,9 +175,10 @@ def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any)
         assert "hunter2" not in str(caught.value)
     job = fresh.job(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"}))
     with pytest.raises(UsageError, match=r"sink.options.client.id: names an environment variable"):
-        sink_of(job).used()
+        instance(sink_of(job), KafkaSink).used()
     monkeypatch.setenv("SINK_CLIENT", "secret-name")
-    sink = sink_of(fresh.run(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"})))
+    job = fresh.run(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"}))
+    sink = instance(sink_of(job), KafkaSink)
     assert len(list(sink.published())) == RUNS
     assert b"secret-name" not in pickle.dumps(sink)
     assert len(list(pickle.loads(pickle.dumps(sink)).published())) == RUNS  # noqa: S301

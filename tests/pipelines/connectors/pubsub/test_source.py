@@ -1,5 +1,6 @@
 """Pub/Sub against the official emulator: rows, poisoned messages, acks, restarts, outages."""
 
+import functools
 import sys
 import time
 import traceback
@@ -11,7 +12,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError, required
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
@@ -19,6 +20,7 @@ from dpstream.pipelines.connectors.pubsub.puller import HORIZON_SECONDS, QUIET_S
 from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.state.google_errors import PASSING
 from tests import guarded
 from tests.drive import Drive, letters_of
 from tests.pipelines.conftest import TEMPLATE
@@ -64,9 +66,9 @@ class Finalizer:
     """The runner's: what is registered is called when it has stored the bundle."""
 
     def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
+        self.calls: list[functools.partial[None]] = []
 
-    def register(self, call: Callable[[], None]) -> None:
+    def register(self, call: functools.partial[None]) -> None:
         self.calls.append(call)
 
     def stored(self) -> None:
@@ -206,7 +208,7 @@ def test_the_watermark_goes_on_when_nothing_comes(
     watermarks = []
     for _ in range(20):
         reader.step()
-        watermarks.append(reader.watermark)
+        watermarks.append(required(reader.watermark, "a step gives a watermark"))
     assert watermarks == sorted(watermarks) and watermarks[-1] > watermarks[0]
     assert time.time() * 1e6 - watermarks[-1] == pytest.approx(500_000, abs=400_000), "less settle"
     emulator.publish(topic, [row(1)])
@@ -321,7 +323,7 @@ def test_a_subscription_that_is_deleted_ends_the_job(
         for _ in range(100):
             puller.take(10, 0.1, 0.1)
     puller.close()
-    assert grpc.StatusCode.NOT_FOUND.name not in pubsub_puller.PASSING
+    assert grpc.StatusCode.NOT_FOUND.name not in PASSING
 
 
 def test_a_reader_that_paused_takes_no_silence_for_proof(

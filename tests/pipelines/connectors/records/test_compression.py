@@ -6,6 +6,7 @@ import io
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pytest
@@ -29,7 +30,7 @@ from dpstream.pipelines.tuning.read import refuse_own_data
 from dpstream.state import open as stores
 from tests.audit.replays import new_place
 from tests.drive import Drive, letters_of, rows_of
-from tests.folders import START, MakeFolderJob, Whole, data, line, make_folder_job, mark
+from tests.folders import START, FolderReader, MakeFolderJob, data, line, make_folder_job, mark
 from tests.folders import write as write_rows
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.connectors.files.test_source import CANARY, by_hand, run_in_beam, table, write
@@ -209,11 +210,11 @@ def test_no_row_can_make_a_file_a_compressed_one(
     rows = []
     for first in (b"hello", HEADS[head]):
         (tmp_path / "in" / "a.jsonl").write_bytes(first + b"\n" + text)
-        run = Whole(make_folder_job("jsonl"))
+        run = FolderReader(make_folder_job("jsonl"))
         mark(tmp_path / "in", START + 1, line("a.jsonl", START))
         run.look()
         assert run.letters("a.jsonl") == [(0, "malformed")]
-        rows.append(run.found())
+        rows.append(run.rows_read())
     assert len(rows[0]) == 50 and rows[0] == rows[1]
 
 
@@ -281,11 +282,11 @@ def test_folders_that_grow(
             patch.setattr(
                 "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: 1 << 60
             )
-        runs = [Whole(job) for _ in range(2)]
+        runs = [FolderReader(job) for _ in range(2)]
         for run in runs:
             run.look()
-    rows = runs[0].found()
-    assert rows == runs[1].found()
+    rows = runs[0].rows_read()
+    assert rows == runs[1].rows_read()
     by_file = {name: runs[0].letters(name) for name in names}
     for codec, suffix in NAMES.items():
         assert by_file[f"{codec}.{kind}{suffix}"] == []
@@ -301,7 +302,7 @@ def test_a_bomb_is_read_in_bounded_memory(codec: str) -> None:
     bomb = pack(codec, bytes(16 << 20)) * 16
     assert len(bomb) < 1 << 20
     text, most, before = Unpacked(io.BytesIO(bomb), codec), 0, pa.total_allocated_bytes()
-    for _ in source_lines.line_blocks(text):
+    for _ in source_lines.line_blocks(cast(BinaryIO, text)):
         most = max(most, pa.total_allocated_bytes() - before)
     assert text.read(1) == b"" and most < 64 << 20
 

@@ -59,7 +59,7 @@ def write(path: Path, kind: str, data: pa.Table, group: int = 40) -> None:
 
 def bounded(job: Job) -> tuple[dict[tuple[int, int], Any], set[tuple[int, int, str]]]:
     """What the bounded source reads, without Beam."""
-    records, dead = [], []
+    records, dead = list[pa.RecordBatch](), list[pa.RecordBatch]()
     for piece in pieces(job):
         for part in read_piece(piece, job.columns):
             if isinstance(part, Refused):

@@ -255,7 +255,7 @@ def of_census_households(folder: Path, runner: Sequence[str]) -> Cases:
 # --- workloads -------------------------------------------------------------------------------
 
 _RANGES = [{"factors": {"age": "range", "sex": "identity"}}]
-WORKLOADS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+WORKLOADS: dict[str, tuple[list[Any], list[str]]] = {
     "mixed Gaussian noise": (survey.QUERIES, ["--strategy", "eigen"]),
     "over time, not negative": (
         _RANGES, ["--strategy", "identity", "--over-time", "--nonnegative"],

@@ -16,12 +16,14 @@ from dpstream.accounting.tuning.question import (
 from dpstream.accounting.tuning.weighing import NoiseOf
 
 HOUR = 3_600_000_000
-ASKED = Question(2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (TunedColumn("m", -90, 500),))
+QUESTION = Question(
+    2 * HOUR, 1.0, 1e-9, 0.9, None, 1000, "12", 0.05, 1, (TunedColumn("m", -90, 500),)
+)
 
 
 def but(**changes: object) -> Question:
     """The same question but for these fields."""
-    return msgspec.structs.replace(ASKED, **changes)
+    return msgspec.structs.replace(QUESTION, **changes)
 
 
 def free(_: ChosenBounds) -> NoiseOf:
