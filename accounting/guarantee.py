@@ -13,11 +13,11 @@ from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import OPEN_PERIODS, Budget, StreamNoise, lone_chance
+from dpstream.accounting.budget.allocation import OPEN_PERIODS, Budget, StreamNoise, lone_chance
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import duration, exact, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.skipping import hindrance
 from dpstream.accounting.plan.unit import several_mu, together
@@ -208,8 +208,8 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
 
 
 def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
-    """Guarantee for a person of k periods; ``accounting.plan.unit`` and ``accounting.thresholds``
-    have the argument."""
+    """Guarantee for a person of k periods; ``plan.unit`` and ``budget.thresholds`` have the
+    argument."""
     most = plan.timeline.periods or OPEN_PERIODS
     rows = list[dict[str, float]]()
     gaussian = _delta_gaussian(budget)

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
+from dpstream.accounting.budget.fixed_schedule import epsilon_of_responses
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.figures import human, up
-from dpstream.accounting.fixed_schedule import epsilon_of_responses
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan

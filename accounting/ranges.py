@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.plan.design import Design
-from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.mechanism import Resolved
 
 if TYPE_CHECKING:
-    from dpstream.accounting.budget import Budget, StreamNoise
+    from dpstream.accounting.budget.allocation import Budget, StreamNoise
 
 
 def check_ranges(plan: Resolved, budget: "Budget") -> None:

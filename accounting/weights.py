@@ -38,8 +38,8 @@ import numpy as np
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
+from dpstream.accounting.budget.thresholds import TYPICAL_SIZES
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.thresholds import TYPICAL_SIZES
 
 #: Weighted counts are integers in units of 2^-WEIGHT_BITS.
 WEIGHT_BITS = 8

@@ -22,7 +22,7 @@ from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Prefix, Prefixes
 from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.arrays import Bool, Float64, Int64
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths

@@ -15,7 +15,7 @@ from apache_beam.coders import BytesCoder
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec
 
 from dpstream.accounting.arrays import Ids
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing

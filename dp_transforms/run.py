@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.budget import Budget
-from dpstream.accounting.calibration import begun, calibrate, calibrated
+from dpstream.accounting.budget.allocation import Budget
+from dpstream.accounting.budget.calibration import begun, calibrate, calibrated
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.cells import checked_mixing

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE

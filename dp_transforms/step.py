@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.budget import StreamNoise, plain_count
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.allocation import StreamNoise, plain_count
+from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.mixing import Mixing
@@ -32,9 +32,9 @@ from dpstream.dp_transforms.batches import (
     ids_of,
     shard_release_schema,
 )
-from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.geometric import GeometricNodes
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing

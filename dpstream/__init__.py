@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-    from dpstream.accounting.plan.fields import Aggregate, Field
+    from dpstream.accounting.fields import Aggregate, Field
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 #: Name -> module that defines it, below this package.
 _HOMES = {
-    "Aggregate": "accounting.plan.fields",
+    "Aggregate": "accounting.fields",
     "DPStream": "pipelines.frames.stream",
     "DPStreamRows": "pipelines.beam_yaml",
     "DataSetAccount": "pipelines.frames.account",
     "DpstreamError": "accounting.errors",
-    "Field": "accounting.plan.fields",
+    "Field": "accounting.fields",
     "Job": "pipelines.jobs.job",
     "Output": "dp_transforms.flow",
     "Performance": "dp_transforms.run",

@@ -24,10 +24,10 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.query import with_query
-from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
 from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
+from dpstream.pipelines.formats.encodings import encode
 from dpstream.pipelines.frames.numbered import Gather
 from dpstream.pipelines.frames.values import column_of
 from dpstream.pipelines.jobs.job import Job, load_job

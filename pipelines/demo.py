@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.extras import require
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.report.releases import floats

@@ -13,11 +13,11 @@ from markupsafe import Markup
 from matplotlib import dates
 from matplotlib.figure import Figure
 
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.report import charts
-from dpstream.pipelines.report.pages import pages
+from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.pages import pages
 from dpstream.pipelines.report.view import promise
 
 PUBLIC_ONLY = "True values can be shown only because this data is public."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from dpstream.accounting.calibration import begun
+from dpstream.accounting.budget.calibration import begun
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.places import below

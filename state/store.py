@@ -60,7 +60,7 @@ class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         source_fingerprint: keyed fingerprint of the input.
         plan: the plan itself as JSON, for people.
         insecure: a fixed test secret or run id was used; releases are stamped with it.
-        calibration: the numbers of the run (``accounting.calibration``).
+        calibration: the numbers of the run (``accounting.budget.calibration``).
     """
 
     plan_hash: str

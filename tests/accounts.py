@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from dpstream.accounting.budget import Budget, allocate
-from dpstream.accounting.calibration import Calibrated, calibrated
+from dpstream.accounting.budget.allocation import Budget, allocate
+from dpstream.accounting.budget.calibration import Calibrated, calibrated
 from dpstream.accounting.plan.plan import Plan
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from dpstream.dp_transforms.noise.inputs import InputDigest
-from dpstream.pipelines.ask import receipt
+from dpstream.pipelines.formats import receipt
 from dpstream.state import run_ids
 
 #: A digest of exact numbers, for tests that draw by name and have none.

@@ -13,7 +13,7 @@ from dpstream.pipelines.connectors.folder.close import rfc3339
 from dpstream.pipelines.connectors.folder.source import ReadFolder
 from dpstream.pipelines.connectors.folder.store import place
 from dpstream.pipelines.connectors.inputs import positioned, refusal
-from dpstream.pipelines.connectors.records.rows import Refused, Rows
+from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Drive, letters_of, rows_of
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import tomlkit
 
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.run_manifest import resealed
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.state_view import store_run
 from dpstream.pipelines.stream.run import run_job

@@ -15,7 +15,7 @@ from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
 from dpstream.pipelines.connectors.inputs import positioned
-from dpstream.pipelines.connectors.records.rows import Rows
+from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.report.report import MARK
 from dpstream.pipelines.report.script import script

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline

@@ -7,11 +7,13 @@ import ast
 import functools
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
 #: The name that users import; the four folders stand beside it and are imported below it.
@@ -28,6 +30,7 @@ FORBIDDEN = {
 #: Stages that only the joiners (step, flow) may bring together.
 STAGES = ("bounding", "aggregation", "selection", "perturbation")
 MAX_LINES, MAX_FUNCTION = 600, 60
+MAX_MODULES = 25
 
 
 @functools.cache
@@ -100,6 +103,29 @@ def circles(modules: dict[str, str]) -> list[tuple[str, ...]]:
         {tuple(sorted(n for n in seen if name in beyond[n])) for name, seen in beyond.items()
          if name in seen}
     )  # fmt: skip
+
+
+def folder_of(module: str) -> str:
+    """``LAYER.FOLDER`` of a module below a folder of a layer; "" of a layer's own modules."""
+    parts = module.removeprefix(f"{FACE}.").split(".")
+    return ".".join(parts[:2]) if len(parts) > 2 else ""
+
+
+def folder_circles(modules: dict[str, str]) -> list[tuple[str, ...]]:
+    """Folders of layers that import each other; imports in functions and for types count.
+
+    Args:
+        modules: the source of each module by its dotted name.
+    """
+    targets = dict[str, set[str]]()
+    for name, source in modules.items():
+        imported = {folder_of(module) for module in imports(source) & modules.keys()}
+        targets.setdefault(folder_of(name), set()).update(imported)
+    targets.pop("", None)
+    return circles({
+        folder: "".join(f"import {other}\n" for other in sorted(others - {folder, ""}))
+        for folder, others in targets.items()
+    })  # fmt: skip
 
 
 #: The systems that a job can read from and publish to, a folder each.
@@ -245,11 +271,24 @@ def test_one_module_opens_files_of_sqlite() -> None:
 
 
 #: Tables of other programs, whose journal is rolled back by a connection of our own before.
-READS_OF_OTHERS = "pipelines/sql/databases.py"
+READS_OF_OTHERS = "pipelines/tables/databases.py"
 
 
 def test_no_module_imports_itself_over_others() -> None:
     assert circles({dotted(path): path.read_text() for path in sources(*LAYERS)}) == []
+
+
+def test_folders_import_each_other_in_one_direction() -> None:
+    modules = {dotted(path): path.read_text() for path in sources(*LAYERS)}
+    assert folder_circles(modules) == []
+    below = {f"{FACE}.pipelines.a.one": "import dpstream.pipelines.b.two\n"}
+    above = {f"{FACE}.pipelines.b.two": "def f():\n    import dpstream.pipelines.a.one\n"}
+    assert folder_circles(below | above) == [("pipelines.a", "pipelines.b")]
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    folders = Counter(named(path.parent) for path in sources(*LAYERS) if path.name != "__init__.py")
+    assert {name: count for name, count in folders.items() if count > MAX_MODULES} == {}
 
 
 def test_connectors_do_not_import_each_other() -> None:
@@ -375,17 +414,16 @@ def test_one_sequence_charges_and_commits() -> None:
     assert "pipelines/ask/sequence.py" in offenders and "pipelines/stream/begin.py" in offenders
 
 
-def test_packages_are_listed() -> None:
+def test_every_folder_is_a_package_that_the_build_finds() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert setup["packages"] == {"find": {"include": [FACE, f"{FACE}.*"]}}
     folders = {named(path.parent) for path in sources(*LAYERS)}
-    assert {name.split("/")[0] for name in folders} == set(LAYERS)
     assert all((ROOT / name / "__init__.py").exists() for name in folders)
-    below = {f"{FACE}.{name}".replace("/", ".") for name in folders}
-    assert sorted(setup["packages"]) == sorted({FACE, *below})
-    assert setup["package-dir"] == {FACE: FACE, **{f"{FACE}.{name}": name for name in LAYERS}}
+    packages = {f"{FACE}.{name}".replace("/", ".") for name in folders} | {FACE}
+    assert packages == set(find_packages(str(ROOT), include=[FACE, f"{FACE}.*"]))
 
 
-def test_the_links_say_what_the_build_maps() -> None:
+def test_the_layers_are_links_below_the_name() -> None:
     for name in LAYERS:
         link = ROOT / FACE / name
         assert link.is_symlink() and link.readlink() == Path("..", name)

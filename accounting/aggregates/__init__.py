@@ -10,7 +10,7 @@ from dpstream.accounting.aggregates.mean import Mean
 from dpstream.accounting.aggregates.sum import Sum
 from dpstream.accounting.aggregates.units import Units
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.fields import Aggregate, ValueStream
 
 KINDS: dict[str, AggregateKind] = {"count": Count(), "sum": Sum(), "mean": Mean(), "units": Units()}
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.fields import Aggregate, ValueStream
 
 #: Name of the running count of records, which columns of several kinds share.
 COUNT = "count"

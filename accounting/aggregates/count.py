@@ -11,7 +11,7 @@ from dpstream.accounting.aggregates.base import (
     takes_no_column,
 )
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.fields import Aggregate, ValueStream
 
 
 class Count(AggregateKind):

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.aggregates.base import COUNT, Prefix, bounded_stream
-from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.fields import Aggregate, ValueStream
 
 
 class DerivedSum(msgspec.Struct, frozen=True):

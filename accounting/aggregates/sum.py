@@ -12,7 +12,7 @@ from dpstream.accounting.aggregates.base import (
     own,
 )
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.fields import Aggregate, ValueStream
 
 
 class Sum(AggregateKind):

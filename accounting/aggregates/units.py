@@ -5,7 +5,7 @@ from typing_extensions import override
 
 from dpstream.accounting.aggregates.base import AggregateKind, Exact, Prefixes, takes_no_column
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.plan.fields import Aggregate, ValueStream
+from dpstream.accounting.fields import Aggregate, ValueStream
 
 
 class Units(AggregateKind):

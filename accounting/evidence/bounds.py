@@ -29,7 +29,7 @@ import numpy as np
 from scipy.stats import beta, norm
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import Budget, lone_chance
+from dpstream.accounting.budget.allocation import Budget, lone_chance
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import STATED_DELTA

@@ -15,11 +15,11 @@ import numpy as np
 
 from dpstream.accounting.aggregates import COUNT, kind_of
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import Budget, StreamNoise
+from dpstream.accounting.budget.allocation import Budget, StreamNoise
 from dpstream.accounting.errors import required
 from dpstream.accounting.evidence.distinguishability import Seen, calendar, layouts, spread
+from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
 
 #: Sds above the threshold at which others' records put a key that must be seen.

@@ -19,7 +19,7 @@ Key selection itself is another part of the budget, seen only through which keys
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import (

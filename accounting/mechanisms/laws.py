@@ -10,7 +10,7 @@ noise added to an integer query (mechanism.md section 5):
   s / epsilon it is epsilon-DP, with no delta, if it is sampled exactly.
 * ``TruncatedGeometricLaw``: the same for |Z| <= k and never beyond.  It is no epsilon-DP mechanism:
   at its ends a shift makes values possible that were not, with chance P[Z = k].  Thresholds at k
-  show none of the values below (``accounting.query.truncation``).
+  show none of the values below (``accounting.mechanisms.truncation``).
 * ``DiscreteStaircaseLaw``: P[Z = k] falls by e^-b every L steps.  A shift by at most L changes no
   probability by more than e^b (``accounting.query.staircase``); a larger one may.
 * ``DiscreteGaussianLaw``: P[Z = k] is proportional to e^(-k^2 / (2 sigma^2)).  It is

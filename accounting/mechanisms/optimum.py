@@ -21,7 +21,7 @@ after it the second:
     1 - p_n = r^j (1 - p_(n_1)) - delta r (1 - r^j) / (1 - r),   r = e^-epsilon, j = n - n_1.
 
 A key is shown iff n >= M, M the least n with U < p_n for a real uniform U.  Truncated geometric
-noise (``accounting.query.truncation``) has the same chances where its k is not rounded, and
+noise (``accounting.mechanisms.truncation``) has the same chances where its k is not rounded, and
 slightly smaller ones otherwise.
 """
 

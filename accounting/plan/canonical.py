@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from dpstream.accounting.fields import Aggregate, Field
     from dpstream.accounting.plan.cells import Cells
-    from dpstream.accounting.plan.fields import Aggregate, Field
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
     from dpstream.accounting.plan.timeline import Timeline

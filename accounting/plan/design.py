@@ -12,9 +12,9 @@ import msgspec
 
 from dpstream.accounting.aggregates import COUNT, DerivedSum, derived_sums, kind_of, streams_of
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.fields import Aggregate, ValueStream
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.plan.cells import Cells
-from dpstream.accounting.plan.fields import Aggregate, ValueStream
 from dpstream.accounting.plan.remembering import remembered_for, remembers
 from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
 from dpstream.accounting.plan.skipping import skips, suits, weights_of

@@ -26,7 +26,7 @@ class Resolved(Protocol):
 
 
 class Mechanism(msgspec.Struct, frozen=True):
-    """What ``accounting.budget`` divides a budget for.
+    """What ``accounting.budget.allocation`` divides a budget for.
 
     Attributes:
         privacy: epsilon, delta, C and the options of selection.

@@ -15,10 +15,10 @@ from dpstream.accounting import limits
 from dpstream.accounting.aggregates import COUNT, kind_of
 from dpstream.accounting.aggregates import check as check_aggregate
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Aggregate, Field, job_field
 from dpstream.accounting.plan.canonical import plan_hash
 from dpstream.accounting.plan.cells import Cells
 from dpstream.accounting.plan.design import Design, design_of
-from dpstream.accounting.plan.fields import Aggregate, Field, job_field
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.remembering import check_remember
 from dpstream.accounting.plan.schedule import check_tests

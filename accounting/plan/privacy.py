@@ -6,7 +6,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import job_field
+from dpstream.accounting.fields import job_field
 from dpstream.accounting.strength import check_delta
 from dpstream.accounting.weights import SelectionWeights
 
@@ -25,7 +25,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mode: ``sticky`` (a key is selected once a window, then always published) or
             ``rounds`` (Algorithm 2: select, release, restart).
         strategy: how prefixes are noised; ``auto``: with public keys by ``blt`` or ``geometric``,
-            whichever has the least error, with others by ``blt`` (`accounting.budget`).
+            whichever has the least error, with others by ``blt`` (`accounting.budget.allocation`).
         optimise: what ``auto`` compares families by: the error at the promise of one period, or at
             an equal promise for a person of all periods.
         theta: share of delta kept for the thresholds.

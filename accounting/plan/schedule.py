@@ -12,7 +12,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import job_field
+from dpstream.accounting.fields import job_field
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy

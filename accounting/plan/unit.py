@@ -19,7 +19,7 @@ coordinate, and by Cauchy-Schwarz, coordinate by coordinate,
 With m = 1 that is sqrt(k) mu.  The bound is reached: m units with all their pairs in one key and
 step (late records share a step) add up to m times what one adds, which is mu for the tree.  For
 selected keys and m > 1 the plan states the larger k mu (no tree is looked at: the triangle
-inequality), and k C b of delta; ``accounting.thresholds`` says what thresholds must be for that.
+inequality), and k C b of delta; ``budget.thresholds`` says what thresholds must be for that.
 
 A plain (epsilon, delta) of one unit costs k of them k epsilon.  With m = 1 the windows of each
 period are a mechanism of their own, whose inputs depend on those of the others by outputs alone:
@@ -55,8 +55,8 @@ import msgspec
 
 from dpstream.accounting.composition import Spend
 from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.fields import FieldType
 from dpstream.accounting.figures import duration
-from dpstream.accounting.plan.fields import FieldType
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan

@@ -28,8 +28,8 @@ has share V_j of epsilon, s_j = D_j(kappa) / (V_j epsilon).  Within a column the
 proportional to the square roots of the Gaussian shares, so that the sds of a column's parts have
 the same ratio in both families.  A query whose thresholds need a separate count of units has one
 more part.  The tested count has truncated noise, at (epsilon_j / kappa, delta / kappa) a group
-(``query.truncation``).  Counts and sums that are clamped per group have staircase noise of the same
-epsilon where its sd is smaller (``query.staircase``).
+(``mechanisms.truncation``).  Counts and sums that are clamped per group have staircase noise of the
+same epsilon where its sd is smaller (``query.staircase``).
 """
 
 import math
@@ -78,7 +78,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         scale: in lattice units, rounded up: sd of Gaussian noise, scale of geometric noise; of a
             staircase the scale of geometric noise of the same epsilon.
         most: k where the noise is truncated to [-k, k], else ``None``.
-        sooner: chance of k - 1 instead of k, in 2^-32 (``accounting.query.truncation``).
+        sooner: chance of k - 1 instead of k, in 2^-32 (``accounting.mechanisms.truncation``).
         step: r of a staircase, else ``None``.
     """
 
@@ -305,7 +305,7 @@ def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> 
     selection = None
     if tested is not None:
         # Loads the exact arithmetic of balls.
-        from dpstream.accounting.query.truncation import truncation
+        from dpstream.accounting.mechanisms.truncation import truncation
 
         tau, sooner = truncation(noises[tested].scale, plan.delta, kappa)
         noises[tested] = msgspec.structs.replace(noises[tested], most=tau, sooner=sooner)

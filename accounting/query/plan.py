@@ -13,7 +13,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import InvariantError, UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 
 ColumnKind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
 #: Families of noise, and the word that leaves the choice to the program.

@@ -37,9 +37,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dpstream.accounting.budget.thresholds import TYPICAL_SIZES, isf
 from dpstream.accounting.errors import required
 from dpstream.accounting.query.parts import QueryPart
-from dpstream.accounting.thresholds import TYPICAL_SIZES, isf
 
 #: Lattice of selection weights.
 WEIGHT_BITS = 16

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.aggregates import kind_of
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.fields import job_field
 from dpstream.accounting.limits import MAX_CONTRIBUTIONS
-from dpstream.accounting.plan.fields import job_field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.tuning.reference import (

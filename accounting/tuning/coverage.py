@@ -11,7 +11,7 @@ are public.
 import math
 from typing import Any
 
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.figures import duration, human
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan

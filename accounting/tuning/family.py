@@ -12,7 +12,7 @@ import math
 import msgspec
 import numpy as np
 
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.reference import SIZES, mean_over_keys, published_sizes

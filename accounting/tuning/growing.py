@@ -21,7 +21,7 @@ import numpy as np
 
 from dpstream.accounting import limits, special
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import COIN_BITS, DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
@@ -125,7 +125,7 @@ def _passed(sizes: Float64, most: int, sooner: int, scale: float, least: float) 
     """P[n + Z + coin > least] of counts n with truncated noise.
 
     Args:
-        most, sooner: its k and coin (``accounting.query.truncation``).
+        most, sooner: its k and coin (``accounting.mechanisms.truncation``).
     """
     coin = sooner / (1 << COIN_BITS)
     chance = _above(least - sizes, most, scale)

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.aggregates import kind_of
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import describe
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.changes import Change, changes
 from dpstream.accounting.tuning.reference import SHAPE, expected_keys

@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.figures import duration, human
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan

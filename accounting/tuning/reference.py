@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import Budget
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.errors import required
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.growing import Published, published

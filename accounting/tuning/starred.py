@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
@@ -29,7 +29,7 @@ from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeig
 
 #: Keys within this factor of the most count as the most: the last percents cost the most noise.
 _NEARLY = 0.975
-#: 1% more keys are worth 3% more noise and no more: about the price of `accounting.shares.knee`,
+#: 1% more keys are worth 3% more noise and no more: about the price of `budget.shares.knee`,
 #: where a threshold 1% lower (0.7% more reference keys) is worth an error 2% larger.
 _WORTH = 3.0
 #: And where published keys are skipped never more noise than this, about what the price comes to

@@ -13,7 +13,7 @@ from dpstream.accounting.arrays import Ids
 from dpstream.accounting.limits import SPLIT_BUFFER_BYTES, SPLIT_BUFFER_ROWS
 from dpstream.dp_transforms.batches import concat, ids_of, split_by_shard
 from dpstream.dp_transforms.beam.workers import Threads, Workers
-from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded, timed
 from dpstream.state.idtable import shard_of

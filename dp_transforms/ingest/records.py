@@ -22,7 +22,7 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import ValueStream
+from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import (
     DEAD_LETTER_SCHEMA,
@@ -33,7 +33,7 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.ingest import columns
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.positions import ADAPTERS

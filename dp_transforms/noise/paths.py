@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
 from dpstream.accounting.strategies.base import ExactNoise, Ranges

@@ -1,7 +1,7 @@
 """Groups of an answer: their values as an Arrow table, a code and a keyed id for each.
 
 Codes are numbered as groups are met, over all shards of units; ids are keyed 128-bit MACs of the
-typed values (``dp_transforms.ingest.ids``), so that a group's noise is its own whatever else there
+typed values (``dp_transforms.noise.ids``), so that a group's noise is its own whatever else there
 is.  Texts are taken byte by byte: two spellings of one word are two groups, and get two noises.
 """
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.state.numbers import numbers, valid_of, values_of
 

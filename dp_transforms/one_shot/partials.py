@@ -41,7 +41,7 @@ class Partials(NamedTuple):
         unit, group: (n,) slots of units and codes of groups, numbered from 0; in any order.  A
             group below 0 is none of the public ones and is dropped.
         unit_ids, group_ids: (units, 2) and (groups, 2) keyed 128-bit ids of slots and codes
-            (``dp_transforms.ingest.ids``).
+            (``dp_transforms.noise.ids``).
         sums: (n,) int64 of each part of ``stored_parts(plan)``, in that order.
         rows: of each quantiles column.
     """

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.evidence.bounds import (
     Claim,

@@ -15,7 +15,7 @@ from dpstream.accounting.aggregates import COUNT, KINDS
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.evidence.design import TrialDesign
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 
 

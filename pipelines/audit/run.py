@@ -22,12 +22,12 @@ from dpstream.dp_transforms.release import released_table
 from dpstream.dp_transforms.run import begin_run
 from dpstream.pipelines.audit.rows import key_columns
 from dpstream.pipelines.connectors.inputs import positioned
-from dpstream.pipelines.connectors.records.formats import read_releases
-from dpstream.pipelines.connectors.records.rows import Rows
+from dpstream.pipelines.formats.encodings import read_releases
+from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.secret import new_secret, secret_source
-from dpstream.pipelines.jobs.tables import KeysConfig, SinkConfig, SourceConfig
+from dpstream.pipelines.project.job_parts import KeysConfig, SinkConfig, SourceConfig
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import PROJECT_FILE

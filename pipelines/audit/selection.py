@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import norm
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
-from dpstream.accounting.budget import Budget, plain_count
+from dpstream.accounting.budget.allocation import Budget, plain_count
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.evidence.bounds import Scores
 from dpstream.accounting.evidence.design import others_needed

@@ -18,10 +18,10 @@ from dpstream.pipelines.cli.parts import (
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
-    from dpstream.accounting.plan.fields import FieldType
+    from dpstream.accounting.fields import FieldType
     from dpstream.state.ledger.open import AccountPlace
 
-#: `accounting.plan.fields.FieldType`, which help must not load.
+#: `accounting.fields.FieldType`, which help must not load.
 TYPES = ("string", "int", "bool", "bytes")
 _NAMED = section("named", metavar="[DATA_SET|PATH]")
 

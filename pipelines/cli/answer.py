@@ -33,8 +33,8 @@ from dpstream.pipelines.cli.workload import (
 if TYPE_CHECKING:
     from dpstream.accounting.strategies.cells.auto import Plan
     from dpstream.accounting.workloads.workload import Workload
+    from dpstream.pipelines.ask.acceptance import Acceptance
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.operate.acceptance import Acceptance
     from dpstream.pipelines.workload.choosing import Choice
     from dpstream.pipelines.workload.execute import Order
     from dpstream.pipelines.workload.registered import Mechanism
@@ -319,7 +319,7 @@ def _through_store(
     Args:
         stated: units and records of a window; named: whether OUT is; dry: only what would happen.
     """
-    from dpstream.pipelines.operate.acceptance import of_job
+    from dpstream.pipelines.ask.acceptance import of_job
     from dpstream.pipelines.workload.execute import check, execute, job_of
 
     if how.as_of:
@@ -354,7 +354,7 @@ def _covered(
     job: "Job", cells: int, units: int | None, records: int | None
 ) -> tuple[dict[str, Any], list[str]]:
     """What the budget covers over time, as `dpstream plan` says it."""
-    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
 
     covered = coverage(job.plan, allocate(job.plan), units, records, cells)

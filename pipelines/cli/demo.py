@@ -23,7 +23,7 @@ def demo(folder: Path) -> None:
     """Run a year of real flights through a stream and hold it against the truth."""
     from rich.console import Console
 
-    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import text
     from dpstream.pipelines.demo import prepare, show
     from dpstream.pipelines.jobs.committed import committed

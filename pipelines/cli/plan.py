@@ -117,13 +117,13 @@ def plan(
     The starred line is the best way to noise the job as it stands, on a public reference shape.
     Of a run that was begun on the job's store file the figures are those committed then.
     """
-    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
     from dpstream.accounting.tuning.outlook import KEYS, outlook
     from dpstream.accounting.tuning.outlook_text import outlook_text
+    from dpstream.pipelines.ask.acceptance import of_job
     from dpstream.pipelines.jobs.committed import committed, tuned_of
-    from dpstream.pipelines.operate.acceptance import of_job
     from dpstream.pipelines.scale import shards
 
     loaded = load_job(job._replace(tries=tries))

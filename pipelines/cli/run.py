@@ -22,8 +22,8 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_p
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.operate.summary import Released
     from dpstream.pipelines.stream.run import Result
+    from dpstream.pipelines.stream.summary import Released
 
 _PORT = click.IntRange(0, 65535)
 #: Share of records (in each of their windows) that C cuts from which on it is told.

@@ -24,7 +24,7 @@ from dpstream.pipelines.cli.session_view import budget, picture, stand, transcri
 
 if TYPE_CHECKING:
     from dpstream.pipelines.session.config import Config
-    from dpstream.pipelines.session.load import Loaded
+    from dpstream.pipelines.session.records.load import Loaded
 
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 
@@ -62,8 +62,8 @@ def init(table: Chosen, as_json: bool) -> None:
     these records that is there already is used.  Its id is written into the project file.
     """
     from dpstream.pipelines.drafting.place import keep_out_of_git
-    from dpstream.pipelines.session import load
     from dpstream.pipelines.session.account import with_account
+    from dpstream.pipelines.session.records import load
 
     project = table.load()
     config, new = with_account(project, table.name)
@@ -114,7 +114,7 @@ def migrate(old: Chosen, new: str, as_json: bool) -> None:
 @AS_JSON
 def add(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Add the records of FILES; what points have spent stays."""
-    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.records import load
 
     _loaded(load.add(_config(table), files), as_json)
 
@@ -126,7 +126,7 @@ def add(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
 @AS_JSON
 def replace(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Put the records of FILES in the place of those with the same ids."""
-    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.records import load
 
     _loaded(load.replace(_config(table), files), as_json)
 
@@ -138,7 +138,7 @@ def replace(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
 @AS_JSON
 def delete(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Delete the records whose ids FILES list; what their points have spent stays."""
-    from dpstream.pipelines.session import load
+    from dpstream.pipelines.session.records import load
 
     _loaded(load.delete(_config(table), files), as_json)
 

@@ -25,8 +25,8 @@ from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
     from dpstream.pipelines.runners.bounded import Runner
-    from dpstream.pipelines.sql.catalog import Catalog
     from dpstream.pipelines.sql.explain import Explanation
+    from dpstream.pipelines.tables.catalog import Catalog
 
 
 @click.command(
@@ -170,8 +170,8 @@ def _answer(
     runner: "Runner | None" = None,
 ) -> int:
     """Answer, or explain, the statements of a text: the exit code."""
-    from dpstream.pipelines.sql.errors import refusal
     from dpstream.pipelines.sql.texts import explained, split
+    from dpstream.pipelines.statements.errors import refusal
 
     statements = split(text or "")
     if not statements:
@@ -275,7 +275,7 @@ def _budget(catalog: "Catalog", as_json: bool) -> None:
 
 def _check(catalog: "Catalog", as_json: bool) -> None:
     """The owner's: whether a declared key is unique is told here, and to nobody who asks."""
-    from dpstream.pipelines.sql.registration import register
+    from dpstream.pipelines.tables.registration import register
 
     registered = register(catalog)
     if as_json:
@@ -342,9 +342,9 @@ def _stream(
         where: runner of the job, ``None``: the DirectRunner.
     """
     from dpstream.pipelines.cli.run import run_checked
-    from dpstream.pipelines.sql.errors import refusal
     from dpstream.pipelines.sql.stream import stream_job, write_job
     from dpstream.pipelines.sql.texts import split
+    from dpstream.pipelines.statements.errors import refusal
 
     statements = split(text)
     if len(statements) != 1:

@@ -22,7 +22,7 @@ from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import count
 from dpstream.pipelines.connectors.files.input_manifest import SourceFile
-from dpstream.pipelines.connectors.records.rows import Refused, Rows
+from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 
 #: Rows, about, that may be ahead; and trigger times, however few rows they have.

@@ -35,8 +35,8 @@ from typing_extensions import override
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.pipelines.connectors.records.formats import encode
 from dpstream.pipelines.connectors.sink import Name, RunManifest, Sink, name_of_release
+from dpstream.pipelines.formats.encodings import encode
 
 ID_DIGITS = 32
 

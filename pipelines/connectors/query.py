@@ -2,7 +2,7 @@
 
 Every source hands over batches of rows with positions; with a query in the job they go through it
 here, batch by batch, and what comes out is a batch of the plan's columns with the positions of the
-rows it is made of.  Batches may be cut anywhere: `pipelines.sql.row_local` says why.
+rows it is made of.  Batches may be cut anywhere: `pipelines.statements.row_local` says why.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from dpstream.dp_transforms.telemetry import guarded, timed
 from dpstream.pipelines.jobs.job import Job
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.sql.row_query import RowQuery
+    from dpstream.pipelines.statements.row_query import RowQuery
 
 
 class QueryRows(beam.DoFn):
@@ -33,7 +33,7 @@ class QueryRows(beam.DoFn):
     @guarded("query")
     def setup(self) -> None:
         """Open a locked DuckDB."""
-        from dpstream.pipelines.sql.row_engine import RowEngine
+        from dpstream.pipelines.statements.row_engine import RowEngine
 
         self._engine: RowEngine | None = RowEngine(self._query)
 
@@ -59,9 +59,9 @@ def query_of(job: Job) -> "RowQuery":
 
     Raises:
         PolicyError: a public table is not the one the plan was made with.
-        DpstreamError: see `pipelines.sql.row_query.compiled`.
+        DpstreamError: see `pipelines.statements.row_query.compiled`.
     """
-    from dpstream.pipelines.sql.row_query import FIELD, compiled
+    from dpstream.pipelines.statements.row_query import FIELD, compiled
 
     plan = msgspec.structs.replace(job.plan, key=job.key)
     query = compiled(job.source, plan, job.path.parent)
@@ -87,7 +87,7 @@ def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
     if job.source.query is None:
         yield from batches
         return
-    from dpstream.pipelines.sql.row_engine import RowEngine
+    from dpstream.pipelines.statements.row_engine import RowEngine
 
     with RowEngine(query_of(job)) as engine:
         for batch in batches:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.plan.fields import Field, FieldType
+from dpstream.accounting.fields import Field, FieldType
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.project.data_sets import account_of
 from dpstream.pipelines.project.project import Project, free_name, is_name

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting import public_sample as sample
 from dpstream.pipelines.drafting.columns import Column, DataFile, data_file
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
@@ -19,7 +19,7 @@ from dpstream.pipelines.drafting.roles import (
     time_of,
     value_of,
 )
-from dpstream.pipelines.drafting.windows import instant, suited, windows
+from dpstream.pipelines.jobs.windows import instant, suited, windows
 
 #: Puts a question: (text, proposal or ``None``) -> what was typed.
 Ask = Callable[[str, str | None], str]

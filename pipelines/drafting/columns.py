@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import FieldType
 from dpstream.accounting.places import refuse_url
-from dpstream.accounting.plan.fields import FieldType
-from dpstream.pipelines.connectors.files.texts import csv_header
-from dpstream.pipelines.connectors.records.compression import (
+from dpstream.pipelines.formats.compression import (
     BrokenFileError,
     plain_by_name,
     refuse_packed_parquet,
 )
+from dpstream.pipelines.formats.texts import csv_header
 from dpstream.pipelines.project.file_kinds import FileKind, file_kind
 from dpstream.state.disk_errors import file_errors
 

@@ -6,7 +6,7 @@ The figures are computed for an assumed population; nothing is read from the dat
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, up
 from dpstream.accounting.tuning.coverage import coverage

@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
-from dpstream.pipelines.drafting.windows import Windows
 from dpstream.pipelines.jobs.job import Job, job_in
+from dpstream.pipelines.jobs.windows import Windows
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.project import decode_project
 

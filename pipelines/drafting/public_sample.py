@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.ingest.columns import identity, instant, measure
-from dpstream.pipelines.connectors.files.parquet import refuse_large
-from dpstream.pipelines.connectors.files.texts import read_text
-from dpstream.pipelines.connectors.records.compression import BrokenFileError, plain_by_name
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.drafting.columns import FIELD, DataFile, text_column
+from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.parquet import refuse_large
+from dpstream.pipelines.formats.rows import Rows
+from dpstream.pipelines.formats.texts import read_text
 from dpstream.state.disk_errors import file_error
 
 SAMPLE_ROWS = 1_000_000

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.columns import Column
 
 _UNIT = re.compile(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting import account as accounts
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.drafting.draft import (

@@ -20,8 +20,8 @@ from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import Asking
-from dpstream.pipelines.ask.receipt import answered_now, encoded
 from dpstream.pipelines.ask.sequence import ask_uncharged
+from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.frames.account import DataSetAccount, checked_account
 from dpstream.pipelines.frames.private import PrivateTable, private_table
 from dpstream.pipelines.frames.question import Question

@@ -23,7 +23,7 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.batches import ROWS as RUNS

@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.fields import FieldType
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
-from dpstream.accounting.plan.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.calibration import cost_of
 from dpstream.accounting.query.families import Families, Optimise, families_of
@@ -29,7 +29,7 @@ from dpstream.accounting.query.plan import (
     QueryPlan,
 )
 from dpstream.dp_transforms.ingest.columns import identity
-from dpstream.pipelines.ask.receipt import LABELS
+from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
 from dpstream.state.ledger.charges import Charge, ChargeKind
 

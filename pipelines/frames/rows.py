@@ -22,7 +22,7 @@ from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.query.parts import middle_of
 from dpstream.accounting.query.plan import GROUPS, QueryColumn, QueryPlan
 from dpstream.dp_transforms.ingest.columns import decoded, identity, measure
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials
 from dpstream.dp_transforms.one_shot import Rows as Values

@@ -25,7 +25,7 @@ from dpstream.pipelines.frames.numbered import Rows
 from dpstream.pipelines.frames.question import keys_table
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_keys_digest
-from dpstream.pipelines.jobs.tables import PrivacyConfig
+from dpstream.pipelines.project.job_parts import PrivacyConfig
 from dpstream.pipelines.stream.begin import begin
 
 _OF_JOB = "is in the job"

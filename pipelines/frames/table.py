@@ -65,7 +65,7 @@ def without_rows(data: Any) -> Any:
 
 
 def kind_of(argument: str, kind: pa.DataType) -> str:
-    """What ids are made of (``ingest.ids.KINDS``), by the Arrow type of a unit or key.
+    """What ids are made of (``noise.ids.KINDS``), by the Arrow type of a unit or key.
 
     Raises:
         UsageError: of a type that is no identity.

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Field, FieldType
 from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.fields import Field, FieldType
 from dpstream.accounting.workloads.attributes import Attribute, framed, normal
 from dpstream.accounting.workloads.workload import codes
 from dpstream.dp_transforms.ingest import columns

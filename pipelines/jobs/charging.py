@@ -8,8 +8,8 @@ releases, and the ledger.  Nothing is written, and no runner is loaded.
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpstream.accounting.budget import Budget, allocate
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.allocation import Budget, allocate
+from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
 from dpstream.pipelines.jobs.committed import Ledgered, unit_of

@@ -13,13 +13,13 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dpstream.accounting.budget import Budget
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.allocation import Budget
+from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.accounting.tuning.answer import Figures, Tuned
-from dpstream.pipelines.ask.receipt import Header, header_of
+from dpstream.pipelines.formats.receipt import Header, header_of
 from dpstream.pipelines.project.text import duration_micros
 
 if TYPE_CHECKING:

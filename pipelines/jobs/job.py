@@ -14,15 +14,15 @@ import msgspec
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.extras import require
+from dpstream.accounting.fields import Field
 from dpstream.accounting.places import below, files_at, refuse_both
-from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Optimise, Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights, usual_weights
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.parts import parts_of, relocate, written_source_name
-from dpstream.pipelines.jobs.tables import (
+from dpstream.pipelines.project.job_parts import (
     GIVEN_COLUMNS,
     MESSAGE_ID,
     JobParts,
@@ -257,7 +257,7 @@ def _with_query(
 ) -> tuple[SourceConfig, str]:
     """The source with the types that its query was checked with, and the query's digest."""
     require("sql", "query")
-    from dpstream.pipelines.sql.row_query import compiled
+    from dpstream.pipelines.statements.row_query import compiled
 
     compilation = compiled(source, plan, folder)
     columns = {own: compilation.types[name] for name, own in compilation.reads.items()}

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.fields import Field
-from dpstream.pipelines.connectors.records.compression import BrokenFileError, checked_codec, plain
+from dpstream.accounting.fields import Field
+from dpstream.pipelines.formats.compression import BrokenFileError, checked_codec, plain
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job

@@ -10,8 +10,10 @@ from typing import Any, NoReturn
 import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, required
-from dpstream.accounting.plan.fields import Aggregate, Field
-from dpstream.pipelines.jobs.tables import (
+from dpstream.accounting.fields import Aggregate, Field
+from dpstream.pipelines.project.data_sets import account_of, secret_of, unit_of
+from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.pipelines.project.job_parts import (
     JobParts,
     KeysConfig,
     LookUpConfig,
@@ -24,8 +26,6 @@ from dpstream.pipelines.jobs.tables import (
     StateConfig,
     TimeConfig,
 )
-from dpstream.pipelines.project.data_sets import account_of, secret_of, unit_of
-from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_section import JobSection
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.sections import (

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
@@ -36,11 +36,11 @@ from dpstream.pipelines.connectors.cells import in_cells
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.query import queried
-from dpstream.pipelines.connectors.records.rows import Reason
 from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.formats.rows import Reason
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.operate.summary import causes_of
+from dpstream.pipelines.stream.summary import causes_of
 
 #: Positions of each reason that are shown.
 FIRST = 5

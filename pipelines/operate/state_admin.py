@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from dpstream.accounting.plan.fields import Field, KindName
+from dpstream.accounting.fields import Field, KindName
 from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
@@ -15,7 +15,7 @@ SinkKind = Literal["parquet", "csv", "jsonl", "kafka", "pubsub", "bigquery"]
 
 
 class AggregateSection(Section, frozen=True):
-    """``aggregate.NAME`` of a job: one published column; see `accounting.plan.fields.Aggregate`."""
+    """``aggregate.NAME`` of a job: one published column; see `accounting.fields.Aggregate`."""
 
     kind: KindName
     column: str | None = None

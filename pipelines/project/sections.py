@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dpstream.accounting.plan.fields import Field, FieldType
+from dpstream.accounting.fields import Field, FieldType
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

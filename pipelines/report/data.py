@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
-from dpstream.pipelines.connectors.records.formats import read_parts
+from dpstream.pipelines.formats.encodings import read_parts
 from dpstream.pipelines.report.keys import Keys, Parts, gathered, most_rows
 from dpstream.pipelines.report.releases import (
     Inventory,

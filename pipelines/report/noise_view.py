@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.figures import human
-from dpstream.pipelines.report import charts
-from dpstream.pipelines.report.picture_fields import picture_fields
+from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.picture_fields import picture_fields
 
 
 def noise(figures: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields, release_schema
 from dpstream.dp_transforms.prediction import publishes
-from dpstream.pipelines.connectors.records.formats import name_of, read_parts, release_files
+from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
 from dpstream.pipelines.jobs.job import Job
 
 #: Rows held before older releases of the same keys are dropped.
@@ -27,7 +27,7 @@ _HELD_ROWS = 1_000_000
 
 class ReleaseFile(NamedTuple):
     """One file of the sink: its window and trigger, where it is, how many keys it holds, and
-    whether its CSV is guarded (see `pipelines.connectors.records.formulas`)."""
+    whether its CSV is guarded (see `pipelines.formats.formulas`)."""
 
     window: int
     trigger: int

@@ -8,7 +8,7 @@ reads raw records, marks the page as not private and makes its file readable for
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan

@@ -13,9 +13,9 @@ from matplotlib import dates
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import human
-from dpstream.accounting.plan.fields import Aggregate
-from dpstream.pipelines.report.charts import (
+from dpstream.pipelines.render.charts import (
     MARKED,
     SERIES,
     WIDTH,

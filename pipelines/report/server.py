@@ -28,7 +28,7 @@ import msgspec
 from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.connectors.records.formats import release_files
+from dpstream.pipelines.formats.encodings import release_files
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.releases import inventory
 from dpstream.pipelines.report.report import build

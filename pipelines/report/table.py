@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import human
-from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.pipelines.report.charts import WIDTH
+from dpstream.pipelines.render.charts import WIDTH
 from dpstream.pipelines.report.keys import Keys, newest_rows
 from dpstream.pipelines.report.releases import floats
 from dpstream.pipelines.report.text import EMPTY, instant, plain, stamp

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from dpstream.accounting.fields import job_field
 from dpstream.accounting.figures import duration, exact
-from dpstream.accounting.plan.fields import job_field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.jobs.job import Job

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.aggregates.base import Exact
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.admission import open_windows
 from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns

@@ -8,16 +8,17 @@ import numpy as np
 from markupsafe import Markup
 
 from dpstream.accounting.arrays import Bool, Float64
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import duration, human
 from dpstream.accounting.guarantee import NOT_SOUND
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
-from dpstream.pipelines.report import charts, series
+from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.pages import pages
+from dpstream.pipelines.render.picture_fields import picture_fields
+from dpstream.pipelines.report import series
 from dpstream.pipelines.report.data import evenly
 from dpstream.pipelines.report.noise_view import noise, trigger_table
-from dpstream.pipelines.report.pages import pages
-from dpstream.pipelines.report.picture_fields import picture_fields
 from dpstream.pipelines.report.releases import ReleaseFile, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.script import embedded, parts

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import DECODE_BITS, MAX_SHARDS, MICROS_PER_SECOND
 from dpstream.accounting.plan.plan import Plan

@@ -17,7 +17,7 @@ from dpstream.pipelines.project.copying import read_project_text
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.write import write_project
 from dpstream.pipelines.session.config import Config, config_in, located
-from dpstream.pipelines.session.manifest import MANIFEST, read_manifest, refuse_table
+from dpstream.pipelines.session.records.manifest import MANIFEST, read_manifest, refuse_table
 from dpstream.state.ledger.events import RECORD
 from dpstream.state.ledger.open import (
     AccountPlace,

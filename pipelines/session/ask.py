@@ -19,7 +19,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.question import Question as Asked
-from dpstream.pipelines.ask.receipt import answered_now, encoded
+from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, Header, decoded
 from dpstream.pipelines.session.receipt import check as check_header
@@ -192,7 +192,7 @@ def check(open_table: OpenTable, request: SessionRequest) -> None:
     _check_meaning(open_table, request)
     open_table.manifest()
     if open_table.runner is not None:
-        from dpstream.pipelines.session.batch import check as usable
+        from dpstream.pipelines.session.records.batch import check as usable
 
         usable(open_table.runner)
     if not open_table.ring:
@@ -269,7 +269,7 @@ def _read_and_drawn(
             read, question.cells, question.needs(open_table.space, read)
         )
         return answered(open_table.space, question, read, totals, keys, charge.run_id)
-    from dpstream.pipelines.session.batch import spread
+    from dpstream.pipelines.session.records.batch import spread
 
     config, run_id = open_table.config, charge.run_id
     source = config.secret_source().of_run(run_id, keys.fingerprint)

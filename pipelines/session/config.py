@@ -63,8 +63,8 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.fields import Field
 from dpstream.accounting.places import below
-from dpstream.accounting.plan.fields import Field
 from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of

@@ -18,8 +18,8 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.figures import human
 from dpstream.accounting.regions.dimensions import Budget, Category, Dimension, Timestamp
 from dpstream.accounting.regions.space import Space
-from dpstream.pipelines.report import charts
-from dpstream.pipelines.report.charts import Picture
+from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.report.text import moment_of
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.pictures import HeatMap, Moment

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.ask.receipt import answered_now, encoded
+from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.session.ask import SessionQuestion, SessionRequest, committed, header
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import ticket_name

@@ -10,7 +10,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session.config import Config
-from dpstream.pipelines.session.manifest import (
+from dpstream.pipelines.session.records.manifest import (
     MANIFEST,
     Manifest,
     check_account,
@@ -22,7 +22,7 @@ from dpstream.state.ledger.regions import RegionAccount
 
 if TYPE_CHECKING:
     from dpstream.pipelines.runners.bounded import Runner
-    from dpstream.pipelines.session.scan import Scan
+    from dpstream.pipelines.session.records.scan import Scan
 
 
 class OpenTable:
@@ -98,7 +98,7 @@ class OpenTable:
         Raises:
             DpstreamError: there is no table, or not as it was written.
         """
-        from dpstream.pipelines.session.scan import Scan
+        from dpstream.pipelines.session.records.scan import Scan
 
         if self.looking:
             raise InvariantError("no record is read where nothing is asked")

@@ -15,7 +15,7 @@ from dpstream.accounting.regions.decision import Decision
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.errors import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget
-from dpstream.pipelines.operate.acceptance import Acceptance
+from dpstream.pipelines.ask.acceptance import Acceptance
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.ask import SessionRequest, check, order_of, request_of, within_of
 from dpstream.pipelines.session.open_table import OpenTable

@@ -48,8 +48,8 @@ from dpstream.pipelines.session.conditions import (
     kinds_in,
     too_many,
 )
-from dpstream.pipelines.sql.errors import position
-from dpstream.pipelines.sql.expressions import SIGNS
+from dpstream.pipelines.statements.errors import position
+from dpstream.pipelines.statements.expressions import SIGNS
 
 __all__ = ["Predicate", "Views", "boxes_of", "predicate_of"]
 #: Characters and tokens of a predicate, how deep it may be nested, and characters of a number.

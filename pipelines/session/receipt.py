@@ -10,7 +10,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import PARTS, Question
-from dpstream.pipelines.ask import receipt
+from dpstream.pipelines.formats import receipt
 from dpstream.state.ledger.answers import Answer as Committed
 
 if TYPE_CHECKING:

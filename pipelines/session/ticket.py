@@ -25,7 +25,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.session.manifest import Part
+from dpstream.pipelines.session.records.manifest import Part
 from dpstream.state.ledger.region_charge import packed, unpacked
 
 

@@ -25,9 +25,9 @@ from dpstream.accounting.errors import (
     UsageError,
 )
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
+from dpstream.pipelines.tables.catalog import Catalog
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
 

@@ -19,12 +19,12 @@ from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
+from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, of_requests
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.operate.acceptance import Acceptance, Request, left_of, of_requests
-from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import read_history

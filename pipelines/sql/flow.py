@@ -26,11 +26,11 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.one_shot.groups import keyed
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.sql.catalog import Catalog, Table
-from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.files import Piece
 from dpstream.pipelines.sql.handed import place_of, write_counts, write_sums
 from dpstream.pipelines.sql.work import KINDS, Work
+from dpstream.pipelines.tables.catalog import Catalog, Table
+from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.files import Piece
 from dpstream.state.idtable import shard_of
 from dpstream.state.numbers import numbers, values_of
 

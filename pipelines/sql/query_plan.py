@@ -18,11 +18,11 @@ from dpstream.accounting.query.calibration import QueryBudget, cost_of
 from dpstream.accounting.query.families import Families, families_of
 from dpstream.accounting.query.grids import Gridded, grid_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.functions import Function
-from dpstream.pipelines.sql.options import Options
-from dpstream.pipelines.sql.ownership import type_of
-from dpstream.pipelines.sql.statement import Statement, statement_of
+from dpstream.pipelines.statements.functions import Function
+from dpstream.pipelines.statements.options import Options
+from dpstream.pipelines.statements.ownership import type_of
+from dpstream.pipelines.statements.statement import Statement, statement_of
+from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.ledger.charges import Charge, ChargeKind
 
 

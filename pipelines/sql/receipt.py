@@ -9,8 +9,8 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.query.cuts import Cut
 from dpstream.dp_transforms.one_shot.estimates import Estimate
-from dpstream.pipelines.ask import receipt
-from dpstream.pipelines.ask.receipt import LABELS
+from dpstream.pipelines.formats import receipt
+from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.state.ledger.answers import Answer
 from dpstream.state.numbers import numbers
 

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from dpstream.pipelines.sql.allowed import AGGREGATES
-from dpstream.pipelines.sql.catalog import RELEASED, Catalog
-from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.exact import safe_query
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
 from dpstream.pipelines.sql.stage import StageAnswer
+from dpstream.pipelines.statements.allowed import AGGREGATES
+from dpstream.pipelines.statements.exact import safe_query
+from dpstream.pipelines.tables.catalog import RELEASED, Catalog
+from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.numbers import numbers
 
 _AGGREGATES = tuple(AGGREGATES)

@@ -48,10 +48,10 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.sql.functions import Function
-from dpstream.pipelines.sql.statement import Statement
+from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
+from dpstream.pipelines.statements.functions import Function
+from dpstream.pipelines.statements.statement import Statement
+from dpstream.pipelines.tables.catalog import Catalog
 
 #: Grid steps that a row is limited to before it is added.
 MAX_STEPS = 1 << 62

@@ -27,10 +27,10 @@ from dpstream.dp_transforms.one_shot import (
     choose_bounds,
 )
 from dpstream.dp_transforms.one_shot.groups import Groups
-from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.query_plan import Question
 from dpstream.pipelines.sql.work import Work
+from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
 
 #: Rows of files that are worked on together (each turn reads all files again), and the most turns.
 ROWS_AT_ONCE, MAX_SHARDS = 1_750_000, 4_096

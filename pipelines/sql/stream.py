@@ -26,9 +26,9 @@ import msgspec
 import tomlkit
 from sqlglot import exp
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.jobs.job import Job, job_in, source_path
 from dpstream.pipelines.jobs.parts import described, query_of, source_of
@@ -41,14 +41,14 @@ from dpstream.pipelines.project.copying import (
     with_job,
 )
 from dpstream.pipelines.project.project import Project
-from dpstream.pipelines.sql.allowed import require
-from dpstream.pipelines.sql.dialect import DpSql
-from dpstream.pipelines.sql.functions import Function
-from dpstream.pipelines.sql.ownership import type_of
-from dpstream.pipelines.sql.row_local import check_row_local
-from dpstream.pipelines.sql.row_query import Readable, readable
-from dpstream.pipelines.sql.statement import Statement, statement_of
-from dpstream.pipelines.sql.stream_form import (
+from dpstream.pipelines.statements.allowed import require
+from dpstream.pipelines.statements.dialect import DpSql
+from dpstream.pipelines.statements.functions import Function
+from dpstream.pipelines.statements.ownership import type_of
+from dpstream.pipelines.statements.row_local import check_row_local
+from dpstream.pipelines.statements.row_query import Readable, readable
+from dpstream.pipelines.statements.statement import Statement, statement_of
+from dpstream.pipelines.statements.stream_form import (
     KEYS,
     KINDS,
     check_functions,

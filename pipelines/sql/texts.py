@@ -7,11 +7,11 @@ import pyarrow as pa
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
-from dpstream.pipelines.ask.receipt import LABELS
-from dpstream.pipelines.sql.allowed import MAX_CHARACTERS
-from dpstream.pipelines.sql.dialect import DpSql
-from dpstream.pipelines.sql.errors import refusal
+from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
+from dpstream.pipelines.statements.allowed import MAX_CHARACTERS
+from dpstream.pipelines.statements.dialect import DpSql
+from dpstream.pipelines.statements.errors import refusal
 
 _EXPLAIN = "EXPLAIN"
 

@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import InvariantError
-from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.fields import FieldType
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.parts import centre_of, middle_of
@@ -23,11 +23,11 @@ from dpstream.dp_transforms.one_shot import Bounded, Partials, Rows, bounded, co
 from dpstream.dp_transforms.one_shot.aggregation import per_group
 from dpstream.dp_transforms.one_shot.bounding import smallest
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded, keyed
-from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.exact import safe_query
 from dpstream.pipelines.sql.rewrite import stage_one
-from dpstream.pipelines.sql.statement import Statement
+from dpstream.pipelines.statements.exact import safe_query
+from dpstream.pipelines.statements.statement import Statement
+from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.numbers import valid_of, values_of
 
 #: What ids are made of, by the type of a group.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run

@@ -28,9 +28,9 @@ from dpstream.pipelines.connectors.files.source import JoinedFiles
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.watch import refuse
-from dpstream.pipelines.drafting.windows import instant, instant_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
+from dpstream.pipelines.jobs.windows import instant, instant_text
 from dpstream.state import open as stores
 from dpstream.state.retention import reached
 from dpstream.state.store import Store

@@ -41,7 +41,6 @@ from dpstream.pipelines.connectors.write import (
     WriteReleases,
 )
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.operate.summary import Summary, summarised
 from dpstream.pipelines.project.text import duration_micros
 from dpstream.pipelines.runners.errors import Warn, coded, say
 from dpstream.pipelines.runners.memory import sparing_memory
@@ -50,6 +49,7 @@ from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begin, leave
 from dpstream.pipelines.stream.passes import Due, due
+from dpstream.pipelines.stream.summary import Summary, summarised
 from dpstream.state import open as stores
 from dpstream.state.ledger.history import Accept
 from dpstream.state.retention import expire
@@ -105,7 +105,7 @@ def run_job(
         through: of files that grow, the instant through which they are complete (see
             `pipelines.stream.passes`).
         fresh: begin a new run at a new charge; the old one is moved away
-            (`pipelines.operate.fresh`).
+            (`pipelines.stream.fresh`).
         accept: of a run that is not charged yet: may refuse it by the charges before it.
 
     Raises:
@@ -121,7 +121,7 @@ def run_job(
 
 
 def _set_aside(job: Job, warn: Warn, accept: Accept | None) -> None:
-    from dpstream.pipelines.operate.fresh import set_aside  # of few runs
+    from dpstream.pipelines.stream.fresh import set_aside  # of few runs
 
     for name, path in set_aside(job, accept)._asdict().items():
         if path is not None:

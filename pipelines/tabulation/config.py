@@ -26,7 +26,7 @@ from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.parameters import Family, Parameters, Program
 from dpstream.accounting.tabulation.tables import TABLES
-from dpstream.pipelines.connectors.records.lines import BOM
+from dpstream.pipelines.formats.lines import BOM
 from dpstream.pipelines.tabulation.faults import Faults
 
 CONFIG = "config.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.pipelines.formats.rows import Refused
 from dpstream.state.disk_errors import file_errors
 
 

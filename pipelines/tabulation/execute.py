@@ -19,21 +19,21 @@ from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.folder import Archive, Output, archive_of, is_written
-from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.ask.receipt import answered_now, encoded
-from dpstream.pipelines.ask.sequence import ask_uncharged
-from dpstream.pipelines.connectors.dead_letters import check_dead_letters
-from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
-from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.tabulation import dead_letters
-from dpstream.pipelines.tabulation.draft import (
+from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
+from dpstream.pipelines.ask.draft import (
     MANIFEST,
     Manifest,
     decoded,
     manifest_of,
     write_file,
 )
+from dpstream.pipelines.ask.folder import Archive, Output, archive_of, is_written
+from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.sequence import ask_uncharged
+from dpstream.pipelines.connectors.dead_letters import check_dead_letters
+from dpstream.pipelines.formats.receipt import answered_now, encoded
+from dpstream.pipelines.runners.bounded import Runner
+from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
     Prepared,

@@ -31,9 +31,9 @@ from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
+from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, manifest_of
 from dpstream.pipelines.ask.folder import Written
-from dpstream.pipelines.ask.receipt import encoded
-from dpstream.pipelines.tabulation.draft import MANIFEST, RUN, Begun, File, manifest_of
+from dpstream.pipelines.formats.receipt import encoded
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.pieces import Piece
 from dpstream.pipelines.tabulation.reading import read_one

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES, split
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, split
 
 PIECE_BYTES = 16 << 20
 #: Lines of a piece that are worked on together: their columns stay in the processor's cache.

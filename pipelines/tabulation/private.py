@@ -20,8 +20,8 @@ from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.dp_transforms.tabulation.records import Int8, Records
-from dpstream.pipelines.connectors.records.lines import too_long, with_nul
-from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.pipelines.formats.lines import too_long, with_nul
+from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.tabulation.config import states_of
 from dpstream.pipelines.tabulation.digits import numbers_of
 from dpstream.pipelines.tabulation.geography import BLOCK, BLOCK_DIGITS, is_in

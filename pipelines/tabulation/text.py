@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.pipelines.connectors.records.fields import arrow_columns, columns_of
-from dpstream.pipelines.connectors.records.lines import (
+from dpstream.pipelines.formats.fields import arrow_columns, columns_of
+from dpstream.pipelines.formats.lines import (
     BOM,
     MAX_LINE_BYTES,
     split,

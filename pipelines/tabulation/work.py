@@ -23,7 +23,7 @@ from dpstream.dp_transforms.tabulation.pairs import NONE, Pairs, summed
 from dpstream.dp_transforms.tabulation.perturb import perturbed
 from dpstream.dp_transforms.tabulation.records import Records
 from dpstream.dp_transforms.tabulation.release import outputs, released
-from dpstream.pipelines.tabulation.draft import File
+from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.tabulation.inputs import Prepared
 
 #: Folder of the margins, in the folders of their tables.

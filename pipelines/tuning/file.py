@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.copying import (
     append_section,

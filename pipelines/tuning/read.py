@@ -23,14 +23,14 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tuning import Tally
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by
-from dpstream.pipelines.connectors.records.compression import (
+from dpstream.pipelines.formats.compression import (
     HEAD_BYTES,
     BrokenFileError,
     codec_of,
     plain_by_name,
 )
-from dpstream.pipelines.connectors.records.lines import BLOCK_BYTES
-from dpstream.pipelines.connectors.records.rows import unreadable
+from dpstream.pipelines.formats.lines import BLOCK_BYTES
+from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.tuning.ask import CheckedRequest
 from dpstream.state.disk_errors import file_error

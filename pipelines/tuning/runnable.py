@@ -8,7 +8,7 @@ import math
 import msgspec
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.answer import ChosenBounds, Figures, read_off

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.dp_transforms.admission import admit
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.ingest.records import Canonicaliser

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies.cells.strategy import CellStrategy

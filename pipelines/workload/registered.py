@@ -22,16 +22,16 @@ from dpstream.accounting.workloads.workload import Workload, codes
 from dpstream.dp_transforms import residual as tables
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.ask.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.operate.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.bounded import bounded

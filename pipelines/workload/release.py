@@ -30,7 +30,7 @@ from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.bases import Fitted
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
-from dpstream.pipelines.ask.receipt import Header, encoded, header_of
+from dpstream.pipelines.formats.receipt import Header, encoded, header_of
 from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.stored import of_arrays, to_arrays

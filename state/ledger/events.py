@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.fields import FieldType
 from dpstream.accounting.regions.embedding import Embedding
 from dpstream.state.ledger.charges import Charge
 

@@ -19,7 +19,7 @@ import msgspec
 
 from dpstream.accounting.errors import AccountWarning, PolicyError, UsageError
 from dpstream.accounting.extras import require
-from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.fields import FieldType
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id
 from dpstream.state.ledger.head import HeadFile

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.figures import down, duration, exact, up
 from dpstream.accounting.guarantee import describe, text
 from dpstream.accounting.plan.plan import Plan

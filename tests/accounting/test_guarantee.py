@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.guarantee import COMPUTATIONAL, NEIGHBOURS, NOT_SOUND, describe, text
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.plans import SECOND, Make
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 import mpmath
 import pytest
 
-from dpstream.accounting.budget import allocate, mean_log_sd
-from dpstream.accounting.calibration import calibrate, calibrated
+from dpstream.accounting.budget.allocation import allocate, mean_log_sd
+from dpstream.accounting.budget.calibration import calibrate, calibrated
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.geometric import geometric_sd_above, scale_for
 from dpstream.accounting.guarantee import describe, text

@@ -5,9 +5,9 @@ from fractions import Fraction
 import msgspec
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.budget.fixed_schedule import delta_of_responses, epsilon_of_responses
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.fixed_schedule import delta_of_responses, epsilon_of_responses
 from dpstream.accounting.gaussian import delta_of, epsilon_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import several_mu, together

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 from tests.accounting.plans import build
 
 WIDE = Aggregate("total", "sum", "v", (-(2.0**32), 2.0**32), 1.0)

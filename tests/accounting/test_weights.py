@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpstream.accounting.budget import allocate, lone_chance, plain_count
+from dpstream.accounting.budget.allocation import allocate, lone_chance, plain_count
+from dpstream.accounting.budget.shares import costs_of, divide
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.shares import costs_of, divide
 from dpstream.accounting.weights import (
     STEEP,
     WEIGHT_BITS,

@@ -16,7 +16,7 @@ import apache_beam as beam
 from apache_beam.pipeline import PipelineVisitor
 from apache_beam.transforms.display import DisplayData
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds

@@ -15,13 +15,13 @@ import flint
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.budget import Budget, StreamNoise, allocate
+from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
+from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian

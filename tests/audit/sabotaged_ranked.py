@@ -8,7 +8,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.design import Design
 from dpstream.dp_transforms import aggregation, bounding, step

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import allocate
-from dpstream.accounting.calibration import committed_text
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.budget.calibration import committed_text
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.strategies.cells import mixing

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms.flow import DPStream
@@ -22,8 +22,8 @@ from dpstream.dp_transforms.noise.secret import Secret
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.source import ReadFiles
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job

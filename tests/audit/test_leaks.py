@@ -26,8 +26,8 @@ from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.source import ReadFiles
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job

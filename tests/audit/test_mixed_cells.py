@@ -18,8 +18,8 @@ import pytest
 
 from dpstream.accounting import mixing as certified
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.budget import Budget, allocate
-from dpstream.accounting.calibration import committed_text
+from dpstream.accounting.budget.allocation import Budget, allocate
+from dpstream.accounting.budget.calibration import committed_text
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.plan import Plan

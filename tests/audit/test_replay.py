@@ -16,7 +16,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.pipelines.connectors import run_manifest
-from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs import charging
 from dpstream.pipelines.stream import begin as beginning
 from dpstream.state import open as stores

@@ -21,9 +21,9 @@ from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import bounds
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.stage import LocalShards, Stage
+from dpstream.pipelines.tables.engine import Engine
 from tests.audit.sql_sabotaged import BROKEN, FEW, HUNDRED, PER_GROUP, TWO_ROWS, wrapped
 from tests.audit.sql_trials import TAIL, Trial, claim_of, proven, published, question, write
 from tests.fixed import fixed_run_ids

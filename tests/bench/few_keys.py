@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.tuning.family import mean_loss, resolved
 from tests.accounting.plans import build

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.budget.shares import COMBINED
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.shares import COMBINED
 from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
 from tests.bench.common import emit, machine
 from tests.oracle.simulation import Design, table1_plan, table1_records

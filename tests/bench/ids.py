@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from dpstream.dp_transforms.batches import concat, ids_of, split_by_shard
 from dpstream.dp_transforms.ingest.columns import identity
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state.arrow import id_array
 from dpstream.state.idtable import shard_of

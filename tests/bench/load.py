@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state.idtable import shard_of

@@ -49,7 +49,7 @@ def _job(data: Path, out: Path) -> Any:
 
 def dpstream(data: Path, out: Path) -> None:
     """The whole job: input digest, store, commits, sealed release."""
-    from dpstream.pipelines.connectors.records.formats import read_releases
+    from dpstream.pipelines.formats.encodings import read_releases
     from dpstream.pipelines.stream.run import run_job
 
     job = _job(data, out)
@@ -59,7 +59,7 @@ def dpstream(data: Path, out: Path) -> None:
 
 def numpy_insecure(data: Path, out: Path) -> None:
     """The least that must be done: sort by user, cut at C, count, add noise."""
-    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.limits import DECODE_BITS
 
     budget = allocate(_job(data, out).plan)

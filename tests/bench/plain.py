@@ -23,7 +23,7 @@ from dpstream.dp_transforms.batches import (
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards
 from dpstream.dp_transforms.hand_over import HAND_OVER
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.jobs.job import Job

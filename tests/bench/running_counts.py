@@ -8,8 +8,8 @@ prints a row for each T and C: Gaussian noise (`blt`, `dense`), two-sided geomet
 
 import argparse
 
-from dpstream.accounting.budget import allocate
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy, StrategyName
 from dpstream.accounting.plan.timeline import Timeline

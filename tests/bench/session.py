@@ -40,9 +40,9 @@ from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.ask import order_of
 from dpstream.pipelines.session.config import load_config
-from dpstream.pipelines.session.load import init
 from dpstream.pipelines.session.open_table import OpenTable
-from dpstream.pipelines.session.scan import Scan
+from dpstream.pipelines.session.records.load import init
+from dpstream.pipelines.session.records.scan import Scan
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.charges import Charge

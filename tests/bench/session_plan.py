@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.pipelines.session.config import load_config
-from dpstream.pipelines.session.load import init
+from dpstream.pipelines.session.records.load import init
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests.bench import rides

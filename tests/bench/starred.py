@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from scipy.special import ndtr
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan

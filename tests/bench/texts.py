@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tomlkit
 
-from dpstream.pipelines.connectors.records.formats import KINDS, as_hex, encode, release_files
+from dpstream.pipelines.formats.encodings import KINDS, as_hex, encode, release_files
 from dpstream.pipelines.jobs.job import load_job
 from tests.bench.common import emit, machine
 from tests.bench.paper.one_run import in_child, peak_gib

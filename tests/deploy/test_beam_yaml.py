@@ -20,8 +20,8 @@ from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.beam_yaml import TYPES, DPStreamRows, to_batch
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores

@@ -14,9 +14,9 @@ from apache_beam.runners.runner import PipelineResult
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operate import launch
-from dpstream.pipelines.operate.dataflow import flags
-from dpstream.pipelines.operate.launch import check_remote, describe, fetch, main, parser
+from dpstream.pipelines.launch import stream as launch
+from dpstream.pipelines.launch.dataflow import flags
+from dpstream.pipelines.launch.stream import check_remote, describe, fetch, main, parser
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.state import open as stores
 from tests import accounts

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.formats.encodings import read_releases
 from tests.deploy.stack import DEPLOY, SERVICES, Stack, in_order, needs, own_key, words
 from tests.emulator import binary, missing
 from tests.kafka_broker import jars

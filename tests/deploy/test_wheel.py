@@ -54,10 +54,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT, capture_output=True, check=True, text=True,
     )  # fmt: skip
     for name in filter(None, listed.stdout.split("\0")):
-        if not (ROOT / name).is_file():  # a link: the build does without
-            continue
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((ROOT / name).read_bytes())
+        if (ROOT / name).is_symlink():
+            (source / name).symlink_to((ROOT / name).readlink())
+        else:
+            (source / name).write_bytes((ROOT / name).read_bytes())
     build = ["-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([sys.executable, *build, "--wheel-dir", out, source], check=True)
     [built] = out.glob("*.whl")

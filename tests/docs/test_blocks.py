@@ -14,7 +14,7 @@ import tomlkit
 from click.testing import CliRunner
 
 import dpstream
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.state import open as stores
 from tests.docs.pages import PAGES, README, ROOT, blocks, generator, inline, lines, named
 

@@ -15,8 +15,8 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 
-from dpstream.accounting.budget import Budget, StreamNoise, allocate
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.geometric import GeometricNodes

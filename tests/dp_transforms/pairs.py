@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids
-from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema
 from dpstream.dp_transforms.noise.paths import NoiseStream

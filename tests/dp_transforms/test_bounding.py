@@ -15,8 +15,8 @@ from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import concat, record_schema
 from dpstream.dp_transforms.bounding import bound, decide
-from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore

@@ -17,15 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.copies import Copies
 from dpstream.dp_transforms.decision import Batch
-from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state import open as stores
 from dpstream.state.copying import copy_store
 from dpstream.state.idtable import shard_of

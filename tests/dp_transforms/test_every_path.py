@@ -16,7 +16,7 @@ import pytest
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding, skipping
-from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state.idtable import shard_of
 from tests.dp_transforms import every_path

@@ -16,8 +16,8 @@ from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, reco
 from dpstream.dp_transforms.beam.split import KeyIds
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import SealFactory, run_in_memory
-from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import steps_through
 from dpstream.dp_transforms.run import Run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Ids
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing

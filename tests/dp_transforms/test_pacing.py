@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from dpstream.accounting.calibration import calibrate
+from dpstream.accounting.budget.calibration import calibrate
 from dpstream.accounting.plan import schedule
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights

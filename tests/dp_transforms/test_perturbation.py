@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.paths import Paths

@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state import open as stores
 from dpstream.state.store import OvertakenError

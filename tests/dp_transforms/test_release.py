@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.calibration import calibrate
+from dpstream.accounting.budget.calibration import calibrate
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.batches import SHARD, release_schema, shard_release_schema
 from dpstream.dp_transforms.noise.prf import KeyRing

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema, record_schema, shard_release_schema
 from tests.dp_transforms.runs import PLANS

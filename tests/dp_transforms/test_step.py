@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import aggregation, release, step

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.dp_transforms.batches import empty, record_schema
 from dpstream.dp_transforms.waiting import note_waiting, waiting_partitions
 from tests.streams import begin, make_plan

@@ -22,8 +22,8 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
 from dpstream.pipelines.connectors.inputs import positioned
-from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.stream.begin import begin

@@ -12,7 +12,7 @@ import pytest
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from tests import emulator

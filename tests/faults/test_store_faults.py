@@ -20,8 +20,8 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser, public_key_ids
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.release import steps_through
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.step import Stepper

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
-from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.pipelines.formats.parquet import read_row_group, row_groups
+from dpstream.pipelines.formats.rows import Refused
 from tests.fuzz.texts import WrongError
 
 COLUMNS = ("user", "page", "n")

@@ -14,9 +14,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpstream.pipelines.connectors.files import texts as text_files
-from dpstream.pipelines.connectors.records import jsonl
-from dpstream.pipelines.connectors.records.lines import line_blocks
+from dpstream.pipelines.formats import jsonl
+from dpstream.pipelines.formats import texts as text_files
+from dpstream.pipelines.formats.lines import line_blocks
 from tests.fuzz import run, settings, texts
 
 #: Inputs of each target in ``make test``, 20 CPU seconds together.

@@ -18,10 +18,10 @@ from unittest import mock
 import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.texts import read_text
-from dpstream.pipelines.connectors.records import compression
-from dpstream.pipelines.connectors.records import lines as line_module
-from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.pipelines.formats import compression
+from dpstream.pipelines.formats import lines as line_module
+from dpstream.pipelines.formats.rows import Refused
+from dpstream.pipelines.formats.texts import read_text
 
 COLUMNS = ("user", "page", "n")
 MAX_LINE, MAX_NAME, MAX_DEPTH = 1 << 20, 1 << 17, 200

@@ -1,6 +1,6 @@
 """Upper bounds of P[n_t > x], n_t the noise of a prefix made of two-sided geometric node noise.
 
-Tighter than the bounds of ``accounting.plain_thresholds``, and too slow for a plan: an independent
+Tighter than the bounds of ``budget.plain_thresholds``, and too slow for a plan: an independent
 check of them.
 
 n_t = sum of b_j z_j has the moment generating function M(s) = prod of m(b_j s), m(s) = (1 - q)^2 /
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import GeometricStrategy

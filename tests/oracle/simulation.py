@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
+from dpstream.accounting.fields import Aggregate, Field, KindName
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.fields import Aggregate, Field, KindName
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline

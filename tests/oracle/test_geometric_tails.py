@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import Encoder, StreamNoise, allocate
+from dpstream.accounting.budget.allocation import Encoder, StreamNoise, allocate
+from dpstream.accounting.budget.plain_thresholds import plain_thresholds
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plain_thresholds import plain_thresholds
 from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy
 from tests.accounting.plans import build
 from tests.oracle.geometric_tails import least_exceeded, tail_above

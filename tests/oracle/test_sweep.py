@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.weights import MILD, SPARED, STEEP
 from tests.oracle.simulation import (
     Design,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.demo import distances, joined, prepare, read_flights, truth
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.stream.run import run_job
 
 

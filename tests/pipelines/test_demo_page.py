@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.pipelines.demo_page import PUBLIC_ONLY, chart, page
 from dpstream.pipelines.jobs.job import job_in
 from dpstream.pipelines.project.project import decode_project

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from dpstream.accounting import shares
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget import shares
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms import run as runs
 from dpstream.pipelines.jobs.job import load_job

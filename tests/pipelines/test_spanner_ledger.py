@@ -25,7 +25,7 @@ from dpstream.pipelines.session.sliding import close_before
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.pipelines.sql.registration import register
+from dpstream.pipelines.tables.registration import register
 from dpstream.state import open as stores
 from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.charges import Charge
@@ -38,8 +38,8 @@ from tests.faults.processes import files
 from tests.pipelines.ask.kinds import Outcome, typed
 from tests.pipelines.operate.test_state_view import with_account
 from tests.pipelines.session import small
-from tests.pipelines.sql import test_registration
 from tests.pipelines.sql.asking import COUNTED, FRESH, dp
+from tests.pipelines.tables import test_registration
 from tests.pipelines.tabulation.executing import content, executed
 from tests.pipelines.tabulation.office import office
 from tests.pipelines.test_spanner_job import call, write_job

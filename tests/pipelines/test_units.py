@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner, Result
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.cli.main import cli

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import Budget
-from dpstream.accounting.calibration import calibrate, calibrated
+from dpstream.accounting.budget.allocation import Budget
+from dpstream.accounting.budget.calibration import calibrate, calibrated
 from dpstream.dp_transforms import hand_over
 from dpstream.dp_transforms.beam import buffer
 from dpstream.dp_transforms.hand_over import HAND_OVER, HAND_OVER_ROWS

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import Budget
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.allocation import Budget
+from dpstream.accounting.budget.calibration import calibrated
 from tests.runners.engines import need
 from tests.runners.golden import (
     NUMBERS,
@@ -74,7 +74,7 @@ HARD = [
 RATIOS = """
 import json, sys
 import numpy as np
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.aggregates.mean import ratio
 mean, out = Aggregate("m", "mean", "x", (0.0, 100.0), 1.0), []
 for sd, count, total in json.loads(sys.argv[1]):
@@ -113,7 +113,7 @@ def figures(budget: Budget) -> list[float | int | list[float]]:
 
 SCRIPT = """
 import json, sys
-from dpstream.accounting.calibration import calibrated
+from dpstream.accounting.budget.calibration import calibrated
 from pathlib import Path
 from dpstream.pipelines.jobs.job import load_job
 from tests.runners.test_instruction_sets import figures

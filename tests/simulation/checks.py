@@ -12,7 +12,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import concat, record_schema, split_by_shard
 from dpstream.dp_transforms.decision import Batch, expand
 from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
-from dpstream.dp_transforms.ingest.ids import key_ids
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import period_trigger_time
 from dpstream.state.store import Admitted, PerKey, Store, UnitShard

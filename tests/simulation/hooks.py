@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from dpstream.accounting.calibration import calibrate
+from dpstream.accounting.budget.calibration import calibrate
 from dpstream.dp_transforms import bounding, flow, release, run, step
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite

@@ -14,8 +14,8 @@ import pytest
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.noise import secret_manager
 from dpstream.pipelines.connectors.kafka import client as kafka_client
-from dpstream.pipelines.sql import databases
-from dpstream.pipelines.sql.catalog import Table
+from dpstream.pipelines.tables import databases
+from dpstream.pipelines.tables.catalog import Table
 from dpstream.state import connecting as connecting_module
 from dpstream.state.connecting import CONNECT_SECONDS, EMULATORS, connecting, show_connecting
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.weights import MILD, STEEP, SelectionWeights
-from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.formats.encodings import read_releases
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
 from tests.bench.paper.one_run import in_child

@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting import key_tests
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import Budget, allocate, allocate_mechanism
+from dpstream.accounting.budget import key_tests
+from dpstream.accounting.budget.allocation import Budget, allocate, allocate_mechanism
+from dpstream.accounting.budget.thresholds import thresholds
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.mechanism import mechanism_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import several_mu, together
-from dpstream.accounting.thresholds import thresholds
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.state import open as stores

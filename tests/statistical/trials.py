@@ -10,7 +10,7 @@ import pyarrow as pa
 from scipy.stats import beta, norm
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import StreamNoise
+from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.flow import run_in_memory

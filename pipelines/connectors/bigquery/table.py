@@ -26,7 +26,7 @@ from dpstream.pipelines.connectors.google_client import (
     imported,
     retry,
 )
-from dpstream.pipelines.connectors.records.formats import as_hex
+from dpstream.pipelines.formats.encodings import as_hex
 
 #: The change that a row stands for: a pseudo column beside the table's own.
 CHANGE_TYPE, UPSERT = "_CHANGE_TYPE", "UPSERT"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.records.rows import unreadable
+from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_error
 

@@ -23,8 +23,8 @@ from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS
 from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.pipelines.project.job_parts import GIVEN_COLUMNS
 
 
 def recorded(job: Job, pattern: str, field: str) -> Job:

@@ -19,19 +19,19 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.limits import SINK_FILES
 from dpstream.pipelines.connectors.files.compare import Verdict, verdict
-from dpstream.pipelines.connectors.records.formats import (
-    encode,
-    encode_all,
-    name_of,
-    release_files,
-    remove_drafts,
-)
 from dpstream.pipelines.connectors.sink import (
     Name,
     PublishedRelease,
     ReadableSink,
     RunManifest,
     name_of_release,
+)
+from dpstream.pipelines.formats.encodings import (
+    encode,
+    encode_all,
+    name_of,
+    release_files,
+    remove_drafts,
 )
 from dpstream.pipelines.jobs.charging import folder_used
 from dpstream.pipelines.project.job_section import SinkKind

@@ -23,16 +23,6 @@ from dpstream.pipelines.connectors.files.input_manifest import (
     manifest,
     named,
 )
-from dpstream.pipelines.connectors.files.parquet import read_row_group, row_groups
-from dpstream.pipelines.connectors.files.small import (
-    SMALL_BYTES,
-    TOGETHER_BYTES,
-    TOGETHER_FILES,
-    joined,
-    positioned_runs,
-    read_texts,
-)
-from dpstream.pipelines.connectors.files.texts import csv_header, csv_positions, read_text
 from dpstream.pipelines.connectors.inputs import (
     DEAD_LETTER,
     Backpressure,
@@ -42,12 +32,13 @@ from dpstream.pipelines.connectors.inputs import (
     reading,
     refusal,
 )
-from dpstream.pipelines.connectors.records.compression import (
+from dpstream.pipelines.formats.compression import (
     checked_codec,
     plain,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.connectors.records.rows import (
+from dpstream.pipelines.formats.parquet import read_row_group, row_groups
+from dpstream.pipelines.formats.rows import (
     Part,
     Reason,
     Refused,
@@ -55,6 +46,15 @@ from dpstream.pipelines.connectors.records.rows import (
     refuse,
     unreadable,
 )
+from dpstream.pipelines.formats.small import (
+    SMALL_BYTES,
+    TOGETHER_BYTES,
+    TOGETHER_FILES,
+    joined,
+    positioned_runs,
+    read_texts,
+)
+from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_errors
 
@@ -72,7 +72,7 @@ def pieces(job: Job) -> list[Piece]:
 
     Raises:
         UsageError: no file, a needed column is in a file's schema not just once, or a file is
-            compressed and cannot be unpacked (see `pipelines.connectors.records.compression`).
+            compressed and cannot be unpacked (see `pipelines.formats.compression`).
         RunError: the operating system cannot read a file.
     """
     return [piece for group in groups(job) for piece in group]

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.connectors.files.input_manifest import SourceFile, manifest
-from dpstream.pipelines.connectors.files.texts import ANEW, csv_header
-from dpstream.pipelines.connectors.records.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.formats.texts import ANEW, csv_header
 from dpstream.pipelines.jobs.job import Job
 
 _types = pa.types

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.connectors.files.parquet import (
+from dpstream.pipelines.connectors.folder.store import Folder, Place, patiently, place
+from dpstream.pipelines.connectors.folder.watch import ClosedFile
+from dpstream.pipelines.formats.compression import plain_by_name
+from dpstream.pipelines.formats.parquet import (
     UnpacksTooLargeError,
     read_row_group,
     row_groups,
 )
-from dpstream.pipelines.connectors.files.texts import read_text
-from dpstream.pipelines.connectors.folder.store import Folder, Place, patiently, place
-from dpstream.pipelines.connectors.folder.watch import ClosedFile
-from dpstream.pipelines.connectors.records.compression import plain_by_name
-from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows, after, refuse
-from dpstream.pipelines.jobs.tables import GIVEN_COLUMNS
+from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows, after, refuse
+from dpstream.pipelines.formats.texts import read_text
+from dpstream.pipelines.project.job_parts import GIVEN_COLUMNS
 
 #: (name, row group, first row, closed, rows that it should have or -1, bytes, last of the file)
 FilePiece = tuple[str, int, int, int, int, int, bool]

@@ -51,7 +51,6 @@ from dpstream.pipelines.connectors.inputs import (
     reading,
     refusal,
 )
-from dpstream.pipelines.connectors.records.rows import Refused, Rows
 from dpstream.pipelines.connectors.unbounded import (
     TRACKER,
     WATERMARK,
@@ -60,6 +59,7 @@ from dpstream.pipelines.connectors.unbounded import (
     stands,
     wall_micros,
 )
+from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.text import duration_micros
 

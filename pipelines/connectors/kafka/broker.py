@@ -17,7 +17,7 @@ from dpstream.pipelines.connectors.kafka.client import (
     make_client,
     name_of,
 )
-from dpstream.pipelines.jobs.tables import SourceConfig
+from dpstream.pipelines.project.job_parts import SourceConfig
 
 #: Seconds a question may take at the start, and from a worker (which asks again later).
 START_SECONDS, ASK_SECONDS = 30.0, 3.0

@@ -24,8 +24,8 @@ from dpstream.pipelines.connectors.messages import (
     manifest_key,
     seal_key,
 )
-from dpstream.pipelines.connectors.records.formats import rows_of_text
 from dpstream.pipelines.connectors.sink import Name, RunManifest
+from dpstream.pipelines.formats.encodings import rows_of_text
 from dpstream.pipelines.jobs.job import Job
 
 
@@ -99,7 +99,7 @@ def read_kafka_releases(job: Job) -> pa.Table:
 
     Returns:
         The columns of `dp_transforms.batches.release_schema`, ordered by window, trigger and key:
-        the rows that `pipelines.connectors.records.formats.read_releases` gives of the sink of
+        the rows that `pipelines.formats.encodings.read_releases` gives of the sink of
         files.
 
     Raises:

@@ -22,10 +22,10 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.client import name_of
-from dpstream.pipelines.connectors.records.jsonl import Objects
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, runs
 from dpstream.pipelines.connectors.unbounded import ReaderPool
+from dpstream.pipelines.formats.jsonl import Objects
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.rows import Part, Reason, Refused, runs
 
 #: What Kafka calls a stamp that the broker gave (1: the producer did).
 LOG_APPEND_TIME = 2

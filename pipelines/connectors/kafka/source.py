@@ -62,8 +62,6 @@ from dpstream.pipelines.connectors.kafka.reader import (
     Reader,
     parts,
 )
-from dpstream.pipelines.connectors.records.jsonl import Objects
-from dpstream.pipelines.connectors.records.rows import Reason, Refused, refuse
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
     TRACKER,
@@ -74,6 +72,8 @@ from dpstream.pipelines.connectors.unbounded import (
     stands,
     wall_micros,
 )
+from dpstream.pipelines.formats.jsonl import Objects
+from dpstream.pipelines.formats.rows import Reason, Refused, refuse
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.text import duration_micros
 

@@ -50,9 +50,6 @@ from dpstream.pipelines.connectors.inputs import (
 )
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub.puller import Puller, publish_micros
-from dpstream.pipelines.connectors.records.jsonl import Objects
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.records.rows import Part, Reason, Refused, Rows
 from dpstream.pipelines.connectors.unbounded import (
     TRACKER,
     UNUSED_SECONDS,
@@ -63,6 +60,9 @@ from dpstream.pipelines.connectors.unbounded import (
     stands,
     wall_micros,
 )
+from dpstream.pipelines.formats.jsonl import Objects
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.text import duration_micros
 

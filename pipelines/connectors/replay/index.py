@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dpstream.accounting.arrays import Int64
 from dpstream.dp_transforms.ingest.columns import instant
 from dpstream.pipelines.connectors.files.source import Piece, pieces, read_piece
-from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows, unreadable
+from dpstream.pipelines.formats.rows import Part, Refused, Rows, unreadable
 from dpstream.pipelines.jobs.job import Job
 
 #: Stamps of a piece that the index knows one by one; of a longer one those of 2, 4, ... rows

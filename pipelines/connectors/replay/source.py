@@ -32,7 +32,6 @@ from dpstream.pipelines.connectors.inputs import (
     reading,
     refusal,
 )
-from dpstream.pipelines.connectors.records.rows import Part, Refused, Rows, unreadable
 from dpstream.pipelines.connectors.replay.index import (
     NEVER,
     Index,
@@ -53,6 +52,7 @@ from dpstream.pipelines.connectors.unbounded import (
     stands,
     wall_micros,
 )
+from dpstream.pipelines.formats.rows import Part, Refused, Rows, unreadable
 from dpstream.pipelines.jobs.job import Job
 
 #: Files that are read at the same time and stay open; beyond it they are opened again.

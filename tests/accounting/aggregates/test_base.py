@@ -12,8 +12,8 @@ from dpstream.accounting.aggregates.base import (
     takes_no_column,
 )
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.limits import MAX_GRID_VALUE
-from dpstream.accounting.plan.fields import Aggregate
 from tests.accounting.plans import Make
 
 

@@ -6,7 +6,7 @@ import pytest
 from dpstream.accounting.aggregates.base import COUNT, Exact, Prefix, Prefixes
 from dpstream.accounting.aggregates.count import Count
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 
 COLUMN = Aggregate("n", "count")
 VALUES, OTHER = np.array([3.0, -1.5]), np.array([70.0, 80.0])

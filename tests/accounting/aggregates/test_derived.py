@@ -8,7 +8,7 @@ from dpstream.accounting.aggregates import derived_sums, streams_of
 from dpstream.accounting.aggregates.base import COUNT, Prefix, Prefixes
 from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.aggregates.sum import Sum
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 
 MEAN = Aggregate("level", "mean", "x", (-2.0, 9.0), 0.5)  # -4 to 18 in grid units, middle 7
 TOTAL = Aggregate("total", "sum", "x", (-2.0, 9.0), 0.5)

@@ -6,7 +6,7 @@ import pytest
 from dpstream.accounting.aggregates.base import COUNT, Exact, Prefix, Prefixes
 from dpstream.accounting.aggregates.mean import Mean, quotient, ratio
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 
 COLUMN = Aggregate("level", "mean", "x", (-2.0, 9.0), 0.5)  # -4 to 18 in grid units, middle 7
 

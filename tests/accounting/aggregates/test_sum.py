@@ -6,7 +6,7 @@ import pytest
 from dpstream.accounting.aggregates.base import Exact, Prefix, Prefixes
 from dpstream.accounting.aggregates.sum import Sum
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 
 COLUMN = Aggregate("total", "sum", "x", (-3.0, 7.0), 0.5)
 VALUES = np.array([10.0, -4.0])

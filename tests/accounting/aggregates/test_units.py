@@ -6,7 +6,7 @@ import pytest
 from dpstream.accounting.aggregates.base import COUNT, Exact, Prefix, Prefixes
 from dpstream.accounting.aggregates.units import Units
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 
 COLUMN = Aggregate("people", "units")
 VALUES, RECORDS = np.array([3.0, 5.0]), np.array([70.0, 80.0])

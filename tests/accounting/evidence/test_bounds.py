@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.evidence.bounds import (
     Claim,
     Parts,

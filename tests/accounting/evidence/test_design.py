@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.evidence.design import (
     TrialDesign,
     _columns,
@@ -20,8 +20,8 @@ from dpstream.accounting.evidence.distinguishability import (
     layouts,
     spread,
 )
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.plans import COUNT, MEAN, SECOND, SUM, UNITS, Make

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.budget.shares import per_key_squares
 from dpstream.accounting.evidence.distinguishability import (
     MAX_PREFIXES,
     Seen,
@@ -12,7 +13,6 @@ from dpstream.accounting.evidence.distinguishability import (
     prefix_covariance,
     spread,
 )
-from dpstream.accounting.shares import per_key_squares
 from dpstream.accounting.strategies import STRATEGIES, make_strategy
 from tests.accounting.plans import Make
 from tests.accounting.strategies.dense import decode_matrix

@@ -10,7 +10,7 @@ import pytest
 
 from dpstream.accounting.balls import precision
 from dpstream.accounting.mechanisms.optimum import SelectionOptimum, selection_optimum
-from dpstream.accounting.query.truncation import truncation
+from dpstream.accounting.mechanisms.truncation import truncation
 
 SETTINGS = [
     (1.0, 1e-5), (math.log(3), 1e-9), (6.0, 1e-9), (0.1, 1e-6), (1.0, 0.3), (0.5, 0.95),

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.plan.cells import Cells
-from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline

@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import text
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.cells import Cells, cells_of, checked_mixing
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from tests.accounting.plan.test_canonical import BASE, MEAN, PEOPLE, SUM, of, with_
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.design import design_of, resolve
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.plans import COUNT, UNITS, Make
 

@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate, allocate_mechanism
+from dpstream.accounting.budget.allocation import allocate, allocate_mechanism
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.design import resolve
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.mechanism import Mechanism, mechanism_of
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.weights import SelectionWeights

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.fields import Aggregate, Field
 from tests.accounting.plans import MEAN, SUM, Make
 
 

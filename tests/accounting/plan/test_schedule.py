@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.schedule import (
     COMBINED_TESTS,
     DEFAULT_TESTS,

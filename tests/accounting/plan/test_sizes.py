@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.sizes import suits_sizes
 from dpstream.accounting.weights import SelectionWeights

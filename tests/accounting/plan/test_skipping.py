@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.guarantee import text
 from dpstream.accounting.plan.design import resolve
-from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.skipping import hindrance, skips, suits, weights_of
 from dpstream.accounting.weights import MILD, SPARED, STEEP

@@ -11,7 +11,7 @@ import pytest
 
 from dpstream.accounting.composition import Spend, within
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.plan.unit import (
     UnitIdentity,

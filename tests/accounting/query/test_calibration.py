@@ -10,6 +10,7 @@ from scipy import stats
 from dpstream.accounting.composition import total_of
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.mechanisms.truncation import truncation
 from dpstream.accounting.query.calibration import (
     THETA,
     PartNoise,
@@ -20,7 +21,6 @@ from dpstream.accounting.query.calibration import (
 from dpstream.accounting.query.parts import QueryPart
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.tree import rank_factor
-from dpstream.accounting.query.truncation import truncation
 from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, query
 

@@ -63,7 +63,7 @@ def test_all_units_beyond_the_largest_candidate() -> None:
 
 
 def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
-    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe, text
     from tests.streams import make_plan
 
@@ -95,7 +95,7 @@ def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
 
 
 def test_proxy_is_a_warning_in_the_plan() -> None:
-    from dpstream.accounting.budget import allocate
+    from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe, text
     from tests.streams import make_plan
 

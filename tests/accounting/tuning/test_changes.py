@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.changes import Change, changes
 from dpstream.accounting.tuning.reference import reference_figures

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
 from tests.accounting.plans import Make
 

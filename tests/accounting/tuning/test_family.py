@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.tuning.family import mean_loss, resolved
 from dpstream.accounting.tuning.reference import DENSITY, SIZES
 from dpstream.accounting.weights import EVEN

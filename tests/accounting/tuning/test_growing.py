@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.growing import _numbers, published
 from dpstream.accounting.tuning.reference import expected_keys

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import describe
-from dpstream.accounting.plan.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning import outlook as module
 from dpstream.accounting.tuning.outlook import outlook

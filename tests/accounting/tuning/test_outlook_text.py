@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.outlook import outlook
 from dpstream.accounting.tuning.outlook_text import outlook_text as text

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from dpstream.accounting.budget import allocate
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.reference import (
     _MASS,

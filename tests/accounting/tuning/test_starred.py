@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.tuning.reference import reference_figures
 from dpstream.accounting.tuning.starred import Way, _starred, ways, with_privacy
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights

@@ -8,7 +8,7 @@ selection, and draw exact, keyed noise.  What is published at a trigger:
 * **Baseline 2, incremental**: the one-shot answer on the NEW data of the trigger alone; the
   answers of a key are added up.  A user's C records are divided over the micro-batches.
 
-One-shot query of squared budget mu^2 (module `accounting.budget`, one trigger): test
+One-shot query of squared budget mu^2 (module `accounting.budget.allocation`, one trigger): test
 units + N(0, C/(S mu^2)) > tau for every key that a unit touched, publish count + N(0,
 C^2/(V mu^2)) of those that pass, S = V = C/(C+1).
 
@@ -48,16 +48,16 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.budget.thresholds import isf, one_trigger_tail, thresholds
 from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import DECODE_BITS, MAX_SIGMA
-from dpstream.accounting.plan.fields import Aggregate, Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.accounting.thresholds import isf, one_trigger_tail, thresholds
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.pipelines.demo import first_of_each

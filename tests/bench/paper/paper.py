@@ -2,7 +2,7 @@
 
 Its guarantee does not hold, and the product has no such mode.  A job in mode ``rounds`` with
 strategy ``tree`` is begun here with the numbers that the paper prints in the place of those that
-``accounting.budget`` would give.  They are committed with the run id like those of any run, are
+``budget.allocation`` would give.  They are committed with the run id like those of any run, are
 marked as unsound there, cannot be charged to a ledger, and every release shows the mark.
 
 Of Tables 1 and 2, at (epsilon, delta) = (6, 1e-9), the figures are by T and by our name of the
@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget import ASSUMPTIONS, Budget, StreamNoise, encoder_of
-from dpstream.accounting.calibration import committed_text
+from dpstream.accounting.budget.allocation import ASSUMPTIONS, Budget, StreamNoise, encoder_of
+from dpstream.accounting.budget.calibration import committed_text
+from dpstream.accounting.budget.thresholds import fixed_point, isf
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import cdp_delta
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.ranges import check_ranges
-from dpstream.accounting.thresholds import fixed_point, isf
 from dpstream.accounting.weights import Statistic
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.pipelines.connectors.registry import input_of

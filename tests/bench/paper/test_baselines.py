@@ -13,13 +13,13 @@ from dp_accounting.pld import common
 from dp_accounting.pld.privacy_loss_distribution import from_privacy_parameters
 from scipy import stats
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.dp_transforms.ingest.ids import typed_ids
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from tests.bench.paper import baselines

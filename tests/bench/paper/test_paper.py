@@ -9,7 +9,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import cdp_delta
-from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state.ledger.open import AccountPlace

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import run_in_memory
-from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state import open as stores
 from dpstream.state.arrow import indexed, position_ids
 from dpstream.state.store import Admitted, Store

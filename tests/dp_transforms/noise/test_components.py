@@ -6,7 +6,7 @@ import flint
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.dp_transforms.noise import components, quantile
 from dpstream.dp_transforms.noise.components import Components
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian

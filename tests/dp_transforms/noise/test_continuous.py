@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.strategies import make_strategy, toeplitz
 from dpstream.accounting.strategies.base import ExactNoise

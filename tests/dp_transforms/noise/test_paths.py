@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.strategies import BltStrategy, TreeStrategy, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.dp_transforms.ingest.ids import typed_ids
 from dpstream.dp_transforms.noise import prf
+from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf, destroyed
 from dpstream.dp_transforms.noise.secret import wipe
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.budget import StreamNoise, allocate, encoder_of
+from dpstream.accounting.budget.allocation import StreamNoise, allocate, encoder_of
 from dpstream.accounting.limits import MAX_SIGMA
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.dp_transforms.ingest.ids import KINDS
+from dpstream.dp_transforms.noise.ids import KINDS
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.groups import Groups
 from tests.pipelines.sql.asking import KEY

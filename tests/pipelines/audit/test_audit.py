@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.evidence.bounds import Parts
 from dpstream.accounting.evidence.design import designs

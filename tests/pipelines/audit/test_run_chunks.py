@@ -11,7 +11,7 @@ from dpstream.pipelines.audit import run as module
 from dpstream.pipelines.audit.rows import TrialRows, table_of
 from dpstream.pipelines.audit.run import Fixed, Runner, TrialInput
 from dpstream.pipelines.audit.selection import _inputs
-from dpstream.pipelines.connectors.records.rows import Rows
+from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job
 
 UNITS, KEYS = 300, 4

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job
 from tests.written import read_dead_letters
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomlkit
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tuning.reference import reference_figures
 from dpstream.pipelines.cli.plan import _prices

@@ -181,7 +181,7 @@ def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Pa
     table = sessions.loaded(tmp_path)
     names = loaded(["session", "ask", *table, "--where", "epsilon >= 1", "--epsilon", "1"])
     assert (NOT_FOR_ANSWERS | {"matplotlib"}) & names == set()
-    assert {"duckdb", "dpstream.pipelines.session.scan"} <= names
+    assert {"duckdb", "dpstream.pipelines.session.records.scan"} <= names
 
 
 #: A plan of a session neither draws nor reads records, and answers in SQL have another dialect.

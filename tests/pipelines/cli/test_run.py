@@ -10,8 +10,8 @@ import pytest
 from dpstream.pipelines.cli import private_counts
 from dpstream.pipelines.cli.run import _print_cut, _print_operator, released_text
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.operate.summary import Released
 from dpstream.pipelines.stream.run import Result
+from dpstream.pipelines.stream.summary import Released
 from dpstream.state import open as stores
 from tests.growing import arrive, place
 from tests.pipelines.cli.called import call, examples_of, refused

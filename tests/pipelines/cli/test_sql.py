@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
-from tests.pipelines.sql.test_registration import people, shop
+from tests.pipelines.tables.test_registration import people, shop
 
 _TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
 

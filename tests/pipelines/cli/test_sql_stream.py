@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.state import open as stores
 from tests.pipelines.cli.test_quick_imports import loaded
 from tests.pipelines.sql.visited import LOOKED_UP, dp, folder

@@ -14,7 +14,7 @@ from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import Hour
 from tests.pipelines.cli.test_plans_and_charges import census
 from tests.pipelines.sql.asking import dp
-from tests.pipelines.sql.test_registration import shop
+from tests.pipelines.tables.test_registration import shop
 from tests.pipelines.tabulation.office import office, project
 
 

@@ -23,8 +23,8 @@ from dpstream.dp_transforms.flow import (
     ReleaseCallback,
     run_in_memory,
 )
-from dpstream.dp_transforms.ingest.ids import key_ids
 from dpstream.dp_transforms.ingest.records import Canonicaliser
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.inputs import (

@@ -7,7 +7,7 @@ import pytest
 from dpstream.accounting.arrays import Int64
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dpstream.pipelines.connectors.inputs import positioned, refusal
-from dpstream.pipelines.connectors.records.rows import Reason, Refused, Rows
+from dpstream.pipelines.formats.rows import Reason, Refused, Rows
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])

@@ -13,8 +13,8 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.connectors.files.recorded import recorded
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import QueryRows, queried, query_of, with_query
-from dpstream.pipelines.connectors.records.formats import read_releases
 from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores

@@ -11,7 +11,7 @@ from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.files.source import FilesInput
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import SinkConfig, SourceConfig
+from dpstream.pipelines.project.job_parts import SinkConfig, SourceConfig
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])

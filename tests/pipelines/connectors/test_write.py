@@ -13,7 +13,7 @@ from dpstream.pipelines.connectors.write import (
     dead_letter_folder,
     write_dead_letters,
 )
-from dpstream.pipelines.jobs.tables import SinkConfig
+from dpstream.pipelines.project.job_parts import SinkConfig
 from tests.pipelines.connectors.files.test_sink import release
 from tests.written import read_dead_letters, write_release
 

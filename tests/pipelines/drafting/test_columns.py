@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.fields import FieldType
 from dpstream.pipelines.drafting.columns import Column, column_of, data_file
 from tests.pipelines.drafting import SECRET, commits
 

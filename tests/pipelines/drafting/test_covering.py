@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.columns import DataFile
 from dpstream.pipelines.drafting.covering import (
     Population,
@@ -16,7 +16,7 @@ from dpstream.pipelines.drafting.covering import (
     with_covers,
 )
 from dpstream.pipelines.drafting.draft import Answers
-from dpstream.pipelines.drafting.windows import windows
+from dpstream.pipelines.jobs.windows import windows
 from tests.pipelines.drafting import begun
 
 

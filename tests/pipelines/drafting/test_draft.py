@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.columns import DataFile
 from dpstream.pipelines.drafting.draft import (
     Answers,
@@ -16,7 +16,7 @@ from dpstream.pipelines.drafting.draft import (
     project_text,
     source_path,
 )
-from dpstream.pipelines.drafting.windows import Windows
+from dpstream.pipelines.jobs.windows import Windows
 from tests.pipelines.drafting import begun
 
 OUT = begun(Path("/jobs"))

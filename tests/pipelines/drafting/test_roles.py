@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.columns import column_of, text_column
 from dpstream.pipelines.drafting.roles import (
     field_of,

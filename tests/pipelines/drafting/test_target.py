@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.ask import Given, Person, answers
 from dpstream.pipelines.drafting.draft import Answers, Target
 from dpstream.pipelines.drafting.target import Choice, made, target_of

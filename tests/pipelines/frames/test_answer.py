@@ -9,7 +9,7 @@ import pytest
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.ask.receipt import table_of
+from dpstream.pipelines.formats.receipt import table_of
 from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.charges import Charge

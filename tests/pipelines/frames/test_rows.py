@@ -19,10 +19,10 @@ from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS
 from dpstream.pipelines.frames import rows as module
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
-from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of as statement_of
 from dpstream.pipelines.sql.work import Work
+from dpstream.pipelines.tables.engine import Engine
 from tests.pipelines.frames.visits import question, ring, visits
 from tests.pipelines.sql.asking import data_set, dp
 from tests.pipelines.sql.asking import visits as shop_visits

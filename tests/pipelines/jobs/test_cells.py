@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.workloads.attributes import of_edges, of_values
 from dpstream.pipelines.jobs.cells import CellDomain, domain_digest
 

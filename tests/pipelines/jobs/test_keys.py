@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_key_digest, read_public_keys
-from dpstream.pipelines.jobs.tables import KeysConfig
+from dpstream.pipelines.project.job_parts import KeysConfig
 
 FIELDS = (Field("city"), Field("zone", "int"))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.pipelines.jobs.job import load_job
 from tests.projects import write_project
 

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.connectors.records import formats as sink_formats
+from dpstream.pipelines.formats import encodings as sink_formats
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.charts import LINE_POINTS, ChartLine, _drawn_positions, lines
 from dpstream.pipelines.report import data as report_data
-from dpstream.pipelines.report.charts import LINE_POINTS, ChartLine, _drawn_positions, lines
 from dpstream.pipelines.report.releases import inventory
 from dpstream.pipelines.report.report import TRUTH_LABEL, build
 from tests.reports import RUN, check_page, edit, execute, put, report, row

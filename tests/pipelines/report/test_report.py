@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpstream.accounting.budget import allocate
-from dpstream.accounting.calibration import committed_text
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.budget.calibration import committed_text
 from dpstream.accounting.figures import human, human_up
 from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.charts import WIDTH
+from dpstream.pipelines.render.charts import WIDTH
 from dpstream.pipelines.report.keys import PAGE_NUMBERS
 from dpstream.pipelines.report.report import STAMPS
 from dpstream.pipelines.report.table import KEY_TEXT

@@ -19,9 +19,9 @@ from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.session import Totals, tallied
-from dpstream.pipelines.session import load
-from dpstream.pipelines.session.manifest import read_manifest
-from dpstream.pipelines.session.parts import read_part
+from dpstream.pipelines.session.records import load
+from dpstream.pipelines.session.records.manifest import read_manifest
+from dpstream.pipelines.session.records.parts import read_part
 from tests.pipelines.session.tables import config_at, rides, write
 
 KEY, RUN = bytes(range(7, 39)).hex(), "5a" * 16

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dpstream.pipelines.session.config import Config, load_config
-from dpstream.pipelines.session.load import init
+from dpstream.pipelines.session.records.load import init
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 

@@ -14,8 +14,8 @@ from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, median, su
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.ask import SessionQuestion
-from dpstream.pipelines.session.load import add, delete
 from dpstream.pipelines.session.receipt import decoded
+from dpstream.pipelines.session.records.load import add, delete
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.answers import Answer
 from dpstream.state.ledger.orders import SessionRefusedError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError, instance
-from dpstream.accounting.plan.fields import Field
+from dpstream.accounting.fields import Field
 from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
 from dpstream.pipelines.project.text import MAX_FILE_BYTES, parse_toml
 from dpstream.pipelines.session import config as module

@@ -11,8 +11,8 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.pipelines.session.ask import SessionRequest
 from dpstream.pipelines.session.hand_out import hand_out
-from dpstream.pipelines.session.load import add
 from dpstream.pipelines.session.receipt import ticket_name
+from dpstream.pipelines.session.records.load import add
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.ticket import opened
 from dpstream.pipelines.session.transcript import transcript

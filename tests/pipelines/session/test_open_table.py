@@ -7,8 +7,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.session.config import load_config
-from dpstream.pipelines.session.load import add, init
 from dpstream.pipelines.session.open_table import OpenTable
+from dpstream.pipelines.session.records.load import add, init
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 from tests.pipelines.session.small import PROJECT, RECORDS, config_at

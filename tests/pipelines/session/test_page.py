@@ -7,8 +7,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.session import page
-from dpstream.pipelines.session.load import add
 from dpstream.pipelines.session.page import Chosen
+from dpstream.pipelines.session.records.load import add
 from dpstream.pipelines.session.session import Session
 from tests.browser import DESKTOP, PHONE, browser
 from tests.pipelines.session.small import RECORDS, config_at

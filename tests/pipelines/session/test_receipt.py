@@ -6,7 +6,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import COUNT, Question, sum_of
-from dpstream.pipelines.ask.receipt import encoded, header_of
+from dpstream.pipelines.formats.receipt import encoded, header_of
 from dpstream.pipelines.session.receipt import Header, decoded
 from dpstream.state.ledger.answers import Answer
 

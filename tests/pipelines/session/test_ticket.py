@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.session.manifest import read_manifest
+from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.ticket import opened, ticket_of
 from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
 

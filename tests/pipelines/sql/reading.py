@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.engine import Engine
-from dpstream.pipelines.sql.files import Piece
-from dpstream.pipelines.sql.inputs import files_of
 from dpstream.pipelines.sql.load import catalog_of
+from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.files import Piece
+from dpstream.pipelines.tables.inputs import files_of
 from tests import projects
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import duckdb
 
-from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.rewrite import stage_one
-from dpstream.pipelines.sql.statement import Statement
+from dpstream.pipelines.statements.statement import Statement
+from dpstream.pipelines.tables.catalog import Catalog
 
 TYPES = {
     "INT64": "BIGINT", "FLOAT64": "DOUBLE", "NUMERIC": "DECIMAL(18, 2)", "STRING": "VARCHAR",

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.load import catalog_of
+from dpstream.pipelines.tables.catalog import Catalog
 from tests import projects
 
 _KEYED = {"order_id": "INT64", "customer_id": "INT64", "day": "DATE", "price": "FLOAT64"}

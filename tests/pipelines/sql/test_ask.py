@@ -16,9 +16,9 @@ from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import released
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.engine import too_large
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.pipelines.sql.registration import register
+from dpstream.pipelines.tables.engine import too_large
+from dpstream.pipelines.tables.registration import register
 from dpstream.state.ledger.answers import AnswerLog
 from tests.pipelines.sql.asking import (
     ALL,
@@ -31,7 +31,7 @@ from tests.pipelines.sql.asking import (
     visits,
     without_noise,
 )
-from tests.pipelines.sql.test_registration import people, shop
+from tests.pipelines.tables.test_registration import people, shop
 
 #: So that the catalog needs no file for its columns.
 _UNTYPED = 'path = "visits.parquet"\nunit_column = "uid"\n'

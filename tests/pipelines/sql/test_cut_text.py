@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.query.cuts import Cut
-from dpstream.pipelines.ask.receipt import header_of
+from dpstream.pipelines.formats.receipt import header_of
 from dpstream.pipelines.sql.cut_text import lines_of
 from dpstream.pipelines.sql.receipt import Header
 from tests.pipelines.cli.called import call

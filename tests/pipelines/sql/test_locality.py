@@ -11,8 +11,8 @@ import duckdb
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.sql import allowed, ownership, relations
-from dpstream.pipelines.sql.statement import statement_of
+from dpstream.pipelines.statements import allowed, ownership, relations
+from dpstream.pipelines.statements.statement import statement_of
 from tests.pipelines.sql.pairs import AROUND, RELATIONS
 from tests.pipelines.sql.queries import generated
 from tests.pipelines.sql.rows import UNITS, answers, database, of_units, stage_text, ugly_rows

@@ -13,12 +13,12 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.query.grids import grids_of
-from dpstream.pipelines.sql import engine as engines
-from dpstream.pipelines.sql.catalog import Catalog
-from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.tables import engine as engines
+from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.engine import Engine
 from tests import projects
 from tests.pipelines.sql.asking import KEY
 from tests.pipelines.sql.nested import Nested, nasty

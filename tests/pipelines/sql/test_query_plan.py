@@ -11,10 +11,10 @@ import pytest
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.pipelines.sql.options import Options
 from dpstream.pipelines.sql.query_plan import Question, canonical, named_tables, question_of
+from dpstream.pipelines.statements.options import Options
+from dpstream.pipelines.tables.catalog import Catalog
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.structs import changed, leaves
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.ask.receipt import encoded, table_bytes
+from dpstream.pipelines.formats.receipt import encoded, table_bytes
 from dpstream.pipelines.sql.receipt import MARK, Header, SqlAnswer, decoded, python_values
 from dpstream.state.ledger.answers import Answer
 

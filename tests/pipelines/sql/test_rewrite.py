@@ -14,11 +14,11 @@ import pytest
 
 from dpstream.accounting.query.grids import grids_of
 from dpstream.pipelines.sql import rewrite
-from dpstream.pipelines.sql.engine import Engine
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.rewrite import Grid, columns, stage_one
-from dpstream.pipelines.sql.statement import Statement, statement_of
+from dpstream.pipelines.statements.statement import Statement, statement_of
+from dpstream.pipelines.tables.engine import Engine
 from tests.pipelines.sql.asking import data_set, dp
 from tests.pipelines.sql.rows import Rows, answers, database, stage_text, ugly_rows
 from tests.pipelines.sql.shop import shop

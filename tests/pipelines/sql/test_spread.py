@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.ask import receipt
+from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import flow, handed, spread
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.receipt import SqlAnswer
-from dpstream.pipelines.sql.registration import register
+from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
+from dpstream.pipelines.tables.registration import register
 from tests import accounts
 from tests.pipelines.sql.asking import ALL, charges, data_set, dp, visits
 from tests.runners.engines import need_flink

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.sql.engine import Engine, MemoryLimitError
 from dpstream.pipelines.sql.stage import MAX_SHARDS, LocalShards
+from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
 from tests.pipelines.sql.asking import ALL, KEY, answer_to, data_set, dp
 
 

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.plan.fields import Aggregate, Field
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import queried, query_of
-from dpstream.pipelines.connectors.records.formats import read_releases
+from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.sql.stream import StreamJob, grid_of, stream_job, write_job

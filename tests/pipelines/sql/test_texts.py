@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.ask.receipt import encoded
+from dpstream.pipelines.formats.receipt import encoded
 from dpstream.pipelines.sql.receipt import MARK, Header, decoded
 from dpstream.pipelines.sql.texts import answer_text, explained, records, split
 from dpstream.state.ledger.answers import Answer

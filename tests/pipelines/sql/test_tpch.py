@@ -12,11 +12,11 @@ import duckdb
 import pytest
 
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.catalog import Catalog
 from dpstream.pipelines.sql.load import catalog_of
-from dpstream.pipelines.sql.registration import register
 from dpstream.pipelines.sql.rewrite import columns, stage_one
-from dpstream.pipelines.sql.statement import Statement, statement_of
+from dpstream.pipelines.statements.statement import Statement, statement_of
+from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.registration import register
 from tests import accounts, projects
 from tests.pipelines.sql.asking import KEY, without_noise
 

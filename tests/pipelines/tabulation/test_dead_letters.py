@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.connectors.records.rows import Refused
+from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.tabulation.dead_letters import dead_letter_folder, write
 
 

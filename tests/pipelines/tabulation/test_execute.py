@@ -10,11 +10,11 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.ask.draft import MANIFEST, decoded
 from dpstream.pipelines.ask.folder import Archive
 from dpstream.pipelines.tabulation import execute as module
 from dpstream.pipelines.tabulation import reading
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.draft import MANIFEST, decoded
 from dpstream.pipelines.tabulation.execute import execute
 from dpstream.pipelines.tabulation.inputs import prepared
 from tests.pipelines.tabulation.executing import (

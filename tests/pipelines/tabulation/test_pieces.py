@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.tabulation import pieces as module
 from dpstream.pipelines.tabulation.pieces import lines_of, pieces
 

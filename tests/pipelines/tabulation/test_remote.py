@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.draft import File
 from dpstream.pipelines.tabulation.files import load
 from dpstream.pipelines.tabulation.inputs import digest_of, inputs_of
 from dpstream.pipelines.tabulation.pieces import lines_of, pieces

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.tabulation import text
 from dpstream.pipelines.tabulation.faults import Faults
 

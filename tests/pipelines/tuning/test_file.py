@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import Aggregate
+from dpstream.accounting.fields import Aggregate
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.project.copying import check_new_name
 from dpstream.pipelines.project.job_section import ChoiceSection

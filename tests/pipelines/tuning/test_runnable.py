@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.starred import usual, with_privacy
 from dpstream.accounting.weights import MILD

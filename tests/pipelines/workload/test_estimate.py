@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.budget import StreamNoise, encoder_of
+from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.strategies.cells.auto import auto

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.budget import allocate
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.optimum import optimum

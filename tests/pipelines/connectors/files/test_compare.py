@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.connectors.files.compare import Verdict, verdict
-from dpstream.pipelines.connectors.records.formats import encode
+from dpstream.pipelines.formats.encodings import encode
 from tests.pipelines.connectors.files.test_sink import release
 
 KINDS = ("parquet", "csv", "jsonl")

@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.connectors.files.recorded import named_by, recorded
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.tables import SourceConfig
+from dpstream.pipelines.project.job_parts import SourceConfig
 
 
 def endless(job: Job, form: Literal["parquet", "csv", "jsonl", "json"] | None = None) -> Job:

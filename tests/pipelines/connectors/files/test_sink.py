@@ -20,8 +20,6 @@ from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, 
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.compare import verdict
 from dpstream.pipelines.connectors.files.sink import FileSink, release_path
-from dpstream.pipelines.connectors.records import formats as sink_formats
-from dpstream.pipelines.connectors.records.formats import encode, read_releases
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import PublishedRelease, name_of_release
 from dpstream.pipelines.connectors.write import (
@@ -30,6 +28,8 @@ from dpstream.pipelines.connectors.write import (
     dead_letter_folder,
     write_dead_letters,
 )
+from dpstream.pipelines.formats import encodings as sink_formats
+from dpstream.pipelines.formats.encodings import encode, read_releases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.state.drafts import drafted
@@ -245,7 +245,7 @@ def test_what_a_restored_store_is_compared_with_is_not_mended(tmp_path: Path) ->
 def test_bytes_depend_on_the_content_only() -> None:
     code = (
         "import sys, pyarrow as pa\n"
-        "from dpstream.pipelines.connectors.records.formats import encode\n"
+        "from dpstream.pipelines.formats.encodings import encode\n"
         "batch = pa.ipc.open_stream(sys.stdin.buffer).read_next_batch()\n"
         "for k in ('parquet', 'csv', 'jsonl'): sys.stdout.buffer.write(encode(batch, k))\n"
     )

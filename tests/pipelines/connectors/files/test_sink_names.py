@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW
 from dpstream.pipelines.connectors.files.sink import FileSink, release_path
-from dpstream.pipelines.connectors.records.formats import name_of
+from dpstream.pipelines.formats.encodings import name_of
 from tests.written import write_release
 
 STRANGE = [

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.plan.fields import FieldType
+from dpstream.accounting.fields import FieldType
 from dpstream.dp_transforms.ingest import columns
 from dpstream.pipelines.connectors.files import types
 from dpstream.pipelines.jobs.job import Job
@@ -115,7 +115,7 @@ def test_one_csv_without_header(make_job: MakeJob) -> None:
 
 
 def test_what_a_query_reads_is_its_own_business(make_job: MakeJob) -> None:
-    from dpstream.pipelines.jobs.tables import QueryConfig
+    from dpstream.pipelines.project.job_parts import QueryConfig
 
     job = make_job("parquet")
     write(job, "a.parquet", value=pa.string(), key=pa.binary())

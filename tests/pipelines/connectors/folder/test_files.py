@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 
 from dpstream.pipelines.connectors.folder.files import Files
 from dpstream.pipelines.connectors.folder.store import Folder, place
-from dpstream.pipelines.connectors.records.rows import Refused, Rows
-from tests.pipelines.connectors.files.test_parquet import plain_bomb
+from dpstream.pipelines.formats.rows import Refused, Rows
+from tests.pipelines.formats.test_parquet import plain_bomb
 
 CLOSED = 1_700_000_000_000_000
 

@@ -5,7 +5,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.connectors.kafka.broker import Kafka, check_topic, refused_at_start
-from dpstream.pipelines.jobs.tables import SourceConfig
+from dpstream.pipelines.project.job_parts import SourceConfig
 
 GOOD = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
 

@@ -11,9 +11,9 @@ from dpstream.pipelines.connectors.kafka.reader import (
     PartitionMessages,
     parts,
 )
-from dpstream.pipelines.connectors.records.jsonl import Objects
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.records.rows import Refused, Rows
+from dpstream.pipelines.formats.jsonl import Objects
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.rows import Refused, Rows
 
 COLUMNS = ("a", APPEND_TIME)
 

@@ -21,10 +21,10 @@ from dpstream.pipelines.connectors.kafka import reader as kafka_reader
 from dpstream.pipelines.connectors.kafka import source as source_kafka
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.reader import PartitionMessages, parts
-from dpstream.pipelines.connectors.records.jsonl import Objects
-from dpstream.pipelines.connectors.records.lines import MAX_LINE_BYTES
-from dpstream.pipelines.connectors.records.rows import Rows
 from dpstream.pipelines.connectors.unbounded import ProgressTracker
+from dpstream.pipelines.formats.jsonl import Objects
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.operate.check import check_source
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record

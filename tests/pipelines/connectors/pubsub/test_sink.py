@@ -28,8 +28,8 @@ from dpstream.pipelines.connectors.pubsub.sink import (
     PubsubSink,
     PubsubTopic,
 )
-from dpstream.pipelines.connectors.records.formats import rows_of_text
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.formats.encodings import rows_of_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.stream.begin import begin

@@ -14,11 +14,11 @@ import pytest
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
 from dpstream.pipelines.connectors.inputs import positioned, refusal
-from dpstream.pipelines.connectors.records.rows import Refused
 from dpstream.pipelines.connectors.replay import index as replay_index
 from dpstream.pipelines.connectors.replay import source as replay
 from dpstream.pipelines.connectors.replay.index import replay_bounds
 from dpstream.pipelines.connectors.replay.source import Replay, parse_speed
+from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.jobs.job import Job
 from tests.drive import Drive, letters_of, rows_of
 

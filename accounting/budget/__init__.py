@@ -1,0 +1,1 @@
+"""From a plan to its budget: shares, calibration, thresholds and tests."""

@@ -1,1 +1,0 @@
-"""Records and releases as rows: what all connectors share of texts, formats and positions."""

@@ -1,0 +1,1 @@
+"""Bytes of files and messages: Parquet, CSV, JSON Lines, compression, receipts."""

@@ -1,0 +1,301 @@
+"""Parquet: pieces of one row group each, decoded in chunks of a size that no setting changes.
+
+A row group that breaks off in the middle gives one refused position, the first row that could
+not be decoded, for the rest of the group; the other groups are read as if nothing had been.
+
+**Memory.**  A text that stands once in a file can be the value of every row.  So texts are read as
+codes of a dictionary, and a text that no job can use is null before rows get their values.  What
+pages without codes unpack to is in the file's footer: `refuse_large` looks at it before anything
+is charged.  A footer that is wrong is damage, and is not looked for.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import MAX_KEY_BYTES
+from dpstream.pipelines.formats.rows import Part, Reason, Rows, refuse, repair_text
+from dpstream.state.disk_errors import out_of_memory
+
+#: Rows decoded at once; where a damaged group breaks off must not depend on batch_rows.
+DECODE_ROWS = 100_000
+#: Bytes of one column decoded at once, where the footer says how many there may be.
+DECODE_BYTES = 64 << 20
+#: Columns that unpack to more than so many times their bytes in the file may unpack to so many
+#: bytes together, in one row group.
+MAX_RATIO, MAX_UNPACKED = 100, 128 << 20
+_MAX_ROWS = 1 << 48
+#: A usual dictionary, and a code for each row; a larger chunk of texts surely has pages without
+#: codes, which take seven times as long to read as codes.
+_DICTIONARY_BYTES, _CODE_BYTES = 1 << 20, 2
+_CODED = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+_DELTA = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
+
+
+class UnpacksTooLargeError(UsageError):
+    """A row group is small in its file and large once unpacked."""
+
+
+def is_os_error(error: Exception) -> bool:
+    """Whether the operating system failed, rather than the file's content."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+def _opened(path: Any) -> Any:
+    """A path as an open file: to look for its file system costs more than to open it."""
+    return pa.OSFile(path) if isinstance(path, str) else path
+
+
+def row_groups(
+    path: Any, columns: Sequence[str], field: str = "records", which: str = "a Parquet file"
+) -> list[int] | None:
+    """First row number of every row group; ``None`` if the file is not readable Parquet.
+
+    Args:
+        path: of the file, or an open one.
+        columns: that must be there.
+        field: what names the file, for an error; which: the file, in words.
+
+    Raises:
+        UsageError: a needed column is not in the schema; names those that are.
+        UnpacksTooLargeError: see `refuse_large`.
+        OSError: the operating system cannot read the file.
+    """
+    try:
+        with pq.ParquetFile(_opened(path), pre_buffer=False) as file:
+            names = list(file.schema_arrow.names)
+            meta = file.metadata
+            sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+            refuse_large(meta, columns, field, which)
+    except UnpacksTooLargeError:
+        raise
+    except Exception as error:
+        if is_os_error(error) or out_of_memory(error):
+            raise
+        return None
+    for column in columns:
+        if names.count(column) != 1:
+            plain = sorted({n for n in names if n.isidentifier() and len(n) <= 64})
+            raise UsageError(
+                f"column '{column}'",
+                "is not, or not just once, in the schema of a Parquet file",
+                f"choose from the columns there are: {', '.join(plain)}",
+            )
+    if any(not 0 <= n < _MAX_ROWS for n in sizes):
+        return None
+    return [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def refuse_large(meta: pq.FileMetaData, columns: Iterable[str], field: str, which: str) -> None:
+    """Refuse a file with a row group that is small in the file and large once unpacked.
+
+    Args:
+        meta: its footer; columns: that are read.
+        field: what names the file, for the error; which: the file, in words.
+
+    Raises:
+        UnpacksTooLargeError: columns that unpack to more than `MAX_RATIO` times their bytes
+            unpack to more than `MAX_UNPACKED` together.
+    """
+    groups = map(meta.row_group, range(meta.num_row_groups))
+    large = [group for group in groups if group.total_byte_size > MAX_UNPACKED]
+    numbers = _flat(meta.schema, columns).values() if large else ()
+    for group in large:
+        chunks = map(group.column, numbers)
+        unpacked = sum(
+            chunk.total_uncompressed_size
+            for chunk in chunks
+            if chunk.total_uncompressed_size > MAX_RATIO * chunk.total_compressed_size
+        )
+        if unpacked > MAX_UNPACKED:
+            raise UnpacksTooLargeError(
+                field,
+                f"{which} has a row group that unpacks to more than {MAX_UNPACKED >> 20} MiB and"
+                f" {MAX_RATIO} times its bytes in the file",
+                "write the file with smaller row groups, in DuckDB: COPY (FROM 'FILE') TO"
+                " 'data.parquet' (ROW_GROUP_SIZE 2048)",
+            )
+
+
+def _flat(schema: pq.ParquetSchema, columns: Iterable[str]) -> dict[str, int]:
+    """Numbers of the columns that are not nested."""
+    numbers = {}
+    for number in range(len(schema)):
+        column = schema.column(number)
+        if column.name == column.path and not column.max_repetition_level:
+            numbers[column.name] = number
+    return {name: numbers[name] for name in columns if name in numbers}
+
+
+def _file(source: Any, meta: pq.FileMetaData | None = None, coded: Sequence[str] = ()) -> Any:
+    """An open file, some columns of which are read as codes of a dictionary."""
+    return pq.ParquetFile(
+        source,
+        metadata=meta,
+        read_dictionary=list(coded),
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
+
+
+@contextlib.contextmanager
+def coded_batches(
+    source: Any, columns: Sequence[str], group: int
+) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """One row group of an open file in bounded memory: rows that the footer says, and batches.
+
+    Columns of text may be codes of a dictionary (see `portions`), and nested ones are null.
+
+    Raises:
+        OSError, pa.ArrowException: it cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_file(source))
+        footer = file.metadata.row_group(group)
+        numbers = _flat(file.metadata.schema, columns)
+        coded, rows = list[str](), DECODE_ROWS
+        if footer.num_rows * footer.total_byte_size > DECODE_BYTES:  # else no text can be too long
+            coded, rows = _coded_and_rows(source, file.metadata, numbers, group)
+        if coded:
+            file = stack.enter_context(_file(source, file.metadata, coded))
+        batches = file.iter_batches(
+            rows, row_groups=[group], columns=list(numbers), use_threads=False
+        )
+        yield footer.num_rows, (_with_nested(batch, columns) for batch in batches)
+
+
+def _with_nested(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    flat, rows = batch.schema.names, batch.num_rows
+    if flat == list(columns):
+        return batch
+    arrays = [batch.column(name) if name in flat else pa.nulls(rows) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
+
+
+def _coded_and_rows(
+    source: Any, meta: pq.FileMetaData, numbers: dict[str, int], group: int
+) -> tuple[list[str], int]:
+    """Columns that are read as codes, and how many rows are read at once."""
+    footer, coded, rows = meta.row_group(group), list[str](), DECODE_ROWS
+    for name, number in numbers.items():
+        chunk = footer.column(number)
+        longest: int | None = 1
+        if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
+            longest = meta.schema.column(number).length
+        elif chunk.physical_type == "BYTE_ARRAY":
+            longest = _longest(chunk, partial(_longest_word, source, meta, name, group))
+        if longest is None:
+            coded.append(name)
+        else:
+            rows = min(rows, DECODE_BYTES // max(1, longest))
+    return coded, max(1, rows)
+
+
+def _longest(chunk: pq.ColumnChunkMetaData, longest_word: Callable[[], int]) -> int | None:
+    """About how many bytes a row of a chunk of texts may have; ``None``: it is read as codes."""
+    size, rows = int(chunk.total_uncompressed_size), int(chunk.num_values)
+    encodings = set(chunk.encodings)
+    # A text of DELTA_BYTE_ARRAY may repeat what stands once.
+    by_row = size if "DELTA_BYTE_ARRAY" in encodings else size // max(1, rows)
+    if not (encodings & _CODED or chunk.has_dictionary_page):
+        return by_row
+    delta = encodings & _DELTA
+    if size <= _DICTIONARY_BYTES + _CODE_BYTES * rows and not delta:
+        return None
+    word = longest_word()
+    if delta:  # of these pages, Arrow makes no codes
+        return max(word, by_row)
+    return None if word > MAX_KEY_BYTES else by_row
+
+
+def _longest_word(source: Any, meta: pq.FileMetaData, name: str, group: int) -> int:
+    """Bytes of the longest text of a chunk's dictionary, which comes with its first text."""
+    with _file(source, meta, [name]) as file:
+        for batch in file.iter_batches(
+            1_000, row_groups=[group], columns=[name], use_threads=False
+        ):
+            words = _stored(batch.column(name)).dictionary
+            if len(words):
+                return int(pc.max(pc.binary_length(words)).as_py() or 0)
+    return 0
+
+
+def portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Runs of rows whose dictionaries decode to about `DECODE_BYTES` at most."""
+    ends = np.zeros(batch.num_rows, np.int64)
+    for column in map(_stored, batch.columns):
+        if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
+            sizes = pc.binary_length(column.dictionary).take(column.indices)
+            ends += np.cumsum(sizes.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
+    begin = 0
+    while begin < batch.num_rows:
+        most = DECODE_BYTES + (ends[begin - 1] if begin else 0)
+        end = max(begin + 1, int(np.searchsorted(ends, most, "right")))
+        yield batch.slice(begin, end - begin)
+        begin = end
+
+
+def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int) -> Iterator[Part]:
+    """Rows of one row group; the needed columns only, dictionaries decoded.
+
+    Raises:
+        OSError: the operating system cannot read the file.
+    """
+    done, claimed = 0, None
+    try:
+        with coded_batches(_opened(path), columns, group) as (claimed, batches):
+            for batch in batches:
+                arrays = [_plain(column) for column in batch.columns]
+                decoded = pa.RecordBatch.from_arrays(arrays, list(columns))
+                decoded = decoded.slice(0, claimed - done)
+                yield Rows(first_row + done, decoded)
+                done += decoded.num_rows
+    except Exception as error:
+        if is_os_error(error) or out_of_memory(error):
+            raise
+        yield refuse(first_row + done, Reason.UNREADABLE_REST)
+        return
+    if done != claimed:
+        yield refuse(first_row + done, Reason.UNREADABLE_REST)
+
+
+def _stored(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_binary(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Dictionary and extension types as what they hold; text that is not UTF-8, or is too long for
+    any use (see `dp_transforms.ingest.columns`), as null."""
+    column = _stored(column)
+    column.validate()
+    if isinstance(column, pa.DictionaryArray):
+        return _usable(column.dictionary).take(column.indices)
+    return _usable(column)
+
+
+def _usable(column: pa.Array) -> pa.Array:
+    if column.type in (pa.string_view(), pa.binary_view()):
+        raw = column.cast(pa.binary())
+        column = raw if column.type == pa.binary_view() else raw.view(pa.string())
+    column = repair_text(column)
+    if not _is_text(column.type) or column.nbytes <= MAX_KEY_BYTES:
+        return column
+    longer = pc.greater(pc.binary_length(column), MAX_KEY_BYTES)
+    if not pc.any(longer, min_count=0).as_py():
+        return column
+    return pc.replace_with_mask(column, longer, pa.scalar(None, column.type))

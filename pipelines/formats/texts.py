@@ -1,0 +1,195 @@
+"""Text files, CSV and JSON Lines: one line is one row, and no line can change what another becomes.
+
+Every column comes out as string: of CSV the text as it stands, UTF-8 or null; empty and unquoted is
+null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
+quote cannot swallow other users' lines; so is a line with a NUL byte (see `fields`).  A byte order
+mark at the head of the file is none of its header's; anywhere else it is text like any other,
+whichever line of whatever block it begins.
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.arrays import Bool
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.formats.compression import BrokenFileError
+from dpstream.pipelines.formats.fields import arrow_columns, columns_of
+from dpstream.pipelines.formats.jsonl import read_jsonl
+from dpstream.pipelines.formats.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    Lines,
+    bytes_of,
+    line_blocks,
+    lines_of,
+    too_long,
+    with_nul,
+)
+from dpstream.pipelines.formats.rows import (
+    Part,
+    Reason,
+    Refused,
+    after,
+    refuse,
+    repair_text,
+    runs,
+)
+
+#: What to do about a file whose fields are separated by other characters.
+ANEW = "write it anew, in DuckDB: COPY (FROM read_csv('FILE', all_varchar = true)) TO 'data.csv'"
+_FIELD = r'(?:"(?:[^"\r\n]|"")*"|[^",\r\n]*)'
+_WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"
+
+
+def csv_header(stream: BinaryIO) -> list[str] | None:
+    """Column names of a CSV file's first line; ``None`` if it has no readable one."""
+    line = stream.read(MAX_LINE_BYTES + 1).partition(b"\n")[0].removeprefix(BOM)
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        text = line.removesuffix(b"\r").decode("utf-8")
+        return next(csv.reader([text], strict=True), []) or None if text else None
+    except (UnicodeDecodeError, csv.Error):
+        return None
+
+
+def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
+    """Where each needed column stands in the header.
+
+    Raises:
+        UsageError: a column is missing or there twice.  The other names of the header are
+            not shown: in a file without a header they would be data.
+    """
+    for column in columns:
+        if len(header) == 1 and header[0] != column and re.search(r"[;\t|]", header[0]):
+            raise UsageError(
+                "table.path",
+                "the header of a CSV file has no comma, and fields are separated by commas",
+                ANEW,
+            )
+        if header.count(column) != 1:
+            present = [c for c in columns if header.count(c) == 1]
+            raise UsageError(
+                f"column '{column}'",
+                f"is not, or not just once, in the header of a CSV file of {len(header)} columns "
+                f"(found: {', '.join(present) or 'none of those the job names'})",
+                "correct the job, its table or the file's first line",
+            )
+    return [header.index(column) for column in columns]
+
+
+def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
+    """Rows and refused positions of a CSV file, in blocks, every column as string.
+
+    Raises:
+        UsageError: a needed column is not in the header.
+    """
+    header = csv_header(stream)
+    if header is None:
+        yield refuse(0, Reason.UNREADABLE_FILE)
+        return
+    where = csv_positions(header, columns)
+    stream.seek(0)
+    for row, lines in line_blocks(stream, header=True):
+        parsed = csv_lines(lines, len(header), where, columns)
+        if parsed.reasons:
+            yield Refused(row + parsed.bad, parsed.reasons)
+        if parsed.batch is not None:
+            yield from runs(row + parsed.good, parsed.batch)
+
+
+def csv_lines(
+    lines: pa.BinaryArray, width: int, where: Sequence[int], columns: Sequence[str]
+) -> Lines:
+    """What lines of a file with ``width`` columns become, each on its own.
+
+    Args:
+        lines: (n,) without a gap between two of them, each with its line feed, none blank.
+        where: the needed columns' places; ``columns``: their names.
+    """
+    arrays = _together(lines, width, where)
+    if arrays is not None:
+        good = np.ones(len(lines), np.bool_)
+        return lines_of(good, ~good, ~good, _batch_of(arrays, columns))
+    malformed, miscounted = _faults(lines, width)
+    longer = too_long(lines)
+    good = ~(malformed | miscounted | longer)
+    rows = lines if good.all() else lines.filter(pa.array(good))
+    batch = None
+    if len(rows):
+        batch = _batch_of(columns_of(rows, width, where, ",", quotes=True), columns)
+    return lines_of(good, malformed, longer, batch)
+
+
+def _batch_of(arrays: Sequence[pa.StringArray], columns: Sequence[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(map(repair_text, arrays)), list(columns))
+
+
+def _together(
+    lines: pa.BinaryArray, width: int, where: Sequence[int]
+) -> list[pa.StringArray] | None:
+    """The needed columns, if a few looks at all lines together show that each is a row.
+
+    Arrow refuses lines of another number of fields; what else is wrong with a line it may read in
+    its own way, so that is looked for first.
+    """
+    if len(lines) == 0:
+        return None
+    code, ends = bytes_of(lines)
+    if too_long(lines).any() or not code.all():
+        return None
+    returns = np.count_nonzero(code == 13)
+    if returns and returns != np.count_nonzero(code[ends[1:] - 2] == 13):
+        return None
+    if (code == 34).any() and not pc.all(pc.match_substring_regex(lines, _WELL_FORMED)).as_py():
+        return None
+    return arrow_columns(lines, width, where, ",", quotes=True)
+
+
+def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
+    """Which lines are malformed, and which others have another number of fields."""
+    returns = pc.count_substring(lines, "\r").to_numpy()
+    malformed = returns != 0
+    if malformed.any():
+        malformed = returns != pc.match_substring_regex(lines, r"\r\n$").to_numpy(False)
+    malformed = malformed | with_nul(lines)
+    fields = pc.count_substring(lines, ",").to_numpy() + 1
+    quoted = np.flatnonzero(pc.match_substring(lines, '"').to_numpy(False))
+    if len(quoted):
+        quoted_lines = lines.take(pa.array(quoted))
+        malformed = malformed.copy()
+        malformed[quoted] |= ~pc.match_substring_regex(quoted_lines, _WELL_FORMED).to_numpy(False)
+        bare = pc.replace_substring_regex(quoted_lines, r'"(?:[^"]|"")*"', "")
+        fields = fields.copy()
+        fields[quoted] = pc.count_substring(bare, ",").to_numpy() + 1
+    return malformed, ~malformed & (fields != width)
+
+
+def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
+    """Rows and refused positions of a text file, in blocks, every column as string.
+
+    A compressed file that breaks off gives one refused position for its rest, as a row group of
+    Parquet does: the blocks before it are read, always the same ones.
+
+    Args:
+        kind: ``csv`` or ``jsonl``.
+        stream: the text (see `compression.plain`), at its beginning.
+        columns: that are needed.
+
+    Raises:
+        UsageError: a needed column is not in a CSV header.
+        OSError: the operating system cannot read the file.
+    """
+    end = 0
+    try:
+        for part in (read_csv if kind == "csv" else read_jsonl)(stream, columns):
+            end = max(end, after(part))
+            yield part
+    except BrokenFileError:
+        yield refuse(end, Reason.UNREADABLE_REST if end else Reason.UNREADABLE_FILE)

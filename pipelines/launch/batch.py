@@ -1,0 +1,133 @@
+"""Answer a session's batch on Dataflow and leave it there: what the flex template of batches runs.
+
+The batch was charged, and its ticket's name committed, where the ledger is
+(``pipelines.session.ticket``).  Table, ticket and output are in a store; table and ticket are
+private.  The ticket's name is put into the output before the pipeline is built; whoever is cut off
+and starts again goes on with it, which is the same bytes, and an output that has another one is
+refused.  The answer is put last, whole.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.ask.draft import File
+from dpstream.pipelines.launch import dataflow
+from dpstream.pipelines.session.records.batch import shards_for
+from dpstream.pipelines.session.records.flow import ANSWER, Task, build
+from dpstream.pipelines.session.ticket import Ticket, opened
+from dpstream.pipelines.tabulation.remote import get, put
+
+#: Of which ticket an output is.
+BATCH = "batch.json"
+#: Shards at least: cells are measured by that many workers.
+_WORKERS = 16
+
+
+class BatchParameters(NamedTuple):
+    """What the template is given.
+
+    Attributes:
+        ticket: URL of the file; table, out: URLs of folders.
+        keys: where workers find the secret.
+    """
+
+    ticket: str
+    table: str
+    out: str
+    keys: SecretSource
+
+    @classmethod
+    def of(cls, own: argparse.Namespace) -> "BatchParameters":
+        """Of the launcher's own flags.
+
+        Raises:
+            UsageError: a place or the secret is on a machine that is thrown away.
+        """
+        names = ("ticket", "table_folder", "out_folder")
+        (ticket, table, out), keys = dataflow.in_stores(own, *names)
+        return cls(ticket, table, out, keys)
+
+
+class Begin(NamedTuple):
+    """A batch that has begun.
+
+    Attributes:
+        task: of the workers; ticket: what it is; done: its answer stands already.
+    """
+
+    task: Task
+    ticket: Ticket
+    done: bool
+
+
+def begin(options: BatchParameters) -> Begin:
+    """Check the ticket and put its name into the output, unless it is there.
+
+    Raises:
+        UsageError: there is no ticket.
+        PolicyError: it is not of this secret, or the output is another's.
+    """
+    folder, _, name = options.ticket.rpartition("/")
+    data = get(folder, name)
+    if data is None:
+        raise UsageError("--ticket", "is not there", "put the ticket of the paid batch there")
+    with options.keys.ring() as keys:
+        (ticket, mac), fingerprint = opened(data, keys), keys.fingerprint
+    mine = msgspec.json.encode({"run_id": ticket.run_id, "ticket": mac})
+    begun = get(options.out, BATCH)
+    if begun not in (None, mine):
+        raise PolicyError("--out_folder", "is another batch's", "name a new folder")
+    if begun is None:
+        put(options.out, File(BATCH, mine))
+    shards = shards_for(ticket.table.space, ticket.question, ticket.boxes, _WORKERS)
+    keys_of = options.keys.of_run(ticket.run_id, fingerprint)
+    task = Task(
+        ticket.table,
+        options.table,
+        ticket.question,
+        ticket.read,
+        ticket.run_id,
+        options.out,
+        shards,
+        keys_of,
+    )
+    return Begin(task, ticket, get(options.out, ANSWER) is not None)
+
+
+def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
+    """Put the transforms of a batch into a pipeline."""
+    build(pipeline, began.task, began.ticket.parts)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Parameters of the template; all others are Beam's."""
+    return dataflow.parser(
+        __doc__.splitlines()[0],
+        ticket="the ticket of the paid batch",
+        table_folder="the table's parts",
+        out_folder="where the answer is put",
+        secret="gcp:projects/P/secrets/S/versions/N",
+    )
+
+
+def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+    """Start the batch, or say what would be started: public names and options only."""
+    options, beam_flags = BatchParameters.of(own), dataflow.flags(beam_args, streaming=False)
+    if own.dry_run == "true":
+        names = {"ticket": options.ticket, "table_folder": options.table, "out_folder": options.out}
+        return {**names, "options": dataflow.options_of(beam_flags)}
+    began = begin(options)
+    if not began.done:
+        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
+    return {"run_id": began.ticket.run_id, "done": began.done}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The launcher's command line."""
+    return dataflow.launched(parser(), start, argv)

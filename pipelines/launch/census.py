@@ -1,0 +1,149 @@
+"""Make census tables on Dataflow and leave it there: what the flex template of tables runs.
+
+Parameters, data and output are folders of a store.  Nobody waits, and no ledger is on a machine
+that is thrown away: who keeps one charges it where it is (``dpstream census plan`` has the
+figures), or makes the tables there.  The rest of the order holds.  The run id is put into the
+output as ``run.json`` before the pipeline is built; whoever is cut off and starts again goes on
+under it, which is the same bytes.  Of two who begin at once one publishes.  The manifest is put
+there last, once all tables are: an output without it is none.  Other records under the same run id
+are refused before a table of them is put.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, required
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, decoded, of_run
+from dpstream.pipelines.launch import dataflow
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.files import public_paths
+from dpstream.pipelines.tabulation.flow import Task, build, sealed
+from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, prepared
+from dpstream.pipelines.tabulation.pieces import PIECE_BYTES, Piece
+from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
+from dpstream.pipelines.tabulation.work import parts_of
+from dpstream.state.run_ids import new_run_id
+
+
+class TablesParameters(NamedTuple):
+    """What the template is given.
+
+    Attributes:
+        parameters, data, out: URLs of folders.
+        choice: what is asked for beside the files; keys: where workers find the secret.
+    """
+
+    parameters: str
+    data: str
+    out: str
+    choice: Choice
+    keys: SecretSource
+
+    @classmethod
+    def of(cls, own: argparse.Namespace) -> "TablesParameters":
+        """Of the launcher's own flags.
+
+        Raises:
+            UsageError: a folder or the secret is on a machine that is thrown away.
+        """
+        names = ("parameters_folder", "data_folder", "out_folder")
+        (parameters, data, out), keys = dataflow.in_stores(own, *names)
+        choice = Choice(own.program, own.noise, own.estimates)
+        return cls(parameters, data, out, choice, keys)
+
+
+class Begin(NamedTuple):
+    """An execution that has begun.
+
+    Attributes:
+        task: of the workers; prepared: what follows from the public files.
+        done: its manifest stands already.
+    """
+
+    task: Task
+    prepared: Prepared
+    done: bool
+
+
+def begin(options: TablesParameters) -> Begin:
+    """Check the public files and put the run id into the output, unless it is there.
+
+    Raises:
+        PolicyError: the output is another execution's.
+    """
+    program = options.choice.program
+    with fetched(options.parameters, options.data, program) as (parameters, data):
+        digest = digest_of(public_paths(parameters, data, program))
+    inputs = Inputs(options.parameters, options.data, options.choice, digest)
+    public, stamp = prepared(inputs), stamp_of(options.data, program)
+    with options.keys.ring() as keys:
+        parts = [b"table", public.plan.hash.encode(), options.data.encode(), repr(stamp).encode()]
+        request, fingerprint = keys.source_fingerprint(parts), keys.fingerprint
+    receipt, begun = get(options.out, MANIFEST), get(options.out, RUN)
+    stands = None if receipt is None else decoded(receipt)
+    run_record = None if begun is None else msgspec.json.decode(begun, type=Begun)
+    if any(of is not None and not of.answers(request) for of in (stands, run_record)):
+        raise PolicyError("--out_folder", "is another execution's", "name a new folder")
+    if run_record is None:
+        run_id = new_run_id()
+        run_record = Begun(run_id, of_run(request, run_id))
+        put(options.out, File(RUN, msgspec.json.encode(run_record)))
+    letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{run_record.run_id}"))
+    keys_of = options.keys.of_run(run_record.run_id, fingerprint)
+    task = Task(inputs, run_record.run_id, options.out, letters, keys_of, request, stamp)
+    return Begin(task, public, stands is not None)
+
+
+def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
+    """Put the transforms of an execution into a pipeline."""
+    task = began.task
+    name, size, _ = required(task.stamp, "records of a store have one")
+    path = f"{task.inputs.data}/{name}"
+    pieces = [Piece(path, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)]
+    published = build(pipeline, task, pieces, len(parts_of(began.prepared)))
+    sealed(published, task, task.keys.insecure_test_secret is not None)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Parameters of the template; all others are Beam's."""
+    parser = dataflow.parser(
+        __doc__.splitlines()[0],
+        parameters_folder="config.json and code lists",
+        data_folder="GRF-C.txt and the records",
+        out_folder="where the tables are put",
+        secret="gcp:projects/P/secrets/S/versions/N",
+    )
+    parser.add_argument("--program", choices=("p", "h"), default="p", help="persons or households")
+    parser.add_argument("--noise", choices=("census", "rounded"), default="census")
+    parser.add_argument("--estimates", choices=("census", "combined"), default="census")
+    return parser
+
+
+def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+    """Start the execution, or say what would be started: public names and options only."""
+    launch, beam_flags = TablesParameters.of(own), dataflow.flags(beam_args, streaming=False)
+    if own.dry_run == "true":
+        return {
+            "parameters_folder": launch.parameters,
+            "data_folder": launch.data,
+            "out_folder": launch.out,
+            **launch.choice._asdict(),
+            "options": dataflow.options_of(beam_flags),
+        }
+    began = begin(launch)
+    if not began.done:
+        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
+    plan = began.prepared.plan.hash
+    return {"run_id": began.task.run_id, "plan_hash": plan, "done": began.done}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The launcher's command line."""
+    return dataflow.launched(parser(), start, argv)

@@ -1,0 +1,387 @@
+"""The parts of a job as frozen structs, as `jobs.parts` takes them from the project file.
+
+Durations, times and paths are texts here, as written; `pipelines.jobs.job` parses and resolves
+them.  `PerformanceConfig` is apart from everything that enters the plan.
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dpstream.accounting import limits
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.fields import Aggregate, Field
+from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.project.file_kinds import FileKind
+from dpstream.pipelines.project.job_section import ChoiceSection, SinkKind
+from dpstream.pipelines.project.sections import TimeColumn
+from dpstream.pipelines.project.text import duration_micros
+from dpstream.state import open as stores
+from dpstream.state.ledger.open import AccountPlace
+
+SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
+#: Stamps that a source gives its records, by its kind; the first is the default.  Each stands in
+#: a column of that name with a leading ``_`` that the source adds.
+GIVEN_STAMPS = {
+    "folder": ("manifest", "closed"),
+    "kafka": ("append_time",),
+    "pubsub": ("publish_time",),
+}
+#: Columns a source adds beside the data's own: its stamps, and Pub/Sub's name of a message.
+MESSAGE_ID = "_message_id"
+GIVEN_COLUMNS = {f"_{stamp}" for stamps in GIVEN_STAMPS.values() for stamp in stamps} | {MESSAGE_ID}
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a job: frozen, unknown keys refused."""
+
+
+class LookUpConfig(_Table, frozen=True):
+    """``[[source.query.look_up]]``: a public table that the query may look up by its key.
+
+    Attributes:
+        name: in the query's text.
+        path: a file or glob of Parquet, CSV or JSON Lines (by its ending).
+        key: columns that no two of its rows have in common; checked.
+        columns: types by name, where the files have none.
+    """
+
+    name: str
+    path: str
+    key: tuple[str, ...]
+    columns: dict[str, str] | None = None
+
+
+class QueryConfig(_Table, frozen=True):
+    """``[source.query]``: a row-local SELECT that every row of the source goes through first; see
+    `pipelines.statements.row_local`.
+
+    Attributes:
+        table: what the text calls the source.
+        columns: SQL types, by name, of the source's columns that the text may use (default: those
+            of the first file, if it is Parquet).
+        text: the SELECT; its columns are the key's and the aggregates'.  Unit, times and record
+            id pass by it.  `dpstream sql --stream` writes it.
+        look_up: public tables.
+    """
+
+    table: str = "records"
+    columns: dict[str, str] | None = None
+    text: str | None = None
+    look_up: tuple[LookUpConfig, ...] = ()
+
+
+class SourceConfig(_Table, frozen=True):
+    """Where records come from.
+
+    Attributes:
+        kind: files that are all there (``parquet``, ``csv``, ``jsonl``); or a source without end:
+            a ``folder`` of files that grows, ``kafka``, ``pubsub``.
+        path: a file or a glob (``**`` for any folders); of ``folder`` a folder or URL prefix.
+            CSV and JSON Lines may be compressed (gzip, bzip2, zstd).
+        stamp: ``event_time`` (files only), a stamp the source gives, or the column that carries it.
+        format: of a folder's files, or of a message (``json``: one object).
+        topic, servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        subscription: of Pub/Sub, ``projects/P/subscriptions/S``.
+        settle: how long a file must lie unchanged (stamp ``closed``), a row may be stamped before
+            its file is closed (stamp of a column), or a broker may be behind its own clock: it
+            delays releases and decides nothing.
+        query: what rows go through first.
+    """
+
+    kind: SourceKind
+    path: str = ""
+    stamp: str | None = None
+    format: Literal["parquet", "csv", "jsonl", "json"] | None = None
+    topic: str | None = None
+    servers: str | None = None
+    subscription: str | None = None
+    options: dict[str, str] = {}
+    settle: str = "2s"
+    query: QueryConfig | None = None
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether more may come for as long as the source lives."""
+        return self.kind in GIVEN_STAMPS
+
+    @property
+    def stamp_column(self) -> str:
+        """``event_time``, or the column that carries the stamp."""
+        given = GIVEN_STAMPS.get(self.kind, ())
+        stamp = self.stamp or (given[0] if given else "event_time")
+        return f"_{stamp}" if stamp in given else stamp
+
+    @property
+    def name(self) -> str:
+        """What the source is called in the plan: public."""
+        return f"{self.kind}:{self.topic or self.subscription or self.path}"
+
+
+class SchemaConfig(_Table, frozen=True):
+    """Which columns are the unit, the key and the event time; and, where a source
+    may deliver a record again at another position, the column that names it."""
+
+    unit: Field
+    key: tuple[Field, ...]
+    event_time: TimeColumn
+    record_id: Field | None = None
+
+
+class TimeConfig(_Table, frozen=True):
+    """RFC 3339 times and durations, as texts."""
+
+    start: str
+    window: str
+    trigger_every: str
+    end: str | None = None
+    slide: str | None = None
+    allowed_lateness: str = "0s"
+    max_skew: str = "0s"
+
+
+class PrivacyConfig(_Table, frozen=True):
+    """See `accounting.plan.plan.Privacy`; plus the period and where the key is.
+
+    ``allow_large_delta``: a delta above 0.01 is wanted (`accounting.strength`).
+    ``strategy`` is ``auto`` unless it is written; of private keys ``auto`` takes ``blt`` or
+    ``geometric`` (`accounting.tuning.family`).  ``optimise`` is ``period`` unless it is written;
+    with private keys and more than one privacy period it is ``lifetime``.  ``weights`` is a table
+    (`accounting.weights.SelectionWeights`), ``uniform``, or ``auto``: the best known for the job's
+    kind (see `pipelines.jobs.job`).
+
+    ``insecure_test_run_id`` (32 hex digits) is for tests on public data: whoever knows it and the
+    secret can subtract the noise.
+    """
+
+    epsilon: float
+    delta: float
+    contributions: int
+    period: str | None = None
+    mode: Mode = "sticky"
+    strategy: StrategyName | None = None
+    optimise: Optimise | None = None
+    theta: float = 0.4
+    pre_threshold: int = 0
+    refresh_every: int | None = None
+    selection_share: float | None = None
+    final_flush: bool = False
+    per_key_bound: int | None = None
+    weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
+    combine: bool = False
+    select_every: int | None = None
+    periods_share_windows: bool = False
+    tests: int | tuple[int, ...] | None = None
+    skip: bool | None = None
+    allow_large_delta: bool = False
+    secret: SecretSource = SecretSource()
+    insecure_test_run_id: str | None = None
+
+
+class KeysConfig(_Table, frozen=True):
+    """A CSV file whose header names the key columns; no selection is needed.
+
+    ``remember``: how long later windows know what a window has published: ``run``, ``never``, or a
+    duration (`accounting.plan.remembering`).
+    """
+
+    public: str | None = None
+    remember: str | None = None
+
+
+class StateConfig(_Table, frozen=True):
+    """Where state lives (``sqlite:PATH`` or
+    ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
+    is made.  ``keep_releases``: how long the releases of a window that has ended stay in the store
+    of a source without end once the sink has them (default: for ever)."""
+
+    store: str
+    shards: int = 4
+    keep_releases: str | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """File of the embedded store, ``None`` where the store is no file."""
+        kind, _, path = self.store.partition(":")
+        return Path(path) if kind == "sqlite" else None
+
+
+class SinkConfig(_Table, frozen=True):
+    """Where releases go.
+
+    Attributes:
+        kind: files (``parquet``, ``csv``, ``jsonl``), ``kafka``, ``pubsub`` or ``bigquery``.
+        path: folder of files.
+        topic: of Kafka; of Pub/Sub ``projects/P/topics/T``.
+        servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        table: of BigQuery, ``project.dataset.table``.
+        dead_letter: folder of the dead letters, which are files with every kind; default: beside
+            the folder of the releases, or beside the project file.
+        formulas: of CSV: ``guard`` (the default) writes an apostrophe before text that a
+            spreadsheet would take for a formula, ``keep`` writes it as it is.
+    """
+
+    kind: SinkKind
+    path: str = ""
+    topic: str | None = None
+    servers: str | None = None
+    options: dict[str, str] = {}
+    table: str | None = None
+    dead_letter: str | None = None
+    formulas: Literal["guard", "keep"] | None = None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether CSV marks text that a spreadsheet would take for a formula."""
+        return self.formulas != "keep"
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the releases, ``None`` where they are no files."""
+        return Path(self.path) if self.path else None
+
+    @property
+    def file_kind(self) -> FileKind:
+        """Kind of files to export releases to: the sink's own, if it is one of files."""
+        kinds: dict[str, FileKind] = {"csv": "csv", "jsonl": "jsonl"}
+        return kinds.get(self.kind, "parquet")
+
+
+class PerformanceConfig(_Table, frozen=True):
+    """``[performance]``: none of it changes a released byte.
+
+    Attributes:
+        batch_rows: rows of an Arrow batch at ingest.
+        look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
+        threads: that work on a job whose input is all there, where its stages share a process
+            (DirectRunner); default: two, if there are two cores.
+    """
+
+    batch_rows: int = limits.DEFAULT_BATCH_ROWS
+    look_ahead: int | None = None
+    threads: int | None = None
+
+
+class JobParts(_Table, frozen=True):
+    """The parts of a job, as written."""
+
+    source: SourceConfig
+    schema: SchemaConfig
+    aggregate: tuple[Aggregate, ...]
+    time: TimeConfig
+    privacy: PrivacyConfig
+    sink: SinkConfig
+    keys: KeysConfig
+    state: StateConfig
+    ledger: AccountPlace | None
+    performance: PerformanceConfig
+    choice: ChoiceSection | None
+
+
+def check_parts(file: JobParts) -> None:
+    """Rules of the tables that do not enter the plan."""
+    threads = file.performance.threads
+    ranges = [
+        ("shards", file.state.shards, limits.MAX_SHARDS),
+        ("batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
+        ("look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
+        ("threads", 1 if threads is None else threads, limits.MAX_THREADS),
+    ]
+    for field, value, most in ranges:
+        if not 1 <= value <= most:
+            raise UsageError(field, f"must be a whole number from 1 to {most}", "correct it")
+    texts = _check_source(file.source) + _check_sink(file.sink)
+    if file.state.keep_releases is not None:
+        duration_micros("keep_releases", file.state.keep_releases)
+        if not file.source.unbounded:
+            raise UsageError(
+                "keep_releases",
+                f"is for sources without end, and table.format is '{file.source.kind}'",
+                "omit it; `dpstream state expire --releases-before` drops releases of such a job",
+            )
+    for field, text in texts:
+        if not text or "\0" in text:
+            raise UsageError(field, "must not be empty", "write a name")
+    if file.state.store is not None:
+        stores.backend(file.state.store)
+    _check_run_id(file.privacy)
+
+
+#: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
+_SOURCE_FIELDS = {"kafka": ("topic", "servers", "options"), "pubsub": ("subscription",)}
+_SINK_FIELDS = {
+    "kafka": ("topic", "servers", "options"),
+    "pubsub": ("topic",),
+    "bigquery": ("table",),
+}
+#: The form of names that a service gives, with an example.
+_SINK_NAMES = {
+    "pubsub": ("topic", r"projects/[^/]+/topics/[^/]+", "projects/P/topics/T"),
+    "bigquery": ("table", r"[^.`\s]+\.[^.`\s]+\.[^.`\s]+", "project.dataset.table"),
+}
+
+
+def _check_fields(
+    name: str,
+    table: SourceConfig | SinkConfig,
+    needed: tuple[str, ...],
+    allowed: tuple[str, ...],
+    fields: tuple[str, ...],
+) -> list[tuple[str, str]]:
+    """Refuse fields that are of other kinds; gives the texts that must say something.
+
+    Args:
+        name: of the part, for messages.
+        table: as written.
+        needed: fields of its kind; ``options`` may be empty.
+        allowed: further ones that its kind may have.
+        fields: all that some kind may have.
+    """
+    for field in fields:
+        if getattr(table, field) and field not in (*needed, *allowed):
+            raise UsageError(f"{name}.{field}", f"is not for kind '{table.kind}'", "remove it")
+    return [(f"{name}.{f}", getattr(table, f) or "") for f in needed if f != "options"]
+
+
+def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    needed = _SINK_FIELDS.get(sink.kind, ("path",))
+    allowed = ("dead_letter", *(("formulas",) if sink.kind == "csv" else ()))
+    fields = ("path", "topic", "servers", "options", "table", "dead_letter", "formulas")
+    texts = _check_fields("sink", sink, needed, allowed, fields)
+    if sink.kind in _SINK_NAMES:
+        field, form, example = _SINK_NAMES[sink.kind]
+        if not re.fullmatch(form, getattr(sink, field) or ""):
+            raise UsageError(f"sink.{field}", f"is no full name of {sink.kind}", f"write {example}")
+    return texts
+
+
+def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
+    """Fields of its kind and no others; the texts that must say something."""
+    kind = source.kind
+    fields = ("path", "format", "topic", "servers", "subscription", "options")
+    allowed = ("format", "settle") if source.unbounded else ()
+    needed = _SOURCE_FIELDS.get(kind, ("path",))
+    texts = _check_fields("table", source, needed, allowed, fields)
+    formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
+    if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
+        words = " or ".join(f"'{name}'" for name in formats)
+        raise UsageError("table.format", f"must be {words} for kind '{kind}'", "correct it")
+    if source.unbounded and source.stamp == "event_time":
+        raise PolicyError(
+            "table.stamp",
+            "is the event time, which lets one user's records make others late in a live stream",
+            f"use stamp = '{GIVEN_STAMPS[kind][0]}', or a column that the broker fills",
+        )
+    duration_micros("table.settle", source.settle)
+    return texts
+
+
+def _check_run_id(privacy: PrivacyConfig) -> None:
+    text = privacy.insecure_test_run_id
+    if text is not None and (len(text) != 32 or set(text) - set("0123456789abcdef")):
+        raise UsageError("insecure_test_run_id", "must be 32 hex digits", "correct it")

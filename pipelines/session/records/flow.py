@@ -1,0 +1,272 @@
+"""A batch as a bounded Beam pipeline: parts are tallied, sums go to the shard of their cells.
+
+    parts of the table -> exact sums by shard of cells -> one shuffle -> digest of all sums
+        -> one shuffle -> noise of each shard -> one shuffle -> the released table, a file of the
+        draft folder
+
+Records are those of the table's parts: whole coordinates since the day they came.  A part's sums
+are combined before they are shuffled.  Every shard has an element of its own, so that cells
+without a record are released like the others.  Noise is named by run, question and cell, so that
+any worker draws the same, and the table is made of all cells at once: the bytes are those of one
+process.  Workers get the place of the key, never the key.
+
+Of the engine's own stages it takes the coder of batches, ``split_by_shard``, the place of the key,
+the exact one-shot draws, the estimates of queries, and the one way out for errors.  Three it does
+not take, each for a reason: the reader of records, because a table's records were checked and
+placed in the space when they were written; BOUND, because one record is the unit, so that there is
+nothing to remember of it; RELEASE, because an answer is there once, not by window and trigger.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import apache_beam as beam
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import RunError
+from dpstream.accounting.sessions.aggregates import Needs, Question
+from dpstream.accounting.sessions.calibration import calibrated
+from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.beam.keyed import Keyed
+from dpstream.dp_transforms.noise.inputs import combined
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.session import (
+    Totals,
+    encoded,
+    inputs_of,
+    measured,
+    nothing,
+    released,
+    tallied,
+)
+from dpstream.dp_transforms.session.batches import (
+    empty,
+    gathered,
+    joined,
+    merged,
+    packed,
+    routed,
+    shards_of,
+)
+from dpstream.dp_transforms.session.totals import columns_of
+from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.ask.draft import File
+from dpstream.pipelines.connectors.folder.store import Folder
+from dpstream.pipelines.session.records.manifest import Part, digest
+from dpstream.pipelines.session.records.parts import USABLE, damaged
+from dpstream.pipelines.tabulation.remote import put
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.ledger.region_charge import unpacked
+
+ANSWER = "answer.arrow"
+#: How the digest of a shard travels.
+_DIGEST = pa.schema([("digest", pa.binary())])
+#: (shard of cells, sums).
+Routed = tuple[int, pa.RecordBatch]
+
+
+class Task(NamedTuple):
+    """What the workers are told; public, without the key.
+
+    Attributes:
+        table: its model; source: folder or URL of its parts.
+        question: that was paid; read: the boxes of its charge, packed.
+        run_id: of the charge; folder: of the draft, or a URL.
+        shards: of cells; keys: where a worker finds the key.
+    """
+
+    table: SessionTable
+    source: str
+    question: Question
+    read: str
+    run_id: str
+    folder: str
+    shards: int
+    keys: SecretSource
+
+    @property
+    def boxes(self) -> Int64:
+        """(m, d, 2) that are read."""
+        return unpacked(self.read)
+
+    @property
+    def needs(self) -> Needs:
+        """Sums that the question needs of each cell."""
+        return self.question.needs(self.table.space, self.boxes)
+
+    def cells_of(self, shard: int) -> tuple[int, int]:
+        """The first cell of a shard, and that behind its last."""
+        first, last = shards_of(self.question.cells.count, self.shards)[shard : shard + 2].tolist()
+        return first, last
+
+    def totals_of(self, routed: Routed) -> tuple[Totals, int]:
+        """Totals of a shard's cells, and the number of the first."""
+        first, last = self.cells_of(routed[0])
+        return gathered([routed[1]], first, last, self.needs), first
+
+
+def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PCollection:
+    """The pipeline; its output is the name of the answer's file."""
+    every = (
+        pipeline
+        | "Shards" >> beam.Create(list(range(task.shards)))
+        | "Begin" >> beam.ParDo(Begin(task)).with_output_types(Routed)
+    )
+    sums = (
+        pipeline
+        | "Parts" >> beam.Create([msgspec.json.encode(part).decode() for part in parts])
+        | "Spread" >> beam.Reshuffle()
+        | "Tally" >> beam.ParDo(Tally(task)).with_output_types(Routed)
+    )
+    totals = (
+        [every, sums]
+        | "All" >> beam.Flatten()
+        | "ByShard" >> beam.GroupByKey()
+        | "Gather" >> beam.ParDo(Gather(task)).with_output_types(Routed)
+    )
+    digests = totals | "Digest" >> beam.ParDo(Digest(task)).with_output_types(Routed)
+    return (
+        [totals, digests]
+        | "WithDigests" >> beam.Flatten()
+        | "Beside" >> beam.GroupByKey()
+        | "Measure" >> beam.ParDo(Measure(task)).with_output_types(tuple[int, Routed])
+        | "Together" >> beam.GroupByKey()
+        | "Release" >> beam.ParDo(Release(task)).with_output_types(str)
+    )
+
+
+class Begin(beam.DoFn):
+    """Something for every shard."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def process(self, shard: int) -> Iterator[Routed]:
+        """The sums of no record."""
+        yield shard, empty(self._task.needs)
+
+
+class Tally(beam.DoFn):
+    """Exact sums of a part, by shard."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("records")
+    def process(self, part: str) -> Iterator[Routed]:
+        """Rows of each shard that the part has a record of."""
+        totals = totals_of(self._task, msgspec.json.decode(part, type=Part))
+        yield from routed(totals, self._task.shards)
+
+
+def totals_of(task: Task, part: Part) -> Totals:
+    """What the records of a part add up to.
+
+    Raises:
+        RunError: the part cannot be read, or is not as it was written.
+    """
+    space, cells, boxes = task.table.space, task.question.cells, task.boxes
+    needs = task.question.needs(space, boxes)
+    names = columns_of(space, boxes, cells, needs)
+    columns = [f"x{space.place(name)}" for name in names]
+    with (
+        file_errors("table.coordinates", "cannot be read"),
+        Folder(task.source).stream(part.name) as file,
+    ):
+        content = file.read()
+    if digest(content) != part.digest:
+        raise damaged()
+    totals = nothing(cells.count, needs)
+    file_ = pq.ParquetFile(pa.BufferReader(content))
+    for group in range(file_.num_row_groups):
+        rows = file_.read_row_group(group, columns=[*columns, USABLE], use_threads=False)
+        at = {
+            name: rows.column(column).to_numpy().astype(np.int64)
+            for name, column in zip(names, columns, strict=True)
+        }
+        usable = rows.column(USABLE).to_numpy()
+        totals = totals.plus(tallied(space, boxes, cells, needs, at, usable))
+    return totals
+
+
+class Gather(beam.DoFn):
+    """Adds up the parts' sums of a shard of cells."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("records")
+    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Routed]:
+        """The shard's rows in one batch."""
+        yield met[0], merged(met[1], *self._task.cells_of(met[0]), self._task.needs)
+
+
+class Digest(Keyed):
+    """Digest of a shard's totals, for the name of the noise of every shard.
+
+    Handed over by the shuffle: as a side input it failed on Flink (ClassCastException).
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task.keys)
+        self._task = task
+
+    @guarded("release")
+    def process(self, routed: Routed) -> Iterator[Routed]:
+        """Keyed, and of all numbers that noise is added to."""
+        totals, first = self._task.totals_of(routed)
+        column = pa.array([inputs_of(totals, self._ring, first)], pa.binary())
+        for shard in range(self._task.shards):
+            yield shard, pa.RecordBatch.from_arrays([column], schema=_DIGEST)
+
+
+class Measure(Keyed):
+    """The noise of a shard of cells."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task.keys)
+        self._task = task
+
+    @guarded("release")
+    def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[tuple[int, Routed]]:
+        """Measured sums of its cells; they are public.
+
+        Raises:
+            RunError: the sums of the shard or a digest are not there.
+        """
+        task, batches = self._task, list(met[1])
+        digests = [batch.column(0)[0].as_py() for batch in batches if batch.schema == _DIGEST]
+        sums = [batch for batch in batches if batch.schema != _DIGEST]
+        if len(digests) != task.shards or len(sums) != 1:
+            raise RunError("runner", "has not handed over all cells", "run again")
+        totals, first = task.totals_of((met[0], sums[0]))
+        paid = task.table.space, task.question, task.boxes
+        noisy = measured(*paid, totals, self._ring, task.run_id, combined(digests), first)
+        yield 0, (met[0], packed(noisy))
+
+
+class Release(beam.DoFn):
+    """The released table of all cells."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @guarded("release")
+    def process(self, met: tuple[int, Iterable[Routed]]) -> Iterator[str]:
+        """Write it; the file's name says that it is there.
+
+        Raises:
+            RunError: a shard is not there.
+        """
+        task, shards = self._task, list(met[1])
+        if sorted(shard for shard, _ in shards) != list(range(task.shards)):
+            raise RunError("runner", "has not handed over all cells", "run again")
+        space, question, boxes = task.table.space, task.question, task.boxes
+        parts = [len(of.each[0].noises) for of in calibrated(space, question, boxes)]
+        table = released(space, question, boxes, joined(shards, parts))
+        put(task.folder, File(ANSWER, encoded(table)))
+        yield ANSWER

@@ -1,0 +1,267 @@
+"""Who owns the rows: Table 4.3 as one pass from the tables up, with its proof.
+
+**Local.**  Write D for the rows of all private tables, and D = A + B for a division of them by
+unit: every unit's rows lie wholly in A or wholly in B.  Public tables are constants.  A private
+relation R is *local* if (1) each of its rows has a unit, in a column that `Relation` names, and
+(2) R(A + B) is the disjoint union, with multiplicities, of R(A) and R(B), where the rows of R(A)
+have units of A and those of R(B) units of B.  It follows that removing a unit removes exactly the
+rows with that unit, and that a table divided by unit into shards gives the same rows, shard by
+shard.  An accepted relation is local; by induction over its operators:
+
+* *Table with a unit column.*  Rows without a unit are dropped (``unit IS NOT NULL`` at the table,
+  by `rewrite`), so (1).  Filtering by the row itself commutes with union, so (2).
+* *Table whose unit comes by a path.*  A row's unit is that of the one row with its key (keys are
+  unique in A + B, so in A and in B).  Rows whose key nobody has are dropped.  A division by unit
+  puts a row and the row it refers to on one side, so (2).
+* *Projection, filter.*  Expressions are deterministic functions of one row (`allowed`), so they
+  commute with union; (1) holds while a unit column is selected unchanged.  A row for which an
+  expression fails has NULL there (`rewrite`), whatever the other rows are.
+* *Join of private relations*, ON equating the units by plain columns, or all columns of one
+  declared key.  Two rows that meet have one unit: of the key's one row in the second case (both
+  rows hold, unchanged, the key of the row that gave them their unit).  So no row of R(A) meets
+  one of S(B), and the matches of A + B are those of A and those of B; so are the rows without a
+  match, which LEFT, RIGHT and FULL keep.  A kept row has its unit on the kept side only: a LEFT
+  JOIN keeps the left column as unit, a FULL JOIN neither but their COALESCE.
+* *Join with a public relation.*  Each private row meets the same public rows in A and in A + B.
+  Kept rows without a match are fine on the private side; on the public side they would have no
+  unit, and stand in R(A) and R(B) both: refused.
+* *GROUP BY the unit (and more), DISTINCT with the unit.*  A group's rows have one unit, so groups
+  of A + B are those of A and those of B, with the same rows.  The aggregates allowed are functions
+  of the multiset of rows (`rewrite` sorts what it sums), not of an order.  Floats are no group
+  columns: 0.0 and -0.0 are equal and differ, and which of them stands for the group depends on
+  the order of rows.
+* *UNION ALL, UNION, INTERSECT, EXCEPT* of private relations with the unit at one place: equal rows
+  have one unit, so multiplicities in A + B are those in A plus those in B, one of which is 0.
+* *ORDER BY* gives the same multiset, and is dropped.
+* *Public relation.*  Made of public tables only: a constant.
+
+Everything else is refused: LIMIT, OFFSET and samples (which rows stay depends on other units),
+window functions, groups without the unit, subqueries as values, set operations of private and
+public relations, recursion, functions of a clock or a random source.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+from sqlglot import exp
+
+from dpstream.accounting.errors import instance, required
+from dpstream.pipelines.statements.allowed import AGGREGATES, require
+from dpstream.pipelines.statements.dialect import Private
+from dpstream.pipelines.statements.relations import Column, KeyPart, Relation, Scope
+from dpstream.pipelines.tables.catalog import Table, Tables
+
+#: Types whose equal values are equal bytes, and that can be a group or lose duplicates.
+GROUPABLE = {
+    exp.DType.BIGINT,
+    exp.DType.DECIMAL,
+    exp.DType.BOOLEAN,
+    exp.DType.TEXT,
+    exp.DType.VARBINARY,
+    exp.DType.DATE,
+    exp.DType.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ,
+}
+#: Other names of these types.
+_SAME = {
+    exp.DType.INT: exp.DType.BIGINT,
+    exp.DType.SMALLINT: exp.DType.BIGINT,
+    exp.DType.TINYINT: exp.DType.BIGINT,
+    exp.DType.VARCHAR: exp.DType.TEXT,
+    exp.DType.BINARY: exp.DType.VARBINARY,
+    exp.DType.DATETIME: exp.DType.TIMESTAMP,
+    exp.DType.BIGDECIMAL: exp.DType.DECIMAL,
+}
+_AGGREGATES = tuple(AGGREGATES)
+
+
+class Validator:
+    """One pass over a qualified tree.
+
+    Args:
+        catalog: whose tables they are.
+        released: columns of a relation that is public because noise was added, by its name.
+    """
+
+    def __init__(
+        self, catalog: Tables, released: Mapping[str, Mapping[str, exp.DType | None]] | None = None
+    ) -> None:
+        self.catalog, self.released = catalog, released or {}
+        self._rows = itertools.count()
+
+    def relation(self, node: exp.Expr, last: bool = False) -> Relation:
+        """What a query gives.
+
+        Args:
+            node: SELECT, set operation or subquery.
+            last: it is the outermost one, on public relations: it may use LIMIT.
+
+        Raises:
+            DpstreamError: rows of it could belong to two units, or to none.
+        """
+        if isinstance(node, exp.Subquery):
+            return self.relation(node.this, last)
+        limit = node.args.get("limit") or node.args.get("offset")
+        require(last or limit is None, "limit", limit)
+        if not last:
+            node.set("order", None)  # it changes no multiset, and could fail on a row
+        if isinstance(node, exp.SetOperation):
+            return self._combined(node)
+        return self._selected(instance(node, exp.Select))
+
+    def scope(self, node: exp.Select) -> Scope:
+        """What FROM, its joins and WHERE of a SELECT give."""
+        first = node.args.get("from_")
+        require(first is not None, "from", node)
+        first = required(first, "first is there")
+        scope = Scope(first.this.alias_or_name, self._source(first.this))
+        for join in node.args.get("joins") or ():
+            scope.joined(join.this.alias_or_name, self._source(join.this), join)
+        where = node.args.get("where")
+        if where is not None:
+            require(not where.find(*_AGGREGATES, Private), "aggregate-place", where)
+            scope.check_columns(where)
+        return scope
+
+    def _source(self, node: exp.Expr) -> Relation:
+        if isinstance(node, exp.Table):
+            return self._table(node)
+        require(isinstance(node, exp.Subquery), "lateral", node)
+        return self.relation(node)
+
+    def _table(self, node: exp.Table) -> Relation:
+        if node.name in self.released:
+            columns = {n: Column(t) for n, t in self.released[node.name].items()}
+            return Relation(columns, private=False)
+        table = self.catalog.tables[node.name]
+        row, keys = next(self._rows), dict[str, set[KeyPart]]()
+        for owner, key, own in self._keyed(table):
+            for part, name in enumerate(own):
+                keys.setdefault(name, set()).add(KeyPart(row, owner, key, part))
+        types = self.catalog.types[table.name]
+        return Relation(
+            {
+                name: Column(types[name], name in table.units, frozenset(keys.get(name, ())))
+                for name in types
+            },
+            private=table.unit is not None,
+        )
+
+    def _keyed(self, table: Table) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """Declared keys that a row holds: (whose key, its columns, the row's columns)."""
+        declared = self.catalog.declared_keys
+        held = [(owner, key, key) for owner, key in declared if owner == table.name]
+        if table.via is not None:
+            pairs = sorted((theirs, mine) for mine, theirs in table.via.on)
+            key = tuple(theirs for theirs, _ in pairs)
+            held.append((table.via.table, key, tuple(mine for _, mine in pairs)))
+        return held
+
+    def _selected(self, node: exp.Select) -> Relation:
+        scope = self.scope(node)
+        items = _named(node)
+        having, group = node.args.get("having"), node.args.get("group")
+        for item in (*items.values(), *([having.this] if having is not None else ())):
+            require(not item.find(Private), "dp-function-outside", item)
+            scope.check_columns(item)
+        aggregated = any(item.find(*_AGGREGATES) for item in items.values())
+        if group is not None or having is not None or aggregated:
+            self._check_groups(node, scope, items)
+        columns = {name: _output(scope, item) for name, item in items.items()}
+        if node.args.get("distinct") is not None:
+            for name, column in columns.items():
+                require(column.type in GROUPABLE, "group-type", items[name])
+        if scope.private:
+            unit = any(column.unit for column in columns.values())
+            require(unit, "unit-not-selected", node.expressions[0])
+        return Relation(columns, scope.private)
+
+    def _check_groups(self, node: exp.Select, scope: Scope, items: dict[str, exp.Expr]) -> None:
+        groups = groups_of(node, scope)
+        if scope.private:
+            unit = any(scope.is_unit(group) for group in groups)
+            require(unit, "group-without-unit", node.args.get("group") or node.expressions[0])
+        having = node.args.get("having")
+        for item in (*items.values(), *([having.this] if having is not None else ())):
+            for aggregate in item.find_all(*_AGGREGATES):
+                _check_aggregate(aggregate)
+            require(not _loose(item, groups), "aggregate-place", item)
+
+    def _combined(self, node: exp.SetOperation) -> Relation:
+        left, right = self.relation(node.left), self.relation(node.right)
+        require(left.private == right.private, "set-operation-mixed", node.right)
+        ones, others = list(left.columns.values()), list(right.columns.values())
+        same = [a.type for a in ones] == [b.type for b in others]
+        require(same, "set-operation-columns", node.right)
+        units = [a.unit and b.unit for a, b in zip(ones, others, strict=False)]
+        require(not left.private or any(units), "set-operation-unit", node.right)
+        if not isinstance(node, exp.Union) or node.args.get("distinct"):
+            for column in ones:
+                require(column.type in GROUPABLE, "group-type", node.right)
+        pairs = zip(left.columns, units, strict=False)
+        columns = {name: Column(left.columns[name].type, unit) for name, unit in pairs}
+        return Relation(columns, left.private)
+
+
+def groups_of(node: exp.Select, scope: Scope) -> list[exp.Expr]:
+    """The expressions of GROUP BY; names of the select list are put in the tree as what they are.
+
+    Raises:
+        DpstreamError: one has a type that is no group, or is constant.
+    """
+    group = node.args.get("group")
+    if group is None:
+        return []
+    named = {item.alias: item.this for item in node.expressions if isinstance(item, exp.Alias)}
+    for item in list(group.expressions):
+        if isinstance(item, exp.Column) and not item.table and item.name in named:
+            item.replace(named[item.name].copy())
+    for item in group.expressions:
+        scope.check_columns(item)
+        require(not item.find(*_AGGREGATES, Private), "aggregate-place", item)
+        require(item.find(exp.Column), "group-constant", item)
+        require(type_of(item) in GROUPABLE, "group-type", item)
+    return list(group.expressions)
+
+
+def type_of(node: exp.Expr) -> exp.DType | None:
+    """The type of an expression as far as it is known."""
+    return None if node.type is None else _SAME.get(node.type.this, node.type.this)
+
+
+def _named(node: exp.Select) -> dict[str, exp.Expr]:
+    """The select list by name."""
+    items: dict[str, exp.Expr] = {}
+    for item in node.expressions:
+        require(not isinstance(item, exp.Star), "not-supported", item)
+        require(item.alias_or_name not in items, "duplicate-column", item)
+        items[item.alias_or_name] = item.unalias()
+    return items
+
+
+def _output(scope: Scope, item: exp.Expr) -> Column:
+    if isinstance(item, exp.Column):
+        column = scope.column(item)
+        return column._replace(unit=scope.is_unit(item), type=column.type)
+    return Column(type_of(item), scope.is_unit(item))
+
+
+def _check_aggregate(node: exp.Expr) -> None:
+    extra = [part for part, value in node.args.items() if value and part not in ("this", "big_int")]
+    counted = isinstance(node, exp.Count)
+    distinct = isinstance(node.this, exp.Distinct)
+    require(not extra and (counted or not distinct), "inner-aggregate", node)
+    require(node.this is not None, "inner-aggregate", node)
+    if distinct:
+        require(len(node.this.expressions) == 1, "inner-aggregate", node)
+    require(isinstance(node.this, exp.Star) <= counted, "inner-aggregate", node)
+    require(not node.this.find(*_AGGREGATES), "nested-aggregate", node)
+
+
+def _loose(node: exp.Expr, groups: list[exp.Expr]) -> bool:
+    """Whether a column stands neither in an aggregate nor in an expression grouped by."""
+    if isinstance(node, _AGGREGATES) or node in groups:
+        return False
+    if isinstance(node, exp.Column):
+        return True
+    return any(_loose(child, groups) for child in node.iter_expressions())

@@ -1,0 +1,196 @@
+"""The query of a job: its tables, its checked text, its digest, and what runs on workers.
+
+The digest is part of the plan, and so of every noise node's name: it is of the text as it stands
+in its file, the types it was checked with, the columns it reads, the rows of the public tables
+it looks up, and of what DuckDB of which version is given to run.  A store goes on with no other: a
+version that rewrites a query in another way asks for a new run.
+"""
+
+import glob
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlglot import exp
+
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Field
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
+from dpstream.pipelines.statements.look_ups import content, key_of, look_up_rows, look_up_table
+from dpstream.pipelines.statements.row_local import (
+    ROW,
+    RowTables,
+    numbered,
+    refuse_names,
+    row_query,
+)
+from dpstream.pipelines.tables.catalog import UNIT_TYPES, Table
+from dpstream.pipelines.tables.columns import file_columns
+from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.row_types import DUCKDB, typed
+
+MEMORY = "1GB"
+#: The table of the rows of a batch, as they arrived.
+ARRIVED = "arrived rows"
+FIELD = "query"
+
+
+class RowQuery(NamedTuple):
+    """A checked query with all it needs; it travels to workers.
+
+    Attributes:
+        sql: of DuckDB; its first column is the row's number, the others are ``names``.
+        names: columns that it gives.
+        reads: the source's own names by those of the query; types: SQL types by the latter.
+        passing: columns that pass by it.
+        look_ups: rows of the public tables.
+        unit: of the job.
+        digest: of everything that decides about a row.
+    """
+
+    sql: str
+    names: tuple[str, ...]
+    reads: dict[str, str]
+    types: dict[str, str]
+    passing: tuple[str, ...]
+    look_ups: dict[str, pa.Table]
+    unit: UnitIdentity
+    digest: str
+
+
+class Readable(NamedTuple):
+    """What a text of a job can name.
+
+    Attributes:
+        tables: their columns in lower case.
+        reads: the source's own names of its columns.
+        look_ups: the public tables as the job has them.
+    """
+
+    tables: RowTables
+    reads: dict[str, str]
+    look_ups: tuple[LookUpConfig, ...] = ()
+
+
+def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
+    """The tables that a job's query can name; no row is read.
+
+    Args:
+        source: with its own path resolved.
+        unit: of the schema.
+        folder: where paths of public tables start.
+
+    Raises:
+        UsageError: columns or tables are not usable.
+    """
+    config = source.query or QueryConfig()
+    declared = config.columns
+    if declared is None:
+        names, types = _own_columns(source)
+    else:
+        names = {name.lower(): name for name in declared}
+        types = file_columns(FIELD, source.kind, source.path, declared)
+    own, kind = unit.column.lower(), UNIT_TYPES[unit.type]
+    declares = declared is not None and types.get(own, kind) != kind
+    if declares or names.get(own, unit.column) != unit.column:
+        raise UsageError(
+            "table.columns", "has another type of the unit than the data set", "correct one of them"
+        )
+    types = types | file_columns("table.columns", "stream", "", {own: kind})
+    source_name = config.table.lower()
+    if not source_name.isidentifier() or not source_name.isascii():
+        raise UsageError("table", "is not a usable name in SQL", "use letters, digits and _")
+    rows = Table(source_name, "stream", "", types, own, units=(own,))
+    named_tables, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
+    for one in config.look_up:
+        table = look_up_table(one, folder)
+        if table.name in named_tables:
+            raise UsageError(f"look_up.{one.name}", "is there twice", "choose another name")
+        named_tables[table.name] = table
+        keys[table.name] = key_of(one, table)
+    identity = UnitIdentity(unit.column, unit.type)
+    tables = RowTables(identity, named_tables, source=source_name, keys=keys)
+    return Readable(tables, names | {own: unit.column}, config.look_up)
+
+
+def _own_columns(source: SourceConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """Names and types of a Parquet source's columns, from the first file's footer."""
+    types = file_columns(FIELD, source.kind, source.path, None)
+    schema = pq.read_schema(sorted(glob.glob(source.path, recursive=True))[0])
+    return {name.lower(): name for name in schema.names if name.lower() in types}, types
+
+
+def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
+    """The query of a job's tables, checked, also by DuckDB; reads its public tables.
+
+    Args:
+        source: with its own path resolved.
+        plan: of the job, with or without the query's digest.
+        folder: where paths of public tables start.
+
+    Raises:
+        DpstreamError: the text is missing, not usable, not row-local, or a key is not unique.
+    """
+    config = source.query
+    if config is None or not config.text:
+        raise UsageError(
+            FIELD, "is empty", "write a SELECT into its file, as `dpstream sql --stream` does"
+        )
+    job_tables = readable(source, plan.unit, folder)
+    tables = job_tables.tables
+    tree = row_query(config.text, tables)
+    names = tuple(item.alias_or_name for item in tree.expressions)
+    passing = _passing(plan, set(names))
+    used = {column.name for column in tree.find_all(exp.Column)}
+    types = {name: tables.rows.columns[name] for name in sorted(used & set(job_tables.reads))}
+    sql = numbered(tree, ARRIVED, {name: DUCKDB[kind] for name, kind in types.items()})
+    named = {table.name for table in tree.find_all(exp.Table)}
+    look_ups = {name: look_up_rows(tables, name) for name in sorted(named & set(tables.keys))}
+    reads = {name: job_tables.reads[name] for name in types}
+    parts: list[Any] = [config.text, tables.source, types, reads, sql, duckdb.__version__]
+    for name, rows in look_ups.items():
+        parts.append([name, tables.tables[name].columns, tables.keys[name], content(rows)])
+    digest = hashlib.blake2b(
+        msgspec.json.encode(parts, order="sorted"), digest_size=16, person=b"dpstream-row-sql"
+    ).hexdigest()
+    query = RowQuery(sql, names, reads, types, passing, look_ups, tables.unit, digest)
+    with opened(query) as engine:  # what cannot run is said before anybody pays for it
+        nothing = {c: typed(pa.array([], pa.string()), kind) for c, kind in types.items()}
+        engine.register(ARRIVED, pa.table({ROW: pa.array([], pa.int64()), **nothing}))
+        engine.run(sql)
+    return query
+
+
+def opened(query: RowQuery) -> Engine:
+    """A locked DuckDB with the public tables of a query and no file, on one thread, in order."""
+    engine = Engine(RowTables(query.unit, {}), (), ordered=True, memory=MEMORY, threads=1)
+    for name, rows in query.look_ups.items():
+        engine.register(name, rows)
+    return engine
+
+
+def _passing(plan: Plan, names: set[str]) -> tuple[str, ...]:
+    """Columns that pass by a query which gives ``names``.
+
+    Raises:
+        DpstreamError: it gives one of them, or not all others that the plan reads.
+    """
+    passing = [plan.unit.column, plan.event_time]
+    passing += [plan.stamp] if plan.stamp != "event_time" else []
+    passing += [] if plan.record_id is None else [plan.record_id.column]
+    refuse_names(names, set(passing))
+    needed = {field.column for field in plan.key}
+    needed |= {a.column for a in plan.aggregates if a.column is not None}
+    if needed - names - set(passing):
+        raise UsageError(
+            FIELD,
+            "does not give every column of the key and the aggregates",
+            "select them, each under its name",
+        )
+    return tuple(dict.fromkeys(passing))

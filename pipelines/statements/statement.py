@@ -1,0 +1,278 @@
+"""One differentially private statement, parsed, resolved and checked.
+
+A statement has one private SELECT.  One that groups and has no function asks which groups there
+are; DISTINCT of columns is the same.  What surrounds it, and its own HAVING, ORDER BY, LIMIT and
+arithmetic, work on the released columns and cost nothing: they become ``outer``, an ordinary
+query over the released relation and public tables.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from dpstream.accounting.errors import required
+from dpstream.pipelines.formats.receipt import LABELS
+from dpstream.pipelines.statements.allowed import AGGREGATES, require
+from dpstream.pipelines.statements.dialect import Private
+from dpstream.pipelines.statements.errors import refusal
+from dpstream.pipelines.statements.functions import Function, function_of, private_form
+from dpstream.pipelines.statements.options import Options, options_of
+from dpstream.pipelines.statements.ownership import Validator, groups_of, type_of
+from dpstream.pipelines.statements.public_groups import public_side
+from dpstream.pipelines.statements.relations import Scope
+from dpstream.pipelines.statements.resolve import inlined, parsed, qualified
+from dpstream.pipelines.tables.catalog import RELEASED, Tables
+
+_CALLS = (*AGGREGATES, exp.AggFunc, Private)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A column that the answer is grouped by.
+
+    Attributes:
+        name: of the released column.
+        expression: over the columns of the source.
+        type: of its values; never a float.
+    """
+
+    name: str
+    expression: exp.Expr
+    type: exp.DType
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """What is asked.
+
+    Attributes:
+        options: of privacy.
+        source: a SELECT with FROM, joins and WHERE and no select list: the private relation.
+        unit: an expression over its columns that is the unit of every row.
+        groups, functions: over its columns, in the order of the select list.
+        outer: a query over the table ``released`` (the groups' and functions' names are its
+            columns) and public tables, to be run on the answer.
+        public: the query over public tables whose rows are the groups, in the order of
+            ``groups``; ``None`` if groups are selected, or there are none.
+    """
+
+    options: Options
+    source: exp.Select
+    unit: exp.Expr
+    groups: tuple[Group, ...]
+    functions: tuple[Function, ...]
+    outer: exp.Query
+    public: exp.Query | None = None
+
+
+#: A form that nobody foresaw has no proof, and the library's texts quote the statement.
+UNFORESEEN = (
+    SqlglotError,
+    RecursionError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+)
+#: Options of a private SELECT from its node, whether it groups, and whether it has norms.
+ReadOptions = Callable[[exp.Expr, bool, bool], Options]
+
+
+def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
+    """The statement of a text.
+
+    Args:
+        read: says what the options mean, and refuses others.
+
+    Raises:
+        DpstreamError: it is not usable or not private; says where, why and what to write.
+    """
+    try:
+        return checked(text, catalog, read)
+    except UNFORESEEN:
+        raise refusal("not-supported") from None
+
+
+def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
+    """`statement_of` without its net for mistakes in this program."""
+    tree = inlined(parsed(text))
+    dp_selects = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
+    require(dp_selects, "no-dp-select")
+    require(len(dp_selects) == 1, "one-dp-select", dp_selects[-1].args["hint"])
+    [core] = dp_selects
+    _group_distinct(core)
+    normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
+    options = read(core.args["hint"], core.args.get("group") is not None, normed)
+    core.set("hint", None)
+    core.meta["private"] = True
+    tree = qualified(tree, catalog.schema)
+    core = next(node for node in tree.find_all(exp.Select) if node.meta.get("private"))
+    public = public_side(core) if options.selection == "public_groups" else None
+    validator = Validator(catalog)
+    scope = validator.scope(core)
+    require(scope.private, "no-private-table", core.args["from_"])
+    _check_unit(core, scope, options)
+    grouped = groups_of(core, scope)
+    for node in grouped:
+        plain = isinstance(node, exp.Column) and (node.table, node.name) in scope.partial
+        unit = plain or scope.is_unit(node)
+        require(not unit, "group-by-unit", node)
+    if public is not None:
+        public = public.query(validator, grouped, core)
+    selects = bool(grouped) and options.selection == "thresholds"
+    released = _Released(core, grouped, scope, selects)
+    functions = tuple(released.functions.values())
+    _check_norms(options, functions, core)
+    source = exp.Select(**{part: core.args.get(part) for part in ("from_", "joins", "where")})
+    source = source.copy()
+    outer = released.select(core)
+    unit, tree = scope.unit(), outer if core is tree else tree
+    if core is not tree and core.parent is not None:
+        core.replace(outer)
+    _check_outer(tree, catalog, released)
+    _check_reports(tree, functions)
+    return Statement(options, source, unit, released.groups, functions, tree, public)
+
+
+def _group_distinct(core: exp.Select) -> None:
+    """Write DISTINCT of plain columns as the GROUP BY that it is."""
+    distinct = core.args.get("distinct")
+    if distinct is None:
+        return
+    columns = [item.unalias() for item in core.expressions]
+    plain = all(isinstance(column, exp.Column) for column in columns)
+    fits = plain and distinct.args.get("on") is None and core.args.get("group") is None
+    require(fits, "not-supported", distinct)
+    core.set("distinct", None)
+    core.set("group", exp.Group(expressions=[column.copy() for column in columns]))
+
+
+class _Released:
+    """The select list of the private SELECT, taken apart."""
+
+    def __init__(
+        self, core: exp.Select, grouped: list[exp.Expr], scope: Scope, selects: bool
+    ) -> None:
+        self.names: set[str] = set()
+        self.functions: dict[Private, Function] = {}
+        self._grouped, self._scope = grouped, scope
+        for item in core.expressions:
+            require(not isinstance(item, exp.Star), "not-supported", item)
+            require(item.alias_or_name not in self.names, "duplicate-column", item)
+            self.names.add(item.alias_or_name)
+        self.groups = tuple(self._group(core, node) for node in grouped)
+        self._labels = {group.name for group in self.groups} | self.names
+        for item in core.expressions:
+            is_call = isinstance(item.unalias(), _CALLS)
+            self._collect(item.unalias(), item.alias if is_call else None)
+        # Groups that are selected are an answer by themselves: which keys there are.
+        require(self.functions or selects, "no-function", core.expressions[0])
+        for part in ("having", "order"):
+            if core.args.get(part) is not None:
+                self._collect(core.args[part], None)
+
+    def _group(self, core: exp.Select, node: exp.Expr) -> Group:
+        named = [item.alias_or_name for item in core.expressions if item.unalias() == node]
+        name = named[0] if named else node.alias_or_name or f"_group{self._grouped.index(node)}"
+        if not named:
+            require(name not in self.names, "duplicate-column", node)
+            self.names.add(name)
+        kind = type_of(node)
+        return Group(name, node.copy(), required(kind, "kind is there"))
+
+    def _collect(self, node: exp.Expr, label: str | None) -> None:
+        """Every function in an expression; nothing else in it may depend on a row."""
+        if node in self._grouped:
+            return
+        if isinstance(node, _CALLS):
+            call = private_form(node)
+            if call not in self.functions:
+                self.functions[call] = function_of(node, label or self._fresh(), self._scope)
+            return
+        if isinstance(node, exp.Column):
+            own = not node.table and node.name in self.names  # ORDER BY a name of the select list
+            require(own, "not-grouped", node)
+        for child in node.iter_expressions():
+            self._collect(child, None)
+
+    def _fresh(self) -> str:
+        name = next(f"_f{i}" for i in range(10_000) if f"_f{i}" not in self._labels)
+        self._labels.add(name)
+        return name
+
+    def _over(self, node: exp.Expr) -> exp.Expr:
+        """The expression over the released columns."""
+        if node in self._grouped:
+            name = self.groups[self._grouped.index(node)].name
+        elif isinstance(node, _CALLS):
+            name = self.functions[private_form(node)].name
+        else:
+            for child in list(node.iter_expressions()):
+                new = self._over(child)
+                if new is not child:
+                    child.replace(new)
+            return node
+        return exp.column(name, table=RELEASED, quoted=True)
+
+    def select(self, core: exp.Select) -> exp.Select:
+        """The SELECT over the released relation that takes the private one's place."""
+        items = [
+            exp.alias_(self._over(item.unalias().copy()), item.alias_or_name, quoted=True)
+            for item in core.expressions
+        ]
+        table = exp.to_table(RELEASED)
+        having, order = core.args.get("having"), core.args.get("order")
+        parts = {
+            "expressions": items,
+            "from_": exp.From(this=exp.alias_(table, RELEASED, table=True, quoted=True)),
+            "where": having and exp.Where(this=self._over(having.this.copy())),
+            "order": order and self._over(order.copy()),
+            "limit": core.args.get("limit"),
+            "offset": core.args.get("offset"),
+        }
+        return exp.Select(**{part: value for part, value in parts.items() if value is not None})
+
+    @property
+    def columns(self) -> dict[str, exp.DType | None]:
+        """Columns of the released relation."""
+        groups = {group.name: group.type for group in self.groups}
+        return groups | {f.name: exp.DType.DOUBLE for f in self.functions.values()}
+
+
+def _check_unit(core: exp.Select, scope: Scope, options: Options) -> None:
+    """``privacy_unit_column`` names the unit that the catalog knows."""
+    if options.unit_column is None:
+        return
+    table, _, column = options.unit_column.rpartition(".")
+    places = {(table, column)} if table else {(t, c) for t, c in scope.partial if c == column}
+    require(any(cover <= places for cover in scope.covers), "unit-column", core.args["from_"])
+
+
+def _check_norms(options: Options, functions: tuple[Function, ...], core: exp.Select) -> None:
+    norms = [f.norm or options.norm for f in functions]
+    if not any(norms):
+        return
+    fits = all(norms) and all(f.kind in ("count", "sum", "units") for f in functions)
+    selects = bool(core.args.get("group")) and options.selection == "thresholds"
+    unscaled = options.mechanism == "geometric" and selects
+    require(fits and not unscaled, "norm", core.expressions[0])
+
+
+def _check_reports(tree: exp.Query, functions: tuple[Function, ...]) -> None:
+    """Columns of an interval stand beside its own: no other is called like one of them."""
+    reports = {function.name for function in functions if function.report}
+    items = {item.alias_or_name: item for item in tree.selects}
+    for name in reports & items.keys():
+        for label in LABELS.values():
+            other = items.get(f"{name}_{label}")
+            require(other is None, "duplicate-column", other)
+
+
+def _check_outer(tree: exp.Expr, catalog: Tables, released: _Released) -> None:
+    for table in tree.find_all(exp.Table):
+        own = table.name == RELEASED
+        public = own or catalog.tables[table.name].unit is None
+        require(public, "private-outside", table)
+    Validator(catalog, {RELEASED: released.columns}).relation(tree, last=True)

@@ -1,0 +1,277 @@
+"""What a run has released, in a few figures; and, for the operator, what became of its records.
+
+``Released`` is public: it is counted in what was published.  ``Records`` is exact and private: the
+command line shows it with ``--operator`` or on a terminal (`pipelines.cli.private_counts`), and it
+never goes to files, metrics or reports.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import instance
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.batches import release_schema
+from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.restored import committed_names
+from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
+from dpstream.pipelines.jobs.job import Job
+
+#: Key rows that are held before each is kept once.
+_HELD_KEYS = 1 << 20
+
+
+class Released(msgspec.Struct, frozen=True):
+    """What is published of a run; public.
+
+    Attributes:
+        windows: that have a release, and ``empty_windows``: those whose releases have no row.
+        releases: one for each trigger of each of them, and ``rows``: in all of them.
+        keys: different ones.
+        relative_sd: the largest sd divided by its value (its magnitude), over the last release of
+            every window that has rows; ``None`` where there is no value but zero.
+        median_relative_sd: the median of the same.
+    """
+
+    windows: int
+    empty_windows: int
+    releases: int
+    rows: int
+    keys: int
+    relative_sd: float | None
+    median_relative_sd: float | None = None
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why nothing was released, or no record was usable: what happened, and what helps."""
+
+    problem: str
+    fix: str
+
+
+class Records(msgspec.Struct, frozen=True):
+    """What became of the records that this command has read; exact, for the operator only.
+
+    Attributes:
+        read: records, and ``dead``: those that went to the dead letter.
+        dead_share: their share, ``None`` where none was read.
+        cause: why nothing was released, or that every record is unusable and why.
+    """
+
+    read: int
+    dead: int
+    dead_share: float | None
+    cause: Cause | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a run says when it has ended."""
+
+    released: Released
+    operator_only: Records
+
+
+class Part(NamedTuple):
+    """Rows of a release, or of some part of it, with its name."""
+
+    window: int
+    trigger: int
+    rows: pa.Table
+
+
+def summarised(job: Job, run: Run, sink: Sink, counts: Mapping[str, int]) -> Summary:
+    """The summary of a run that ends.
+
+    Args:
+        counts: the operator's, of this command (``dp_transforms.telemetry``).
+
+    Raises:
+        DpstreamError: a release cannot be read.
+    """
+    # A store in a file is read three times as fast as the sink's files; a database is asked over
+    # a network, and a store may have dropped what its sink has.
+    near = run.store.startswith("sqlite:") and not run.open().retained_windows.dropped
+    from_files = isinstance(sink, FileSink) and not near
+    released = tally(run.plan, _published(run.plan, sink) if from_files else _committed(run))
+    return Summary(released, records_of(job, released, counts))
+
+
+def tally(plan: Plan, parts: Iterable[Part]) -> Released:
+    """The figures of releases, given in order of window and trigger."""
+    names = [field.column for field in plan.key]
+    keys = _Distinct(names)
+    rows, releases, last = 0, set[tuple[int, int]](), dict[int, tuple[int, list[Float64]]]()
+    for window, trigger, table in parts:
+        releases.add((window, trigger))
+        if table.num_rows == 0:
+            continue
+        rows += table.num_rows
+        keys.add(table)
+        # Of the last release that has rows, whatever came before it.
+        latest, relative_sds = last.get(window, (0, []))
+        relative_sds = relative_sds if trigger == latest else []
+        last[window] = trigger, [*relative_sds, *_relative(plan, table)]
+    windows = {window for window, _ in releases}
+    sds = np.concatenate(
+        [np.zeros(0), *(sd for _, window_sds in last.values() for sd in window_sds)]
+    )
+    return Released(
+        windows=len(windows),
+        empty_windows=len(windows - set(last)),
+        releases=len(releases),
+        rows=rows,
+        keys=keys.count(),
+        relative_sd=float(sds.max()) if sds.size else None,
+        median_relative_sd=float(np.median(sds)) if sds.size else None,
+    )
+
+
+def _relative(plan: Plan, table: pa.Table) -> Iterator[Float64]:
+    """The relative sds of each aggregate."""
+    for aggregate in plan.aggregates:
+        value, sd = (
+            table.column(name).to_numpy() for name in (aggregate.name, f"{aggregate.name}_sd")
+        )
+        usable = np.isfinite(value) & np.isfinite(sd) & (value != 0)
+        yield sd[usable] / np.abs(value[usable])
+
+
+class _Distinct:
+    """Counts different keys."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names, self._held, self._rows = names, list[pa.Table](), 0
+
+    def add(self, table: pa.Table) -> None:
+        """Keys of some rows."""
+        self._held.append(table.select(self._names))
+        self._rows += table.num_rows
+        if self._rows > _HELD_KEYS:
+            self._held = [self._each_once()]
+            self._rows = self._held[0].num_rows - _HELD_KEYS
+
+    def _each_once(self) -> pa.Table:
+        return pa.concat_tables(self._held).group_by(self._names).aggregate([])
+
+    def count(self) -> int:
+        """How many there are."""
+        return self._each_once().num_rows if self._held else 0
+
+
+def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
+    """The releases of a folder."""
+    sink = instance(sink, FileSink)
+    full_schema, names = release_schema(plan), _names(plan)
+    schema = pa.schema([full_schema.field(name) for name in names])
+    for file in release_files(sink.folder):
+        window, trigger = name_of(file)
+        yield Part(window, trigger, schema.empty_table())
+        for table in read_parts(file, schema, sink.guard):
+            yield Part(window, trigger, table)
+
+
+def _committed(run: Run) -> Iterator[Part]:
+    """The releases that the store holds."""
+    store = run.open()
+    dropped = store.retained_windows.dropped
+    for window, trigger in committed_names(run, store):
+        if window < dropped:
+            continue
+        for shard in range(run.shards):
+            rows = store.committed_releases(window, shard, trigger)
+            if rows is not None:
+                yield Part(window, trigger, pa.Table.from_batches([rows]).select(_names(run.plan)))
+
+
+def _names(plan: Plan) -> list[str]:
+    values = [name for a in plan.aggregates for name in (a.name, f"{a.name}_sd")]
+    return [*(field.column for field in plan.key), *values]
+
+
+def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Records:
+    """What became of the records that this command has read, and why nothing was released."""
+    at_source, dead = counts.get("operator_dead_source", 0), counts.get("operator_dead_letters", 0)
+    read = counts.get("operator_records_in", 0) + at_source
+    cause = None
+    if 0 < read == dead:
+        cause = _all_dead(job, counts, read)
+    elif released.rows == 0 < released.releases:  # none: the store has let go of them
+        cause = _empty(job, counts, read - dead)
+    return Records(read, dead, dead / read if read else None, cause)
+
+
+def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
+    """Why a run has no row, where not every record that it read was unusable."""
+    name = job.name
+    if not counts:
+        return Cause(
+            "nothing was released; an earlier command or other workers read the records, so the"
+            " reason is not known here",
+            f"`dpstream plan {name}` says how many units a key needs in a window",
+        )
+    if usable == 0 and job.source.query is not None:
+        return Cause(
+            "the source holds no record, or query keeps none",
+            "correct the query's WHERE, or the files that table.path names",
+        )
+    if usable == 0:
+        return Cause("the source holds no record", "correct the files that table.path names")
+    return Cause(
+        f"{usable:,} records are usable, but no key has enough units in a window to be published",
+        f"`dpstream plan {name}` says how many a key needs; take longer windows, fewer"
+        " triggers, a larger epsilon, or name the keys in public_keys",
+    )
+
+
+def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
+    """The reason of most of them, as what to correct."""
+    causes = causes_of(job)
+    reason = max(causes, key=lambda reason: counts.get(f"operator_dead_{reason}", 0))
+    cause, amount = causes[reason], counts.get(f"operator_dead_{reason}", 0)
+    most = f"all {dead:,} records are unusable, {amount:,} of them for this reason"
+    return Cause(f"{most}: {cause.problem}", cause.fix)
+
+
+def causes_of(job: Job) -> dict[str, Cause]:
+    """What each reason for an unusable record means for this job, and what helps."""
+    plan, line = job.plan, job.plan.timeline
+    start, end = (np.datetime64(t, "us").astype("M8[s]") for t in (line.start, line.horizon))
+    keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)
+    columns = ", ".join(f"'{a.column}'" for a in plan.aggregates if a.column is not None)
+    unit, its_type = plan.unit.column, "write the type that it has"
+    texts = {
+        "unit": (
+            f"table.unit_column: column '{unit}' holds no {plan.unit.type}",
+            f'{its_type}, as in unit = {{ name = "{unit}", type = "string" }}',
+        ),
+        "key": (f"key: a column of {keys} holds no value of its type", its_type),
+        "time": (
+            f"table.time_column: '{plan.event_time}' holds no time, or a time before {start}Z or"
+            f" not before {end}Z",
+            "set start and end around the data, or name the column of its times",
+        ),
+        "late": (
+            "table.stamp: the stamps lie after the windows of the event times",
+            'write stamp = "event_time", or a longer allowed_lateness',
+        ),
+        "value": (
+            f"aggregate.column: {columns} holds no number",
+            "write plain numbers, such as 12.5, or name a column of numbers",
+        ),
+        "not_public": (
+            "public_keys: no record has one of the public keys",
+            "correct the list, or the types of key",
+        ),
+        "record_id": ("table.record_id: the column holds no value of its type", its_type),
+        "source": (
+            f"source: there is no readable row of {job.source.kind}",
+            "correct table.format, or the files",
+        ),
+    }
+    return {reason: Cause(*words) for reason, words in texts.items()}

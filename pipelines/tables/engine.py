@@ -1,0 +1,262 @@
+"""DuckDB behind a lock: the catalog's tables and nothing else.
+
+A connection in memory that may read exactly the files of the tables that are asked for.  After
+they are named, external access, extensions and the settings themselves are locked: ATTACH, COPY,
+other files, ``read_text`` and PRAGMA fail in DuckDB, whatever a parser let through.  Tables are
+views over their files (or come as Arrow from a database), each column of the catalog's type; what
+does not fit its type is NULL.  DuckDB's own error texts quote values and never leave this module.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+
+import duckdb
+import pyarrow as pa
+from sqlglot import exp
+
+from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.pipelines.tables.casts import casts, literal, quoted, typed
+from dpstream.pipelines.tables.catalog import Table, Tables
+from dpstream.pipelines.tables.databases import SENTINEL, readers
+from dpstream.pipelines.tables.decoded import Decoded, as_bytes
+from dpstream.pipelines.tables.files import Piece, rows_of, view
+from dpstream.pipelines.tables.inputs import FILES, files_of, table_parts
+
+MEMORY = "2GB"
+_UNSAFE = (
+    "type_pushdown",
+    "scalar_fn_pushdown",
+    "common_subexpressions",
+    "statistics_propagation",
+)
+_LOCKS = (
+    "SET TimeZone = 'UTC'",
+    "SET temp_directory = ''",
+    "SET enable_progress_bar = false",  # it would stand between the rows of an answer
+    # A cast that moves into the reader of CSV drops a row where it should give NULL.  What two
+    # TRYs have in common leaves both, a scan's functions leave their TRY, and dates are tried on
+    # the statistics of rows that WHERE drops: all of these raise what should be NULL.
+    f"SET disabled_optimizers = '{','.join(_UNSAFE)}'",
+    "SET python_enable_replacements = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+
+
+class Engine:
+    """A locked DuckDB with some of a catalog's tables; a context that closes it.
+
+    Args:
+        catalog: of the tables; names: which of them.
+        empty: tables have their columns and no rows, and no file is opened: to check a query.
+        ordered: rows of a result keep the order of what they come from.
+        piece: only this part of its table.
+        rows: of tables whose files are not read: some rows, as another engine gave them.  A column
+            that is not there is NULL; ``None``: no rows.
+        memory, threads: that it may use (default: as many threads as there are cores, up to 8).
+
+    Raises:
+        DpstreamError: a table cannot be read.
+    """
+
+    def __init__(
+        self,
+        catalog: Tables,
+        names: Iterable[str],
+        empty: bool = False,
+        ordered: bool = False,
+        memory: str = MEMORY,
+        piece: Piece | None = None,
+        rows: Mapping[str, pa.Table | None] = {},
+        threads: int | None = None,
+    ) -> None:
+        self._piece, self._given = piece, rows
+        self._other: duckdb.DuckDBPyConnection | None = None
+        self._files: set[str] = set()
+        self._tables = {name: catalog.tables[name] for name in sorted(names)}
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "threads": threads or max(1, min(8, os.cpu_count() or 1)),
+            "memory_limit": memory,
+            "preserve_insertion_order": ordered,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+        }
+        self._db = duckdb.connect(":memory:", config=config)
+        try:
+            with _coded():
+                self._register(empty)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._db.close()
+        if self._other is not None:
+            self._other.close()
+
+    def release(self) -> None:
+        """Give back what DuckDB has freed and keeps for its next query: 75 MiB of 1M rows.
+
+        It does so wherever one of its databases is given a limit, and this one's is locked.
+        """
+        if self._other is None:
+            self._other = duckdb.connect(":memory:", config={"threads": 1})
+        self._other.execute(f"SET memory_limit = '{MEMORY}'")
+
+    def register(self, name: str, rows: pa.Table) -> None:
+        """Add a table of rows that are public."""
+        with _coded():
+            self._db.register(name, rows)
+
+    def run(self, query: exp.Expr | str) -> pa.Table:
+        """The rows of a query.
+
+        Raises:
+            MemoryLimitError: beyond the limit; RunError: DuckDB cannot run it.
+        """
+        text = query if isinstance(query, str) else query.sql("duckdb", comments=False)
+        with _coded():
+            try:
+                return self._db.sql(text).to_arrow_table()
+            except duckdb.InvalidInputException:
+                if not self._decode():
+                    raise
+                return self._db.sql(text).to_arrow_table()
+
+    @property
+    def rows(self) -> int:
+        """About how many rows the files hold: from footers and sizes, to divide the work by."""
+        return sum(rows_of(table) for table in self._tables.values() if table.kind in FILES)
+
+    def _register(self, empty: bool) -> None:
+        databases = {}
+        allowed: list[str] = []
+        for name, table in self._tables.items():
+            if name in self._given:
+                continue
+            if table.kind not in FILES:
+                databases[name] = table
+            elif not empty:
+                allowed += files_of(table) if self._piece is None else [self._piece.path]
+        if allowed:
+            self._db.execute(f"SET allowed_paths = [{', '.join(literal(p) for p in allowed)}]")
+        for lock in _LOCKS:
+            self._db.execute(lock)
+        for name, table in self._tables.items():
+            given = self._given.get(name)
+            if given is not None:
+                self._db.register(f"rows of {name}", given)
+                self._db.execute(f"CREATE VIEW {quoted(name)} AS {_values_query(table, given)}")
+            elif empty or table.kind not in FILES or name in self._given:
+                columns = ", ".join(f"{quoted(c)} {typed(table, c)}" for c in table.columns)
+                self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
+            else:
+                self._files.add(name)
+                self._db.execute(f"CREATE VIEW {quoted(name)} AS {view(table, self._piece)}")
+        if databases and not empty:
+            self._copy(databases)
+
+    def _decode(self) -> bool:
+        """Read texts of Parquet as bytes: a column with one that is none fails as it is."""
+        left = [
+            t for name, t in self._tables.items() if name in self._files and t.kind == "parquet"
+        ]
+        self._files = set()
+        for table in left:
+            rows = Decoded(table, self._piece)
+            self._db.register(f"bytes of {table.name}", rows)
+            self._db.execute(
+                f"CREATE OR REPLACE VIEW {quoted(table.name)} AS SELECT "
+                f"{casts(table, encoded=rows.texts)} FROM {quoted(f'bytes of {table.name}')}"
+            )
+        return bool(left)
+
+    def _copy(self, tables: dict[str, Table]) -> None:
+        with readers(tables) as streams:
+            for name, read in streams.items():
+                table = tables[name]
+                rows, texts = as_bytes(read())
+                self._db.register("remote rows", rows)
+                own = f" WHERE {SENTINEL} = 0" if table.kind == "sqlite" else ""
+                self._db.execute(
+                    f"INSERT INTO {quoted(name)} SELECT {casts(table, encoded=texts)} "
+                    f"FROM {quoted('remote rows')}{own}"
+                )
+                self._db.unregister("remote rows")
+
+
+def contents_of(catalog: Tables, name: str) -> list[bytes]:
+    """What tells the content of a public table from another, wherever it lies: of files their
+    bytes, of a database the rows in no order.
+
+    Raises:
+        DpstreamError: it cannot be read.
+    """
+    table = catalog.tables[name]
+    if table.kind in FILES:
+        return table_parts(table)
+    cells = (f"COALESCE(SHA256(CAST({quoted(c)} AS VARCHAR)), '')" for c in table.columns)
+    rows = f"SELECT SHA256(CONCAT_WS(',', {', '.join(cells)})) AS row FROM {quoted(name)}"
+    with Engine(catalog, [name]) as engine:
+        digest = engine.run(f"SELECT SHA256(STRING_AGG(row, '' ORDER BY row)) AS d FROM ({rows})")
+    return [f"{name}\0{list(table.columns)}\0{digest['d'][0].as_py()}".encode()]
+
+
+class MemoryLimitError(RunError):
+    """DuckDB reached its limit of memory; fewer units at once may fit."""
+
+
+def too_large() -> MemoryLimitError:
+    """What DuckDB's limit of memory is told as."""
+    return MemoryLimitError(
+        "statement", "needs more memory than it may have", "select fewer columns or rows"
+    )
+
+
+def not_run() -> RunError:
+    """What every other error of DuckDB is told as."""
+    return RunError(
+        "statement",
+        "cannot be run by DuckDB in its rewritten form",
+        "give operands one type by CAST, check patterns and the files of the tables",
+    )
+
+
+@contextlib.contextmanager
+def _coded() -> Iterator[None]:
+    """DuckDB's errors as coded ones, without their texts and causes."""
+    try:
+        yield
+    except (duckdb.OutOfMemoryException, pa.ArrowMemoryError):
+        failure: DpstreamError = too_large()
+    except (duckdb.Error, pa.ArrowException, UnicodeError):
+        failure = not_run()
+    else:
+        return
+    raise failure from None
+
+
+def _values_query(table: Table, given: pa.Table) -> str:
+    """A SELECT of rows that another engine gave."""
+    items = (
+        quoted(column)
+        if column in given.column_names
+        else f"CAST(NULL AS {typed(table, column)}) AS {quoted(column)}"
+        for column in table.columns
+    )
+    return f"SELECT {', '.join(items)} FROM {quoted(f'rows of {table.name}')}"

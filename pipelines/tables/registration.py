@@ -1,0 +1,173 @@
+"""Registering a catalog: its declared keys are checked, and a note of that is kept.
+
+A table whose rows get their unit by a foreign key is private only among data sets in which every
+declared key is unique (`ownership`).  Whether that holds is a fact about the data, so it is not for
+an answer to say: the data's owner checks it, by ``dpstream sql --check``, before anybody asks.
+What may be said there, and why:
+
+* The owner sees all rows anyway; the check is part of publishing the tables, not a question.
+* A new question only learns whether a note for these very files is there; one that was answered is
+  answered again without a look.  Among the data sets that
+  the guarantee is about (all keys unique) the check has one outcome, so that neither it nor the
+  note tells two neighbours apart; that files changed since is told by their change alone.
+* So a question never runs the check itself: its refusal would say, for free and as often as
+  somebody asks, whether a key is there twice.
+
+Before that every file is looked at for what is read as something else, or not at all: a quote that
+is never closed, a text that is not UTF-8 (`wellformed`).  A file of which some units' rows are gone
+is as well formed as it was, so that here too neighbours have one outcome.
+
+A note is a MAC, under the secret, of the table's contents, types and key columns: it cannot be
+made without the secret, fits no other contents, and says nothing of them.  Notes lie in a file
+beside the account.  Rows of a server can change without a mark: there a key counts as unique
+only if the server itself keeps it so, by a constraint, and the values are unique as the catalog
+reads them.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
+from dpstream.pipelines.tables.databases import enforces_unique
+from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.fitting import require_fitting
+from dpstream.pipelines.tables.inputs import stamps, table_parts
+from dpstream.pipelines.tables.keys import check_keys
+from dpstream.pipelines.tables.wellformed import check_files
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.durable import PRIVATE, replacing
+from dpstream.state.locks import held
+
+#: Notes that are kept, the newest: of the catalogs of a data set, and of states of their files.
+MAX_NOTES = 10_000
+Key = tuple[str, tuple[str, ...]]
+
+
+class Registered(NamedTuple):
+    """What was checked; public.
+
+    Attributes:
+        tables: name, kind, and who owns the rows: ``public``, a column or a path.
+        keys: (table, key columns), each unique.
+    """
+
+    tables: list[dict[str, Any]]
+    keys: list[Key]
+
+
+def register(catalog: Catalog) -> Registered:
+    """Check a catalog's files and its declared keys, and note that the keys were.
+
+    Raises:
+        PolicyError: a key is there twice, or a server does not keep it unique; names the table,
+            never a key.
+        RunError: a table cannot be read, has a malformed file, or changed meanwhile; the note
+            cannot be written.
+    """
+    keys = catalog.declared_keys
+    names = {table for table, _ in keys}
+    require_fitting(catalog, catalog.tables)
+    for table in catalog.tables.values():
+        check_files(catalog, table)
+    with _ring(catalog) as ring:
+        before = stamps(catalog, names)
+        contents = {name: table_parts(catalog.tables[name]) for name in names}
+        notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
+    notebook = catalog.notebook
+    _noted(notebook, set(notes.values()), [])
+    for of, columns in keys:
+        if not _still_unique(catalog.tables[of], columns):
+            raise PolicyError(
+                f"table {of}",
+                f"has no constraint that keeps its key ({', '.join(columns)}) unique",
+                "give it a primary key or a unique constraint there",
+            )
+    with Engine(catalog, names) as engine:
+        check_keys(catalog, lambda name: _batches(engine, catalog, name))
+    if stamps(catalog, names) != before:
+        raise RunError("table", "has a file that changed while it was read", "check again")
+    _noted(notebook, set(), list(notes.values()))
+    return Registered([_notes(catalog, table) for table in catalog.tables.values()], keys)
+
+
+def require_registered(
+    catalog: Catalog, names: Iterable[str], ring: KeyRing, contents: dict[str, list[bytes]]
+) -> None:
+    """Refuse a question whose tables have keys that were not checked as they are now.
+
+    Args:
+        names: the tables it reads, with those that own their rows; contents: their parts.
+
+    Raises:
+        PolicyError: they were not.
+    """
+    keys = [key for key in catalog.declared_keys if key[0] in set(names)]
+    if not keys:
+        return
+    notes = set(_read(catalog.notebook))
+    for table, columns in keys:
+        note = _note(ring, catalog.tables[table], (table, columns), contents[table])
+        if note not in notes or not _still_unique(catalog.tables[table], columns):
+            raise PolicyError(
+                f"table {table}",
+                f"has a key ({', '.join(columns)}) that was not checked since its files changed",
+                "run `dpstream sql --check`, which the owner of the data does",
+            )
+
+
+def _still_unique(table: Table, columns: tuple[str, ...]) -> bool:
+    """Whether a server still keeps a key unique; files are compared by their contents."""
+    return table.kind != "postgresql" or enforces_unique(table, columns)
+
+
+def _ring(catalog: Catalog) -> KeyRing:
+    return catalog.secret.ring()
+
+
+def _note(ring: KeyRing, table: Table, key: Key, contents: list[bytes]) -> str:
+    public = msgspec.json.encode(canonical(table), order="sorted")
+    return ring.source_fingerprint([b"sql key", public, msgspec.json.encode(key[1]), *contents])
+
+
+def _batches(engine: Engine, catalog: Catalog, name: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a table's key columns, as statements see them."""
+    needed = sorted(
+        {c for table, columns in catalog.declared_keys if table == name for c in columns}
+    )
+    items = ", ".join(f'"{column}"' for column in needed)
+    yield from engine.run(f'SELECT {items} FROM "{name}"').to_batches()
+
+
+def _notes(catalog: Catalog, table: Table) -> dict[str, Any]:
+    owner: Any = "public" if table.unit is None else {"unit_column": table.unit}
+    if table.via is not None:
+        owner = {"unit_via": table.via.table, "on": [list(pair) for pair in table.via.on]}
+    return {"table": table.name, "kind": table.kind, "rows_of": owner}
+
+
+def _read(path: Path) -> list[str]:
+    """The notes; what is no note fits nothing and is dropped."""
+    with contextlib.suppress(OSError, ValueError):
+        notes = json.loads(path.read_text(encoding="ascii"))
+        if isinstance(notes, list):
+            return [note for note in notes if isinstance(note, str)]
+    return []
+
+
+def _noted(path: Path, less: set[str], more: list[str]) -> None:
+    """Take notes away and add some; of two checks at once neither loses the other's."""
+    with (
+        file_errors("account.path", "has a folder that cannot be written"),
+        held(Path(f"{path}.lock")),
+    ):
+        notes = [note for note in _read(path) if note not in less] + more
+        with replacing(path, PRIVATE) as draft:
+            draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")

@@ -1,0 +1,1 @@
+"""Published census tables held against the truth: public or invented data only."""

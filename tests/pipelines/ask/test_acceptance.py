@@ -1,0 +1,81 @@
+"""What plans say of the ledger: the same decision as whoever charges, and its exit code."""
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.pipelines.ask.acceptance import Request, of_job, of_requests
+from dpstream.state.ledger.open import AccountPlace
+from tests import accounts
+from tests.pipelines.cli.called import call
+from tests.pipelines.jobs.test_charging import job, ran
+from tests.state.ledger.conformance import charge
+
+
+def test_an_account_in_figures(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    acceptance = of_job(one)
+    assert acceptance.exit_code == 0 and acceptance.cost == (6.0, 1e-6)
+    account = acceptance.account
+    assert account is not None
+    assert (account["spent"], account["charges"], account["limit"]["epsilon"]) == (0.0, 0, 8.0)
+    run_id = ran(one)
+    after = of_job(one)
+    assert (after.run_id, after.cost) == (run_id, None) and after.account is not None
+    assert after.account["spent"] == pytest.approx(account["with_this"])
+    again = of_job(one, fresh=True)
+    assert again.exit_code == PolicyError.exit_code and again.refusal is not None
+    assert again.refusal.field == "account.limit"
+    assert json.loads(json.dumps(again.as_dict()))["refusal"]["exit_code"] == 3
+
+
+def test_a_plan_says_what_a_run_would_be_told(tmp_path: Path) -> None:
+    path = ("--project", job(tmp_path).path)
+    first = call("plan", *path, "--json")
+    assert first.exit_code == 0 and json.loads(first.stdout)["acceptance"]["accepted"]
+    ran(job(tmp_path))
+    # Changed: refused until it is begun afresh.
+    path = ("--project", job(tmp_path, contributions=5).path)
+    planned, refused = call("plan", *path, "--json"), call("run", *path, "--quiet", "--json")
+    assert planned.exit_code == refused.exit_code == 3
+    refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
+    assert refusal == json.loads(refused.stderr.splitlines()[-1])
+    # What it says to type is typed: refused by the limit, as the plan of it says.
+    assert call("plan", *path, "--fresh").exit_code == call("run", *path, "--fresh").exit_code == 3
+    wide = ("--project", job(tmp_path, 40.0, contributions=5).path)
+    assert call("plan", *wide, "--fresh").exit_code == 0
+    done = call("run", *wide, "--fresh", "--quiet")
+    assert done.exit_code == 0, done.output
+
+
+def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    text, removed = re.subn(r"(?m)^account = .*\n", "", one.path.read_text())
+    assert removed == 1
+    one.path.write_text(text)
+    acceptance = json.loads(call("plan", "--project", one.path, "--json").stdout)["acceptance"]
+    assert acceptance["accepted"] and acceptance["account"] is None
+
+
+def test_several_charges_together(tmp_path: Path) -> None:
+    place = AccountPlace(str(tmp_path / "ledger.db"), "flights", accounts.ID)
+    absent = of_requests(place, [Request(charge(1))])
+    assert absent.exit_code == 2 and absent.refusal is not None and absent.account is None
+    assert absent.refusal.field == "account.path" and not (tmp_path / "ledger.db").exists()
+    accounts.create(place.path, "flights")
+    assert of_requests(place, [Request(charge(1))]).exit_code == 0
+    assert accounts.charges(place.path) == []
+    with contextlib.closing(accounts.opened(place.path)) as ledger:
+        ledger.charge(charge(1))
+    assert of_requests(place, [Request(charge(2))]).exit_code == 0
+    much = [Request(charge(number)) for number in range(2, 80)]
+    assert of_requests(place, much, fresh=True).exit_code == 3
+    unit = UnitIdentity("other", "string").text
+    other = of_requests(place, [Request(charge(2, unit=unit))])
+    assert other.exit_code == 3 and other.account is not None
+    assert other.account["with_this"] is None  # their costs do not add up

@@ -1,0 +1,163 @@
+"""Batches on Dataflow: a ticket that was paid, the bytes of one process, nothing without it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import beam_runner_api_pb2
+
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.session import encoded
+from dpstream.pipelines.launch import batch as launch_batch
+from dpstream.pipelines.launch.batch import (
+    BATCH,
+    BatchParameters,
+    begin,
+    main,
+    parser,
+    pipeline_of,
+)
+from dpstream.pipelines.launch.dataflow import flags
+from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
+from dpstream.pipelines.session.records.batch import here
+from dpstream.pipelines.session.records.flow import ANSWER
+from dpstream.pipelines.session.records.manifest import read_manifest
+from dpstream.pipelines.session.ticket import ticket_of
+from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
+
+FOLDER = Path(__file__).parents[3] / "deploy" / "dataflow"
+METADATA: dict[str, Any] = json.loads((FOLDER / "batch.json").read_text())
+GIVEN = [
+    "--ticket=gs://b/tickets/one.json", "--table_folder=gs://b/rides.table/",
+    "--out_folder=gs://b/out", "--secret=gcp:projects/p/secrets/noise/versions/1",
+]  # fmt: skip
+CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
+         "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    return made(tmp_path, monkeypatch)
+
+
+def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> BatchParameters:
+    """A table and a ticket as files of a store; only a test may have its key here."""
+    keys = key_file(folder)
+    parts = tuple(read_manifest(table.folder, table.table).usable())
+    with keys.ring() as ring:
+        data = ticket_of(table.table, parts, table.question(), table.boxes, run, ring).data
+    (folder / f"{run}.json").write_bytes(data)
+    place = (folder / f"{run}.json").as_uri()
+    return BatchParameters(place, table.folder.as_uri(), (folder / out).as_uri(), keys)
+
+
+def asked_data(request: BatchParameters) -> bytes:
+    return Path(request.ticket.removeprefix("file://")).read_bytes()
+
+
+def run(began: launch_batch.Begin) -> None:
+    pipeline = beam.Pipeline(options=PipelineOptions([]))
+    pipeline_of(began, pipeline)
+    pipeline.run().wait_until_finish()
+
+
+def test_the_answer_is_that_of_this_process(table: Made, tmp_path: Path) -> None:
+    request = asked_of(table, tmp_path)
+    assert not begin(request).done
+    began = begin(request)  # cut off and started again
+    run(began)
+    with request.keys.ring() as ring:
+        mine = here(table, table.table.space, table.question(), table.boxes, ring, RUN)
+    out = tmp_path / "out"
+    assert (out / ANSWER).read_bytes() == encoded(mine)
+    assert sorted(path.name for path in out.iterdir()) == [ANSWER, BATCH]
+    assert begin(request).done
+    public = (out / BATCH).read_bytes()
+    for part in read_manifest(table.folder, table.table).usable():  # nothing of records is there
+        assert part.digest.encode() not in public and part.digest.encode() in asked_data(request)
+    with pytest.raises(PolicyError, match="another batch"):
+        begin(asked_of(table, tmp_path, run="6b" * 16))
+    (tmp_path / f"{RUN}.json").unlink()
+    with pytest.raises(UsageError, match="--ticket"):
+        begin(request)
+
+
+def test_nothing_is_done_without_a_ticket_of_the_key(table: Made, tmp_path: Path) -> None:
+    request = asked_of(table, tmp_path)
+    with pytest.raises(PolicyError, match="secret"):
+        begin(request._replace(keys=SecretSource(None, "11" * 32)))
+    path = tmp_path / f"{RUN}.json"
+    path.write_bytes(path.read_bytes().replace(b'"amount":700000', b'"amount":900000'))
+    with pytest.raises(PolicyError, match="secret"):
+        begin(request)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_path: Path) -> None:
+    """What Dataflow is handed: a pipeline that ends, without the key."""
+    began = begin(asked_of(table, tmp_path))
+    options = PipelineOptions(
+        [flag for flag in flags(CLOUD, streaming=False) if not flag.startswith("--runner")]
+    )
+    pipeline = beam.Pipeline(options=options)
+    pipeline_of(began, pipeline)
+    proto = pipeline.to_runner_api()
+    names = {transform.unique_name for transform in proto.components.transforms.values()}
+    assert {"Tally", "ByShard", "Measure", "Together", "Release"} <= names
+    bounded = {collection.is_bounded for collection in proto.components.pcollections.values()}
+    assert bounded == {beam_runner_api_pb2.IsBounded.BOUNDED}
+    encoded_ = proto.SerializeToString()
+    assert KEY.encode() not in encoded_ and bytes.fromhex(KEY) not in encoded_
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("gs://b/tickets/one.json", "one.json"),
+        ("gs://b/rides.table/", "rides.table"),
+        ("gs://b/out", "out"),
+        ("gcp:projects/p/secrets/noise/versions/1", "file:noise.secret"),
+        ("gcp:projects/p/secrets/noise/versions/1", "env:KEY"),
+    ],
+)
+def test_what_the_launchers_disk_would_lose(old: str, new: str) -> None:
+    assert BatchParameters.of(parser().parse_args(GIVEN)).table == "gs://b/rides.table"
+    with pytest.raises(UsageError, match="thrown away"):
+        BatchParameters.of(parser().parse_args([flag.replace(old, new) for flag in GIVEN]))
+
+
+def test_the_dry_run_says_what_would_be_started() -> None:
+    words = [sys.executable, str(FOLDER / "launcher.py"), *GIVEN, *CLOUD, "--dry_run=true"]
+    stdout = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    launch = json.loads(stdout.splitlines()[-1])
+    assert launch["ticket"] == "gs://b/tickets/one.json" and launch["out_folder"] == "gs://b/out"
+    assert launch["options"]["runner"] == "DataflowRunner" and "streaming" not in launch["options"]
+
+
+def test_a_refusal_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GIVEN, *CLOUD, "--streaming"]) == 2
+    assert "--streaming" in capsys.readouterr().out
+
+
+def test_metadata_is_of_the_launcher_s_parameters() -> None:
+    flag_names = {action.dest for action in parser()._actions} - {"help"}
+    names = [parameter["name"] for parameter in METADATA["parameters"]]
+    assert flag_names <= set(names) and len(set(names)) == len(names) and not METADATA["streaming"]
+    _refuse_unknown([f"--{name}=x" for name in names if name not in flag_names],
+                    RUNNERS["DataflowRunner"].flags)  # fmt: skip
+    given = dict(flag.removeprefix("--").split("=", 1) for flag in [*GIVEN, *CLOUD])
+    for parameter in METADATA["parameters"]:
+        for pattern in parameter.get("regexes", []):
+            assert re.fullmatch(pattern, given[parameter["name"]])
+            assert not re.fullmatch(pattern, "dp stream")
+    for action in parser()._actions:
+        for parameter in METADATA["parameters"]:
+            if parameter["name"] == action.dest:
+                assert parameter["isOptional"] is not action.required

@@ -1,0 +1,35 @@
+"""Beam's flags for Dataflow, and where a launcher's files may be."""
+
+import argparse
+
+import pytest
+
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.launch.dataflow import flags, in_stores, parser
+
+
+def test_flags_are_added_once() -> None:
+    added = flags(["--sdk_container_image=i"], streaming=True)
+    assert added[1:] == ["--runner=DataflowRunner", "--streaming", "--sdk_location=container"]
+    assert flags(added, streaming=True) == added
+    assert "--streaming" not in flags([], streaming=False)
+    for given in (["--runner=DirectRunner"], ["--streaming"]):
+        with pytest.raises(UsageError) as error:
+            flags(given, streaming=False)
+        assert error.value.field == given[0].partition("=")[0]
+
+
+def test_places_are_in_stores() -> None:
+    own = argparse.Namespace(out="gs://b/out/", secret="gcp:projects/p/secrets/s/versions/1")
+    assert in_stores(own, "out")[0] == ["gs://b/out"]
+    own.secret = "env:KEY"
+    with pytest.raises(UsageError) as error:
+        in_stores(own, "out")
+    assert error.value.field == "--secret"
+
+
+def test_required_parameters() -> None:
+    of = parser("Does something.", out="where to")
+    assert of.parse_args(["--out=x"]).dry_run == "false"
+    with pytest.raises(SystemExit):
+        of.parse_args([])

@@ -1,0 +1,301 @@
+"""Scans against the same totals in numpy, over boxes and cells of every form."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.regions.boxes import union, without
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Aggregate,
+    Needs,
+    Question,
+    average,
+    median,
+    sum_of,
+)
+from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.dp_transforms.session import tallied
+from dpstream.pipelines.session.config import Config
+from dpstream.pipelines.session.records import scan as scans
+from dpstream.pipelines.session.records import scan_sql
+from dpstream.pipelines.session.records.load import add, delete, init, tidied
+from dpstream.pipelines.session.records.scan import Scan
+from tests.pipelines.session.tables import at_of, config_at, rides, without_ids, write
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, np.ndarray]:
+    """A loaded table of several parts, and its usable records as coordinates."""
+    folder = tmp_path_factory.mktemp("rides")
+    records = rides(4_000)
+    records["hour"] = records["hour"].astype(float)
+    records["hour"][::50] = np.nan  # 80 that are not usable
+    write(folder / "rides-1.parquet", records)
+    config = config_at(folder)
+    init(config)
+    more = rides(1_000, seed=1, first=4_000)
+    add(config, [write(folder / "more.parquet", more)])
+    good = ~np.isnan(records["hour"])
+    records["hour"] = np.nan_to_num(records["hour"]).astype(int)
+    return config, np.concatenate([at_of(records)[good], at_of(more)])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["files", "held"])
+def opened(
+    table: tuple[Config, np.ndarray], request: pytest.FixtureRequest
+) -> Iterator[tuple[Scan, Config, np.ndarray]]:
+    config, at = table
+    with Scan(config.folder, config.table, held=request.param) as scan:
+        yield scan, config, at
+
+
+def box_of(space: Space, **ranges: tuple[int, int]) -> np.ndarray:
+    box = space.everything.copy()
+    for name, edges in ranges.items():
+        box[0, space.place(name)] = edges
+    return box
+
+
+NOTHING = Needs((), ())
+#: Counts; sums; one tree (which makes the groups of all else finer); two of them.
+AGGREGATES: tuple[tuple[Aggregate, ...], ...] = (
+    (COUNT,),
+    (COUNT, sum_of("x"), average("hour")),
+    (sum_of("hour"), median("x")),
+    (average("x"), median("x"), median("hour")),
+)
+
+
+def same(
+    opened: tuple[Scan, Config, np.ndarray], boxes: np.ndarray, cells: Cells, number: int = 1
+) -> None:
+    scan, config, at = opened
+    space = config.table.space
+    question = Question(kind="epsilon", amount=1, aggregates=AGGREGATES[number], cells=cells)
+    needs = question.needs(space, boxes)
+    columns = {d.name: at[:, place] for place, d in enumerate(space.dimensions)}
+    got = scan.totals(boxes, cells, needs)
+    want = tallied(space, boxes, cells, needs, columns, np.ones(len(at), np.bool_))
+    assert (got.records == want.records).all()
+    assert got.columns.keys() == want.columns.keys() and got.leaves.keys() == want.leaves.keys()
+    assert all(np.array_equal(got.columns[name], of) for name, of in want.columns.items())
+    assert all(np.array_equal(got.leaves[name], of) for name, of in want.leaves.items())
+
+
+CELLS = (
+    Cells(),
+    Cells((Axis("hour", tuple(range(0, 25, 4))),)),
+    Cells((Axis("x", (0, 3, 4, 11, 20, 21)),)),
+    Cells((Axis("rho", (0, 1, 250_000, 250_001, 1_000_001)),)),
+    Cells((Axis("vendor", (0, 1, 4)), Axis("hour", (2, 8, 14)))),
+    Cells((Axis("day", tuple(range(11))), Axis("x", (1, 20)), Axis("epsilon", (1, 2, 5)))),
+)
+
+
+def boxes_of(space: Space) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    one = box_of(space, hour=(3, 17), x=(0, 20), epsilon=(1, 5))
+    other = box_of(space, hour=(17, 22), day=(2, 9))
+    hours = np.concatenate([box_of(space, hour=(h, h + 1)) for h in range(0, 24, 3)])
+    random = np.concatenate(
+        [
+            box_of(
+                space,
+                **{
+                    name: np.sort(rng.choice(size + 1, 2, replace=False)).tolist()
+                    for name, size in (("hour", 24), ("x", 21), ("day", 10), ("epsilon", 5))
+                },
+            )
+            for _ in range(12)
+        ]
+    )
+    return {
+        "whole": space.everything,
+        "one": one,
+        "two": np.concatenate([one, other]),
+        "hours": hours,
+        "many": union(random),
+        "rest": without(space.everything, random),
+        "nobody": box_of(space, rho=(0, 250_000)),
+        "none": space.everything[:0],
+    }
+
+
+@pytest.mark.parametrize("name", ["whole", "one", "two", "hours",
+                         "many", "rest", "nobody", "none"])  # fmt: skip
+def test_totals_are_those_of_the_records(
+    opened: tuple[Scan, Config, np.ndarray], name: str
+) -> None:
+    space = opened[1].table.space
+    for cells in CELLS:
+        for number in range(len(AGGREGATES)):
+            same(opened, boxes_of(space)[name], cells, number)
+
+
+def test_many_boxes_whose_cells_are_too_many(
+    opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer dimensions make the cells, and the others are compared."""
+    space = opened[1].table.space
+    for rows in (1, 200, 2_000):
+        monkeypatch.setattr(scan_sql, "MAX_ROWS", rows)
+        for name in ("hours", "many", "rest"):
+            same(opened, boxes_of(space)[name], CELLS[4])
+
+
+def test_a_join_that_forgets_a_dimension_is_noticed(
+    opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_sql, "_number", lambda chosen, edges: "0")
+    with pytest.raises(AssertionError):
+        same(opened, boxes_of(opened[1].table.space)["many"], Cells())
+
+
+def test_edges_by_comparisons(
+    opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_sql, "MAX_LIST", 0)
+    for cells in CELLS:
+        same(opened, boxes_of(opened[1].table.space)["many"], cells)
+
+
+def test_everything_is_one_scan(
+    opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries, select = list[str](), Scan._select
+
+    def counted(self: Scan, text: str, where: scan_sql.Where) -> dict[str, np.ndarray]:
+        queries.append(text)
+        return select(self, text, where)
+
+    monkeypatch.setattr(Scan, "_select", counted)
+    for number in range(len(AGGREGATES)):
+        same(opened, opened[1].table.space.everything, CELLS[4], number)
+    assert len(queries) == len(AGGREGATES) and all(text.count(" FROM t ") == 1 for text in queries)
+
+
+def test_boxes_that_are_none_of_the_space(opened: tuple[Scan, Config, np.ndarray]) -> None:
+    scan, config, _ = opened
+    space = config.table.space
+    for wrong in (
+        space.everything + 1,
+        np.concatenate([space.everything] * 2),
+        space.everything[:, :3],
+    ):
+        with pytest.raises(UsageError, match="boxes"):
+            scan.totals(wrong, Cells(), NOTHING)
+
+
+def test_a_sum_that_64_bits_might_not_hold(
+    opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan, config, _ = opened
+    monkeypatch.setattr(scans, "MAX_SUMMED", 20)
+    scan.totals(config.table.space.everything, Cells(), Needs(("day",), ()))
+    with pytest.raises(UsageError, match="x: has more than 20 coordinates"):
+        scan.totals(config.table.space.everything, Cells(), Needs(("x",), ()))
+
+
+def test_duckdb_is_locked(opened: tuple[Scan, Config, np.ndarray], tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a\n1\n")
+    for text in (
+        f"SELECT * FROM read_csv('{tmp_path / 'other.csv'}')",
+        f"COPY (SELECT 1) TO '{tmp_path / 'out.csv'}'",
+        f"ATTACH '{tmp_path / 'a.db'}' AS a",
+        "SET threads = 1",
+        "INSTALL httpfs",
+    ):
+        with pytest.raises(RunError, match="cannot be scanned") as caught:
+            opened[0]._select(text, scan_sql.Where("true"))
+        assert caught.value.__cause__ is None and str(tmp_path) not in str(caught.value)
+
+
+def small(folder: Path) -> Config:
+    write(folder / "rides-1.parquet", rides(50))
+    config = config_at(folder)
+    init(config)
+    return config
+
+
+def count(scan: Scan, config: Config) -> int:
+    space = config.table.space
+    return int(scan.totals(space.everything, Cells(), NOTHING).records[0])
+
+
+def test_a_flipped_bit_is_refused_when_the_table_is_opened(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    [part] = config.folder.glob("part-*.parquet")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(bytes(data))
+    with pytest.raises(RunError, match="not as it was written"):
+        Scan(config.folder, config.table)
+    part.unlink()
+    with pytest.raises(RunError, match="cannot be read"):
+        Scan(config.folder, config.table)
+
+
+def test_a_part_that_changes_later_fails_the_query(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    [part] = config.folder.glob("part-*.parquet")
+    with Scan(config.folder, config.table) as scan:
+        assert count(scan, config) == 50
+        os.utime(part, ns=(1, 1))
+        with pytest.raises(RunError, match="not as it was written"):
+            count(scan, config)
+
+
+def test_a_reader_keeps_its_version(tmp_path: Path) -> None:
+    """Also when its parts are no longer any version's."""
+    config = small(tmp_path)
+    gone = write(tmp_path / "gone.parquet", {"ride": ["r3", "r4"]})
+    with Scan(config.folder, config.table) as scan:
+        assert not delete(config, [gone]).tidied
+        assert (scan.version, count(scan, config)) == (1, 50)
+        with Scan(config.folder, config.table) as other:
+            assert (other.version, count(other, config)) == (2, 48)
+    assert tidied(config) and len(list(config.folder.glob("part-*"))) == 1
+
+
+def test_a_part_that_is_listed_twice_counts_twice(tmp_path: Path) -> None:
+    """Records without ids may be alike."""
+    write(tmp_path / "rides-1.parquet", rides(5))
+    config_at(tmp_path)
+    config = without_ids(tmp_path)
+    init(config)
+    add(config, [tmp_path / "rides-1.parquet"])
+    for held in (False, True):
+        with Scan(config.folder, config.table, held=held) as scan:
+            assert count(scan, config) == 10
+
+
+def test_sums_of_many_coordinates_are_whole(opened: tuple[Scan, Config, np.ndarray]) -> None:
+    scan, config, at = opened
+    totals = scan.totals(config.table.space.everything, Cells(), Needs(("rho",), ()))
+    assert totals.columns["rho"].total.tolist() == [at[:, 5].sum()] and at[:, 5].sum() > 1 << 30
+
+
+def test_another_table_and_none(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = config_at(tmp_path / "other", more="regions = 50")
+    with pytest.raises(PolicyError, match="holds another table"):
+        Scan(config.folder, other.table)
+    with pytest.raises(RunError, match="holds no table"):
+        Scan(other.folder, other.table)
+
+
+def test_a_table_without_usable_records(tmp_path: Path) -> None:
+    records = rides(5) | {"hour": [99] * 5}
+    write(tmp_path / "rides-1.parquet", records)
+    config = config_at(tmp_path)
+    assert init(config).usable == 0
+    for held in (False, True):
+        with Scan(config.folder, config.table, held=held) as scan:
+            assert count(scan, config) == 0

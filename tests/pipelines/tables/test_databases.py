@@ -1,0 +1,353 @@
+"""Tables of a SQLite file and of a real PostgreSQL server, as Arrow."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.sql.ask import ask
+from dpstream.pipelines.sql.load import catalog_of
+from dpstream.pipelines.sql.receipt import python_values
+from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.registration import register
+from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.sqlite.database import sqlite3
+from tests import accounts, projects
+from tests.faults.journals import leave_journal
+from tests.pipelines.sql.asking import (
+    COUNTED,
+    FRESH,
+    KEY,
+    OPTIONS,
+    answer_to,
+    charges,
+    data_set,
+    dp,
+)
+from tests.pipelines.sql.test_ask import BEFORE_NOISE
+from tests.postgresql import postgresql_server
+
+_COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
+            "day": "DATE", "at": "TIMESTAMP"}  # fmt: skip
+_WIDE = OPTIONS.replace("epsilon = 2", "epsilon = 50")
+
+
+def _catalog(folder: Path, uri: str, remote: str = "Visits") -> Catalog:
+    table = {"uri": uri, "remote": remote, "unit_column": "uid", "columns": _COLUMNS}
+    return _made(folder, {"visits": table})
+
+
+def _made(folder: Path, tables: dict[str, dict[str, Any]]) -> Catalog:
+    unit = ("uid", "int")
+    project = projects.of_tables(folder, unit, tables, insecure_test_secret=KEY)
+    return accounts.of_catalog(catalog_of(project))
+
+
+def exact_rows(catalog: Catalog) -> int:
+    """How many there are now, without noise."""
+    with Engine(catalog, ["visits"]) as engine:
+        return int(engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py())
+
+
+def _rows(size: int = 3_000) -> list[tuple[Any, ...]]:
+    days = ["2024-01-05", None, "2024-02-29"]
+    return [
+        (i % 500 if i % 11 else None, f"p{i % 3}", i / 8, f"{i}.25", b"\x00x", days[i % 3],
+         "2024-01-05 01:02:03+00")
+        for i in range(size)
+    ]  # fmt: skip
+
+
+def _check(catalog: Catalog) -> None:
+    answer = ask(catalog, dp(f"page, {COUNTED} AS n, AVG(d, contribution_bounds_per_row => "
+                            "(0, 3000)) AS a", options=_WIDE) + " ORDER BY page")  # fmt: skip
+    rows = answer.table.to_pylist()
+    assert [row["page"] for row in rows] == ["p0", "p1", "p2"] and answer.insecure
+    assert all(abs(row["n"] - 909) < 250 and abs(row["a"] - 1500) < 500 for row in rows)
+    again = ask(catalog, dp("day, COUNT(DISTINCT uid) AS u", "FROM visits GROUP BY day", _WIDE))
+    assert {None if d is None else str(d) for d in again.table["day"].to_pylist()} == {
+        None, "2024-01-05", "2024-02-29",
+    }  # fmt: skip
+
+
+def test_sqlite_s_path_starts_from_the_catalog_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, rows in (("catalog", 7), ("elsewhere", 9)):
+        (tmp_path / folder).mkdir()
+        with contextlib.closing(sqlite3.connect(tmp_path / folder / "shop.db")) as db:
+            db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+            db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(rows))
+            db.commit()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with Engine(_catalog(tmp_path / "catalog", "sqlite:///shop.db"), ["visits"]) as engine:
+        assert engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py() == 7
+
+
+def test_a_log_that_reading_makes_is_no_change(tmp_path: Path) -> None:
+    """Of a database in WAL mode, which its writer has closed."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute("PRAGMA journal_mode = wal")
+        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
+        db.commit()
+    catalog = _catalog(tmp_path, "sqlite:///shop.db")
+    text = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, text)
+    again = ask(catalog, text)
+    assert first.charged and not again.charged and again.receipt == first.receipt
+    db = sqlite3.connect(tmp_path / "shop.db")  # a commit that stands in the log alone
+    before = exact_rows(catalog)
+    db.execute("INSERT INTO Visits SELECT * FROM Visits LIMIT 1")
+    db.commit()
+    assert exact_rows(catalog) == before + 1
+    assert ask(catalog, text).receipt == first.receipt
+    assert ask(catalog, text, FRESH).charged  # in a run, the log is no change
+    db.close()
+
+
+def test_a_journal_of_a_killed_program_is_rolled_back(tmp_path: Path) -> None:
+    """Its uncommitted rows are in the file, and in no answer."""
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
+        db.commit()
+    catalog, text = _catalog(tmp_path, "sqlite:///shop.db"), dp(f"page, {COUNTED} AS n")
+    before = exact_rows(catalog)
+    journal = leave_journal(path)
+    assert ask(catalog, text).charged
+    assert not journal.exists() and exact_rows(catalog) == before
+
+
+def test_a_text_of_sqlite_that_is_none_is_null(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(30))
+        db.execute("INSERT INTO Visits (UID, page) VALUES (77, CAST(x'fffe' AS TEXT))")
+        db.commit()
+    with Engine(_catalog(tmp_path, "sqlite:///shop.db"), ["visits"]) as engine:
+        rows = engine.run("SELECT page, UPPER(page) AS p FROM visits WHERE uid = 77").to_pylist()
+        assert rows == [{"page": None, "p": None}]
+        assert engine.run("SELECT COUNT(UPPER(page)) AS n FROM visits")["n"][0].as_py() == 30
+
+
+def test_sqlite(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "shop.db")
+    db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+    db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
+    # A column has no type of its own there: whatever stands in it, nothing fails.
+    db.execute("INSERT INTO Visits VALUES ('x', 5, 'y', 'z', 3, 'd', 4)")
+    db.commit()
+    catalog = _catalog(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    _check(catalog)
+    with Engine(catalog, ["visits"]) as engine:
+        odd = engine.run("SELECT * FROM visits WHERE page = '5'").to_pylist()
+        assert odd == [dict.fromkeys(_COLUMNS) | {"page": "5"}]
+        assert engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py() == 3_001
+    question = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, question)
+    assert ask(catalog, question).receipt == first.receipt
+    db.execute("DELETE FROM Visits WHERE page = 5")
+    db.commit()
+    db.close()
+    again = ask(catalog, question)  # whatever the file is now
+    assert (again.receipt, again.charged) == (first.receipt, False)
+    assert ask(catalog, question, Asking(as_of="later")).charged
+
+
+def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="visits"):
+        ask(_catalog(tmp_path, f"sqlite:///{tmp_path}/none.db"), dp(f"page, {COUNTED} AS n"))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """Address of a server of its own."""
+    with postgresql_server() as address:
+        yield address
+
+
+def test_postgresql(server: str, tmp_path: Path) -> None:
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    with postgresql.connect(server) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA s")
+        cursor.execute(
+            'CREATE TABLE s."Visits" (uid bigint, page text, f float8, d numeric, '
+            "b bytea, day date, at timestamptz)"
+        )
+        cursor.executemany(
+            'INSERT INTO s."Visits" VALUES ($1, $2, $3, $4::text::numeric, $5, $6::text::date, '
+            "$7::text::timestamptz)",
+            _rows(),
+        )
+        cursor.execute("INSERT INTO s.\"Visits\" VALUES (1, 'odd', 'NaN', 'NaN', '', "
+                       "'infinity', 'infinity')")  # fmt: skip
+        connection.commit()
+    catalog = _catalog(tmp_path, server, "s.Visits")
+    _check(catalog)
+    with Engine(catalog, ["visits"]) as engine:
+        [odd] = engine.run("SELECT uid, d, b FROM visits WHERE page = 'odd'").to_pylist()
+        assert odd == {"uid": 1, "d": None, "b": b""}
+        day = engine.run("SELECT day FROM visits WHERE page = 'odd'").column("day")
+        assert isinstance(python_values(day)[0], int)  # 'infinity' is no day of Python's calendar
+    question = dp(f"page, {COUNTED} AS n", options=_WIDE)
+    first = ask(catalog, question)
+    with postgresql.connect(server) as connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM s.\"Visits\" WHERE page = 'odd'")
+        connection.commit()
+    again = ask(catalog, question)
+    assert (again.receipt, again.charged) == (first.receipt, False)
+    assert ask(catalog, question, FRESH).charged
+
+
+def test_rows_of_a_server_that_change_get_other_noise(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one run id, of a charge whose receipt was lost; and over the same rows the same."""
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    def run(text: str) -> None:
+        with postgresql.connect(server) as connection, connection.cursor() as cursor:
+            cursor.execute(text)
+            connection.commit()
+
+    run('CREATE TABLE "Visits" (uid bigint, page text, f float8, d numeric, b bytea, day date, '
+        "at timestamptz)")  # fmt: skip
+    run("INSERT INTO \"Visits\" (uid, page) SELECT i, 'a' FROM generate_series(1, 900) i")
+    catalog = _catalog(tmp_path, server)
+    text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = GEOMETRIC")
+    commit = AnswerLog.commit
+
+    def lost(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AnswerLog, "commit", lost)
+    with pytest.raises(KeyboardInterrupt):
+        ask(catalog, text)
+    monkeypatch.setattr(AnswerLog, "commit", commit)
+    account, noise = (tmp_path / "ledger.db").read_bytes(), list[float]()
+    [head] = tmp_path.rglob("*.head")
+    seen = head.read_bytes()
+    for change in ("SELECT 1", 'CREATE TABLE t AS SELECT * FROM "Visits"',
+                   'DELETE FROM "Visits" WHERE uid = 7'):  # fmt: skip
+        (tmp_path / "ledger.db").write_bytes(account)
+        head.write_bytes(seen)  # restored with the account, which nobody can notice
+        run(change)
+        answer = ask(catalog, text)
+        assert not answer.charged and len(accounts.charges(tmp_path / "ledger.db")) == 1
+        noise.append(answer.table["n"][0].as_py() - exact_rows(catalog))
+    assert noise[0] == noise[1]
+    assert noise[2] not in (noise[0], noise[0] + 1)
+
+
+@pytest.fixture
+def run(server: str) -> Callable[..., None]:
+    """Commits statements in a transaction of their own."""
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    def committed(*texts: str) -> None:
+        with postgresql.connect(server) as connection, connection.cursor() as cursor:
+            for text in texts:
+                cursor.execute(text)
+            connection.commit()
+
+    return committed
+
+
+@pytest.mark.parametrize("name", BEFORE_NOISE)
+def test_public_rows_of_a_server_are_part_of_a_question_by_content(
+    server: str, run: Callable[..., None], name: str, tmp_path: Path
+) -> None:
+    """Whatever their order, schema and way of storage; another row is another question."""
+    path, place = data_set(tmp_path), f"{name}_pages"
+    config, text = path.read_text(), BEFORE_NOISE[name]
+
+    def at(remote: str) -> None:
+        there = f'uri = "{server}"\nremote = "{remote}"'
+        path.write_text(config.replace('path = "pages.csv"', there))
+
+    def charged(*changes: str) -> list[bool]:
+        """Of the question after each change."""
+        out = list[bool]()
+        for change in changes:
+            run(change)
+            out.append(answer_to(tmp_path, text).charged)
+        return out
+
+    run(f"CREATE TABLE {place} (page text, title text)")
+    at(place)
+    fill = f"INSERT INTO {place} SELECT 'p' || i, 'Title ' || i % 3 FROM generate_series(0, 11) i"
+    assert charged(fill, f"UPDATE {place} SET title = title WHERE page < 'p3'") == [True, False]
+    first = answer_to(tmp_path, text)
+    more = f"INSERT INTO {place} VALUES ('p3', 'Title 0')"  # a row that is there already
+    assert charged(more) == [True]
+    run(f"CREATE SCHEMA {name}",
+        f"CREATE VIEW {name}.v AS SELECT title::varchar(9), page FROM (SELECT DISTINCT * FROM "
+        f"{place}) AS t ORDER BY page DESC")  # fmt: skip
+    at(f"{name}.v")
+    again = answer_to(tmp_path, text)
+    assert not again.charged and again.receipt == first.receipt and len(charges(tmp_path)) == 2
+    odd = (f"UPDATE {place} SET title = {to} WHERE page = 'p1'" for to in ("NULL", "''", "'NULL'"))
+    assert charged(*odd, f"DELETE FROM {place}") == [True] * 4
+    assert charged(fill) == [False] and len(charges(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("name", BEFORE_NOISE)
+def test_public_rows_of_a_server_that_change_before_they_are_read(
+    server: str, run: Callable[..., None], name: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Between the digest, the charge and the scan: the answer would be of another question."""
+    path, place = data_set(tmp_path), f"{name}_late"
+    there = f'uri = "{server}"\nremote = "{place}"'
+    path.write_text(path.read_text().replace('path = "pages.csv"', there))
+    run(f"CREATE TABLE {place} AS SELECT 'p' || i AS page, 'Title' AS title "
+        "FROM generate_series(0, 11) i")  # fmt: skip
+    begin = AnswerLog.begin
+
+    def late(*of: Any) -> Any:
+        begun = begin(*of)
+        run(f"INSERT INTO {place} VALUES ('p99', 'Title')")
+        return begun
+
+    monkeypatch.setattr(AnswerLog, "begin", late)
+    with pytest.raises(PolicyError) as caught:
+        answer_to(tmp_path, BEFORE_NOISE[name])
+    monkeypatch.setattr(AnswerLog, "begin", begin)
+    assert caught.value.field == "input" and len(charges(tmp_path)) == 1
+    run(f"DELETE FROM {place} WHERE page = 'p99'")
+    assert not answer_to(tmp_path, BEFORE_NOISE[name]).charged and len(charges(tmp_path)) == 1
+
+
+def test_postgresql_keeps_a_declared_key_unique(
+    server: str, run: Callable[..., None], tmp_path: Path
+) -> None:
+    """Its rows may change unseen, so that only a constraint will do."""
+    run('CREATE TABLE "People" (uid bigint, code bigint)',
+        "CREATE TABLE orders (person bigint, item text)",
+        'INSERT INTO "People" SELECT i, i + 1 FROM generate_series(1, 300) i',
+        "INSERT INTO orders SELECT 1 + i % 299, 'a' FROM generate_series(1, 900) i")  # fmt: skip
+    catalog = _made(tmp_path, {
+        "people": {"uri": server, "remote": "People", "unit_column": "uid",
+                   "columns": {"uid": "INT64", "code": "INT64"}},
+        "orders": {"uri": server, "columns": {"person": "INT64", "item": "STRING"},
+                   "unit_via": {"table": "people", "on": [["person", "code"]]}},
+    })  # fmt: skip
+    question = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item", _WIDE)
+    for text in ("SELECT 1", 'CREATE UNIQUE INDEX ON "People" (code) WHERE uid > 3',
+                 'CREATE UNIQUE INDEX ON "People" (code, uid)'):  # fmt: skip
+        run(text)
+        with pytest.raises(PolicyError, match="no constraint"):
+            register(catalog)
+        with pytest.raises(PolicyError, match="was not checked"):
+            ask(catalog, question)
+    run('ALTER TABLE "People" ADD PRIMARY KEY (code)')
+    register(catalog)
+    assert abs(ask(catalog, question).table["n"][0].as_py() - 900) < 250
