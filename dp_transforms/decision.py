@@ -27,7 +27,7 @@ class Batch:
         records: the records themselves; stamp, partition, offset, event_trigger_time, ids: of them.
         digest: of what they hold, where ids of records take the place of positions.
         unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
-        trigger_time: trigger at which it was or will be decided; known: decided before.
+        trigger_time: trigger at which it was or will be decided; seen: decided before.
         undelivered: turned up when no open trigger time was left.
         settled: nothing can become of it any more.
         per_key: with a bound per key, which windows are admitted, in place of the first ``pairs``.

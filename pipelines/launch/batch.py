@@ -1,6 +1,6 @@
-"""Answer a session's batch on Dataflow and leave it there: what the flex template of batches runs.
+"""A session's batch on Dataflow: it is started and left there.
 
-The batch was charged, and its ticket's name committed, where the ledger is
+The batch was charged, and its ticket's name committed, where the account is
 (``pipelines.session.ticket``).  Table, ticket and output are in a store; table and ticket are
 private.  The ticket's name is put into the output before the pipeline is built; whoever is cut off
 and starts again goes on with it, which is the same bytes, and an output that has another one is
@@ -8,7 +8,7 @@ refused.  The answer is put last, whole.
 """
 
 import argparse
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -18,6 +18,9 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.launch import dataflow
+from dpstream.pipelines.project.data_sets import secret_of
+from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.session.config import session_table
 from dpstream.pipelines.session.records.batch import shards_for
 from dpstream.pipelines.session.records.flow import ANSWER, Task, build
 from dpstream.pipelines.session.ticket import Ticket, opened
@@ -43,15 +46,23 @@ class BatchParameters(NamedTuple):
     keys: SecretSource
 
     @classmethod
-    def of(cls, own: argparse.Namespace) -> "BatchParameters":
-        """Of the launcher's own flags.
+    def of(cls, project: Project, name: str | None, ticket: str, out: str) -> "BatchParameters":
+        """Of a table of a project file whose records have budgets of their own.
 
         Raises:
-            UsageError: a place or the secret is on a machine that is thrown away.
+            UsageError: there is none, or a place or the secret is on a machine that is thrown
+                away.
         """
-        names = ("ticket", "table_folder", "out_folder")
-        (ticket, table, out), keys = dataflow.in_stores(own, *names)
-        return cls(ticket, table, out, keys)
+        name, section = session_table(project, name)
+        data_set, _ = project.data_set(section.data_set, f"table.{name}.data_set")
+        secret = secret_of(project, data_set)
+        places = {
+            "--ticket": ticket,
+            f"table.{name}.coordinates": section.coordinates or "",
+            "--out_folder": out,
+        }
+        ticket, table, out = dataflow.in_stores(places, secret)
+        return cls(ticket, table, out, secret)
 
 
 class Begin(NamedTuple):
@@ -105,29 +116,15 @@ def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     build(pipeline, began.task, began.ticket.parts)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Parameters of the template; all others are Beam's."""
-    return dataflow.parser(
-        __doc__.splitlines()[0],
-        ticket="the ticket of the paid batch",
-        table_folder="the table's parts",
-        out_folder="where the answer is put",
-        secret="gcp:projects/P/secrets/S/versions/N",
-    )
-
-
-def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+def start(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the batch, or say what would be started: public names and options only."""
-    options, beam_flags = BatchParameters.of(own), dataflow.flags(beam_args, streaming=False)
+    opened = load_project(project, own.environment)
+    options = BatchParameters.of(opened, own.name, own.ticket, own.out_folder)
+    beam_flags = dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
-        names = {"ticket": options.ticket, "table_folder": options.table, "out_folder": options.out}
+        names = {"ticket": options.ticket, "table": options.table, "out_folder": options.out}
         return {**names, "options": dataflow.options_of(beam_flags)}
     began = begin(options)
     if not began.done:
         dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
     return {"run_id": began.ticket.run_id, "done": began.done}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The launcher's command line."""
-    return dataflow.launched(parser(), start, argv)

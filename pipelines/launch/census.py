@@ -1,6 +1,6 @@
-"""Make census tables on Dataflow and leave it there: what the flex template of tables runs.
+"""Census tables on Dataflow: they are started and left there.
 
-Parameters, data and output are folders of a store.  Nobody waits, and no ledger is on a machine
+Parameters, data and output are folders of a store.  Nobody waits, and no account is on a machine
 that is thrown away: who keeps one charges it where it is (``dpstream census plan`` has the
 figures), or makes the tables there.  The rest of the order holds.  The run id is put into the
 output as ``run.json`` before the pipeline is built; whoever is cut off and starts again goes on
@@ -11,7 +11,6 @@ are refused before a table of them is put.
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,8 @@ from dpstream.accounting.errors import PolicyError, required
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, decoded, of_run
 from dpstream.pipelines.launch import dataflow
+from dpstream.pipelines.project.data_sets import secret_of
+from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.files import public_paths
 from dpstream.pipelines.tabulation.flow import Task, build, sealed
@@ -47,16 +48,24 @@ class TablesParameters(NamedTuple):
     keys: SecretSource
 
     @classmethod
-    def of(cls, own: argparse.Namespace) -> "TablesParameters":
-        """Of the launcher's own flags.
+    def of(cls, project: Project, name: str | None, out: str) -> "TablesParameters":
+        """Of a census section of a project file.
 
         Raises:
-            UsageError: a folder or the secret is on a machine that is thrown away.
+            UsageError: there is none, or a folder or the secret is on a machine that is thrown
+                away.
         """
-        names = ("parameters_folder", "data_folder", "out_folder")
-        (parameters, data, out), keys = dataflow.in_stores(own, *names)
-        choice = Choice(own.program, own.noise, own.estimates)
-        return cls(parameters, data, out, choice, keys)
+        name, section = project.census(name)
+        data_set, _ = project.data_set(section.data_set, f"census.{name}.data_set")
+        secret = secret_of(project, data_set)
+        places = {
+            f"census.{name}.parameters": section.parameters,
+            f"census.{name}.data": section.data,
+            "--out_folder": out,
+        }
+        parameters, data, out = dataflow.in_stores(places, secret)
+        choice = Choice(section.program, section.noise, section.estimates)
+        return cls(parameters, data, out, choice, secret)
 
 
 class Begin(NamedTuple):
@@ -111,28 +120,15 @@ def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     sealed(published, task, task.keys.insecure_test_secret is not None)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Parameters of the template; all others are Beam's."""
-    parser = dataflow.parser(
-        __doc__.splitlines()[0],
-        parameters_folder="config.json and code lists",
-        data_folder="GRF-C.txt and the records",
-        out_folder="where the tables are put",
-        secret="gcp:projects/P/secrets/S/versions/N",
-    )
-    parser.add_argument("--program", choices=("p", "h"), default="p", help="persons or households")
-    parser.add_argument("--noise", choices=("census", "rounded"), default="census")
-    parser.add_argument("--estimates", choices=("census", "combined"), default="census")
-    return parser
-
-
-def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+def start(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     """Start the execution, or say what would be started: public names and options only."""
-    launch, beam_flags = TablesParameters.of(own), dataflow.flags(beam_args, streaming=False)
+    opened = load_project(project, own.environment)
+    launch = TablesParameters.of(opened, own.name, own.out_folder)
+    beam_flags = dataflow.flags(beam_args, streaming=False)
     if own.dry_run == "true":
         return {
-            "parameters_folder": launch.parameters,
-            "data_folder": launch.data,
+            "parameters": launch.parameters,
+            "data": launch.data,
             "out_folder": launch.out,
             **launch.choice._asdict(),
             "options": dataflow.options_of(beam_flags),
@@ -142,8 +138,3 @@ def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
         dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
     plan = began.prepared.plan.hash
     return {"run_id": began.task.run_id, "plan_hash": plan, "done": began.done}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The launcher's command line."""
-    return dataflow.launched(parser(), start, argv)

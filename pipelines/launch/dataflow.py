@@ -69,23 +69,23 @@ def submit(built: Callable[[beam.Pipeline], None], beam_args: Sequence[str]) -> 
     pipeline.run()
 
 
-def in_stores(own: argparse.Namespace, *names: str) -> tuple[list[str], SecretSource]:
-    """The places that a launcher was given, and where workers find the secret.
+def in_stores(places: Mapping[str, str], secret: SecretSource) -> list[str]:
+    """The folders that workers reach, without a slash at the end.
+
+    Args:
+        places: by the field or parameter that names each.
 
     Raises:
-        UsageError: one of them is on a machine that is thrown away.
+        UsageError: one of them, or the secret, is on a machine that is thrown away.
     """
-    places = [getattr(own, name) for name in names]
-    fixes = {
-        f"--{name}": "use gs://" for name, at in zip(names, places, strict=True) if "://" not in at
-    }
-    if not own.secret.startswith("gcp:"):
-        fixes["--secret"] = (
+    fixes = {field: "use gs://" for field, place in places.items() if "://" not in place}
+    if secret.kind != "gcp":
+        fixes["secret"] = (
             "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"
         )
     for field, fix in fixes.items():
         raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
-    return [place.rstrip("/") for place in places], SecretSource(own.secret)
+    return [place.rstrip("/") for place in places.values()]
 
 
 def parser(

@@ -16,7 +16,8 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.launch import stream as launch
 from dpstream.pipelines.launch.dataflow import flags
-from dpstream.pipelines.launch.stream import check_remote, describe, fetch, main, parser
+from dpstream.pipelines.launch.launcher import fetch, main, parser
+from dpstream.pipelines.launch.stream import check_remote, describe
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.state import open as stores
 from tests import accounts
@@ -81,7 +82,7 @@ def test_every_parameter_is_the_launchers_or_beams() -> None:
     fields = {"name", "label", "helpText", "paramType", "regexes", "isOptional"}
     for parameter in METADATA["parameters"]:
         assert set(parameter) <= fields and {"name", "label", "helpText"} <= set(parameter)
-        assert parameter["paramType"] in ("TEXT", "GCS_READ_FILE", "BOOLEAN")
+        assert parameter["paramType"] in ("TEXT", "GCS_READ_FILE", "GCS_WRITE_FOLDER", "BOOLEAN")
     for action in parser()._actions:
         if action.dest in names:
             [parameter] = [p for p in METADATA["parameters"] if p["name"] == action.dest]
@@ -92,7 +93,9 @@ def test_every_parameter_is_the_launchers_or_beams() -> None:
     ("name", "good", "bad"),
     [
         ("project_file", ["gs://b/a/dpstream.toml"], ["/a/dpstream.toml", "gs://b/visits.json"]),
-        ("job", ["daily"], ["a b", ""]),
+        ("kind", ["job", "census", "batch"], ["sql", ""]),
+        ("name", ["daily"], ["a b", ""]),
+        ("out_folder", ["gs://b/out"], ["out"]),
         ("sdk_container_image", [IMAGE, IMAGE + "@sha256:" + "0" * 64], ["dp stream", ""]),
     ],
 )

@@ -1,11 +1,6 @@
 """Batches on Dataflow: a ticket that was paid, the bytes of one process, nothing without it."""
 
-import json
-import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -20,24 +15,27 @@ from dpstream.pipelines.launch.batch import (
     BATCH,
     BatchParameters,
     begin,
-    main,
-    parser,
     pipeline_of,
 )
 from dpstream.pipelines.launch.dataflow import flags
-from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.session.records.batch import here
 from dpstream.pipelines.session.records.flow import ANSWER
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.ticket import ticket_of
 from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "dataflow"
-METADATA: dict[str, Any] = json.loads((FOLDER / "batch.json").read_text())
-GIVEN = [
-    "--ticket=gs://b/tickets/one.json", "--table_folder=gs://b/rides.table/",
-    "--out_folder=gs://b/out", "--secret=gcp:projects/p/secrets/noise/versions/1",
-]  # fmt: skip
+PROJECT = """
+version = 1
+[data_set.rides]
+secret = "gcp:projects/p/secrets/noise/versions/1"
+[table.rides]
+path = "rides.csv"
+coordinates = "gs://b/rides.table/"
+dimension.hour = { type = "integer", low = 0, high = 24 }
+dimension.epsilon = { type = "budget", most = 2.0, column = "budget" }
+"""
+TICKET, OUT = "gs://b/tickets/one.json", "gs://b/out"
 CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
          "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
 
@@ -117,47 +115,26 @@ def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_
     assert KEY.encode() not in encoded_ and bytes.fromhex(KEY) not in encoded_
 
 
+def parameters_of(
+    folder: Path, text: str = PROJECT, ticket: str = TICKET, out: str = OUT
+) -> BatchParameters:
+    (folder / "dpstream.toml").write_text(text)
+    return BatchParameters.of(load_project(folder / "dpstream.toml"), None, ticket, out)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("gs://b/tickets/one.json", "one.json"),
         ("gs://b/rides.table/", "rides.table"),
-        ("gs://b/out", "out"),
+        ('coordinates = "gs://b/rides.table/"', ""),
         ("gcp:projects/p/secrets/noise/versions/1", "file:noise.secret"),
         ("gcp:projects/p/secrets/noise/versions/1", "env:KEY"),
     ],
 )
-def test_what_the_launchers_disk_would_lose(old: str, new: str) -> None:
-    assert BatchParameters.of(parser().parse_args(GIVEN)).table == "gs://b/rides.table"
+def test_what_the_launchers_disk_would_lose(old: str, new: str, tmp_path: Path) -> None:
+    assert parameters_of(tmp_path).table == "gs://b/rides.table"
     with pytest.raises(UsageError, match="thrown away"):
-        BatchParameters.of(parser().parse_args([flag.replace(old, new) for flag in GIVEN]))
-
-
-def test_the_dry_run_says_what_would_be_started() -> None:
-    words = [sys.executable, str(FOLDER / "launcher.py"), *GIVEN, *CLOUD, "--dry_run=true"]
-    stdout = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
-    launch = json.loads(stdout.splitlines()[-1])
-    assert launch["ticket"] == "gs://b/tickets/one.json" and launch["out_folder"] == "gs://b/out"
-    assert launch["options"]["runner"] == "DataflowRunner" and "streaming" not in launch["options"]
-
-
-def test_a_refusal_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GIVEN, *CLOUD, "--streaming"]) == 2
-    assert "--streaming" in capsys.readouterr().out
-
-
-def test_metadata_is_of_the_launcher_s_parameters() -> None:
-    flag_names = {action.dest for action in parser()._actions} - {"help"}
-    names = [parameter["name"] for parameter in METADATA["parameters"]]
-    assert flag_names <= set(names) and len(set(names)) == len(names) and not METADATA["streaming"]
-    _refuse_unknown([f"--{name}=x" for name in names if name not in flag_names],
-                    RUNNERS["DataflowRunner"].flags)  # fmt: skip
-    given = dict(flag.removeprefix("--").split("=", 1) for flag in [*GIVEN, *CLOUD])
-    for parameter in METADATA["parameters"]:
-        for pattern in parameter.get("regexes", []):
-            assert re.fullmatch(pattern, given[parameter["name"]])
-            assert not re.fullmatch(pattern, "dp stream")
-    for action in parser()._actions:
-        for parameter in METADATA["parameters"]:
-            if parameter["name"] == action.dest:
-                assert parameter["isOptional"] is not action.required
+        parameters_of(tmp_path, PROJECT.replace(old, new))
+    for given in ({"ticket": "one.json"}, {"out": "out"}):
+        with pytest.raises(UsageError, match="thrown away"):
+            parameters_of(tmp_path, **given)

@@ -1,11 +1,6 @@
 """Tables on Dataflow: nothing stays on the launcher's disk, and the manifest comes last."""
 
-import json
-import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import msgspec
@@ -21,11 +16,10 @@ from dpstream.pipelines.launch import census as launch_tables
 from dpstream.pipelines.launch.census import (
     TablesParameters,
     begin,
-    main,
-    parser,
     pipeline_of,
 )
 from dpstream.pipelines.launch.dataflow import flags
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.flow import Seal
@@ -34,12 +28,15 @@ from tests.pipelines.tabulation.executing import KEY, content
 from tests.pipelines.tabulation.office import Office, office
 from tests.pipelines.tabulation.test_work import tables
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "dataflow"
-METADATA: dict[str, Any] = json.loads((FOLDER / "tables.json").read_text())
-GIVEN = [
-    "--parameters_folder=gs://b/parameters", "--data_folder=gs://b/data/",
-    "--out_folder=gs://b/out", "--secret=gcp:projects/p/secrets/noise/versions/1",
-]  # fmt: skip
+PROJECT = """
+version = 1
+[data_set.persons]
+unit = { name = "person" }
+secret = "gcp:projects/p/secrets/noise/versions/1"
+[census.persons]
+parameters = "gs://b/parameters"
+data = "gs://b/data/"
+"""
 CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
          "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
 
@@ -132,50 +129,27 @@ def test_flags_for_dataflow() -> None:
             flags([flag], streaming=False)
 
 
+def parameters_of(folder: Path, text: str = PROJECT, out: str = "gs://b/out") -> TablesParameters:
+    (folder / "dpstream.toml").write_text(text)
+    return TablesParameters.of(load_project(folder / "dpstream.toml"), None, out)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("gs://b/parameters", "/b/parameters"),
         ("gs://b/data/", "data"),
-        ("gs://b/out", "out"),
         ("gcp:projects/p/secrets/noise/versions/1", "file:noise.secret"),
         ("gcp:projects/p/secrets/noise/versions/1", "env:KEY"),
     ],
 )
-def test_what_the_launchers_disk_would_lose(old: str, new: str) -> None:
-    assert TablesParameters.of(parser().parse_args(GIVEN)).data == "gs://b/data"
+def test_what_the_launchers_disk_would_lose(old: str, new: str, tmp_path: Path) -> None:
+    assert parameters_of(tmp_path).data == "gs://b/data"
     with pytest.raises(UsageError, match="thrown away"):
-        TablesParameters.of(parser().parse_args([flag.replace(old, new) for flag in GIVEN]))
-
-
-def test_the_dry_run_says_what_would_be_started() -> None:
-    words = [sys.executable, str(FOLDER / "launcher.py"), *GIVEN, *CLOUD, "--dry_run=true"]
-    stdout = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
-    launch = json.loads(stdout.splitlines()[-1])
-    assert launch["out_folder"] == "gs://b/out" and launch["program"] == "p"
-    assert launch["options"]["runner"] == "DataflowRunner" and "streaming" not in launch["options"]
-
-
-def test_a_refusal_has_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GIVEN, *CLOUD, "--streaming"]) == 2
-    assert "--streaming" in capsys.readouterr().out
-
-
-def test_metadata_is_of_the_launcher_s_parameters() -> None:
-    flag_names = {action.dest for action in parser()._actions} - {"help"}
-    names = [parameter["name"] for parameter in METADATA["parameters"]]
-    assert flag_names <= set(names) and len(set(names)) == len(names) and not METADATA["streaming"]
-    _refuse_unknown([f"--{name}=x" for name in names if name not in flag_names],
-                    RUNNERS["DataflowRunner"].flags)  # fmt: skip
-    given = dict(flag.removeprefix("--").split("=", 1) for flag in [*GIVEN, *CLOUD])
-    for parameter in METADATA["parameters"]:
-        for pattern in parameter.get("regexes", []):
-            good = given.get(parameter["name"]) or {"program": "h"}.get(parameter["name"], "census")
-            assert re.fullmatch(pattern, good) and not re.fullmatch(pattern, "dp stream")
-    for action in parser()._actions:
-        for parameter in METADATA["parameters"]:
-            if parameter["name"] == action.dest:
-                assert parameter["isOptional"] is not action.required
+        parameters_of(tmp_path, PROJECT.replace(old, new))
+    with pytest.raises(UsageError, match="thrown away") as error:
+        parameters_of(tmp_path, out="out")
+    assert error.value.field == "--out_folder"
 
 
 def test_no_table_of_other_records_is_put_under_a_run_id(own: Office, tmp_path: Path) -> None:

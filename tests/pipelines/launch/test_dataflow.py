@@ -1,10 +1,9 @@
 """Beam's flags for Dataflow, and where a launcher's files may be."""
 
-import argparse
-
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.launch.dataflow import flags, in_stores, parser
 
 
@@ -20,12 +19,16 @@ def test_flags_are_added_once() -> None:
 
 
 def test_places_are_in_stores() -> None:
-    own = argparse.Namespace(out="gs://b/out/", secret="gcp:projects/p/secrets/s/versions/1")
-    assert in_stores(own, "out")[0] == ["gs://b/out"]
-    own.secret = "env:KEY"
-    with pytest.raises(UsageError) as error:
-        in_stores(own, "out")
-    assert error.value.field == "--secret"
+    secret = SecretSource("gcp:projects/p/secrets/s/versions/1")
+    assert in_stores({"--out": "gs://b/out/"}, secret) == ["gs://b/out"]
+    for place, source, field in (
+        ("gs://b", SecretSource("env:KEY"), "secret"),
+        ("gs://b", SecretSource(), "secret"),
+        ("out", secret, "--out"),
+    ):
+        with pytest.raises(UsageError) as error:
+            in_stores({"--out": place}, source)
+        assert error.value.field == field
 
 
 def test_required_parameters() -> None:

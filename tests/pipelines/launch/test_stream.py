@@ -1,7 +1,6 @@
 """The launcher on Dataflow: nothing stays on its disk, and Beam gets what the flow rests on."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,9 +9,8 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.launch.stream import check_remote, fetch, main, parser
+from dpstream.pipelines.launch.stream import check_remote
 from dpstream.pipelines.project.job_parts import SinkConfig, SourceConfig
-from dpstream.pipelines.project.text import MAX_FILE_BYTES
 
 
 @pytest.fixture
@@ -51,22 +49,3 @@ def test_what_lies_on_its_disk(table: str, change: dict[str, Any], field: str, r
     with pytest.raises(UsageError) as error:
         check_remote(msgspec.structs.replace(remote, **{table: changed}))
     assert error.value.field == field
-
-
-def test_a_project_file_is_fetched_or_refused(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    project, local = make_job().path, tmp_path / "local"
-    local.mkdir()
-    assert fetch(str(project), local).read_bytes() == project.read_bytes()
-    (tmp_path / "big").write_bytes(b" " * (MAX_FILE_BYTES + 1))
-    for name in ("big", "none"):
-        with pytest.raises(UsageError) as error:
-            fetch(str(tmp_path / name), tmp_path)
-        assert error.value.field == "--project_file" and str(tmp_path) not in str(error.value)
-
-
-def test_exit_codes_and_dry_runs(
-    make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert parser().parse_args(["--project_file=x", "--dry_run"]).dry_run == "true"
-    assert main([f"--project_file={make_job().path}", "--dry_run"]) == UsageError.exit_code
-    assert "store" in capsys.readouterr().out
