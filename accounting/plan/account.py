@@ -6,9 +6,11 @@ same whether it is looked at alone or with all others (`tests/accounting/plan/te
 the two against each other).  A run with a unit that is new here is composed with all of them.
 """
 
+import math
 from collections.abc import Sequence
 
 from dpstream.accounting.composition import Total, total_of
+from dpstream.accounting.figures import up
 from dpstream.accounting.plan.unit import Charged, UnitIdentity, composed, cost_to
 
 
@@ -42,6 +44,22 @@ class Account:
             PolicyError: their costs do not add up.
         """
         return self._with(more).within(epsilon, delta)
+
+    def cost_with(self, more: Sequence[Charged], epsilon: float, delta: float) -> str:
+        """What all runs and some more together would spend, and per which unit, as a text.
+
+        Args:
+            epsilon, delta: of a limit: the cost is given at its delta, or, where no epsilon is
+                enough there, at its epsilon.
+
+        Raises:
+            PolicyError: their costs do not add up.
+        """
+        total, unit = self._with(more), composed([*self.charges, *more]).unit_text
+        at_delta = total.epsilon(delta)
+        if math.isfinite(at_delta):
+            return f"epsilon {up(at_delta)} at that delta, per {unit}"
+        return f"delta {up(float(total.delta(epsilon)))} at that epsilon, per {unit}"
 
     def total(self) -> Total:
         """What all runs cost their common unit together.

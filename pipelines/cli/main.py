@@ -28,7 +28,7 @@ from dpstream.pipelines.cli.demo import demo
 from dpstream.pipelines.cli.doctor import doctor
 from dpstream.pipelines.cli.folder import folder
 from dpstream.pipelines.cli.init import init
-from dpstream.pipelines.cli.parts import examples, print_warnings
+from dpstream.pipelines.cli.parts import SCHEMA_VERSION, examples, print_warnings
 from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.replay import replay
 from dpstream.pipelines.cli.report import report
@@ -77,7 +77,8 @@ class Coded(click.Group):
             stage = f"dpstream {ctx.invoked_subcommand}"
             absent = missing_extra(error, stage) if isinstance(error, ImportError) else None
             coded = absent or unexpected(stage, error)
-        text = json.dumps(coded.as_dict()) if as_json else f"{coded.kind}: {coded}"
+        fields = {"schema_version": SCHEMA_VERSION} | coded.as_dict()
+        text = json.dumps(fields) if as_json else f"{coded.kind}: {coded}"
         click.echo(text, err=True)
         ctx.exit(coded.exit_code)
 

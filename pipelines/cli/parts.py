@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dpstream.pipelines.project.project import Project
     from dpstream.pipelines.runners.bounded import Runner
 
+#: Of the names in what --json prints: another number means that some are gone or mean other things.
+SCHEMA_VERSION = 1
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 ALLOW_LARGE_DELTA = click.option(
     "--allow-large-delta", is_flag=True, help="Take a delta above 0.01, which is refused else."
@@ -186,7 +188,9 @@ def load_job(job: Chosen, workload: bool = False) -> "Job":
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on stdout."""
+    """One line of JSON on stdout; an object says which version of its names it has."""
+    if isinstance(value, dict):
+        value = {"schema_version": SCHEMA_VERSION} | value
     click.echo(json.dumps(value))
 
 

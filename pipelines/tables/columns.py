@@ -85,8 +85,9 @@ def file_columns(
     if not declared or len(declared) > MAX_COLUMNS:
         raise UsageError(
             f"{where}.columns",
-            f"must be 1 to {MAX_COLUMNS} columns with types: this kind of table has none",
-            'write columns = { name = "INT64", ... }',
+            f"must name 1 to {MAX_COLUMNS} columns with their types: {kind} says none",
+            f'write columns = {{ NAME = "TYPE", ... }} into [{where}], for each column that a '
+            "statement reads: STRING, INT64, FLOAT64, BOOL, DATE, TIMESTAMP",
         )
     types = {name.lower(): kind.upper() for name, kind in declared.items()}
     if len(types) < len(declared):

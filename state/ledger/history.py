@@ -178,11 +178,11 @@ class History:
         for charge in more:
             self.check_unit(charge)
         if self.limit is not None and not self.within(more):
+            cost, number = self.account.cost_with(more, *self.limit), len(self.charges)
             raise PolicyError(
                 "account.limit",
-                "the runs on this data set would together spend more than epsilon "
-                f"{exact(self.limit[0])} at delta {exact(self.limit[1])} per unit "
-                f"({len(self.charges)} runs are charged already)",
+                f"is epsilon {exact(self.limit[0])} at delta {exact(self.limit[1])}; with the "
+                f"{number} charge{'s' * (number != 1)} before, this would spend {cost}",
                 "spend less, continue a run on its own store, or ask the data steward for a larger "
                 "limit (`dpstream account limit`)",
             )

@@ -103,7 +103,7 @@ def test_other_data_is_another_run(place: Place) -> None:
     one, two = noise(place, "out")["n"].to_pylist(), noise(place, "out2")["n"].to_pylist()
     shifts = {round(b - a) for a, b in zip(one, two, strict=True)}
     assert len(shifts) > 3
-    with pytest.raises(PolicyError, match="spend more"):
+    with pytest.raises(PolicyError, match="this would spend"):
         place.run(store="third", sink="out3")
     assert place.files("out3") == {} and not (place.folder / "third").exists()
     assert len(place.entries()) == 2

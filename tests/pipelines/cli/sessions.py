@@ -1,6 +1,5 @@
 """The commands of sessions, called on a small table in a folder."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from click.testing import CliRunner, Result
 from dpstream.pipelines.cli.main import cli
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
+from tests.pipelines.cli.called import printed
 from tests.pipelines.session.small import PROJECT, RECORDS
 
 #: A table as commands name it: with its project file.
@@ -41,7 +41,7 @@ def json_of(*words: str) -> dict[str, Any]:
     """What a command says to machines."""
     result = called(*words, "--json")
     assert result.exit_code == 0, result.output
-    report: dict[str, Any] = json.loads(result.stdout)
+    report: dict[str, Any] = printed(result.stdout)
     return report
 
 

@@ -1,6 +1,5 @@
 """``dpstream account``: made by a command, looked into, and its limit changed."""
 
-import json
 import tomllib
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from dpstream.state.ledger.open import read_history
 from tests import accounts
-from tests.pipelines.cli.called import call, examples_of, refused
+from tests.pipelines.cli.called import call, examples_of, printed, refused
 from tests.pipelines.jobs.test_charging import job
 
 CREATE = ("--unit", "customer", "--type", "int", "--epsilon", "8", "--delta", "1e-6")
@@ -28,14 +27,14 @@ def test_an_account_is_made_and_can_be_named(tmp_path: Path) -> None:
     section = tomllib.loads(done.output[done.output.index("[data_set.") :])["data_set"]["shop"]
     table = section["account"]
     assert table["path"] == str(path) and section["unit"] == {"name": "customer", "type": "int"}
-    account = json.loads(call("account", "show", path, "--json").stdout)
+    account = printed(call("account", "show", path, "--json").stdout)
     assert account["id"] == table["id"] and account["limit"] == {"epsilon": 8.0, "delta": 1e-6}
     assert account["unit"] == {"name": "customer", "type": "int"} and account["charges"] == 0
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_bytes()
     assert "account.path" in refused("account", "create", path, *CREATE)
     assert path.read_bytes() == before
-    other = json.loads(call("account", "create", tmp_path / "o.db", *CREATE, "--json").stdout)
+    other = printed(call("account", "create", tmp_path / "o.db", *CREATE, "--json").stdout)
     assert other["id"] != table["id"] and other["data_set"] == "o"
 
 
@@ -59,7 +58,7 @@ def test_a_large_delta_is_asked_for(tmp_path: Path) -> None:
     assert "--delta" in refused("account", "create", path, "--unit", "u", *large, code=3)
     done = call("account", "create", path, "--unit", "u", *large, "--allow-large-delta")
     assert done.exit_code == 0 and done.stderr.count("promises little") == 2
-    assert len(json.loads(call("account", "show", path, "--json").stdout)["warnings"]) == 2
+    assert len(printed(call("account", "show", path, "--json").stdout)["warnings"]) == 2
     assert "--delta" in refused("account", "limit", path, *large, code=3)
 
 
@@ -78,7 +77,7 @@ def test_a_limit_is_changed_by_its_command_alone(tmp_path: Path) -> None:
         assert "account.limit" in message and "dpstream account limit" in message
     one.path.write_text(text)
     done = call("account", "limit", *project, "--epsilon", "40", "--delta", "1e-5", "--json")
-    assert json.loads(done.stdout) == {
+    assert printed(done.stdout) == {
         "old": {"epsilon": 1.0, "delta": 1e-5}, "new": {"epsilon": 40.0, "delta": 1e-5},
     }  # fmt: skip
     assert call("plan", *project).exit_code == 0

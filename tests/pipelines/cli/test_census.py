@@ -1,6 +1,5 @@
 """``dpstream census`` as it is typed."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.secret import new_secret
+from tests.pipelines.cli.called import printed
 from tests.pipelines.tabulation.office import SIZE, Office, office, project
 
 
@@ -35,7 +35,7 @@ def test_generate(made: Office, tmp_path: Path) -> None:
     own = Office(tmp_path / "p", tmp_path / "d")
     done = _run("generate", *own, "--persons", 300, "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["rows"]["person-records.txt"] == 300
+    assert printed(done.stdout)["rows"]["person-records.txt"] == 300
     for folder, other in zip(own, made, strict=True):
         for path in other.iterdir():
             assert (folder / path.name).read_bytes() == path.read_bytes()
@@ -50,7 +50,7 @@ def test_validate(made: Office, tmp_path: Path) -> None:
     right = _run("validate", *of(tmp_path, made))
     assert (right.exit_code, right.stdout) == (0, "No fault.\n")
     listed = _run("validate", *of(tmp_path, made), "--json")
-    assert json.loads(listed.stdout) == {"faults": []}
+    assert printed(listed.stdout) == {"faults": []}
     own = Office(tmp_path / "p", tmp_path / "d")
     for folder, copy in zip(made, own, strict=True):
         shutil.copytree(folder, copy)
@@ -63,7 +63,7 @@ def test_validate(made: Office, tmp_path: Path) -> None:
     assert "config.json, reader: is not csv" in wrong.stdout
     assert "race-and-ethnicity-codes.txt, row 29, RACE_ETH_CODE: is there before" in wrong.stdout
     listed = _run("validate", *given, "--json")
-    faults = json.loads(listed.stdout)["faults"]
+    faults = printed(listed.stdout)["faults"]
     assert listed.exit_code == 2 and len(faults) == 3
     assert set(faults[0]) == {"file", "row", "column", "rule", "fix"}
     refused = _run("execute", *given, "--out", tmp_path / "out")
@@ -79,9 +79,9 @@ def test_plan(made: Office, tmp_path: Path) -> None:
     assert outcome.exit_code == 0, outcome.output
     assert "Groups      593 in 19 levels" in outcome.stdout and "331,000,000" in outcome.stdout
     rounded = ("--try", "census.persons.noise=rounded")
-    figures = json.loads(_run("plan", *given, "--json", *rounded).stdout)
+    figures = printed(_run("plan", *given, "--json", *rounded).stdout)
     assert figures["noise"] == "rounded gauss" and figures["guarantee"]["mu"] < 3.2
-    strict = json.loads(_run("plan", *given, "--json", "--delta", 1e-15).stdout)
+    strict = printed(_run("plan", *given, "--json", "--delta", 1e-15).stdout)
     assert strict["guarantee"]["epsilon"] > 25.4 and strict["guarantee"]["delta"] == 1e-15
     assert _run("plan", *given, "--delta", 2).exit_code == 2
     both = ("--try", "census.persons.program=h", "--try", "census.persons.estimates=combined")
@@ -96,7 +96,7 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     assert "Charged (25.3629, 1e-10) of every record" in done.stderr
     first = sorted((tmp_path / "out" / "t1").iterdir())
     assert first and first[0].read_text().startswith("REGION_ID|REGION_TYPE|ITERATION_CODE|COUNT")
-    again = json.loads(_run(*command, "--json").stdout)
+    again = printed(_run(*command, "--json").stdout)
     assert (again["charged"], again["drawn"]) == (False, False)
     more = _run("execute", *given, "--out", tmp_path / "second", "--fresh")
     assert more.exit_code == 3 and not (tmp_path / "second").exists()
@@ -111,7 +111,7 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     own = of(tmp_path, homes, name="households", program="h", limit=(60.0, 1e-9), id_="0" * 16)
     done = _run("execute", *own, "--out", tmp_path / "h", "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["charged"] is True
+    assert printed(done.stdout)["charged"] is True
     written = sorted(path.name for path in (tmp_path / "h").iterdir())
     assert written == ["manifest.json", "margins", "t3", "t4"]
 
@@ -121,11 +121,11 @@ def test_exact_counts_are_announced(made: Office, tmp_path: Path) -> None:
     shutil.copytree(made.parameters, own.parameters)
     own.configure(privacy_budget_p_level_1_usa=float("inf"))
     given = of(tmp_path, own, secret=f"file:{made.data.parent / 'noise.secret'}")
-    plan = json.loads(_run("plan", *given, "--json").stdout)
+    plan = printed(_run("plan", *given, "--json").stdout)
     assert plan["warnings"] and plan["guarantee"]["epsilon"] is None
     done = _run("execute", *given, "--out", tmp_path / "out", "--json")
     assert done.exit_code == 0, done.output
-    execution = json.loads(done.stdout)
+    execution = printed(done.stdout)
     assert execution["epsilon"] is None and execution["warnings"] == plan["warnings"]
     (tmp_path / "out").rename(tmp_path / "first")
     again = _run("execute", *given, "--out", tmp_path / "out")
@@ -140,7 +140,7 @@ def test_report(made: Office, tmp_path: Path) -> None:
     assert "NOT private" in done.stderr and "open report.html" in done.stdout
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names >= {"error_report.csv", "multi_run_error_report.csv", "report.html"}
-    figures = json.loads(
+    figures = printed(
         _run("report", *given, "--out", tmp_path / "r", "--run", out, "--json").stdout
     )
     assert figures["stamp"].startswith("PUBLIC DATA ONLY")
@@ -187,7 +187,7 @@ def test_what_is_wrong_is_named(
     before = sorted(tmp_path.iterdir())
     done = _run("execute", *options, "--out", tmp_path / "out", *words, "--json")
     assert done.exit_code in (2, 3), done.output
-    assert field in json.loads(done.stderr.splitlines()[-1])["field"]
+    assert field in printed(done.stderr.splitlines()[-1])["field"]
     assert sorted(tmp_path.iterdir()) == before
 
 

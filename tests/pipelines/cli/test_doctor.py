@@ -1,13 +1,12 @@
 """``dpstream doctor``: what it shows is what it found; not ready is an exit code."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.operate import doctor as module
-from tests.pipelines.cli.called import call, examples_of
+from tests.pipelines.cli.called import call, examples_of, printed
 
 
 def report(ready: bool) -> dict[str, object]:
@@ -31,7 +30,7 @@ def test_what_is_mended_is_said(made: Path | None, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "fix_prism", lambda: made)
     outcome = call("doctor", "--fix", "--json")
     assert ("is there" if made is None else "/data/prism") in outcome.stderr
-    assert json.loads(outcome.stdout) == report(True)
+    assert printed(outcome.stdout) == report(True)
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -42,4 +41,4 @@ def test_what_is_found_is_shown(ready: bool, monkeypatch: pytest.MonkeyPatch) ->
     for words in ("2.70.0", "missing", "3.5 ms", "WORDS"):
         assert words in outcome.output
     as_json = call("doctor", "--json")
-    assert as_json.exit_code == code and json.loads(as_json.output) == report(ready)
+    assert as_json.exit_code == code and printed(as_json.output) == report(ready)

@@ -1,6 +1,5 @@
 """The command line: exit codes, one clear line for every error, and never a value of data."""
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job
+from tests.pipelines.cli.called import printed
 from tests.written import read_dead_letters
 
 MakeJob = Callable[..., Job]
@@ -88,7 +88,7 @@ def test_errors_of_project_files(make_job: MakeJob) -> None:
 def test_errors_for_machines(make_job: MakeJob) -> None:
     result = call("plan", "--project", edit(make_job(), "delta = 1e-9", "delta = 2"), "--json")
     assert result.exit_code == 2
-    error = json.loads(result.stderr)
+    error = printed(result.stderr)
     assert error["field"] == "job.daily.budget.delta" and error["exit_code"] == 2
     assert set(error) == {"error", "exit_code", "field", "rule", "fix"}
 
@@ -159,7 +159,7 @@ def test_plan_reads_no_data(make_job: MakeJob) -> None:
     text = call("plan", "--project", job.path)
     assert text.exit_code == 0, text.output
     assert text.stdout.startswith("Can run") and "(6, 1e-09)" in text.stdout
-    figures = json.loads(call("plan", "--project", job.path, "--json").stdout)
+    figures = printed(call("plan", "--project", job.path, "--json").stdout)
     assert figures["plan_hash"] == job.plan.hash
 
 
@@ -174,7 +174,7 @@ def test_key_new(tmp_path: Path) -> None:
     again = call("secret", "new", path)
     assert again.exit_code == 3
     assert path.read_text().strip() == secret and secret not in again.output
-    assert json.loads(call("secret", "new", tmp_path / "b.key", "--json").stdout) == {
+    assert printed(call("secret", "new", tmp_path / "b.key", "--json").stdout) == {
         "created": "b.key"
     }
 
@@ -182,7 +182,7 @@ def test_key_new(tmp_path: Path) -> None:
 def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = call("doctor", "--json")
-    report = json.loads(result.stdout)
+    report = printed(result.stdout)
     assert result.exit_code == 0 and report["ready"]
     assert report["packages"]["apache-beam"] == "2.77.0"
     assert report["extras"]["gcp-secrets"]["missing"] == []
@@ -193,7 +193,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
     with monkeypatch.context() as patched:
         patched.setattr("dpstream.pipelines.runners.parts.prism", lambda: program)
-        opened = json.loads(call("doctor", "--json").stdout)
+        opened = printed(call("doctor", "--json").stdout)
     program.unlink()
     assert opened["runners"]["Prism"] == "2.77.0" and opened["ready"]
     assert (
@@ -227,7 +227,7 @@ def test_run_end_to_end(make_job: MakeJob, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")}
     assert len(before) == job.plan.timeline.triggers
     again = call("run", "--project", job.path, "--json")
-    assert json.loads(again.stdout)["resumed"]
+    assert printed(again.stdout)["resumed"]
     assert {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")} == before
 
 

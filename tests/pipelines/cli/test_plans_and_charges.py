@@ -1,7 +1,6 @@
 """What plans say of the ledger is what the command that charges does, in every system: accepted,
 beyond the limit, answered before (free), a damaged ledger; and ``--fresh`` charges once more."""
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import make
 from tests import accounts
-from tests.pipelines.cli.called import call
+from tests.pipelines.cli.called import call, printed
 from tests.pipelines.cli.mistakes import visits, with_account
 from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
@@ -119,7 +118,7 @@ SYSTEMS = {
 
 def acceptance(words: Words) -> tuple[int, dict[str, Any]]:
     done = call(*words, "--json")
-    report = json.loads(done.stdout.splitlines()[-1])
+    report = printed(done.stdout.splitlines()[-1])
     return done.exit_code, report["acceptance"]
 
 
@@ -159,7 +158,7 @@ def test_a_plan_is_refused_as_the_command_is(name: str, tmp_path: Path) -> None:
     code, decision = acceptance(of.plan)
     done = call(*of.ask, "--json")
     assert code == done.exit_code == 3 and decision["accepted"] is False
-    assert decision["refusal"] == json.loads(done.stderr.splitlines()[-1])
+    assert decision["refusal"] == printed(done.stderr.splitlines()[-1])
     assert charges(tmp_path) == before
 
 
@@ -189,7 +188,7 @@ def test_a_fresh_answer_keeps_the_old_one(tmp_path: Path) -> None:
 def test_answers_over_time_say_what_the_budget_covers(tmp_path: Path) -> None:
     plan = (*answer(tmp_path, "--over-time", "--units", "100", "--records", "300").plan,)
     assert {"Covers", "Cut"} <= {line.split(" ")[0] for line in call(*plan).stdout.splitlines()}
-    covered = json.loads(call(*plan, "--json").stdout)["coverage"]
+    covered = printed(call(*plan, "--json").stdout)["coverage"]
     assert covered["windows"] == 2 and covered["share_cut"] == pytest.approx(1 - 100 / 600)
 
 
@@ -215,9 +214,9 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 def refusal(words: Words) -> tuple[int, dict[str, Any]]:
     """The exit code of a command, and its refusal: in a plan's output, or as its error."""
     done = call(*words, "--json")
-    output = json.loads((done.stdout or done.stderr).splitlines()[-1])
+    output = printed((done.stdout or done.stderr).splitlines()[-1])
     inner = output["acceptance"]["refusal"] if "acceptance" in output else None
-    return done.exit_code, inner or json.loads(done.stderr.splitlines()[-1])
+    return done.exit_code, inner or printed(done.stderr.splitlines()[-1])
 
 
 def same_refusal(ask: Words, plan: Words, folder: Path) -> None:
@@ -282,7 +281,7 @@ def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     assert call(*allot).exit_code == 0
     plan, ask = ("session", "plan", *table, *words), ("session", "ask", *table, *words)
     done = call(*plan, "0.15", "--json")
-    plan_json = json.loads(done.stdout)
+    plan_json = printed(done.stdout)
     assert (plan_json["allotment_left"], plan_json["charged"]) == (0.2, []) and plan_json["errors"]
     assert plan_json["acceptance"]["accepted"] and plan_json["acceptance"]["charged"] is None
     same_refusal((*ask, "0.25"), (*plan, "0.25"), tmp_path)

@@ -1,6 +1,5 @@
 """``dpstream session``: records come and go, ranges are closed, and only the operator is told."""
 
-import json
 import re
 import shlex
 import shutil
@@ -16,6 +15,7 @@ from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.events import Created, TableNamed
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
+from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.sessions import Named, called, json_of, loaded, named, prepared, refused
 from tests.pipelines.session.small import RECORDS
 
@@ -24,7 +24,7 @@ def told_refusal(*words: str) -> dict[str, Any]:
     """What a command that is refused says to machines."""
     result = called(*words, "--json")
     assert result.exit_code in (2, 3), result.output
-    refusal: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
+    refusal: dict[str, Any] = printed(result.stderr.splitlines()[-1])
     return refusal
 
 

@@ -1,11 +1,11 @@
 """``dpstream session ask|plan|allot|select``: what is asked is told once, and paid once."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.sessions import called, json_of, loaded, refused
 
 RICH = ("--where", "epsilon >= 1")
@@ -30,8 +30,8 @@ def test_a_question_is_charged_once(tmp_path: Path) -> None:
 def test_a_refusal_for_machines(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     result = called("ask", *table, "--where", "a < 2", "--epsilon", "0.5", "--json")
-    assert result.exit_code == 3 and json.loads(result.stderr)["error"] == "refused"
-    told_of = json.loads(result.stdout)
+    assert result.exit_code == 3 and printed(result.stderr)["error"] == "refused"
+    told_of = printed(result.stdout)
     lacking = "a < 2 AND epsilon >= 0.25 AND epsilon < 0.5"
     assert told_of["lacking"] == [{"where": lacking, "left": 0.25}]
     assert (told_of["accepted"], told_of["largest"]) == (False, 0.25)
@@ -42,10 +42,10 @@ def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     assert json_of("ask", *table, "--epsilon", "0.25")["charged"]
     result = called("ask", *table, "--epsilon", "0.5", "--json")
-    fix = json.loads(result.stderr)["fix"]
+    fix = printed(result.stderr)["fix"]
     [where] = re.findall(r'--where "([^"]+)"', fix)
     result = called("plan", *table, "--epsilon", "0.5", "--json")
-    planned = json.loads(result.stdout)
+    planned = printed(result.stdout)
     assert result.exit_code == 3 and not planned["acceptance"]["accepted"]
     assert not planned["accepted"] and planned["enough"] == where and "--drop" in fix
     assert json_of("ask", *table, "--epsilon", "0.5", "--where", where)["charged"]
@@ -57,7 +57,7 @@ def test_dropping_is_no_way_out_where_every_point_lacks_budget(tmp_path: Path) -
     first = json_of("ask", *table, "--epsilon", "0.25")
     assert first["charged"]
     result = called("ask", *table, "--epsilon", "1.9", "--drop", "--json")
-    fix = json.loads(result.stderr)["fix"]
+    fix = printed(result.stderr)["fix"]
     assert result.exit_code == 3 and "--drop" not in fix
     [command] = re.findall(r"`dpstream session (\w+)`", fix)
     assert called(command, *table).exit_code == 0

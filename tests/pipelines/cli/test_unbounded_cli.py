@@ -1,6 +1,5 @@
 """Every command on jobs whose source has no end, with a plan that has none either."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.flowing import Flowing
+from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.test_main import keep_logging
 from tests.streams import positioned
 
@@ -104,14 +104,14 @@ def text_of(*args: Any) -> str:
 
 
 def json_of(*args: Any) -> Any:
-    return json.loads(text_of(*args, "--json"))
+    return printed(text_of(*args, "--json"))
 
 
 def refused(field: str, code: int, *args: Any) -> str:
     """One coded line on stderr, in words and as JSON, and no traceback."""
     result = call(*args, "--json")
     assert result.exit_code == code, result.output
-    assert json.loads(result.stderr)["field"] == field
+    assert printed(result.stderr)["field"] == field
     result = call(*args)
     assert result.exit_code == code
     *before, last = result.stderr.strip().splitlines()

@@ -1,7 +1,6 @@
 """Jobs with their key in each place: the same releases, one grammar, checks, rotation."""
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
 from tests.audit.leaks import make_job
+from tests.pipelines.cli.called import printed
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 
 KEY, OTHER = os.urandom(32).hex(), os.urandom(32).hex()
@@ -203,7 +203,7 @@ def test_check(tmp_path: Path, server: SecretServer, monkeypatch: pytest.MonkeyP
         fingerprint = ring.fingerprint
     for name, where in (("file", "file"), ("env", "env"), ("gcp", "gcp")):
         job = job_in(tmp_path / name, LINES[name])
-        description = json.loads(check(job, "--json").stdout)
+        description = printed(check(job, "--json").stdout)
         assert description == {"where": where, "store": "new", "fingerprint": fingerprint}
         assert job.state.path is not None and not job.state.path.exists()
     run_job(job)
@@ -224,7 +224,7 @@ def test_check_of_a_key_that_does_not_fit_or_is_not_there(
     assert result.exit_code == 3 and "begin a new run" in result.stderr
     monkeypatch.delenv(VARIABLE)
     result = check(job, "--json")
-    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == "secret"
+    assert result.exit_code == 2 and printed(result.stderr)["field"] == "secret"
     server.secrets.clear()
     result = check(job_in(tmp_path, LINES["gcp"]))
     assert result.exit_code == 2 and "NOT_FOUND" in result.stderr

@@ -60,7 +60,7 @@ def test_the_old_run_goes_on_where_it_is(tmp_path: Path) -> None:
 def test_refused_before_anything_moves(tmp_path: Path) -> None:
     ran(job(tmp_path, 60.0))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(PolicyError, match="spend more"):
+    with pytest.raises(PolicyError, match="this would spend"):
         set_aside(job(tmp_path, 6.0))
     one = job(tmp_path, 60.0)
 

@@ -79,7 +79,7 @@ def test_a_store_that_was_deleted_is_a_new_run(job: Job, tmp_path: Path) -> None
 
 
 def test_a_refused_charge_leaves_no_store(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="spend more"):
+    with pytest.raises(PolicyError, match="this would spend"):
         begin(with_limit(job, tmp_path, job.plan.privacy.epsilon / 2))
     assert not store(job).exists()
     run, resumed = begin(with_limit(job, tmp_path, job.plan.privacy.epsilon))

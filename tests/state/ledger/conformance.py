@@ -228,7 +228,7 @@ def refused(open_again: Open, make: type[Asker]) -> None:
     draw = Draws(open_again)
     with register(open_again, make) as answers:
         for bad in (charge(1, 4.5), charge(1, 9.0)):
-            with pytest.raises(PolicyError, match="spend more"):
+            with pytest.raises(PolicyError, match="this would spend"):
                 answers.answered(bad, "asked", draw)
         answers.answered(charge(2), "asked", draw)
         other = UnitIdentity("other", "string").text
@@ -322,12 +322,12 @@ def limits(open_again: Open) -> None:
     """The limit is the account's: changed by an entry, read in the transaction that charges."""
     one, two = open_again(), open_again()
     assert one.history().limit == two.history().limit == accounts.LIMIT
-    with pytest.raises(PolicyError, match="spend more than epsilon 4"):
+    with pytest.raises(PolicyError, match="is epsilon 4 at delta"):
         one.charge(charge(1, 4.5))
     assert two.set_limit((9.0, 1e-3)) == accounts.LIMIT
     assert one.charge(charge(1, 4.5))  # opened before the limit was raised
     assert two.set_limit((0.5, 1e-6)) == (9.0, 1e-3)
-    with pytest.raises(PolicyError, match=r"spend more than epsilon 0\.5"):
+    with pytest.raises(PolicyError, match=r"is epsilon 0\.5 at delta"):
         one.charge(charge(2, 0.1))
     assert two.set_limit((0.5, 1e-6)) == (0.5, 1e-6) and one.head().seq == 4
     one.close()

@@ -29,7 +29,7 @@ def test_spent_fits_and_check(ledger: Ledger) -> None:
         ledger.charge(charge(run))
     assert ledger.spent(1e-6) == epsilon_spent([charge(1), charge(2)], 1e-6)
     ledger.history().check([charge(3)])
-    with pytest.raises(PolicyError, match="2 runs are charged already"):
+    with pytest.raises(PolicyError, match="2 charges before"):
         ledger.history().check([charge(3, 4.4)])
     with pytest.raises(PolicyError, match="another privacy unit"):
         ledger.history().check([charge(3, unit=UnitIdentity("other", "string").text)])

@@ -68,7 +68,7 @@ def test_the_first_event_says_what_an_account_is_of() -> None:
 def test_the_limit_is_the_last_that_was_set() -> None:
     assert book_of(CREATED).limit == accounts.LIMIT
     account = book_of(CREATED, LimitChanged((0.5, 1e-6)))
-    with pytest.raises(PolicyError, match=r"more than epsilon 0\.5 .*dpstream account limit"):
+    with pytest.raises(PolicyError, match=r"epsilon 0\.5 at delta .*dpstream account limit"):
         account.check([charge(1, 1.0)])
     book_of(CREATED, LimitChanged((0.5, 1e-6)), LimitChanged((1.5, 1e-6))).check([charge(1, 1.0)])
 
