@@ -21,8 +21,8 @@ def suits(plan: "Plan") -> bool:
     """Whether the records and the time axis of a plan go with skipping.
 
     Records that ids name are decided one trigger time after the other, by what is kept beside their
-    decisions (`dp_transforms.copies`), and published keys are not looked up there.  An event ahead
-    of its stamp counts at a later trigger time than it is decided at, which passes over files
+    decisions (`dp_transforms.bounding`), and published keys are not looked up there.  An event
+    ahead of its stamp counts at a later trigger time than it is decided at, which passes over files
     that join cannot tell apart.
     """
     line = plan.timeline

@@ -170,7 +170,7 @@ class Canonicaliser:
         """64 keyed bits of all that counts of a record, where an id names it.
 
         Copies of a record that differ in nothing that counts have one digest; two that differ have
-        one with a chance of 2^-64 (`dp_transforms.copies`).
+        one with a chance of 2^-64 (`dp_transforms.bounding`).
         """
         plan = self.plan
         if plan.record_id is None:

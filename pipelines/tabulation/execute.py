@@ -17,7 +17,7 @@ from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.ask.draft import (
@@ -32,7 +32,7 @@ from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.formats.receipt import answered_now, encoded
-from dpstream.pipelines.runners.bounded import Runner
+from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
@@ -41,13 +41,14 @@ from dpstream.pipelines.tabulation.inputs import (
     prepared,
     stamps,
 )
+from dpstream.pipelines.tabulation.pieces import pieces
 from dpstream.pipelines.tabulation.reading import read
-from dpstream.pipelines.tabulation.spread import check, spread
 from dpstream.pipelines.tabulation.work import (
     counted,
     counts_digest,
     finished,
     names_of,
+    names_of_part,
     pairs_of,
     parts_of,
 )
@@ -59,6 +60,53 @@ from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.private_folders import private_folder
 from dpstream.state.private_log import keep_beside
 from dpstream.state.run_ids import new_run_id
+
+# An execution on a runner: files are counted in pieces, shards are drawn by workers.
+
+
+def check(runner: Runner) -> None:
+    """Refuse a runner that cannot be used, before anything is charged.
+
+    Raises:
+        UsageError: it is none, is not on this machine, or its workers do not share folders.
+    """
+    if runner.name not in RUNNERS:
+        raise UsageError("--runner", "does not make tables here", f"use {', '.join(RUNNERS)}")
+    runner.engine()
+
+
+def spread(
+    runner: Runner,
+    inputs: Inputs,
+    setup: Prepared,
+    keys: SecretSource,
+    run_id: str,
+    folder: Path,
+    letters: str | None,
+) -> None:
+    """Count and draw on a runner's workers, into the draft folder.
+
+    Args:
+        keys: bound to the run.
+        letters: folder of refused records, ``None``: they refuse the file.
+
+    Raises:
+        DpstreamError: the pipeline failed.
+    """
+    from dpstream.pipelines.tabulation.flow import Task, build
+
+    parts = parts_of(setup)
+    task = Task(inputs, run_id, str(folder), letters, keys)
+    # The files of a part are written in this order.
+    last = [folder / names_of_part(setup, part)[-1] for part in parts]
+    try:
+        run_to_end(
+            runner,
+            lambda pipeline: build(pipeline, task, pieces(inputs.records), len(parts)),
+            lambda: all(path.exists() for path in last),
+        )
+    finally:
+        destroy_keys(run_id)
 
 
 class Order(NamedTuple):

@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,16 +28,59 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.bases import Fitted
+from dpstream.accounting.strategies.cells.stored import bases_arrays, bases_of
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
 from dpstream.pipelines.formats.receipt import Header, encoded, header_of
 from dpstream.pipelines.jobs.cells import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
-from dpstream.pipelines.workload.stored import of_arrays, to_arrays
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
 from dpstream.state.private_folders import private_folder
+
+# Released estimates as plain arrays.
+
+
+def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
+    """Arrays by name, for ``np.savez``."""
+    if isinstance(estimate, Estimate):
+        return {
+            "cells": estimate.cells,
+            "scale": estimate.scale,
+            "half_width": np.array(estimate.half_width),
+            "summed": np.array(estimate.summed, np.int64),
+            **{f"mix{number}": factor for number, factor in enumerate(estimate.mix)},
+        }
+    return {
+        "counts": np.array([len(key) for key in estimate.keys], np.int64),
+        "keys": np.array([axis for key in estimate.keys for axis in key], np.int64),
+        "sds": estimate.sds,
+        "found": np.concatenate([array.ravel() for array in estimate.measured]),
+        **bases_arrays(estimate.bases),
+    }
+
+
+def of_arrays(held: Mapping[str, Any]) -> Estimate | TableEstimate:
+    """The estimate of its arrays.
+
+    Raises:
+        KeyError, ValueError: they are of another form.
+    """
+    if "bases" not in held:
+        mix = tuple(held[f"mix{number}"] for number in range(len(held) - 4))
+        summed = tuple(held["summed"].tolist())
+        return Estimate(held["cells"], held["scale"], mix, float(held["half_width"]), summed)
+    bases = bases_of(held)
+    sizes = [basis.size for basis in bases]
+    ends = np.cumsum(held["counts"])
+    keys = tuple(tuple(key.tolist()) for key in np.split(held["keys"], ends[:-1]))
+    shapes = [[sizes[axis] - 1 for axis in key] for key in keys]
+    cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    parts = np.split(held["found"], cuts[:-1])
+    arrays = tuple(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
+    return TableEstimate(bases, keys, held["sds"], arrays)
+
 
 RECEIPT, ESTIMATE = "release.json", "estimate.npz"
 FORMATS = ("parquet", "csv")

@@ -8,7 +8,9 @@ import scipy.special
 
 from dpstream.accounting import special
 
-MODULES = ("gaussian", "thresholds", "tuning.question", "query.calibration", "sessions.errors")
+MODULES = (
+    "gaussian", "budget.thresholds", "tuning.question", "query.calibration", "sessions.errors"
+)  # fmt: skip
 
 
 def test_functions_are_those_of_scipy() -> None:

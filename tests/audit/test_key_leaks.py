@@ -17,9 +17,8 @@ from dpstream.accounting.guarantee import describe, text
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.references import read_secret
 from dpstream.dp_transforms.noise.secret import Secret
-from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.noise.secret_source import SecretSource, read_secret
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.registry import sink_of

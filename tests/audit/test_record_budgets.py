@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
-from dpstream.accounting.regions import coarsening, dimensions, snapping
+from dpstream.accounting.regions import charging as coarsening
+from dpstream.accounting.regions import dimensions, snapping
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.dimensions import Budget, Integer
 from dpstream.accounting.sessions.rules import Quotas, Rules

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
-from dpstream.dp_transforms.noise.references import parse_reference
+from dpstream.dp_transforms.noise.secret_source import parse_reference
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.jobs.job import load_job

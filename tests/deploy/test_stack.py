@@ -97,7 +97,7 @@ def visits(stack: Stack) -> int:
 AS_USERS = """
 import json, os, sys
 from dpstream.accounting.errors import DpstreamError
-from dpstream.dp_transforms.noise.references import read_secret
+from dpstream.dp_transforms.noise.secret_source import read_secret
 for user, mode in json.loads(sys.argv[2]):
     os.chmod(sys.argv[1], mode)
     child = os.fork()

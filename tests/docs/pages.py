@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+CHANGES = ROOT / "docs" / "changes"  # gathered by a release, no pages of the site
+PAGES = [README, *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent != CHANGES)]
 #: A fence, with the comment on the line before it that says what a test does with the block.
 _BLOCK = re.compile(r"(?:^<!-- ([^\n]*?) -->\n)?^```([a-z]*)\n(.*?)^```$", re.M | re.S)
 

@@ -21,8 +21,7 @@ from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.dp_transforms.bounding import bound
-from dpstream.dp_transforms.copies import Copies
+from dpstream.dp_transforms.bounding import Copies, bound
 from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.regions import coarsening, dimensions, snapping
+from dpstream.accounting.regions import charging as coarsening
+from dpstream.accounting.regions import dimensions, snapping
 from dpstream.accounting.regions.charging import ask, charge
 from dpstream.accounting.regions.decision import decide
 from dpstream.accounting.regions.spent import Spent, restored, untouched

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpstream.accounting.regions import coarsening
-from dpstream.accounting.regions.coarsening import coarsen
+from dpstream.accounting.regions import charging as coarsening
+from dpstream.accounting.regions.charging import coarsen
 from tests.accounting.regions.spaces import painted, partition
 
 SIZES = np.array([5, 4, 6])

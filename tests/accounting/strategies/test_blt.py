@@ -5,8 +5,7 @@ import pytest
 
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
-from dpstream.accounting.strategies.blt import BltStrategy
-from dpstream.accounting.strategies.blt_table import EXPONENTIALS
+from dpstream.accounting.strategies.blt import EXPONENTIALS, BltStrategy
 from tests.accounting.strategies.dense import (
     SCALE,
     balls,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpstream.accounting.strategies.prefix_identity import prefix_identity, squared_error
+from dpstream.accounting.strategies.geometric import prefix_identity, squared_error
 from tests.accounting.strategies.dense import Floats
 
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from dpstream.accounting.tabulation.describe import least_budget
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
     Spent,
@@ -19,7 +20,6 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon,
     zcdp_epsilon_analytic,
 )
-from dpstream.accounting.tabulation.targets import least_budget
 from tests.oracle.published_margins import level_budget, published_epsilon, published_rho
 
 MARGINS = (6, 6, 11, 11, 50, 50, 50)

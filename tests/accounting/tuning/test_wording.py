@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from dpstream.accounting.tuning.wording import (
+from dpstream.accounting.tuning.changes import (
     duration_text,
     per_key_text,
     settings_text,

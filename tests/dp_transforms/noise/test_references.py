@@ -9,8 +9,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.references import parse_reference, read_secret
-from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.noise.secret_source import SecretSource, parse_reference, read_secret
 from tests.audit.leaks import contents, printed
 
 KEY = bytes(range(32))

@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise import secret_manager
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.references import read_secret
-from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.noise.secret_source import SecretSource, read_secret
 from dpstream.state import connecting
 from tests.audit.leaks import contents, printed
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server

@@ -20,7 +20,7 @@ from dpstream.accounting.evidence.design import designs
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.cells import cells_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.noise import references
+from dpstream.dp_transforms.noise import secret_source as references
 from dpstream.pipelines.audit.audit import Ask, audit
 from dpstream.pipelines.audit.rows import Released, rows_of, table_of, totals
 from dpstream.pipelines.audit.run import Fixed, audited_plan, sides

@@ -6,7 +6,7 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.project.shapes import EXAMPLES, fix_of
+from dpstream.pipelines.project.text import EXAMPLES, fix_of
 from tests.projects import write_project
 
 UNIT, START = 'unit_column = "user"', 'start = "2024-01-01T00:00:00Z"'

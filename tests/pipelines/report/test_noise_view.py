@@ -1,6 +1,6 @@
 """Noise by trigger: pictures that say their numbers, and a short table."""
 
-from dpstream.pipelines.report.noise_view import _chart, noise, trigger_table
+from dpstream.pipelines.report.view import _chart, noise, trigger_table
 
 FIGURES = {
     "streams": [

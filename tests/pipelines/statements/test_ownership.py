@@ -14,11 +14,11 @@ from dpstream.pipelines.statements import (
     functions,
     options,
     ownership,
-    public_groups,
     relations,
     resolve,
     statement,
 )
+from dpstream.pipelines.statements import statement as public_groups
 from dpstream.pipelines.statements.rules import RULES
 from dpstream.pipelines.statements.statement import statement_of
 from tests.pipelines.sql.pairs import PAIRS

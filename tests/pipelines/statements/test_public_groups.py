@@ -4,8 +4,8 @@ import pytest
 from sqlglot import exp, parse_one
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.statements.public_groups import public_side
 from dpstream.pipelines.statements.rules import RULES
+from dpstream.pipelines.statements.statement import public_side
 
 PUBLIC = "(SELECT DISTINCT page FROM pages) AS p"
 

@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.tables.decoded import Decoded
-from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.engine import Decoded, Engine
 from tests.pipelines.sql.reading import catalog, not_utf8, rows
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dpstream.pipelines.tables.decoded import Decoded
-from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.engine import Decoded, Engine
 from dpstream.pipelines.tables.files import Piece, rows_of
 from dpstream.pipelines.tables.inputs import files_of
 from tests.pipelines.sql.reading import catalog, not_utf8

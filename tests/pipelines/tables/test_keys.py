@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.tables.keys import check_keys
+from dpstream.pipelines.tables.registration import check_keys
 from tests.pipelines.sql.shop import shop
 
 Row = dict[str, int | None]

@@ -6,8 +6,8 @@ import duckdb
 import numpy as np
 
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.workload.bounded import bounded
 from dpstream.pipelines.workload.of_job import domain_of_job, one_shot_job
+from dpstream.pipelines.workload.registered import bounded
 from tests.pipelines.workload.survey import JOB, survey, workload
 
 

@@ -8,8 +8,8 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.workloads.workload import over
-from dpstream.pipelines.workload import nonnegative as module
-from dpstream.pipelines.workload.nonnegative import nonnegative
+from dpstream.pipelines.workload import estimate as module
+from dpstream.pipelines.workload.estimate import nonnegative
 
 
 def test_least_squares_as_an_independent_solver_finds_it() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpstream.pipelines.workload.estimate import Estimate
-from dpstream.pipelines.workload.stored import of_arrays, to_arrays
+from dpstream.pipelines.workload.release import of_arrays, to_arrays
 
 
 def test_cells() -> None:

@@ -13,7 +13,7 @@ from dpstream.accounting.strategies.cells.differences import matrix
 from dpstream.accounting.workloads.parse import from_dict
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.estimate import values
-from dpstream.pipelines.workload.stored import of_arrays, to_arrays
+from dpstream.pipelines.workload.release import of_arrays, to_arrays
 from dpstream.pipelines.workload.tables import TableEstimate
 
 SIZES = (3, 4, 1, 2)

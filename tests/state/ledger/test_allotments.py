@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.state.ledger.allotments import allotted
 from dpstream.state.ledger.orders import Order
+from dpstream.state.ledger.regions import allotted
 from tests import accounts
 from tests.pipelines.session.people import PEOPLE, box
 from tests.state.ledger.region_conformance import Payer

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.regions import coarsening, dimensions, snapping
+from dpstream.accounting.regions import charging as coarsening
+from dpstream.accounting.regions import dimensions, snapping
 from dpstream.state.ledger import balances
 from dpstream.state.ledger.balances import Balances
 from dpstream.state.ledger.contract import Ledger

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.strategies.cells.cosines import of_tables
-from dpstream.accounting.strategies.cells.eigen import spectrum
+from dpstream.accounting.strategies.cells.eigen import of_tables, spectrum
 from dpstream.accounting.strategies.cells.folding import folding_of
 from dpstream.accounting.strategies.cells.weighting import Vectors, weigh
 from dpstream.accounting.workloads.workload import Workload, marginals, over
