@@ -53,8 +53,12 @@ def size(root: Path, names: tuple[str, ...]) -> Size:
 
 def words(root: Path) -> int:
     """Words of README and docs without mechanism.md, code blocks and comments."""
-    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-    texts = [page.read_text(encoding="utf-8") for page in pages if page.name != "mechanism.md"]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]  # fragments are no pages
+    texts = [
+        page.read_text(encoding="utf-8")
+        for page in pages
+        if page.name != "mechanism.md" and page.parent.name != "changes"
+    ]
     prose = [re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.S) for text in texts]
     return sum(len(re.findall(r"[A-Za-z][A-Za-z'’-]*", text)) for text in prose)
 
