@@ -183,7 +183,7 @@ class SecretSource:
     """
 
     reference: str | None = None
-    insecure_test_secret: str | None = None
+    insecure_test_secret: str | None = dataclasses.field(default=None, repr=False)
     run_id: str | None = None
     fingerprint: str | None = None
 

@@ -46,3 +46,7 @@ def test_only_a_file_has_a_path_and_starts_from_a_folder(tmp_path: Path) -> None
     assert SecretSource("file:a").below(tmp_path).file == str(tmp_path / "a")
     for source in (SecretSource("env:A"), SecretSource(None, KEY), SecretSource()):
         assert source.file is None and source.below(tmp_path) == source
+
+
+def test_a_text_of_it_has_no_secret() -> None:
+    assert KEY not in repr(SecretSource(None, KEY)) and KEY not in str(SecretSource(None, KEY))
