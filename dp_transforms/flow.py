@@ -104,7 +104,7 @@ class DPStream(beam.PTransform):
         plan: Plan,
         run: Run | None = None,
         *,
-        secret: str | None = None,
+        secret: str | SecretSource | None = None,
         store: str = "sqlite:dpstream.db",
         shards: int = 4,
         source: str | None = None,
@@ -122,7 +122,7 @@ class DPStream(beam.PTransform):
                     "is required: a store goes on only with the input it was begun with",
                     "give DPStream(source=...) a name or digest that tells this input from others",
                 )
-            keys = SecretSource(secret)
+            keys = secret if isinstance(secret, SecretSource) else SecretSource(secret)
             parts = [source.encode()]
             run, _ = begin_run(
                 plan, keys, store, shards, source=parts, account=account, public=public

@@ -14,12 +14,14 @@ from dpstream.accounting.strength import WeakGuaranteeWarning, weaknesses
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.flow import Output
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Account, Run
 from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
+from dpstream.pipelines.frames.account import DataSetAccount
 from dpstream.pipelines.frames.memory import ReadTable
 from dpstream.pipelines.frames.numbered import Rows
 from dpstream.pipelines.frames.question import keys_table
@@ -48,7 +50,8 @@ class DPStream(flow.DPStream):
             goes on only with the input that it was begun with.  A job's own files and a table of
             ``ReadTable`` tell it themselves.
         secret, store, shards, account: of a plan whose run is begun here: a reference to the
-            secret (``file:PATH``, ``env:NAME``, ``gcp:...``); the store's URL and its shards;
+            secret (``file:PATH``, ``env:NAME``, ``gcp:...``), by default that of the account's
+            data set; the store's URL and its shards;
             the account that the run is charged in (`frames.account`), without which nobody counts
             what is spent.
         clock: announces trigger times (`dp_transforms.beam.clock`).
@@ -65,7 +68,7 @@ class DPStream(flow.DPStream):
         *,
         public_keys: Any = None,
         source: str | None = None,
-        secret: str | None = None,
+        secret: str | SecretSource | None = None,
         store: str | None = None,
         shards: int | None = None,
         account: Account | None = None,
@@ -103,7 +106,7 @@ class DPStream(flow.DPStream):
         super().__init__(
             plan,
             run,
-            secret=secret,
+            secret=_secret(secret, account),
             store=store or "sqlite:dpstream.db",
             shards=4 if shards is None else shards,
             source=source,
@@ -150,6 +153,13 @@ def _warn(plan: Plan) -> None:
     """A guarantee that promises little is told to whoever builds the pipeline."""
     for weakness in weaknesses(plan.privacy.epsilon, plan.privacy.delta):
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)
+
+
+def _secret(given: str | SecretSource | None, account: Account | None) -> str | SecretSource | None:
+    """The secret of a run that is begun here: as given, else that of its account's data set."""
+    if given is None and isinstance(account, DataSetAccount):
+        return account.secret
+    return given
 
 
 def _with_keys(

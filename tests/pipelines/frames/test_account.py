@@ -1,5 +1,6 @@
 """A run that is begun in Python is charged as a job's is: once, before any draw, or refused."""
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,19 @@ def test_it_costs_what_the_jobs_run_costs(place: Place) -> None:
     (other,) = place.entries()
     assert one.run_id != other.run_id
     assert msgspec.structs.replace(one, run_id=other.run_id) == other
+
+
+def test_the_secret_comes_with_the_account(place: Place) -> None:
+    path = place.folder / "noise.secret"
+    given = dataclasses.replace(account(place), secret=SecretSource(f"file:{path}"))
+    try:
+        run = dpstream.DPStream(
+            place.job().plan, source="visits, version 1", account=given,
+            store=f"sqlite:{place.folder / 'own.db'}",
+        )._run  # fmt: skip
+    finally:
+        stores.close_all()
+    assert stream(place, account=account(place))._run.run_id == run.run_id
 
 
 def test_a_refused_charge_leaves_nothing(place: Place) -> None:
