@@ -141,10 +141,15 @@ class Total(NamedTuple):
         return (float(self.plain) + noise._least(left)) * _UP
 
     def _least(self, delta: float) -> float:
-        """Least epsilon of the noise alone, as far as a bisection finds it from above."""
+        """Least epsilon of the noise alone, as far as a bisection finds it from above.
+
+        Infinite where no float is enough.
+        """
         high = 1.0
         while not any(bound <= delta for bound in self._noise(high)):
             high *= 2
+            if not math.isfinite(high):
+                return math.inf
         low = 0.0
         for _ in range(_STEPS):
             middle = (low + high) / 2

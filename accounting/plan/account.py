@@ -56,10 +56,13 @@ class Account:
             PolicyError: their costs do not add up.
         """
         total, unit = self._with(more), composed([*self.charges, *more]).unit_text
-        at_delta = total.epsilon(delta)
-        if math.isfinite(at_delta):
-            return f"epsilon {up(at_delta)} at that delta, per {unit}"
-        return f"delta {up(float(total.delta(epsilon)))} at that epsilon, per {unit}"
+        try:
+            at_delta = total.epsilon(delta)
+            if math.isfinite(at_delta):
+                return f"epsilon {up(at_delta)} at that delta, per {unit}"
+            return f"delta {up(min(1.0, float(total.delta(epsilon))))} at that epsilon, per {unit}"
+        except (ValueError, OverflowError):  # figures that floats do not hold
+            return f"more than any figure here, per {unit}"
 
     def total(self) -> Total:
         """What all runs cost their common unit together.

@@ -1,7 +1,6 @@
 """Where a process finds the secret: a reference that it follows for itself, and what it opened.
 
-Apart from ``run``: a command that needs the secret but takes part in no run loads no store.  What
-reads no secret, as a plan, does not load ciphers either.
+Apart from ``run``: a command that needs the secret but takes part in no run loads no store.
 """
 
 import dataclasses
@@ -194,6 +193,8 @@ class SecretSource:
                 raise UsageError(
                     FIELD, "is given twice", "keep one of secret and insecure_test_secret"
                 )
+            if not isinstance(self.reference, str):
+                raise UsageError(FIELD, "is not a reference to a secret", "write 'file:PATH'")
             parse_reference(self.reference)
         if fixed is not None and not _HEX.fullmatch(fixed):
             raise UsageError("insecure_test_secret", "must be 64 hex digits", "correct it")

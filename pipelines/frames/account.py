@@ -84,7 +84,8 @@ def account(
         id: of the account.
         unit: what the account calls the privacy unit, where plans find the same ids in columns of
             different names (default: the unit's column).
-        secret: where the data set's secret is: ``file:PATH``, ``env:NAME`` or ``gcp:...``.
+        secret: where the data set's secret is: ``file:PATH``, ``env:NAME`` or ``gcp:...``.  Paths
+            start in the folder that is current now, whatever it is later.
 
     Raises:
         UsageError: the account has no id, or a part is not usable.
@@ -97,12 +98,12 @@ def account(
             "and write id='...' as it prints it",
         )
     check_names(data_set, id)
-    place = place_below(Path(), str(path))
+    place = place_below(Path.cwd(), str(path))
     keep_beside(place)
     if secret is not None and not isinstance(secret, str | SecretSource):
         raise UsageError("secret", "is not a reference to a secret", "write secret='file:PATH'")
     source = secret if isinstance(secret, SecretSource) else SecretSource(secret)
-    return DataSetAccount(AccountPlace(place, data_set, id, unit), source)
+    return DataSetAccount(AccountPlace(place, data_set, id, unit), source.below(Path.cwd()))
 
 
 def checked_account(given: DataSetAccount | None, how: Asking) -> DataSetAccount | None:

@@ -174,7 +174,7 @@ def _acceptance(
     """Whether the account would take the question.
 
     Raises:
-        DpstreamError: there is no key, or the label is not usable.
+        DpstreamError: there is no secret, or the label is not usable.
     """
     from dpstream.pipelines.ask.sequence import request_of
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.account import DataSetAccount
 from dpstream.pipelines.project.project import load_project
@@ -57,6 +58,8 @@ class ProjectFile:
     def __init__(
         self, path: str | Path | None, environment: str | None, settings: Sequence[str]
     ) -> None:
+        if isinstance(settings, str):
+            raise UsageError("settings", "is a text", 'write settings=["FIELD=VALUE"]')
         self.path = load_project(_as_path(path), environment, settings).path
         self._environment, self._settings = environment, tuple(settings)
 

@@ -14,6 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.runners.settings import refuse_at_least_once
+from dpstream.pipelines.runners.table import RUNNERS, make_runner, refuse_unknown
 from dpstream.state.private_log import unexpected
 
 RUNNER = "DataflowRunner"
@@ -26,8 +27,10 @@ def flags(given: Sequence[str], streaming: bool) -> list[str]:
         streaming: whether the input has no end.
 
     Raises:
-        UsageError: a flag that breaks exactly-once processing, or another runner.
+        UsageError: a flag that breaks exactly-once processing, one that neither the template nor
+            Beam knows, or another runner.
     """
+    refuse_unknown(given, RUNNERS[RUNNER].flags)
     parsed = PipelineOptions(list(given))
     refuse_at_least_once(parsed)
     options = parsed.get_all_options()
@@ -60,8 +63,6 @@ def submit(built: Callable[[beam.Pipeline], None], beam_args: Sequence[str]) -> 
     Args:
         built: puts the transforms into the pipeline that it is given.
     """
-    from dpstream.pipelines.runners.table import make_runner
-
     engine = make_runner(RUNNER, without_runner(beam_args))
     engine.options.view_as(StandardOptions).streaming = False
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)

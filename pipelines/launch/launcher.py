@@ -96,6 +96,11 @@ def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
             raise UsageError(f"--{parameter}", rule, "leave it out" if given else "give gs://...")
     with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
         project = fetch(own.project_file, Path(folder), own.kind, own.name)
+        if own.environment is not None:
+            environments = sorted(load_project(project).written.env)
+            if own.environment not in environments:
+                fix = f"name one of {', '.join(environments)}" if environments else "leave it out"
+                raise UsageError("--environment", f"no [env.{own.environment}]", fix)
         return _starter(own.kind)(project, own, beam_args)
 
 

@@ -48,6 +48,9 @@ class DataSetSection(Section, frozen=True):
     secret: str | None = None
     insecure_test_secret: str | None = None
 
+    def __repr__(self) -> str:
+        return f"DataSetSection({self.unit!r}, {self.account!r}, {self.secret!r})"
+
 
 class TimeColumn(Section, frozen=True):
     """``time_column`` with a type: whole numbers in Parquet that count microseconds since 1970."""

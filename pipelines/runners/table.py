@@ -139,7 +139,7 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
             "--runner", f"must be one of {', '.join(RUNNERS)}", "use --runner=DirectRunner"
         )
     kind = RUNNERS[name]
-    _refuse_unknown(beam_args, kind.flags)
+    refuse_unknown(beam_args, kind.flags)
     parsed_options = PipelineOptions(list(beam_args), runner=kind.engine)
     _refuse_leaks(parsed_options)
     _refuse_open(parsed_options)
@@ -182,7 +182,7 @@ def _refuse_open(options: PipelineOptions) -> None:
         raise UsageError("--flink_submit_uber_jar", "would let other machines in", "leave it out")
 
 
-def _refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
+def refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
     """A flag that neither this program nor Beam knows is a typing error, not a silent no-op."""
     known_flags = {"runner", *further}
     for options in PipelineOptions.__subclasses__():

@@ -170,7 +170,7 @@ def ask(open_table: OpenTable, request: SessionRequest) -> Answer:
 
     Raises:
         SessionRefusedError: points lack budget; its ``decision`` says which, and is public.
-        DpstreamError: the question has no meaning, there is no key or table, or the ledger is not
+        DpstreamError: the question has no meaning, there is no secret or table, or the ledger is not
             this table's.
     """
     return decoded(

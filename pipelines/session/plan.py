@@ -66,7 +66,7 @@ def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) ->
             of the points.
 
     Raises:
-        DpstreamError: it has no meaning, or there is no key or table.
+        DpstreamError: it has no meaning, or there is no secret or table.
     """
     check(open_table, request)
     question = request.question

@@ -213,13 +213,13 @@ def test_the_job_of_the_stack() -> None:
 
 def test_the_jobs_command_line() -> None:
     """Every flag is the program's or Beam's."""
-    from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
+    from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 
     words = shlex.split(SERVICES["job"]["command"])
     assert SERVICES["job"]["entrypoint"] == "dpstream" and words[0] == "run"
     with run.make_context("run", words[1:]) as context:
         assert context.params["public"] == 9464
-        _refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
+        refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
         assert "--environment_type=EXTERNAL" in context.args
     scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
     targets = [t for job in scraped["scrape_configs"] for s in job["static_configs"]

@@ -18,7 +18,7 @@ from dpstream.pipelines.launch import stream as launch
 from dpstream.pipelines.launch.dataflow import flags
 from dpstream.pipelines.launch.launcher import fetch, main, parser
 from dpstream.pipelines.launch.stream import check_remote, describe
-from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
+from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 from dpstream.state import open as stores
 from tests import accounts
 from tests.audit.leaks import make_job
@@ -78,7 +78,7 @@ def test_every_parameter_is_the_launchers_or_beams() -> None:
     own = {action.dest for action in parser()._actions} - {"help"}
     names = [parameter["name"] for parameter in METADATA["parameters"]]
     assert own <= set(names) and len(set(names)) == len(names)
-    _refuse_unknown([f"--{name}=x" for name in names if name not in own], FLAGS)
+    refuse_unknown([f"--{name}=x" for name in names if name not in own], FLAGS)
     fields = {"name", "label", "helpText", "paramType", "regexes", "isOptional"}
     for parameter in METADATA["parameters"]:
         assert set(parameter) <= fields and {"name", "label", "helpText"} <= set(parameter)
@@ -118,7 +118,7 @@ def test_flags_for_dataflow(tmp_path: Path) -> None:
     assert options["sdk_container_image"] == IMAGE and options["project"] == "p"
     assert flags(all_flags, streaming=True) == all_flags, "nothing is given twice"
     assert "--sdk_location=container" not in flags(given[:3], streaming=True)
-    _refuse_unknown([flag for flag in all_flags if not flag.startswith("--runner")], FLAGS)
+    refuse_unknown([flag for flag in all_flags if not flag.startswith("--runner")], FLAGS)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import yaml
 
 from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.runners import worker_pool
-from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
+from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 from tests.runners.engines import ROOT
 from tests.runners.flink import session
 
@@ -172,7 +172,7 @@ def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     assert words[:2] == ["dpstream", "run"]
     with run.make_context("run", words[2:]) as context:
         assert context.params["public"] == container["ports"][0]["containerPort"]
-        _refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
+        refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
     named = {word.partition("=")[2] for word in words}
     service = objects["Service"]["metadata"]["name"]
     assert {f"{service}:{p['port']}" for p in objects["Service"]["spec"]["ports"]} <= named

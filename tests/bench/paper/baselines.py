@@ -16,7 +16,7 @@ Privacy of Baseline 1, composed fairly.  Everything drawn is Gaussian, so T quer
 compose to exactly mu-GDP.  No bound is lost, so neither zCDP (an upper bound of the same
 mechanism) nor the composition of black boxes can do better.  Keys: a cell is a (key, query); at
 each query a unit has at most C pairs, and j_t of them on keys it touches alone leave the
-Gaussians at most (C - j_t)/(C T) of mu^2 (accounting.thresholds.one_trigger_tail: n selections
+Gaussians at most (C - j_t)/(C T) of mu^2 (budget.thresholds.one_trigger_tail: n selections
 and the values on them cost at most their pairs' part).  With m = sum of j_t lonely cells of C T
 that is delta_G(epsilon; mu sqrt((C T - m)/(C T))) + m b <= delta for all m: the one-trigger rule
 with C T in place of C gives b.

@@ -1,4 +1,4 @@
-"""``dpstream key``: a new key is for its owner only, and never written over."""
+"""``dpstream secret``: a new key is for its owner only, and never written over."""
 
 from collections.abc import Callable
 from pathlib import Path

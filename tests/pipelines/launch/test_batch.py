@@ -23,7 +23,7 @@ from dpstream.pipelines.session.records.batch import here
 from dpstream.pipelines.session.records.flow import ANSWER
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.ticket import ticket_of
-from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
+from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
 
 PROJECT = """
 version = 1
@@ -47,7 +47,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> BatchParameters:
     """A table and a ticket as files of a store; only a test may have its key here."""
-    keys = key_file(folder)
+    keys = secret_file(folder)
     parts = tuple(read_manifest(table.folder, table.table).usable())
     with keys.ring() as ring:
         data = ticket_of(table.table, parts, table.question(), table.boxes, run, ring).data

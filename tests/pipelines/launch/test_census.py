@@ -20,7 +20,7 @@ from dpstream.pipelines.launch.census import (
 )
 from dpstream.pipelines.launch.dataflow import flags
 from dpstream.pipelines.project.project import load_project
-from dpstream.pipelines.runners.table import RUNNERS, _refuse_unknown
+from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.flow import Seal
 from dpstream.pipelines.tabulation.work import names_of
@@ -121,7 +121,7 @@ def test_flags_for_dataflow() -> None:
     cloud_flags = flags(CLOUD, streaming=False)
     assert cloud_flags[-2:] == ["--runner=DataflowRunner", "--sdk_location=container"]
     assert flags(cloud_flags, streaming=False) == cloud_flags
-    _refuse_unknown([flag for flag in cloud_flags if "--runner" not in flag],
+    refuse_unknown([flag for flag in cloud_flags if "--runner" not in flag],
                     RUNNERS["DataflowRunner"].flags)  # fmt: skip
     for flag in ("--streaming", "--runner=DirectRunner",
                  "--experiments=streaming_mode_at_least_once"):  # fmt: skip

@@ -74,7 +74,7 @@ def made(
     return Made(config.folder, config.table)
 
 
-def key_file(folder: Path) -> SecretSource:
+def secret_file(folder: Path) -> SecretSource:
     """The test key in a file."""
     path = folder / "noise.secret"
     path.write_text(KEY + "\n")

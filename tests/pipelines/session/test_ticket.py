@@ -9,7 +9,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.ticket import opened, ticket_of
-from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
+from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def test_a_ticket_says_what_was_paid_and_is_of_its_key(table: Made, tmp_path: Path) -> None:
     parts = read_manifest(table.folder, table.table).parts
-    with key_file(tmp_path).ring() as keys:
+    with secret_file(tmp_path).ring() as keys:
         data, name = ticket_of(table.table, parts, table.question(), table.boxes, RUN, keys)
         ticket, again = opened(data, keys)
         assert name == again and name.encode() in data

@@ -16,7 +16,7 @@ from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.records.scan import Scan
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from tests import accounts
-from tests.pipelines.session.batching import CELLS, RUN, Made, key_file, made
+from tests.pipelines.session.batching import CELLS, RUN, Made, made, secret_file
 from tests.runners.engines import need_flink
 from tests.state.ledger.region_conformance import Payer
 
@@ -30,7 +30,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def both(runner: Runner, table: Made, folder: Path, kind: str = "epsilon") -> tuple[bytes, bytes]:
     """The answer here, and on a runner."""
-    keys, question = key_file(folder), table.question(kind)
+    keys, question = secret_file(folder), table.question(kind)
     with keys.ring() as ring:
         bound = keys.of_run(RUN, ring.fingerprint)
         mine = here(table, table.table.space, question, table.boxes, ring, RUN)
@@ -66,7 +66,7 @@ def test_flink_gives_the_same_bytes(table: Made, tmp_path: Path) -> None:
 
 def test_a_scan_in_duckdb_gives_the_same_bytes(table: Made, tmp_path: Path) -> None:
     space, question, boxes = table.table.space, table.question(), table.boxes
-    with Scan(table.folder, table.table) as scan, key_file(tmp_path).ring() as ring:
+    with Scan(table.folder, table.table) as scan, secret_file(tmp_path).ring() as ring:
         theirs = here(scan, space, question, boxes, ring, RUN)
         assert encoded(theirs) == encoded(here(table, space, question, boxes, ring, RUN))
 

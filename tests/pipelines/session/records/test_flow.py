@@ -28,7 +28,7 @@ from dpstream.pipelines.session.records.flow import (
 )
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.state.ledger.region_charge import packed
-from tests.pipelines.session.batching import KEY, RUN, Made, key_file, made
+from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
 from tests.pipelines.test_coders import UNPICKLED
 from tests.pipelines.test_coders import parts_of as coders_of
 
@@ -42,7 +42,7 @@ def task_of(table: Made, folder: Path, shards: int = 3) -> Task:
     (folder / "draft").mkdir(exist_ok=True)
     return Task(
         table.table, str(table.folder), table.question(), packed(table.boxes), RUN,
-        str(folder / "draft"), shards, key_file(folder),
+        str(folder / "draft"), shards, secret_file(folder),
     )  # fmt: skip
 
 

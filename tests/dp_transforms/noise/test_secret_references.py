@@ -75,7 +75,7 @@ def test_versions_that_can_move_are_refused(version: str) -> None:
 # --- what they lead to -----------------------------------------------------------------------
 
 
-def key_file(folder: Path, text: str, mode: int = 0o600) -> str:
+def secret_file(folder: Path, text: str, mode: int = 0o600) -> str:
     path = folder / "noise.secret"
     path.write_bytes(text.encode("utf-8"))
     path.chmod(mode)
@@ -96,14 +96,14 @@ def test_a_key_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, text: str
 ) -> None:
     monkeypatch.setenv("DPSTREAM_TEST_KEY", text)
-    for reference in (key_file(tmp_path, text, mode), "env:DPSTREAM_TEST_KEY"):
+    for reference in (secret_file(tmp_path, text, mode), "env:DPSTREAM_TEST_KEY"):
         assert read_secret(reference) == KEY
         assert SecretSource(reference).ring().fingerprint == KeyRing(KEY).fingerprint
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o620, 0o601, 0o610, 0o777])
 def test_a_file_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> None:
-    error = refusal(key_file(tmp_path, KEY.hex(), mode))
+    error = refusal(secret_file(tmp_path, KEY.hex(), mode))
     assert isinstance(error, PolicyError) and "chmod 600" in error.fix
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_key_is_refused_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("DPSTREAM_TEST_KEY", text)
-    for reference in (key_file(tmp_path, text), "env:DPSTREAM_TEST_KEY"):
+    for reference in (secret_file(tmp_path, text), "env:DPSTREAM_TEST_KEY"):
         error = refusal(reference)
         assert isinstance(error, UsageError)
         for part in (text.strip(), KEY.hex()[:16]):
@@ -170,7 +170,7 @@ def ordinary_user() -> Iterator[None]:
 
 
 def test_a_file_without_permission(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    reference = key_file(tmp_path, KEY.hex(), 0o000)
+    reference = secret_file(tmp_path, KEY.hex(), 0o000)
     request.getfixturevalue("ordinary_user")
     error = refusal(reference)
     assert isinstance(error, UsageError) and "may not be read" in error.rule
