@@ -1,4 +1,4 @@
-"""What is said to a field of a project file that has another shape, or is missing."""
+"""Texts of errors about fields of a project file that are missing or have another shape."""
 
 import re
 
@@ -31,7 +31,7 @@ EXAMPLES = {
 
 
 def example(path: str) -> str | None:
-    """A line that may be copied, for the field at ``path``; ``None``: none is known."""
+    """Return an example line for the field at ``path``; ``None`` if there is none."""
     parts = re.sub(r"\[[^\]]*\]", "", path).split(".")
     field = ".".join((parts[0], *parts[2:]))
     named = ".".join((parts[0], *parts[2:3], *parts[4:]))  # without the name of an aggregate
@@ -39,11 +39,11 @@ def example(path: str) -> str | None:
 
 
 def fix_of(path: str, rule: str) -> str:
-    """What to write where a value has another shape than its key.
+    """Return what to write for a value that has another shape than its field.
 
     Args:
-        path: of the key, such as ``table.unit_column``.
-        rule: the decoder's own words, such as ``Expected `object`, got `str```.
+        path: the field, such as ``table.unit_column``.
+        rule: the decoder's own text, such as ``Expected `object`, got `str```.
     """
     sample = example(path)
     if sample is not None:
