@@ -1,8 +1,8 @@
 """Records of a job's files as cells of a domain, at most C of each unit: for answers given once.
 
-The records are the stream's own: the same canonical form, times, dead letters and order of
+The records are those of a stream: the same canonical form, times, dead letters and order of
 admission (`dp_transforms.admission.admit`), over one window that is the job's whole time.  A record
-travels as the packed numbers of its cells, so that domains of any size pass through.
+is represented by the packed numbers of its cells, so that domains may have any size.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def bounded(job: Job, domain: CellDomain, keys: KeyRing) -> Rows:
     """Read a job's files.
 
     Args:
-        job: with the whole time as one window; its input columns are those of the domain.
+        job: a job with its whole time as one window; its input columns are those of the domain.
 
     Raises:
         DpstreamError: the files cannot be read.
@@ -70,7 +70,7 @@ def bounded(job: Job, domain: CellDomain, keys: KeyRing) -> Rows:
 
 
 def _packed(domain: CellDomain, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with the cells of each row as bytes, null where one of them is missing."""
+    """Return the batch with the cells of each row as bytes, null where a cell is missing."""
     codes = domain.codes(batch)
     rows = np.ascontiguousarray(codes.T.clip(min=0)).astype(f"<u{_WIDTH}")
     width = rows.shape[1] * _WIDTH
@@ -87,7 +87,7 @@ def _packed(domain: CellDomain, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _unpacked(domain: CellDomain, column: pa.Array) -> Int64:
-    """(rows, attributes) what was packed."""
+    """Return the (rows, attributes) cells that `_packed` packed."""
     size = len(domain.attributes)
     data = b"".join(column.to_pylist())
     return np.frombuffer(data, f"<u{_WIDTH}").reshape(-1, size).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What each answer is of, in words: a column for each attribute, without a text for each row."""
+"""Labels of answers: a column for each attribute, with each distinct text stored once."""
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,10 @@ RESERVED = frozenset(
 
 
 def labelled(workload: Workload) -> dict[str, pa.Array]:
-    """Columns ``product`` (number, from 0) and one for each attribute, rows in the queries' order.
+    """Return columns ``product`` (number, from 0) and one for each attribute, in the queries'
+    order.
 
-    Attributes are dictionaries: each text is there once.
+    Attributes are dictionaries: each text is stored once.
     """
     texts: list[dict[str, int]] = [{} for _ in workload.attributes]
     numbers: list[list[Int32]] = [[] for _ in workload.attributes]
@@ -61,7 +62,7 @@ def labelled(workload: Workload) -> dict[str, pa.Array]:
 
 
 def _of_factor(attribute: Attribute, factor: Factor) -> list[str]:
-    """A text for each query of a factor."""
+    """Return a text for each query of a factor."""
     if factor.kind == "total":
         return [ALL]
     if factor.matrix is not None:

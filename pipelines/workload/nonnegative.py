@@ -1,8 +1,8 @@
 """Non-negative estimates of the cells: least squares, in the noise's own metric, not clipping.
 
 Minimise (x - y)^T S^-1 (x - y) over x >= 0, y the estimates and S their covariance: the likeliest
-cells among those that can be counts.  It is post-processing.  Clipping would leave what it adds to
-empty cells in every sum of many; here the others give way.
+cells among those that can be counts.  It is post-processing.  Clipping adds to empty cells, and the
+additions stay in every sum of many cells; here other cells become smaller instead.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ TOLERANCE = 1e-6
 
 @one_thread()
 def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
-    """(n,) the non-negative cells nearest to estimates whose noise has this mix.
+    """Return (n,) the non-negative cells nearest to estimates whose noise has this mix.
 
     Args:
         cells: (n,) estimates.
         mix: L, or its Kronecker factors.
 
     Raises:
-        RunError: the search has not come to its end.
+        RunError: the search has not converged.
     """
     if not (cells < 0).any():
         return cells
@@ -69,5 +69,5 @@ def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
 
 
 def slope(x: Float64, gradient: Float64) -> float:
-    """Largest slope along which x >= 0 could still be improved; 0 at the optimum."""
+    """Return the largest slope along which x >= 0 could still be improved; 0 at the optimum."""
     return float(np.abs(np.where(x > 0, gradient, np.minimum(gradient, 0.0))).max())

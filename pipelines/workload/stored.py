@@ -11,7 +11,7 @@ from dpstream.pipelines.workload.tables import TableEstimate
 
 
 def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
-    """Arrays by name, for ``np.savez``."""
+    """Return an estimate as arrays by name, for ``np.savez``."""
     if isinstance(estimate, Estimate):
         return {
             "cells": estimate.cells,
@@ -30,10 +30,10 @@ def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
 
 
 def of_arrays(held: Mapping[str, Any]) -> Estimate | TableEstimate:
-    """The estimate of its arrays.
+    """Return the estimate of its arrays.
 
     Raises:
-        KeyError, ValueError: they are of another form.
+        KeyError, ValueError: the arrays have another form.
     """
     if "bases" not in held:
         mix = tuple(held[f"mix{number}"] for number in range(len(held) - 4))
