@@ -53,8 +53,8 @@ _AXIS = options(
         "--window",
         metavar="LENGTH",
         help="Length of a window, in which records are counted together: hour, day, week, "
-        "month (4 weeks, or a calendar month if --start and --end begin one), quarter, "
-        "year, or like 12h.  [default: from the days between]",
+        "month (4 weeks, or a calendar month if --start to --end is one), quarter, year, "
+        "or like 12h.  [default: from the days between]",
     ),
     click.option(
         "--every",
