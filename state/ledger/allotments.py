@@ -30,10 +30,10 @@ from dpstream.state.ledger.region_charge import RegionCharge
 def allotted(
     charges: Iterable[Charge], table: SessionTable, run_id: str
 ) -> tuple[RegionCharge, int]:
-    """An allotment, and how many of its millionths are used.
+    """Return an allotment, and how many of its millionths are used.
 
     Raises:
-        PolicyError: there is none of that run id.
+        PolicyError: there is no allotment of that run id.
     """
     allotment, used = None, 0
     for charge in charges:
@@ -53,12 +53,14 @@ def check_draw(
     """Refuse a draw that the allotment does not cover.
 
     Args:
-        state: of all entries before; wanted: kind and millionths; read: (m, d, 2) disjoint boxes
-            that it would read.
+        state: the state after all earlier entries.
+        wanted: kind of budget and millionths.
+        read: (m, d, 2) disjoint boxes that it would read.
 
     Raises:
-        PolicyError: it is of another kind, too little is left, or a range was closed meanwhile.
-        UsageError: it reads nothing, or beside the allotment.
+        PolicyError: the allotment is of another kind or has too little left, or a range was
+            closed meanwhile.
+        UsageError: the draw reads nothing, or boxes outside the allotment.
     """
     kind, amount = wanted
     if kind != allotment.budget:
