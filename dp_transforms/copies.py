@@ -30,7 +30,7 @@ class Copies:
         self._last = np.zeros(0, np.int64)
 
     def admitted(self, ids: Ids, trigger_time: Int64 | Int32) -> None:
-        """Note that records of these ids were admitted at these trigger times."""
+        """Record that records of these ids were admitted at these trigger times."""
         slots = self._ids.intern(ids)
         more = max(self._ids.size, 2 * len(self._last)) - len(self._last)
         if self._ids.size > len(self._last):
@@ -38,7 +38,7 @@ class Copies:
         np.maximum.at(self._last, slots, trigger_time)
 
     def blocks(self, ids: Ids, trigger_time: Int64) -> Bool:
-        """Whether the id of each record to be decided at these trigger times is another's."""
+        """Return whether the id of each record, to be decided at these trigger times, is in use."""
         slots = self._ids.find(ids)
         last = np.where(slots < 0, 0, np.append(self._last, 0)[slots])
         return last > dropped_before(self._line, trigger_time)
