@@ -163,7 +163,7 @@ def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
 
 
 def spending_text(moments: Sequence[Moment], kind: str) -> str:
-    """What the picture over time shows."""
+    """Describe the picture of spending over time as text."""
     if not moments:
         return f"Nothing of {kind} is spent"
     last = moments[-1]
