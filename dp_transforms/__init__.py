@@ -1,8 +1,7 @@
 """The flow: records -> BOUND -> AGGREGATE -> SELECT -> PERTURB -> RELEASE, columnar.
 
 ``DPStream`` joins the stages; each stage is a module with a pure function behind it (see
-``flow.py``).  Names are loaded when they are asked for: who only checks a job does not wait for
-Beam.
+``flow.py``).  Names are imported when they are first used: a check of a job does not wait for Beam.
 """
 
 import importlib

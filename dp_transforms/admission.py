@@ -48,7 +48,7 @@ def _admit(
 
 @njit(cache=True, nogil=True)
 def _tied(stamp: Int64, order: Int64, at: Int64) -> int:  # pragma: no cover - compiled
-    """Places in the order whose stamp is that of a neighbour; returns how many there are."""
+    """Mark places in the order whose stamp is that of a neighbour; return how many there are."""
     count, last = 0, order.size - 1
     for k in range(order.size):
         here = stamp[order[k]]
@@ -59,7 +59,7 @@ def _tied(stamp: Int64, order: Int64, at: Int64) -> int:  # pragma: no cover - c
 
 
 def stamp_order(stamp: Int64, partition: Int32, offset: Int64, unit: Int64 | None = None) -> Int64:
-    """Permutation that sorts by (stamp, partition, offset, unit)."""
+    """Return the permutation that sorts by (stamp, partition, offset, unit)."""
     order = np.argsort(stamp, kind="stable")
     at = np.empty(len(order), np.int64)
     at = at[: _tied(stamp, order, at)].copy()
@@ -80,7 +80,7 @@ def admit(
     order: Int64 | None = None,
     name: Int64 | None = None,
 ) -> tuple[Int64, Int32]:
-    """How many of each record's windows are admitted; ``counts`` is updated.
+    """Return how many of each record's windows are admitted; ``counts`` is updated.
 
     Args:
         unit: (n,) slot of each record's unit.

@@ -22,7 +22,7 @@ _ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Aggregated(msgspec.Struct, frozen=True):
-    """What a micro-batch touched.
+    """The slots and pairs that a micro-batch changed.
 
     Attributes:
         touched: distinct slots with data, ascending.
@@ -43,7 +43,7 @@ def _add_at(target: Int64, slots: Int64, amounts: Int64) -> None:  # pragma: no 
 def aggregate(
     plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids, weights: Int64 | None
 ) -> Aggregated:
-    """Add the rows to the states (``units``, ``values``); returns what was touched.
+    """Add the rows to the states (``units``, ``values``); return the slots and pairs that changed.
 
     Args:
         rows: admitted pairs of one window, key shard and step (schema ``admitted_schema``).
@@ -68,7 +68,7 @@ def aggregate(
 
 
 def distinct(slots: Int64, size: int) -> Int64:
-    """Distinct slots, ascending; marks instead of sorting."""
+    """Return distinct slots, ascending; marks them instead of sorting."""
     seen = np.zeros(size, np.bool_)
     seen[slots] = True
     return np.flatnonzero(seen)
@@ -77,7 +77,7 @@ def distinct(slots: Int64, size: int) -> Int64:
 def _fresh_units(
     plan: Plan, states: KeyShard, slots: Int64, rows: pa.RecordBatch
 ) -> tuple[Int64, Ids]:
-    """Rows whose unit is new in the current round of its key, and the ids to keep for them.
+    """Return rows whose unit is new in the current round of its key, and the ids to store for them.
 
     Of several new rows of one unit and key the one admitted first counts, in whatever order
     they were delivered.

@@ -41,7 +41,7 @@ class ArrowBatchCoder(beam.coders.Coder):
 
     @guarded("coder")
     def encode(self, value: pa.RecordBatch) -> bytes:
-        """The batch as IPC stream bytes, or a ticket of an open hand-over."""
+        """Return the batch as IPC stream bytes, or a ticket of an open hand-over."""
         ticket = HAND_OVER.give(value)
         if ticket is not None:
             return ticket
@@ -49,7 +49,7 @@ class ArrowBatchCoder(beam.coders.Coder):
 
     @guarded("coder")
     def decode(self, encoded: bytes) -> pa.RecordBatch:
-        """The batch back, without copying the column data."""
+        """Return the batch, without copying the column data."""
         if is_ticket(encoded):
             return HAND_OVER.take(encoded)
         with pa.ipc.open_stream(pa.py_buffer(encoded)) as reader:
@@ -72,12 +72,12 @@ beam.coders.registry.register_coder(pa.RecordBatch, ArrowBatchCoder)
 
 
 def key_fields(plan: Plan) -> list[pa.Field]:
-    """Arrow fields of the key columns, under their public names."""
+    """Return Arrow fields of the key columns, under their public names."""
     return list(key_schema(plan))
 
 
 def value_columns(plan: Plan) -> list[str]:
-    """Names of the int64 value columns that travel with a record (``v0``, ``v1``, ...)."""
+    """Return the names of a record's int64 value columns (``v0``, ``v1``, ...)."""
     return [f"v{i}" for i, s in enumerate(plan.design.streams) if s.column is not None]
 
 
@@ -133,12 +133,12 @@ def _released_fields(plan: Plan) -> list[pa.Field]:
 
 
 def shard_release_schema(plan: Plan) -> pa.Schema:
-    """Rows of one shard's step as they are committed: key columns, key id, values and sds."""
+    """Return the schema of one shard's step as committed: key columns, key id, values and sds."""
     return pa.schema([*key_fields(plan), pa.field("_id", ID), *_released_fields(plan)])
 
 
 def release_schema(plan: Plan) -> pa.Schema:
-    """Columns of a release as users see it; values are null where they are not defined."""
+    """Return the columns of a published release; values are null where they are not defined."""
     instant = pa.timestamp("us", "UTC")
     return pa.schema(
         [
@@ -156,7 +156,7 @@ def release_schema(plan: Plan) -> pa.Schema:
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of no rows."""
+    """Return a batch of no rows."""
     return pa.RecordBatch.from_pylist([], schema=schema)
 
 
@@ -173,7 +173,7 @@ def numbers(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch with the rows of all, in order.
+    """Return one batch with the rows of all, in order.
 
     Raises:
         RunError: a text column would exceed Arrow's 2 GiB; rows are never dropped instead.
@@ -196,7 +196,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 def split_by_shard(
     batch: pa.RecordBatch, shard: Int64, shards: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batch regrouped by shard number; rows keep their order within a shard."""
+    """Yield the rows of a batch by shard number; rows keep their order within a shard."""
     if shards == 1:
         if batch.num_rows:
             yield 0, batch

@@ -85,13 +85,13 @@ KeyIdsOf = Callable[[pa.RecordBatch], Ids]
 
 
 class Bounded(NamedTuple):
-    """What BOUND makes of the records of a shard.
+    """The result of BOUND for the records of a shard.
 
     Attributes:
         admitted: pairs for the key shards.
         counts: for the operator.
-        waiting: records that must be asked for again at a later trigger time: their own trigger
-            time, or the one they joined, is still to come.
+        waiting: records to pass in again at a later trigger time: their own trigger time, or the
+            one they joined, is still to come.
     """
 
     admitted: pa.RecordBatch
@@ -103,7 +103,7 @@ class Decided(NamedTuple):
     """``Bounded`` before the admitted pairs are laid out.
 
     Attributes:
-        pieces: gives the admitted pairs in batches of about as many rows as are asked for.
+        pieces: returns the admitted pairs in batches of about as many rows as are asked for.
         counts, waiting: as there.
     """
 
@@ -122,7 +122,7 @@ def bound(
     key_ids: KeyIdsOf | None = None,
     published: PublishedKeys | None = None,
 ) -> Bounded:
-    """``decide`` with all admitted pairs in one batch."""
+    """Do ``decide``, and return all admitted pairs in one batch."""
     given = key_ids, published
     pieces, counts, waiting = decide(plan, store, shard, records, upto, since, *given)
     admitted, *_ = pieces(max(1, counts["operator_pairs_admitted"]))
@@ -145,16 +145,16 @@ def decide(
     Args:
         records: canonical records of one unit shard, in any order, possibly repeated.
         upto: global trigger time whose records are complete.
-        since: trigger time through which the caller has emitted, as its runner keeps it with the
+        since: trigger time through which the caller has emitted, as its runner stores it with the
             held records: what was decided up to it is not returned again, however often a source
             delivers it, or a record would be counted twice in a step that is still open.
         key_ids: of records, for plans with a bound per key or that skip what is published.
         published: what windows have published, where the plan skips it.
 
     Returns:
-        Records decided before are answered from the committed decisions; one that was never seen
-        although its trigger time was decided joins the next open trigger time (it waits if
-        that lies beyond ``upto``: the store may be ahead of a runner that went back to a
+        The decisions: records decided before get their committed decisions; a record that was
+        never seen although its trigger time was decided joins the next open trigger time (it
+        waits if that lies beyond ``upto``: the store may be ahead of a runner that went back to a
         checkpoint), or is counted as undelivered when there is none.
     """
     with store.at_work("bound", shard):
@@ -182,8 +182,10 @@ def decide(
 
 
 def _together(parts: list[Decided]) -> Decided:
-    """The last part, which has the admitted pairs of those before it; pairs that those have left
-    out are counted once."""
+    """Return the last part with the admitted pairs of the earlier ones.
+
+    Pairs that the earlier parts have left out are counted once.
+    """
     last = parts[-1]
     for name in ("operator_pairs_rejected", "operator_pairs_late"):
         last.counts[name] = sum(part.counts[name] for part in parts)
@@ -200,7 +202,7 @@ def _decide(
     key_ids: KeyIdsOf | None = None,
     published: PublishedKeys | None = None,
 ) -> Decided:
-    """See ``decide``; changes the counters in memory before they are committed."""
+    """Decide as ``decide`` does; change the counters in memory before they are committed."""
     units = store.unit_shard(shard)
     batch = Batch(plan, records, store.retained_windows.abandoned)
     store.load_units(shard, units, batch.ids)
@@ -240,7 +242,7 @@ def _decide(
 
 
 def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
-    """Give every unit of the batch its slot, and say until when it can have records."""
+    """Give every unit of the batch its slot, and record until when it can have records."""
     units = store.unit_shard(shard)
     batch.unit = units.intern(batch.ids)
     if plan.timeline.period is not None:
@@ -249,10 +251,12 @@ def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
 
 
 def _recall(plan: Plan, store: Store, shard: int, batch: Batch, copies: Copies | None) -> int:
-    """Fill in committed decisions; what has none though its trigger time was decided is late.
+    """Fill in committed decisions.
+
+    A record without one is late if its trigger time was decided.
 
     Returns:
-        How many rows are copies of another record.
+        The number of rows that are copies of another record.
     """
     units = _enter(plan, store, shard, batch)
     index, before = store.admitted_before(shard, units)
@@ -290,10 +294,10 @@ def _recall(plan: Plan, store: Store, shard: int, batch: Batch, copies: Copies |
 
 
 class _New(NamedTuple):
-    """What was decided now.
+    """The new decisions.
 
     Attributes:
-        rows: those that are admitted; pairs: what the store keeps of their pairs.
+        rows: those that are admitted; pairs: what the store records of their pairs.
         late, rejected: pairs; left_out: copies of other records.
     """
 

@@ -1,4 +1,4 @@
-"""Records of one unit shard, what is decided on each, and the pairs that are admitted of them."""
+"""Records of one unit shard, the decision on each, and the pairs that are admitted."""
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +21,18 @@ from dpstream.state.store import PerKey
 
 
 class Batch:
-    """Records of one unit shard and what is decided on each; arrays by row.
+    """Records of one unit shard and the decision on each; arrays by row.
 
     Attributes:
-        records: the records themselves; stamp, partition, offset, event_trigger_time, ids: of them.
+        records: the records themselves.
+        stamp, partition, offset, event_trigger_time, ids: columns of the records.
         digest: of what they hold, where ids of records take the place of positions.
-        unit: slots of their units; pairs, rank: admitted pairs and the rank of the first.
-        trigger_time: trigger at which it was or will be decided; seen: decided before.
-        undelivered: turned up when no open trigger time was left.
-        settled: nothing can become of it any more.
+        unit: slots of their units.
+        pairs, rank: admitted pairs and the rank of the first.
+        trigger_time: trigger time at which it was or will be decided.
+        seen: decided before.
+        undelivered: arrived when no open trigger time was left.
+        settled: its decision can no longer change.
         per_key: with a bound per key, which windows are admitted, in place of the first ``pairs``.
         order: ``stamp_order`` of all rows, where all were decided now.
         least: the first window that was not abandoned.
@@ -59,11 +62,11 @@ class Batch:
         self.order: Int64 | None = None
 
     def positions(self, rows: Int64 | slice = slice(None)) -> Ids:
-        """(n, 2) ids of the positions of rows; copies of a record that an id names have one."""
+        """Return (n, 2) ids of the rows' positions; copies of a record with an id share one."""
         return position_ids(self.partition[rows], self.offset[rows], self.unit[rows])
 
     def record_ids(self, rows: Int64 | slice = slice(None)) -> Ids:
-        """(n, 2) ids of rows; copies with other contents have others."""
+        """Return (n, 2) ids of rows; copies with other contents have others."""
         where = self.partition[rows], self.offset[rows], self.unit[rows]
         return position_ids(*where, None if self.digest is None else self.digest[rows])
 
@@ -74,7 +77,7 @@ class Batch:
         rank: Int32 | None,
         per_key: PerKey | None = None,
     ) -> None:
-        """Note what was decided on some of the rows."""
+        """Record the decisions on some of the rows."""
         if per_key is not None:
             if self.per_key is None:
                 self.per_key = _no_windows(self.records.num_rows)
@@ -94,12 +97,12 @@ def _no_windows(rows: int) -> PerKey:
 
 
 def unrepeated(rows: Int64, batch: Batch) -> Int64:
-    """One row of each recalled record (new decisions already give pairs to one row only)."""
+    """Return one row of each recalled record (new decisions already give pairs to one row only)."""
     return firsts(rows, batch, batch.record_ids(rows)) if batch.seen[rows].any() else rows
 
 
 def firsts(rows: Int64, batch: Batch, ids: Ids) -> Int64:
-    """Of the rows with one id the one with the least stamp, then digest, in the order of ``rows``.
+    """Return, of the rows with one id, the one with the least stamp, then digest, in row order.
 
     Which of them came first never decides: the order of delivery can follow the records of other
     units.
@@ -111,7 +114,7 @@ def firsts(rows: Int64, batch: Batch, ids: Ids) -> Int64:
 
 
 def event_trigger_times(plan: Plan, records: pa.RecordBatch) -> Int64:
-    """Global trigger index of each record's event time."""
+    """Return the global trigger index of each record's event time."""
     if plan.stamp == "event_time":
         return plan.timeline.trigger_time_of(numbers(records.column("stamp")))
     trigger_times: Int64 = numbers(records.column("_event_trigger_time"))
@@ -119,7 +122,7 @@ def event_trigger_times(plan: Plan, records: pa.RecordBatch) -> Int64:
 
 
 def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa.RecordBatch:
-    """One row per admitted (record, window) pair, with its window and step, in order of ``rows``.
+    """Return one row per admitted (record, window) pair, with its window and step, in row order.
 
     The step is the later of the event's trigger and the stamp's (or decision's) trigger,
     counted inside the window: a public function of the record alone.

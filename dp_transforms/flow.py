@@ -87,16 +87,16 @@ class DPStream(beam.PTransform):
             begun or resumed here, when the pipeline is built.
         secret: a reference to the secret (``file:PATH``, ``env:NAME``, ``gcp:...``); with store and
             shards for a run that is begun here.
-        source: what tells this input from others (a name, a version, a digest); needed to go on
-            with a store that exists, because equal node names must mean equal data.
-        account: the ledger that a run which is begun here is charged in
-            (``dpstream.account``); without it nobody counts what is spent.
+        source: an identity of this input (a name, a version, a digest); needed to continue with an
+            existing store, because equal node names must mean equal data.
+        account: the account in which a run that is begun here is charged (``dpstream.account``);
+            without it no account adds up what is spent.
         public: canonical public keys (``ingest.records.canonical_public_keys``), for a run that is
             begun here and a plan that has some.
-        once: refuse bounded input in which a position is there twice (`dp_transforms.positions`):
-            for rows that somebody else has numbered.
-        clock: announces trigger times (`dp_transforms.beam.clock`).  Default: all of them for
-            bounded input, a clock on the wall otherwise.
+        once: refuse bounded input in which a position occurs twice (`dp_transforms.positions`):
+            for rows that were numbered elsewhere.
+        clock: emits trigger times (`dp_transforms.beam.clock`).  Default: all of them for bounded
+            input, a wall clock otherwise.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class DPStream(beam.PTransform):
 
     @no_annotations
     def expand(self, pcoll: beam.PCollection) -> Output:
-        """Records in, sealed releases and dead letters out."""
+        """Return the sealed releases and the dead letters of the records."""
         run, line, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
         if self._clock is None and bounded and line.end is None:
             raise UsageError("end", "is required for a bounded collection", "give the plan an end")
@@ -175,8 +175,8 @@ class Bound(beam.PTransform):
     Args:
         run: the run.
         catch_up_limit: see ``BufferUntilTriggerTime``; ``None`` for bounded input.
-        threads: that split, and that shards are bounded on.
-        once: a position is refused that is there twice.
+        threads: number of threads that split, and that bound shards.
+        once: refuse a position that occurs twice.
     """
 
     def __init__(
@@ -213,15 +213,16 @@ class Bound(beam.PTransform):
 
     @property
     def _gathers(self) -> bool:
-        """Whether the pairs of all unit shards are gathered before they are split by key: split by
-        themselves, those of many shards would be shards * shards tiny batches.
+        """Return whether the pairs of all unit shards are gathered before they are split by key.
 
-        A stream's stage gives away what it has before its bundle ends.
+        Split separately, those of many shards would be shards * shards tiny batches.  A stream's
+        stage
+        emits what it has before its bundle ends.
         """
         return self._catch_up_limit is None
 
     def buffer(self) -> BufferUntilTriggerTime:
-        """The stage itself."""
+        """Return the stage itself."""
         run = self._run
         return BufferUntilTriggerTime(
             run.plan.timeline,
@@ -237,8 +238,8 @@ class Alternate(beam.PTransform):
 
     Args:
         run: a run that skips what is published.
-        threads: that shards are worked on.
-        once: a position is refused that is there twice.
+        threads: number of threads that work on shards.
+        once: refuse a position that occurs twice.
     """
 
     def __init__(self, run: Run, threads: Threads, once: bool) -> None:
@@ -264,7 +265,7 @@ class Alternate(beam.PTransform):
 
 
 def stages_of(run: Run) -> Stages:
-    """The workers' side of both stages, for `dp_transforms.loop`."""
+    """Return the workers' side of both stages, for `dp_transforms.loop`."""
     return Stages(BoundCallback(run, True), KeyIds(run), ReleaseCallback(run, True))
 
 
@@ -274,7 +275,7 @@ class Release(beam.PTransform):
     Args:
         run: the run.
         catch_up_limit: see ``BufferUntilTriggerTime``; ``None`` for bounded input.
-        threads: that steps of shards are taken on.
+        threads: number of threads that compute steps of shards.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ class Release(beam.PTransform):
         )
 
     def buffer(self) -> BufferUntilTriggerTime:
-        """The stage itself."""
+        """Return the stage itself."""
         run, line = self._run, self._run.plan.timeline
         return BufferUntilTriggerTime(
             line,
@@ -327,7 +328,7 @@ class BoundCallback:
     Args:
         run: the run.
         gathers: emit batches that are still to be split by key shard.
-        once: refuse a position that is there twice.
+        once: refuse a position that occurs twice.
     """
 
     def __init__(self, run: Run, gathers: bool = False, once: bool = False) -> None:
@@ -381,11 +382,11 @@ class BoundCallback:
 
 
 class ReleaseCallback:
-    """Builds RELEASE's worker side: one transaction per few steps, then what was committed.
+    """Builds RELEASE's worker side: one transaction per few steps, then emit what was committed.
 
     Args:
         run: the run.
-        bounded: this process takes all steps of all shards.
+        bounded: whether this process takes all steps of all shards.
     """
 
     def __init__(self, run: Run, bounded: bool = False) -> None:

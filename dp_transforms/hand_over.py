@@ -2,8 +2,8 @@
 
 A runner copies every batch several times between two stages: five encodings a record in the flow,
 and on Prism two crossings of a socket each.  While a hand-over is open, the coder keeps a large
-batch here and writes a ticket in its place; whoever decodes the ticket takes the batch away, so
-nothing is held longer than the runner holds the ticket.
+batch here and writes a ticket in its place; decoding the ticket removes the batch, so nothing is
+held longer than the runner holds the ticket.
 
 Only for runners whose stages are threads of this process and that decode each element once:
 Beam's FnApiRunner, and Prism with workers in this process (``pipelines.runners.settings``).
@@ -39,13 +39,15 @@ class HandOver:
         self._by_bytes = 0
 
     def __len__(self) -> int:
-        """Batches that nobody has taken yet."""
+        """Return the number of batches that were not taken yet."""
         return len(self._held)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Hand large batches over by reference inside the block; what is left of them at its end is
-        freed.  Blocks that overlap share one hand-over.
+        """Pass large batches by reference inside the block; the remaining ones are freed at its
+        end.
+
+        Blocks that overlap share one hand-over.
 
         Raises:
             RunError: a run of this process passes its batches as bytes (`by_bytes`).
@@ -69,8 +71,8 @@ class HandOver:
         """Keep every batch in bytes inside the block, for a runner that decodes elsewhere or twice.
 
         Raises:
-            RunError: a run of this process hands its batches over by reference (`open`); coders
-                are shared by all runs of a process, so that this one would get tickets.
+            RunError: a run of this process passes its batches by reference (`open`); coders are
+                shared by all runs of a process, so that this one would get tickets.
         """
         with self._lock:
             if self._open:
@@ -83,7 +85,7 @@ class HandOver:
                 self._by_bytes -= 1
 
     def give(self, batch: pa.RecordBatch) -> bytes | None:
-        """A ticket for the batch, or ``None`` if it should travel as bytes."""
+        """Return a ticket for the batch, or ``None`` if it should be encoded as bytes."""
         if batch.num_rows < HAND_OVER_ROWS:
             return None
         with self._lock:
@@ -94,7 +96,7 @@ class HandOver:
         return _TICKET + ticket
 
     def take(self, ticket: bytes) -> pa.RecordBatch:
-        """The batch of a ticket, which is no longer held here.
+        """Return the batch of a ticket, and remove it from the hand-over.
 
         Raises:
             RunError: the ticket was taken before, or its hand-over is not open in this process.
@@ -123,7 +125,7 @@ def _other_run(passed: str) -> RunError:
 
 
 def is_ticket(encoded: bytes) -> bool:
-    """Whether an encoded batch is a ticket."""
+    """Return whether an encoded batch is a ticket."""
     return encoded.startswith(_TICKET)
 
 

@@ -32,7 +32,7 @@ from dpstream.state.idtable import shard_of
 
 
 class Tools(NamedTuple):
-    """What a thread works with to bound: the stage, and ids of keys."""
+    """What a thread needs to bound records: the stage, and ids of keys."""
 
     decide: ShardCallback
     ids: IdsOf
@@ -62,15 +62,15 @@ def alternate(
     threads: Threads = Threads(),  # noqa: B008 - immutable
     once: bool = False,
 ) -> Iterator[ShardRelease]:
-    """Committed steps of all shards, test after test.
+    """Yield committed steps of all shards, test after test.
 
     Args:
         run: a run whose input ends.
-        stages: what works on the shards.
+        stages: builds what works on the shards.
         records: all canonical records of each unit shard; emptied.
         ends: ``stops``; first: trigger time whose steps, and those after it, are asked for.
-        threads: that shards are worked on.
-        once: refuse a position that is there twice.
+        threads: number of threads that work on shards.
+        once: refuse a position that occurs twice.
     """
     workers = Workers(lambda: Tools(stages.bound(), stages.ids()), threads)
     release = [stages.release() for _ in range(run.shards)]

@@ -12,8 +12,9 @@ from dpstream.state.store import Store
 
 
 def next_test(plan: Plan, after: int) -> int | None:
-    """The first trigger time after ``after`` at which a window tests its keys, or begins and
-    remembers what others have published; ``None``: none."""
+    """Return the first trigger time after ``after`` at which a window tests its keys, or begins
+    and remembers what others have published; ``None``: none.
+    """
     line, design = plan.timeline, plan.design
     times = []
     # The oldest open windows, and the first that opens later: those behind it test later still.
@@ -60,7 +61,10 @@ def last_tests(plan: Plan, trigger_time: int) -> dict[int, int]:
 
 
 def may_decide(plan: Plan, store: Store, trigger_time: int) -> bool:
-    """Whether all key shards have committed the tests that records of a trigger time ask for."""
+    """Return whether all key shards have committed the tests that BOUND needs.
+
+    These are the tests that records of the trigger time depend on.
+    """
     retained = store.retained_windows
     before = {w: t for w, t in last_tests(plan, trigger_time).items() if w >= retained.first}
     if not before:
@@ -70,7 +74,7 @@ def may_decide(plan: Plan, store: Store, trigger_time: int) -> bool:
 
 
 class Pace:
-    """How far the clock of a run may announce; picklable.
+    """The limit up to which the clock of a run may emit trigger times; picklable.
 
     Args:
         run: the run.
@@ -81,8 +85,11 @@ class Pace:
         self._plan: Plan | None = None
 
     def __call__(self, first: int) -> int:
-        """The last trigger time that may be announced now, ``first`` being the next one; before
-        ``first``: none yet."""
+        """Return the last trigger time that may be emitted now.
+
+        Args:
+            first: the next trigger time; a result before it means that none may be emitted yet.
+        """
         # The tests of the run, not of this program: RELEASE goes by no others.
         plan = self._plan = self._plan or self._run.explicit()
         if not may_decide(plan, self._run.open(), first):

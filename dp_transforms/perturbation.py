@@ -155,7 +155,7 @@ def publish(
     trigger: int,
     remembered: Bool | None = None,
 ) -> Published:
-    """Released columns of the slots at a window trigger.
+    """Return the released columns of the slots at a window trigger.
 
     Args:
         remembered: (n,) which of them are published untested.

@@ -1,9 +1,10 @@
-"""Positions of records: what tells a record that is delivered twice from two records.
+"""Positions of records, which distinguish a record that is delivered twice from two records.
 
 A record is named by its position (partition, offset), and of equal positions of a unit one counts.
-Where input can be delivered again that is right; where it cannot, because it is bounded (a runner
-then gives every element once, whatever it tries again), two rows of one position are a mistake of
-whoever numbered them, and all but one would be dropped without a word.
+That is right for input that can be delivered again.  Bounded input is not (a runner gives every
+element once, whatever it retries): two rows with one position are an error of the numbering, and
+all
+but one would be dropped without a message.
 """
 
 import numpy as np
@@ -23,13 +24,13 @@ _OFFSET_BITS = 40
 
 
 def require_once(records: pa.RecordBatch) -> None:
-    """Refuse records of a shard of which two have one position.
+    """Refuse records of a shard if two of them have one position.
 
     Args:
         records: canonical records (``batches.record_schema``) of bounded input without record ids.
 
     Raises:
-        UsageError: there are two.
+        UsageError: two records have the same position.
     """
     if repeats(numbers(records.column("partition")), numbers(records.column("offset"))):
         raise UsageError(
@@ -40,7 +41,7 @@ def require_once(records: pa.RecordBatch) -> None:
 
 
 def repeats(partition: Int32, offset: Int64) -> bool:
-    """Whether a position is there twice.
+    """Return whether a position occurs twice.
 
     Args:
         partition, offset: (n,) of each row; neither is negative.

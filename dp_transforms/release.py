@@ -43,12 +43,11 @@ ShardRelease = tuple[tuple[int, int], pa.RecordBatch]
 def steps_through(
     line: Timeline, rows: pa.RecordBatch, upto: int, since: int = 0
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """(window, trigger, its rows) of every step of a shard up to a trigger time, in order of
-    time.
+    """Yield (window, trigger, its rows) of every step of a shard up to a trigger time, by time.
 
     Args:
         rows: admitted pairs of one key shard; none may lie beyond ``upto``.
-        since: trigger time whose steps and those before it were emitted; they are left out.
+        since: steps of this trigger time and earlier ones were emitted; they are left out.
     """
     stride = line.slide // line.trigger_every
     window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
@@ -77,7 +76,7 @@ def steps_through(
 def due_by(
     line: Timeline, rows: pa.RecordBatch, upto: int
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """(rows of steps up to a trigger time, rows of later ones: events ahead of their stamps)."""
+    """Return (rows of steps up to a trigger time, rows of later ones: events ahead of stamps)."""
     window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
     later = window.astype(np.int64) * (line.slide // line.trigger_every) + trigger > upto
     if not later.any():
@@ -88,7 +87,7 @@ def due_by(
 def commit_groups(
     steps: Iterable[tuple[int, int, pa.RecordBatch]],
 ) -> Iterator[list[tuple[int, int, pa.RecordBatch]]]:
-    """The steps in runs that share one commit: few waits for the disk, little work to repeat."""
+    """Yield the steps in groups that share one commit: few waits for the disk, little to repeat."""
     group: list[tuple[int, int, pa.RecordBatch]] = []
     rows = 0
     for step in steps:
@@ -110,7 +109,7 @@ def seal(
     trigger: int,
     parts: Iterable[pa.RecordBatch],
 ) -> pa.RecordBatch:
-    """One release: the rows of all shards of a (window, trigger), sorted by key.
+    """Return one release: the rows of all shards of a (window, trigger), sorted by key.
 
     Its length, order and bytes are functions of the plan and the released keys only.
     """
@@ -148,7 +147,7 @@ def seal(
 
 
 def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
-    """The run id as releases show it: no insecure or unsound release looks like a sound one."""
+    """Return the run id for releases, which marks an insecure or unsound release as such."""
     stamp = "INSECURE-" if identity.insecure else ""
     sound = calibrated(plan, identity.calibration).budget.sound
     return ("" if sound else "UNSOUND-") + stamp + identity.run_id
@@ -159,14 +158,14 @@ def in_order(
     gathered: dict[tuple[int, int], list[pa.RecordBatch]],
     sealed: Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch],
 ) -> list[pa.RecordBatch]:
-    """Sealed releases in order of (trigger time, window)."""
+    """Return sealed releases in order of (trigger time, window)."""
     stride = line.base(1)
     order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))
     return [sealed(*name, gathered[name]) for name in order]
 
 
 def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
-    """All releases as one table."""
+    """Return all releases as one table."""
     return pa.Table.from_batches([b.replace_schema_metadata(None) for b in releases])
 
 
@@ -190,7 +189,7 @@ class Gather(beam.DoFn):
         parts: Any = beam.DoFn.StateParam(PARTS),  # noqa: B008 - Beam's way to declare state
         seen: Any = beam.DoFn.StateParam(SEEN),  # noqa: B008
     ) -> Iterator[tuple[tuple[int, int], list[pa.RecordBatch]]]:
-        """Keep a part; the last one brings all."""
+        """Store a part; with the last one, yield all."""
         name, batch = element
         arrived = np.frombuffer(seen.read() or bytes(self._shards), np.uint8).copy()
         shard = int(batch.schema.metadata[SHARD])
@@ -219,14 +218,14 @@ class Seal(beam.DoFn):
         self._twin = self._make()
 
     def teardown(self) -> None:
-        """Let go of the key."""
+        """Destroy the key."""
         self.__dict__.pop("_twin", None)
 
     @guarded("seal")
     def process(
         self, element: tuple[tuple[int, int], Iterable[pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
-        """All shards of one (window, trigger)."""
+        """Yield the release of one (window, trigger) from all shards."""
         (window, trigger), parts = element
         count("releases_sealed")
         yield self._twin(window, trigger, parts)

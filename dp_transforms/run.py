@@ -1,4 +1,4 @@
-"""A run: the plan, the secret's place and the store it was begun on; picklable, without secrets."""
+"""A run: the plan, the reference to the secret and the store; picklable, without secrets."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -25,7 +25,7 @@ class Performance(NamedTuple):
     Attributes:
         batch_rows: rows of a batch between stages.
         look_ahead: steps of noise computed ahead of a key's last test (default by T).
-        threads: that the shards of a stage work on, where the stages share a process.
+        threads: number of threads for the shards of a stage, where the stages share a process.
     """
 
     batch_rows: int = 20_000
@@ -37,19 +37,19 @@ class Run(NamedTuple):
     """What a worker needs to take part in a run.
 
     Attributes:
-        plan: the public plan, with the rules that the run was begun with; what it leaves to
-            defaults is as this program has them (see ``explicit``).
-        keys: where the secret is found.
+        plan: the public plan, with the rules that the run was begun with; defaults that it does
+            not contain are this program's (see ``explicit``).
+        keys: the reference to the secret.
         store: URL of an initialised store, e.g. ``sqlite:flights.db``.
-        shards: key shards and unit shards, as recorded in the store.
+        shards: number of key shards and of unit shards, as recorded in the store.
         run_id: the run that was begun on the store.
         public: canonical public key list with the plan's key columns, or ``None``.
         performance: settings without effect on results.
-        mixing: how the noise of public keys is mixed, where the plan says that it is.
+        mixing: how the noise of public keys is mixed, if the plan mixes it.
         upto: last trigger time of this pass, where bounded input grows and more passes follow
             (see `pipelines.stream.passes`); ``None``: the plan's last.
-        joined: of partitions that joined the run in a later pass, (the first of them, last trigger
-            time that was released before they came), in order.
+        joined: for partitions that were added to the run in a later pass, (the first of them, last
+            trigger time that was released before), in order.
     """
 
     plan: Plan
@@ -64,31 +64,34 @@ class Run(NamedTuple):
     joined: tuple[tuple[int, int], ...] = ()
 
     def open(self) -> Store:
-        """The store, shared by the workers of a process."""
+        """Return the store, shared by the workers of a process."""
         return stores.open_store(self.store, self.plan, self.run_id)
 
     def budget(self) -> Budget:
-        """What the run spends, as committed when it began."""
+        """Return the budget of the run, as committed when it began."""
         return calibrated(self.plan, self.open().identity.calibration).budget
 
     def explicit(self) -> Plan:
-        """The plan with the defaults that were committed when the run began, above all when keys
-        are tested: every stage goes by it.  Its hash is not the run's."""
+        """The plan with the defaults that were committed when the run began.
+
+        Above all it says when keys are tested.  Every stage uses this plan.  Its hash is not the
+        run's.
+        """
         return calibrated(self.plan, self.open().identity.calibration).plan
 
     def destroy_keys(self) -> None:
-        """Destroy every key ring this process has made for the run's workers.
+        """Destroy every key ring that this process has made for the run's workers.
 
-        At the end of a run; what still tries to draw then fails with a coded error.
+        Call it at the end of a run; a later attempt to draw noise fails with a coded error.
         """
         destroy_keys(self.run_id)
 
 
 class Account(Protocol):
-    """Where a run is charged, before it draws; see ``pipelines.frames.account``."""
+    """The account that charges a run before it draws; see ``pipelines.frames.account``."""
 
     def check(self, plan: Plan) -> None:
-        """Refuse now what ``charge`` would refuse; writes no entry."""
+        """Raise the error that ``charge`` would raise now; write no entry."""
 
     def charge(self, run: Run) -> None:
         """Charge a run whose store has committed its run id, once."""
@@ -108,25 +111,26 @@ def begin_run(
     account: Account | None = None,
     mixing: Mixing | None = None,
 ) -> tuple[Run, bool]:
-    """Begin a run on a new store, or go on with the one an existing store holds.
+    """Begin a run on a new store, or continue the one that an existing store holds.
 
     The run id (128 random bits) is committed here, before the first draw, and with it the numbers
-    that every worker draws and tests with; a run that goes on keeps its own.
+    that every worker draws and tests with; a run that continues keeps its own.
 
     Args:
-        source: parts that identify the input; kept as a keyed fingerprint.
+        source: parts that identify the input; stored as a keyed fingerprint.
         run_id: a fixed run id, for tests only.
         calibration: the numbers of a run that begins here, if they are not to be computed; those
-            of a run that goes on are never computed again.
-        mixing: how the noise of public keys is mixed, where the plan says that it is.
-        account: charges the run once its run id is committed: a begin that is cut off has charged
-            nothing, or is found by its run id.  Without it nothing is charged here.
+            of a run that continues are never computed again.
+        mixing: how the noise of public keys is mixed, if the plan mixes it.
+        account: charges the run once its run id is committed: a begin that is interrupted has
+            charged nothing, or its run id is found and not charged again.  Without it nothing is
+            charged here.
 
     Returns:
         (run, whether the store existed).
 
     Raises:
-        PolicyError: the store belongs to another plan, key or input, or the account refuses.
+        PolicyError: the store belongs to another plan, secret or input, or the account refuses.
     """
     keep_beside(store)
     mixing = _checked_cells(plan, public, mixing)
@@ -157,7 +161,7 @@ def begin_run(
 
 
 def _checked_cells(plan: Plan, public: pa.Table | None, mixing: Mixing | None) -> Mixing | None:
-    """The mixing of the plan's cells, if it has any; its public keys are there."""
+    """Return the mixing of the plan's cells, if it has any, after a check of its public keys."""
     if plan.public_keys is not None and public is None:
         raise UsageError("public_keys", "the plan has public keys", "give begin_run their table")
     if plan.cells is None:

@@ -1,7 +1,7 @@
 """One step of one (window, key shard, trigger): the pure function of the flow behind BOUND.
 
-Order of a step: aggregate the micro-batch; look at the keys it touched and at the keys that
-are due; select; publish what the calendar says; predict.  Nothing is visible before
+Order of a step: aggregate the micro-batch; examine the keys that it changed and the keys that are
+due; select; publish what the calendar schedules; predict.  Nothing is visible before
 ``Store.commit_step`` returned, and what is visible is what it returned.
 """
 
@@ -64,7 +64,7 @@ def _sampler(noise: StreamNoise, tested: bool = False) -> Sampler:
 
 
 def default_look_ahead(strategy: Strategy) -> int:
-    """Steps of noise computed at once: many where a path has no state to go on from."""
+    """Return the steps of noise computed at once: many if a path has no state to continue from."""
     if not strategy.state_columns:
         return min(256, strategy.triggers)
     return max(4, min(32, strategy.triggers // 12))
@@ -76,10 +76,10 @@ class Stepper:
     Args:
         plan: the public plan.
         keys: key ring.
-        store: where states are kept; its identity names the noise.
+        store: the store of the states; its identity names the noise.
         public: (table, ids) of this job's public keys, or ``None``.
         look_ahead: steps of noise computed ahead (performance only).
-        mixing: how the noise of public keys is mixed, where the plan says that it is.
+        mixing: how the noise of public keys is mixed, if the plan mixes it.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Stepper:
     def step(
         self, window: int, shard: int, trigger: int, rows: pa.RecordBatch | None
     ) -> tuple[pa.RecordBatch, bool]:
-        """The committed releases of a step, computed now or read back.
+        """Return the committed releases of a step, computed now or read back.
 
         Args:
             rows: admitted pairs with this window, shard and step == ``trigger``.
@@ -135,7 +135,7 @@ class Stepper:
         rows: pa.RecordBatch | None,
         ids: Ids | None = None,
     ) -> tuple[pa.RecordBatch, bool]:
-        """``step``, begun again as often as another worker is faster."""
+        """Do ``step``, repeated as often as another worker is faster."""
         # Whoever is overtaken, another worker has made progress: at most a few times a step.
         for _ in range(STEP_ATTEMPTS):
             with contextlib.suppress(OvertakenError):
@@ -150,7 +150,7 @@ class Stepper:
         rows: pa.RecordBatch | None,
         ids: Ids | None = None,
     ) -> tuple[pa.RecordBatch, bool]:
-        """``step``, but ``OvertakenError`` if another worker committed it meanwhile."""
+        """Do ``step``; raise ``OvertakenError`` if another worker committed it meanwhile."""
         states = self.store.key_shard(window, shard)
         if trigger <= states.committed:
             committed = self.store.committed_releases(window, shard, trigger)
@@ -175,7 +175,7 @@ class Stepper:
     def steps(
         self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
     ) -> list[tuple[pa.RecordBatch, bool]]:
-        """``step`` for each (window, trigger, rows) in order, committed together."""
+        """Do ``step`` for each (window, trigger, rows) in order, committed together."""
         ids = self._ids_of([rows for _, _, rows in group])
         work = [
             (window, shard, *rest, own) for (window, *rest), own in zip(group, ids, strict=True)
@@ -194,7 +194,7 @@ class Stepper:
                 raise
 
     def _ids_of(self, parts: Sequence[pa.RecordBatch]) -> list[Ids]:
-        """Key ids of the rows of several steps, computed together: a step may have few rows."""
+        """Return key ids of the rows of several steps, computed together: steps can be small."""
         names = [f.column for f in self.plan.key]
         columns = [pa.concat_arrays([part.column(name) for part in parts]) for name in names]
         ids = key_ids(self.plan, self.keys.key, pa.RecordBatch.from_arrays(columns, names=names))
@@ -396,7 +396,7 @@ class Stepper:
 
 
 def run_name(identity: RunIdentity) -> tuple[bytes, ...]:
-    """The part of every node's name that tells runs, epochs and plans apart."""
+    """Return the part of every node's name that distinguishes runs, epochs and plans."""
     return (
         bytes.fromhex(identity.run_id),
         identity.epoch.to_bytes(8, "little"),

@@ -56,7 +56,7 @@ Counts = Counter[str]
 
 
 class _Apart(threading.local):
-    """What the thread counts, where it does not count for the runner."""
+    """Counts of a thread that does not count for the runner."""
 
     counts: Counts | None = None
 
@@ -79,7 +79,10 @@ def count(name: str, amount: int = 1) -> None:
 
 @contextlib.contextmanager
 def counted_apart() -> Iterator[Counts]:
-    """Keep what the block counts: the runner knows its own threads only (see ``add_counts``)."""
+    """Collect the counts of the block: the runner knows its own threads only.
+
+    See ``add_counts``.
+    """
     counts = _apart.counts = Counter()
     try:
         yield counts
@@ -88,7 +91,7 @@ def counted_apart() -> Iterator[Counts]:
 
 
 def add_counts(counts: Counts) -> None:
-    """Count on the runner's thread what another one has counted."""
+    """Count on the runner's thread what another thread has counted."""
     for name, amount in counts.items():
         count(name, amount)
 
@@ -130,7 +133,7 @@ class Latency:
         self._public = public
 
     def add(self, seconds: float) -> None:
-        """One release."""
+        """Add one release."""
         self.counts[bisect.bisect_left(LATENCY_SECONDS, seconds)] += 1
         self.total += math.ceil(seconds) if self._public else seconds
         Metrics.distribution("dpstream", f"{self.name}_ms").update(round(1000 * seconds))
@@ -156,15 +159,15 @@ class Deliveries:
         self._lock = threading.Lock()
 
     def live_from(self, now: int) -> None:
-        """Wall clock in micros when the stream was started; the first call holds."""
+        """Set the wall clock (micros) of the stream's start; only the first call has an effect."""
         with self._lock:
             self._live_from = now if self._live_from is None else self._live_from
 
     def passed(self, instants: Iterable[int]) -> None:
-        """The watermark has passed these trigger times (micros): their steps may run.
+        """Record that the watermark has passed these trigger times (micros): their steps may run.
 
-        A timer that was set for the last of several tells of all of them when it fires: of a
-        stream that is behind, only the latency since the trigger time tells by how much.
+        A timer that was set for the last of several reports all of them when it fires: for a stream
+        that is behind, only the latency since the trigger time shows by how much.
         """
         now = time.perf_counter()
         with self._lock:
@@ -174,12 +177,12 @@ class Deliveries:
                 del self._passed[next(iter(self._passed))]
 
     def reached(self, instant: int) -> None:
-        """Every release up to a trigger time (micros) is in the sink."""
+        """Record that every release up to a trigger time (micros) is in the sink."""
         with self._lock:
             self.last_instant = max(instant, self.last_instant or instant)
 
     def delivered(self, instant: int, now: int) -> None:
-        """A release of a trigger time (micros) is in the sink; ``now`` is the wall clock."""
+        """Record that a release of a trigger time (micros) is in the sink; ``now``: wall clock."""
         count("releases_delivered")
         self.reached(instant)
         with self._lock:
@@ -197,7 +200,7 @@ _step_is_done = threading.Condition()
 
 
 def step_done() -> None:
-    """One step of this process is committed or read back (a public number)."""
+    """Count one step of this process that is committed or read back (a public number)."""
     global _steps_done
     with _step_is_done:
         _steps_done += 1
@@ -205,12 +208,12 @@ def step_done() -> None:
 
 
 def steps_done() -> int:
-    """Steps of this process so far (a public number)."""
+    """Return the steps of this process so far (a public number)."""
     return _steps_done
 
 
 def wait_for_step(seen: int, seconds: float) -> None:
-    """Wait until more steps of this process are done than were seen, at most for some seconds."""
+    """Wait until more than ``seen`` steps of this process are done, at most for some seconds."""
     with _step_is_done:
         _step_is_done.wait_for(lambda: _steps_done > seen, seconds)
 
@@ -241,7 +244,7 @@ def watch_steps(
 
 
 def _outgoing(stage: str, error: Exception) -> DpstreamError:
-    """The error that may leave: coded, and cut off from the one that caused it."""
+    """Return a coded error that may be shown, without the one that caused it."""
     coded: DpstreamError
     coded = error if isinstance(error, DpstreamError) else unexpected(f"stage.{stage}", error)
     coded.__cause__ = coded.__context__ = None
@@ -253,7 +256,7 @@ _first_error: DpstreamError | None = None
 
 
 def _remember(error: DpstreamError) -> None:
-    """Keep the first error, or the first refusal: what follows a failure is only its echo."""
+    """Store the first error, or the first refusal: later ones only follow from it."""
     global _first_error
     if _first_error is None or (
         isinstance(_first_error, RunError) and not isinstance(error, RunError)
@@ -262,22 +265,22 @@ def _remember(error: DpstreamError) -> None:
 
 
 def forget_error() -> None:
-    """Begin anew: no error of this process counts any more."""
+    """Forget the stored error of this process."""
     global _first_error
     _first_error = None
 
 
 def first_error() -> DpstreamError | None:
-    """The error that a stage of this process raised since ``forget_error``.
+    """Return the error that a stage of this process raised since ``forget_error``.
 
-    A runner that gives its workers' errors as a text only (Prism, Flink) still tells a
-    process whose threads are the workers which error it was.
+    Some runners return their workers' errors as a text only (Prism, Flink); if the workers are
+    threads of this process, this is the error itself.
     """
     return _first_error
 
 
 def guarded(stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let only coded errors and the class of others out of a DoFn method."""
+    """Let only coded errors, and the class of others, leave a DoFn method."""
 
     def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(method):

@@ -1,10 +1,10 @@
-"""Records that wait beyond a pass: the partitions that the next pass has to read again.
+"""Records that wait beyond a pass: the partitions that the next pass must read again.
 
 A bounded run may stop at a trigger time before its last (``Run.upto``).  Records of later trigger
-times are read, not decided, and not kept: each unit shard notes which partitions hold any, so
-that the next pass reads those again and leaves all others alone.  The note is private, as the
-store is; it decides what is read, never what is released: a record that is read again is answered
-from its committed decision (`dp_transforms.bounding`), and one that is not read again was decided.
+times are read, not decided, and not stored: each unit shard records which partitions have any, so
+that the next pass reads only those again.  The note is private, as the store is; it decides what is
+read, never what is released: a record that is read again gets its committed decision
+(`dp_transforms.bounding`), and one that is not read again was decided.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from dpstream.state.store import Store
 
 
 class _Waiting(msgspec.Struct, frozen=True):
-    """A unit shard's note: of the pass through ``upto``; ``None``: any partition may be meant."""
+    """A unit shard's note, of the pass through ``upto``; ``None``: any partition may have some."""
 
     upto: int
     partitions: tuple[int, ...] | None
 
 
 def note_waiting(plan: Plan, store: Store, shard: int, upto: int, waiting: pa.RecordBatch) -> None:
-    """Remember where the records stand that a unit shard has left for a later pass.
+    """Record the partitions of the records that a unit shard has left for a later pass.
 
     Args:
         upto: the pass's last trigger time.
@@ -40,10 +40,10 @@ def note_waiting(plan: Plan, store: Store, shard: int, upto: int, waiting: pa.Re
 
 
 def waiting_partitions(store: Store, shards: int, upto: int, read: Sequence[int]) -> list[int]:
-    """Partitions that the pass after the one through ``upto`` has to read again, in order.
+    """Return the partitions that the pass after the one through ``upto`` must read again, in order.
 
     Args:
-        read: those that this pass has read: all of them, unless every shard has said otherwise.
+        read: those that this pass has read: all of them, unless every shard has recorded less.
     """
     partitions = set[int]()
     for shard in range(shards):

@@ -1,1 +1,1 @@
-"""What must survive: the Store contract, the embedded SQLite store, the ledger."""
+"""What must survive a process: the Store contract, the embedded SQLite store, the account."""

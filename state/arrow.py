@@ -39,7 +39,7 @@ class AdmissionRow(NamedTuple):
 
 
 def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
-    """Arrow IPC stream of one batch."""
+    """Return one batch as an Arrow IPC stream."""
     if compression is None:  # the same bytes, without a writer and its growing buffer
         return b"".join((batch.schema.serialize(), batch.serialize(), _END))
     sink = pa.BufferOutputStream()
@@ -50,34 +50,34 @@ def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
 
 
 def from_bytes(blob: Checked) -> pa.RecordBatch:
-    """The batch of ``to_bytes``.
+    """Return the batch of ``to_bytes``.
 
     Raises:
-        PolicyError: it is none.
+        PolicyError: the bytes are not such a stream.
     """
     with reading(), pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
         return reader.read_next_batch()
 
 
 def id_array(ids: Ids) -> pa.Array:
-    """(n, 2) ids as an Arrow array of 16 bytes each."""
+    """Return (n, 2) ids as an Arrow array of 16 bytes each."""
     return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
 
 
 def merged(releases: pa.RecordBatch, more: pa.RecordBatch | None) -> pa.RecordBatch:
-    """One batch with the rows of both."""
+    """Return one batch with the rows of both."""
     if more is None or more.num_rows == 0:
         return releases
     return _one(pa.Table.from_batches([releases, more]))
 
 
 def id_view(column: pa.Array) -> Ids:
-    """(n, 2) words of a column of 16 bytes that starts at its buffer's start."""
+    """Return (n, 2) words of a column of 16 bytes that starts at its buffer's start."""
     return np.frombuffer(column.buffers()[1] or b"", np.uint64)[: 2 * len(column)].reshape(-1, 2)
 
 
 def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, bytes]:
-    """(new keys, changed states, new pairs) of a step."""
+    """Return (new keys, changed states, new pairs) of a step."""
     batch = states.fresh_keys().append_column("_id", id_array(states.table.ids[states.logged :]))
     slots = result.changed
     columns = {
@@ -101,7 +101,7 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
 
 
 def selected_keys(states: KeyShard, slots: Int64) -> pa.RecordBatch:
-    """Key columns and ``_id`` of some slots."""
+    """Return key columns and ``_id`` of some slots."""
     keys = states.key_columns(slots)
     return _one(keys.append_column("_id", id_array(states.table.ids[slots])))
 
@@ -112,7 +112,7 @@ def _one(table: pa.Table) -> pa.RecordBatch:
 
 
 def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
-    """(new keys, their states, pairs) of a piece of a snapshot whose keys get these new slots."""
+    """Return (new keys, their states, pairs) of a piece of a snapshot with these new slots."""
     columns = {
         "slot": slots.astype(np.int32),
         "units": piece.units,
@@ -135,7 +135,7 @@ def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
 
 
 def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
-    """All keys of states in pieces."""
+    """Yield all keys of states in pieces."""
     slots, units = states.pairs.entries()
     order = np.argsort(slots, kind="stable")
     slots, units = slots[order], units[order]
@@ -161,10 +161,10 @@ def replay_keys(
     states: KeyShard, rows: Iterable[tuple[int, tuple[Checked, Checked, Checked] | None]]
 ) -> None:
     """Apply the pieces of a snapshot (trigger 0) and then the log of a (window, shard) to empty
-    states; ``None`` stands for what a snapshot holds already.
+    states; ``None`` stands for a step that a snapshot contains already.
 
     Raises:
-        PolicyError: a step is missing, or its bytes make no sense.
+        PolicyError: a step is missing, or its bytes have another form.
     """
     done = []
     for trigger, blobs in rows:
@@ -200,7 +200,7 @@ def replay_keys(
 def unit_blobs(
     units: UnitShard, admitted: Admitted, all_units: bool = False
 ) -> Iterator[tuple[int, bytes, bytes]]:
-    """(units before, new unit ids, admitted records) of one commit of decisions, in pieces.
+    """Yield (units before, new unit ids, admitted records) of one commit of decisions, in pieces.
 
     A piece holds at most ``_PIECE_ROWS`` rows, so that a large commit is not built in memory
     twice; offsets are written as differences, which compress well.
@@ -222,8 +222,11 @@ def unit_blobs(
 def ids_blob(
     ids: Ids, until: Int32, counts: Int32 | None = None, indices: Int32 | None = None
 ) -> bytes:
-    """New units of a commit; with counts (and indices, where there are any): as they are, whatever
-    the commit's records say."""
+    """Return the new units of a commit.
+
+    Counts (and indices, where there are any) are stored as they are, whatever the commit's records
+    give.
+    """
     columns = {"unit": id_array(ids)}
     if (until != NEVER).any():
         columns["until"] = pa.array(until)
@@ -235,7 +238,7 @@ def ids_blob(
 
 
 def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
-    """Admitted records of a commit."""
+    """Return the admitted records of a commit."""
     ranks = {} if admitted.rank is None else {"rank": pa.array(admitted.rank[piece])}
     if admitted.digest is not None:
         ranks["digest"] = pa.array(admitted.digest[piece])
@@ -257,14 +260,14 @@ def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
 
 
 def no_records() -> Admitted:
-    """No admitted record."""
+    """Return an empty list of admitted records."""
     none = np.zeros(0, np.int32)
     return Admitted(none, np.zeros(0, np.int64), none, none, none)
 
 
 @reading()
 def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
-    """Apply all commits of a unit shard to empty counters, those per key apart (``count_keys``)."""
+    """Apply all commits of a unit shard to empty counters; those per key by ``count_keys``."""
     summed = []
     for trigger_time, batch, records in rows:
         units.decided = trigger_time
@@ -289,7 +292,7 @@ def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
 
 @reading()
 def count_keys(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
-    """Count the commits' records by (unit, window, key): for a shard that decides."""
+    """Count the commits' records by (unit, window, key), for a shard that decides."""
     for row in rows:  # also of units whose counts are told
         if _tells_keys(row.records):
             enter_keys(units, records_of([row]))
@@ -301,7 +304,7 @@ def _tells_keys(blob: Checked) -> bool:
 
 
 def enter_keys(units: UnitShard, records: Admitted) -> None:
-    """Count records by (unit, window, key), where a bound per key is kept."""
+    """Count records by (unit, window, key), if there is a bound per key."""
     if records.per_key is not None:
         ids, first, taken, _ = records.per_key
         units.keys.enter(records.unit.astype(np.int64), first, taken, ids)
@@ -309,7 +312,7 @@ def enter_keys(units: UnitShard, records: Admitted) -> None:
 
 @reading()
 def records_of(rows: Sequence[AdmissionRow]) -> Admitted:
-    """All admitted records of the commits."""
+    """Return all admitted records of the commits."""
     batches = [from_bytes(records) for _, _, records in rows]
     # Empty ones have no rank; they would hide that the others have.
     batches = [b for b in batches if b.num_rows]
@@ -332,16 +335,16 @@ def records_of(rows: Sequence[AdmissionRow]) -> Admitted:
 
 
 def moved(records: Admitted, slots: Int64) -> Admitted:
-    """Records with ``slots[unit]`` for their units; those of units that have none (-1) go."""
+    """Return records with ``slots[unit]`` as their units, without those whose slot is -1."""
     unit = slots[records.unit].astype(np.int32)
     return msgspec.structs.replace(records, unit=unit).at(np.flatnonzero(unit >= 0))
 
 
 def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
-    """(index by ``position_ids``, the records): slots of the index are rows of the records.
+    """Return (index by ``position_ids``, the records): slots of the index are rows of the records.
 
-    Should a record stand there twice, the first counts; a row too many would shift what is known
-    of all records behind it.
+    If a record occurs twice, the first counts; a row too many would shift what is known of all
+    records after it.
     """
     index, where = IdTable(), (records.partition, records.offset, records.unit)
     slots = index.intern(position_ids(*where, records.digest))
@@ -352,7 +355,7 @@ def indexed(records: Admitted) -> tuple[IdTable, Admitted]:
 
 
 def position_ids(partition: Ints, offset: Ints, unit: Ints, digest: UInt64 | None = None) -> Ids:
-    """(n, 2) ids of records: (offset, (unit slot, partition)).
+    """Return (n, 2) ids of records: (offset, (unit slot, partition)).
 
     The unit is part of it: should a source give one position to records of two units, they
     are two records.

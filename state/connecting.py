@@ -1,8 +1,8 @@
-"""The first connection to a service elsewhere: a short wait, shown on a terminal, and its error.
+"""The first connection to a remote service: a short wait, shown on a terminal, and its error.
 
-Clients go on trying for minutes, which is right while a run goes on.  Before it begins, a wrong
-address or a service that is down must be told soon.  So each client first waits here until the
-service answers; no data is asked for, and no rights are needed.
+Clients retry for minutes, which is right during a run.  Before it begins, a wrong address or a
+service that is down must be reported soon.  So each client first waits here until the service
+answers; no data is asked for, and no rights are needed.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ _quiet = threading.Event()
 
 
 def show_connecting(wanted: bool) -> None:
-    """Whether this command may write a line on a terminal."""
+    """Set whether this command may write a line on a terminal."""
     (_quiet.clear if wanted else _quiet.set)()
 
 
 @contextlib.contextmanager
 def connecting(to: str) -> Iterator[None]:
-    """Say on a terminal, by one line, that the block waits for a service.
+    """Show one line on a terminal while the block waits for a service.
 
     Args:
         to: the service's public name.
@@ -57,16 +57,17 @@ def connecting(to: str) -> Iterator[None]:
 def reach(channel: Any, field: str, to: str) -> None:
     """Wait until the service behind a gRPC channel answers.
 
-    It is sent one call that services do not offer or answer at once (gRPC's health check):
-    whatever comes back, a refusal too, is an answer.  gRPC's own watch of a channel would leave a
-    thread behind that fails when the channel is closed just after.
+    One call is sent that services do not offer or answer at once (gRPC's health check): any reply,
+    even a refusal, is an answer.  gRPC's own watch of a channel would leave a thread behind that
+    fails when the channel is closed just after.
 
     Args:
         channel: of the service's client.
-        field: the setting that names the place; to: the service's public name.
+        field: the setting that names the service's address.
+        to: the service's public name.
 
     Raises:
-        RunError: nothing answered within `CONNECT_SECONDS`.
+        RunError: the service did not answer within `CONNECT_SECONDS`.
     """
     import grpc
 

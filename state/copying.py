@@ -45,7 +45,7 @@ DELIVERED = "delivered"
 
 
 class Abandon(NamedTuple):
-    """Give up what cannot be replayed.
+    """What to give up because it cannot be replayed.
 
     Attributes:
         trigger_time: records up to it count as decided; windows that begin before it get no more
@@ -57,7 +57,7 @@ class Abandon(NamedTuple):
     limit: int
 
     def windows(self, line: Timeline) -> int:
-        """The first window that begins at or after the trigger time."""
+        """Return the first window that begins at or after the trigger time."""
         return -(-self.trigger_time // (line.slide // line.trigger_every))
 
 
@@ -70,7 +70,7 @@ def copy_store(
 ) -> None:
     """Fill a store that was just created with everything ``source`` holds.
 
-    The target's own identity says how many shards it gets, and of which epoch it is.
+    The target's own identity defines its number of shards and its epoch.
 
     Raises:
         RunError: a database failed; or shards of the source are apart and one of them has
@@ -106,7 +106,7 @@ def copy_store(
 def _reshards(
     source: Store, line: Timeline, committed: dict[int, list[int]]
 ) -> dict[int, list[ReshardProgress]]:
-    """Reshards that still matter after the copy: of windows that are not complete."""
+    """Return reshards that still matter after the copy: of windows that are not complete."""
     before, out = source.reshards, {}
     for window, triggers in committed.items():
         low = min(triggers)
@@ -181,7 +181,7 @@ def _copy_keys(
 
 
 def _copy_selections(source: Store, target: Store) -> None:
-    """What tests selected: published keys, which an abandoned run remembers too."""
+    """Copy what tests selected: published keys, which an abandoned run remembers too."""
     every = [s for shard in range(source.identity.shards) for s in source.selections(shard, -1)]
     for trigger_time, window, keys in sorted(every, key=lambda s: s[:2]):
         for shard, rows in _split(keys, target.identity.shards):
@@ -221,7 +221,10 @@ def _by_shard(ids: Ids, shards: int) -> Iterator[tuple[int, "np.typing.NDArray[n
 
 
 def _copy_unit_progress(source: Store, target: Store, abandon: Abandon | None) -> None:
-    """``forgotten`` is a public trigger time that is right for all shards; the most any knows."""
+    """Copy the progress of units.
+
+    ``forgotten`` is a public trigger time that is right for all shards: the largest of any shard.
+    """
     if abandon is not None:
         new = UnitProgress(abandon.trigger_time, abandon.trigger_time, abandon.trigger_time)
     else:

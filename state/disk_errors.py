@@ -1,6 +1,6 @@
-"""What an error of the operating system means: its cause and its remedy, the same for every file.
+"""Causes and fixes of the operating system's errors, the same for every file.
 
-Error numbers are public; the texts that the system adds to them hold paths, which are not shown.
+Error numbers are public; the texts that the system adds to them have paths, which are not shown.
 """
 
 import contextlib
@@ -16,11 +16,12 @@ from dpstream.accounting.errors import RunError, UsageError
 
 
 class Cause(NamedTuple):
-    """Why a file cannot be used, in words.
+    """Why a file cannot be used, as text.
 
     Attributes:
-        reason: what is wrong; fix: what to do about it.
-        choice: whether another path or other rights help, rather than the machine is at fault.
+        reason: what is wrong.
+        fix: what to do about it.
+        choice: whether another path or other rights help, rather than a repair of the machine.
     """
 
     reason: str
@@ -78,12 +79,12 @@ _CAUSES = {
 
 
 def is_foreseen(error: BaseException) -> bool:
-    """Whether the system's reason is in the table."""
+    """Return whether the system's error is in the table."""
     return isinstance(error, OSError) and error.errno in _CAUSES
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The cause of an error; an error that is not in the table is named by its number."""
+    """Return the cause of an error; an error that is not in the table is named by its number."""
     if out_of_memory(error):
         return MEMORY
     if not isinstance(error, OSError) or error.errno is None:
@@ -100,7 +101,7 @@ _MEMORY_WORDS = re.compile(
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or what it came from, says that this process may have no more memory.
+    """Return whether an error, or its cause, means that this process may have no more memory.
 
     A thread that cannot be started lacks the memory of its stack, or the limit of a container; a
     library that cannot be loaded lacks the memory of its code.
@@ -129,7 +130,7 @@ MIN_ADDRESS_SPACE = 3 << 30
 
 
 def memory_error(where: str) -> RunError:
-    """The error for a process that has no memory left.
+    """Return the error for a process that has no memory left.
 
     Args:
         where: the public name of the command or the stage.
@@ -143,7 +144,7 @@ def memory_error(where: str) -> RunError:
 
 
 def require_memory(where: str) -> None:
-    """Refuse to read data under a limit of address space that a small job already meets.
+    """Refuse to read data if the limit of address space is too low even for a small job.
 
     A library that meets such a limit in a thread of its own ends the process (std::bad_alloc, a
     thread that cannot start), and which one does so changes from run to run.
@@ -169,10 +170,11 @@ def require_memory(where: str) -> None:
 
 
 def file_error(field: str, cannot: str, error: Exception) -> RunError:
-    """The error for a file that cannot be used.
+    """Return the error for a file that cannot be used.
 
     Args:
-        field: the public name of the file; cannot: what cannot be done (``cannot be written``).
+        field: the public name of the file.
+        cannot: what cannot be done (``cannot be written``).
     """
     cause = cause_of(error)
     return RunError(field, f"{cannot}: {cause.reason}", cause.fix)
@@ -180,7 +182,7 @@ def file_error(field: str, cannot: str, error: Exception) -> RunError:
 
 @contextlib.contextmanager
 def file_errors(field: str, cannot: str) -> Iterator[None]:
-    """What cannot be done with a file is said by ``file_error``.
+    """Replace errors of the block about a file by ``file_error``.
 
     Raises:
         RunError: instead of ``OSError``.
@@ -192,19 +194,19 @@ def file_errors(field: str, cannot: str) -> Iterator[None]:
 
 
 def unreadable(field: str, error: OSError) -> UsageError:
-    """The error for a file that the user names and wrote, such as a project file.
+    """Return the error for a file that the user names and wrote, such as a project file.
 
     Args:
-        field: what the file is to the user.
+        field: the name of the file in the error.
     """
     cause = cause_of(error)
     return UsageError(field, f"cannot be read: {cause.reason}", cause.fix)
 
 
 def cause_at(path: Path) -> Cause | None:
-    """Why a file that cannot be written cannot, by a look at its disk and its rights.
+    """Return why a file cannot be written, from its disk and its rights.
 
-    The file itself is not opened: to close it would drop the locks that this process holds on it.
+    The file itself is not opened: closing it would release the locks that this process holds on it.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))

@@ -1,12 +1,13 @@
-"""Files that are not whole yet: hidden beside their place, and swept once their writer is gone.
+"""Temporary files: hidden beside their final path, and removed once their writer is gone.
 
 A draft has a random name, and its writer holds a lock on it (``flock``) for as long as it lives;
-the kernel lets go of the lock when the process ends, however it ends.  So a draft whose lock is
-free is nobody's, at once and whatever its age: process ids come again, and clocks of machines that
-share a folder differ.  Between making a draft and locking it there is an instant in which it may be
-swept; its writer then finds it gone and makes another, because who sweeps a draft holds its lock
-until it is gone, and the writer waits for that.  Where a file system has no such locks, a
-draft counts as nobody's when it is a day old.
+the kernel releases the lock when the process ends, however it ends.  So a draft whose lock is free
+has no writer, whatever its age: process ids are reused, and clocks of machines that share a folder
+differ.  Between making a draft and locking it there is an instant in which it may be removed; its
+writer then finds it gone and makes another, because the process that removes a draft holds its lock
+until it is gone, and the writer waits for that.  On a file system without such locks, a draft
+counts
+as abandoned when it is a day old.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ _ATTEMPTS = 100
 
 @contextlib.contextmanager
 def drafted(out: Path, mode: int = 0o600) -> Iterator[Path]:
-    """An empty draft beside ``out``, which is to be linked or renamed to it within the block.
+    """Yield an empty draft beside ``out``, which is to be linked or renamed to it within the block.
 
     Raises:
         OSError: it cannot be made.
@@ -43,7 +44,7 @@ def drafted(out: Path, mode: int = 0o600) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def opened_draft(out: Path, mode: int = 0o600) -> Iterator[tuple[int, Path]]:
-    """``drafted`` of what is no database, and the descriptor to write it by."""
+    """Yield a draft as ``drafted``, for files other than databases, and its descriptor."""
     descriptor, draft = _made(out, mode)
     try:
         yield descriptor, draft
@@ -67,7 +68,7 @@ def _made(out: Path, mode: int) -> tuple[int, Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the drafts of a folder that are nobody's; what cannot be removed stays."""
+    """Remove the abandoned drafts of a folder; a draft that cannot be removed stays."""
     for draft in list(folder.glob(f".*{_SUFFIX}*")):
         with contextlib.suppress(OSError), _nobodys(draft) as nobodys:
             if nobodys:
@@ -76,7 +77,7 @@ def sweep(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _nobodys(draft: Path) -> Iterator[bool]:
-    """Whether it may be removed within the block, in which nobody else can take it."""
+    """Yield whether it may be removed within the block, in which no other process can take it."""
     owner = draft.with_name(draft.name.rpartition(_SUFFIX)[0] + _SUFFIX)
     if not owner.exists():
         yield True  # beside a database that is gone

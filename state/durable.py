@@ -1,8 +1,10 @@
-"""Files and folders that appear whole or not at all, and stay: synced before and after they get
-their name.
+"""Files and folders that appear complete or not at all, and stay: they are flushed to disk before
+and
+after they are renamed.
 
-What is published can be read by everybody and written by its owner alone (``PUBLIC``), what is
-private is its owner's alone (``PRIVATE``).  The umask of the process can only take rights away.
+Published files can be read by everybody and written by their owner alone (``PUBLIC``); private
+files
+can be read by their owner alone (``PRIVATE``).  The umask of the process can only remove rights.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @contextlib.contextmanager
 def replacing(out: Path, mode: int = PUBLIC) -> Iterator[Path]:
-    """A draft that takes the place of ``out``, durably, when the block ends well.
+    """Yield a draft that replaces ``out``, durably, when the block ends without an error.
 
     Raises:
         OSError: it cannot be made.
@@ -37,7 +39,7 @@ def replacing(out: Path, mode: int = PUBLIC) -> Iterator[Path]:
 
 
 def make_folder(path: Path, mode: int = PUBLIC) -> None:
-    """Make a folder and those above it, unless they exist, for files of a mode.
+    """Make a folder and its parents, unless they exist, for files of a mode.
 
     Raises:
         OSError: it cannot be made.
@@ -71,10 +73,11 @@ def sync_tree(folder: Path, mode: int = PUBLIC) -> None:
 
 
 def publish_folder(draft: Path, out: Path) -> None:
-    """Give a private folder that is on disk (``sync_tree``) its name, and let others enter it.
+    """Rename a private folder that is on disk (``sync_tree``), and let others read it.
 
     Raises:
-        OSError: it cannot be done; ``FileExistsError``: something is there.
+        OSError: it cannot be done.
+        FileExistsError: the path exists.
     """
     if out.exists() or out.is_symlink():
         raise FileExistsError(errno.EEXIST, "exists")
@@ -89,14 +92,14 @@ def publish_folder(draft: Path, out: Path) -> None:
 def put_once(path: Path, data: bytes, mode: int = PUBLIC) -> bool:
     """Make ``path`` with ``data``, atomically and on disk, unless it exists.
 
-    On return the file is on disk also where another made it: who did may have died before that.
+    On return the file is on disk even if another process made it, which may have died before that.
 
     Args:
         mode: of the file from its first byte on; folders that are made get it too.
 
     Returns:
         Whether the file is new.  Of two writers at once exactly one makes it (on a file system
-        without hard links: unless both come within the same instant; the last one's stays).
+        without hard links: unless both write within the same instant; the last one's stays).
 
     Raises:
         OSError: it cannot be written.
@@ -111,14 +114,14 @@ def put_once(path: Path, data: bytes, mode: int = PUBLIC) -> bool:
 
 
 def put_entry(path: Path, data: bytes, mode: int = PUBLIC) -> bool:
-    """``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
+    """Do ``put_once`` up to the folder's entry, which ``sync_folders`` makes durable."""
     return not path.exists() and put_entries([(path, data)], mode) == [True]
 
 
 def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = PUBLIC) -> list[bool]:
-    """``put_entry`` of several files that were not there just now; they wait for the disk together.
+    """Do ``put_entry`` for several files that did not exist just now; they are flushed together.
 
-    Only to wait for the disk has threads: small files cost twice as much on several.
+    Only the flushes run in threads: writing small files takes twice as long in several threads.
     """
     for folder in {path.parent for path, _ in files}:
         make_folder(folder, mode)
@@ -133,7 +136,7 @@ def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = PUBLIC) -> list
 
 
 def put_again(path: Path, data: bytes, mode: int = PUBLIC) -> None:
-    """Put ``data`` in the place of a file that is damaged; durable once its folder is synced."""
+    """Replace a damaged file by ``data``; durable once its folder is flushed."""
     with opened_draft(path, mode) as (descriptor, draft):
         _fill(descriptor, data)
         os.fsync(descriptor)
@@ -141,7 +144,7 @@ def put_again(path: Path, data: bytes, mode: int = PUBLIC) -> None:
 
 
 def _named(draft: Path, path: Path) -> bool:
-    """Give a draft its name, unless another has it."""
+    """Rename a draft to its path, unless the path exists."""
     try:
         os.link(draft, path)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Errors of Google's services that may pass: what stores, sources and sinks try again."""
+"""Transient errors of Google's services, which stores, sources and sinks retry."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ PASSING = (
 
 
 def may_pass() -> Any:
-    """A predicate of the clients' errors, for their `Retry`; loads their library."""
+    """Return a predicate of transient errors for the clients' `Retry`; imports their library."""
     from google.api_core.exceptions import exception_class_for_grpc_status
     from google.api_core.retry import if_exception_type
     from grpc import StatusCode

@@ -63,7 +63,7 @@ def _find(table: Int32, ids: Ids, queries: Ids, slots: Int64) -> None:  # pragma
 
 
 def shard_of(ids: Ids, shards: int) -> Int64:
-    """Shard number of keyed ids (the high bits; hash tables use the low ones)."""
+    """Return the shard number of keyed ids (the high bits; hash tables use the low ones)."""
     return ((ids[:, 1] >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)
 
 
@@ -77,11 +77,11 @@ class IdTable:
 
     @property
     def ids(self) -> Ids:
-        """(size, 2) ids by slot."""
+        """Return (size, 2) ids by slot."""
         return self._ids[: self.size]
 
     def intern(self, queries: Ids) -> Int64:
-        """Slots of the ids, new ones assigned in order; (n, 2) -> (n,) int64."""
+        """Return slots of the ids, new ones assigned in order; (n, 2) -> (n,) int64."""
         slots = np.empty(len(queries), np.int64)
         # A part at a time: all of a large shard may name few, and the table stays small.
         for begin in range(0, len(queries), _ROWS_AT_ONCE):
@@ -92,7 +92,7 @@ class IdTable:
         return slots
 
     def find(self, queries: Ids) -> Int64:
-        """Slots of the ids, -1 where unknown."""
+        """Return slots of the ids; -1 for unknown ids."""
         slots = np.empty(len(queries), np.int64)
         _find(self._table, self._ids, queries, slots)
         return slots
@@ -136,7 +136,7 @@ def _add(
 def _move(
     owner: Int32, pairs: Ids, gone: Bool, to_owner: Int32, to_pairs: Ids
 ) -> int:  # pragma: no cover - compiled
-    """Put the pairs of slots that are not gone into an empty table; returns how many."""
+    """Put the pairs of slots that are not gone into an empty table; return how many."""
     mask = np.uint64(to_owner.size - 1)
     moved = 0
     for i in range(owner.size):
@@ -155,7 +155,7 @@ def _move(
 
 @njit(cache=True, nogil=True)
 def _owned(owner: Int32, gone: Bool) -> int:  # pragma: no cover - compiled
-    """How many pairs are of slots that are gone."""
+    """Return how many pairs are of slots that are gone."""
     count = 0
     for i in range(owner.size):
         slot = owner[i]
@@ -172,11 +172,11 @@ class PairSet:
         self._pairs = np.empty((_FIRST_SIZE, 2), np.uint64)
 
     def add(self, slots: Int64, units: Ids, stale: Bool | None = None) -> Bool:
-        """Insert pairs; True where a pair was not there before (first of equal ones).
+        """Insert pairs; return True for a pair that is new (the first of equal ones).
 
         Args:
             slots: (n,) owner of each pair; ``units``: (n, 2) ids.
-            stale: by slot, owners whose pairs may be forgotten when the table grows.
+            stale: by slot, owners whose pairs may be dropped when the table grows.
         """
         if self.size + len(slots) > _LOAD * len(self._owner):
             self._grow(len(slots), stale)
@@ -185,7 +185,7 @@ class PairSet:
         return fresh
 
     def entries(self) -> tuple[Int64, Ids]:
-        """(owner of each pair, (n, 2) ids), in no particular order."""
+        """Return (owner of each pair, (n, 2) ids), in no particular order."""
         live = self._owner >= 0
         return self._owner[live].astype(np.int64), self._pairs[live]
 

@@ -74,7 +74,7 @@ def _find(
 def _repeated(
     rows: Int64, k: int, unit: Int64, partition: Int32, offset: Int64, name: Int64, named: Bool
 ) -> bool:  # pragma: no cover - compiled
-    """Whether a row is the same record again, or its id is that of a record that is admitted."""
+    """Return whether a row is the same record again, or its id is that of an admitted record."""
     row, before = rows[k], rows[max(0, k - 1)]
     if name.size:
         return bool(named[name[row]])
@@ -111,7 +111,7 @@ def _admit(
     fresh: UInt64,
     rank: Int32,
 ) -> int:  # pragma: no cover - compiled
-    """Decide the rows ``rows[begin:end]``; returns the entries there are then."""
+    """Decide the rows ``rows[begin:end]``; return the number of entries afterwards."""
     for k in range(begin, end):
         row = rows[k]
         slot = unit[row]
@@ -200,10 +200,11 @@ def numbered(name: Int64 | None) -> tuple[Int64, Bool]:
 
 
 class Wanted(NamedTuple):
-    """Records that are to be decided; arrays by row.
+    """Records to be decided; arrays by row.
 
     Attributes:
-        unit: slot of each one's unit; partition, offset: its position.
+        unit: slot of each one's unit.
+        partition, offset: its position.
         first, wanted: first window that is open for it, and how many are.
         ids: (n, 2) ids of the keys.
         spared: bit i: the pair with window ``first + i`` takes no index (its key is published).
@@ -219,11 +220,12 @@ class Wanted(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What was decided; arrays by row.
+    """The decisions; arrays by row.
 
     Attributes:
-        pairs: bit i: the pair with window ``first + i`` is admitted; fresh: it is the first of its
-            (unit, window, key), and not spared: it takes an index of selection.
+        pairs: bit i: the pair with window ``first + i`` is admitted.
+        fresh: bit i: it is the first of its (unit, window, key), and not spared: it takes an index
+            of selection.
         rank: pairs of the unit that took an index before.
     """
 
@@ -233,7 +235,7 @@ class Taken(NamedTuple):
 
 
 class KeyCounts:
-    """(unit slot, window, key id) -> admitted records, of windows that may be open."""
+    """Admitted records by (unit slot, window, key id), of windows that may be open."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -257,7 +259,7 @@ class KeyCounts:
 
         Args:
             order: (n,) rows, a unit's records in the order they count in, copies of one record one
-                behind the other.
+                after the other.
             pairs, indices: by unit slot, admitted pairs and indices taken so far.
             limit: C; bound: k.
             least: first window that can be open.

@@ -1,8 +1,8 @@
 """Locks between processes: the kernel's (``flock``), which end with a process, however it ends.
 
-They hold between the processes of a machine, and between machines where the file system says so
-(NFS does, unless it is mounted with ``nolock`` or ``local_lock``).  Where it has no locks at all
-nothing is held, and who asks is told.
+They work between the processes of a machine, and between machines if the file system supports it
+(NFS does, unless it is mounted with ``nolock`` or ``local_lock``).  On a file system without locks
+nothing is locked, and the caller is told so.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[bool]:
-    """Wait for the lock of a file, which is made for that and stays; whether there are locks.
+    """Wait for the lock of a file, which is made if it is absent; yield whether there are locks.
 
-    The file that a lock protects cannot be its lock where it is replaced by another.
+    The lock must be another file than the protected one, if that is replaced by renaming.
 
     Raises:
         OSError: the file cannot be made.
@@ -31,7 +31,7 @@ def held(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def held_on(descriptor: int) -> Iterator[bool]:
-    """``held`` of a file that is open and never replaced."""
+    """Do ``held`` for a file that is open and never replaced."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
@@ -45,12 +45,12 @@ def held_on(descriptor: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def free(path: Path) -> Iterator[bool | None]:
-    """Whether nobody holds the lock of a file that is there, who then gets it for the block.
+    """Yield whether the lock of an existing file is free; if so, this process has it in the block.
 
     ``None``: this file system has no locks.
 
     Raises:
-        OSError: there is no such file, or it is not for this process.
+        OSError: there is no such file, or this process may not use it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:

@@ -1,7 +1,7 @@
-"""Arrays of NPZ files, with a bound on what they unpack to.
+"""Arrays of NPZ files, with a limit on their uncompressed size.
 
-A small file can unpack to any size, and the header of an array can declare one that its bytes do
-not have.  Both are compared with the bound before anything is unpacked.
+A small file can have any uncompressed size, and the header of an array can declare one that its
+bytes do not have.  Both are compared with the limit before anything is decompressed.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 
 class TooLargeError(Exception):
-    """The arrays declare more bytes than may be unpacked."""
+    """The arrays declare more bytes than the limit."""
 
 
 #: What a damaged file raises.
@@ -26,15 +26,16 @@ DAMAGED = (
 
 
 def arrays_of(file: IO[bytes], most: int, numbers: int = 1 << 62) -> dict[str, npt.NDArray[Any]]:
-    """All arrays of an NPZ file.
+    """Return all arrays of an NPZ file.
 
     Args:
-        file: open at its beginning; it can be searched.
-        most: bytes of all arrays together; numbers: of each array.
+        file: open at its beginning; it must be seekable.
+        most: limit on the bytes of all arrays together.
+        numbers: limit on the numbers of each array.
 
     Raises:
         TooLargeError: they have more.
-        ValueError, OSError, ...: `DAMAGED`; the file is none, or is damaged.
+        ValueError, OSError, ...: `DAMAGED`; the file has another format, or is damaged.
     """
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
@@ -53,7 +54,7 @@ def arrays_of(file: IO[bytes], most: int, numbers: int = 1 << 62) -> dict[str, n
 
 
 def _declared(stream: IO[bytes]) -> tuple[int, int]:
-    """Numbers of an array by its header, and bytes of each."""
+    """Return the number of elements of an array by its header, and the bytes of each."""
     version = np.lib.format.read_magic(stream)
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,

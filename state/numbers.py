@@ -1,8 +1,7 @@
 """Numbers between numpy and Arrow: without a copy, and without pandas.
 
-Arrow imports pandas, where there is one, at the first ``pa.array``, ``pa.scalar``, ``fill_null`` of
-a value or ``to_numpy``: 0.35 CPU seconds and 51 MiB.  Who only asks the tables a question does not
-wait for it.
+Arrow imports pandas, if it is installed, at the first ``pa.array``, ``pa.scalar``, ``fill_null`` of
+a value or ``to_numpy``: 0.35 CPU seconds and 51 MiB.  A question about tables need not wait for it.
 """
 
 from typing import Any
@@ -15,20 +14,20 @@ from dpstream.accounting.arrays import Bool
 
 
 def numbers(values: npt.NDArray[Any], null: Bool | None = None) -> pa.Array:
-    """Numbers (int32, int64 or float64) as Arrow; those of ``null`` are NULL."""
+    """Return numbers (int32, int64 or float64) as Arrow; those of ``null`` are NULL."""
     there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
     data = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(_KINDS[values.dtype.name], len(values), [there, data])
 
 
 def mask(values: Bool) -> pa.Array:
-    """Booleans as Arrow."""
+    """Return booleans as Arrow."""
     bits = pa.py_buffer(np.packbits(values, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, bits])
 
 
 def constant(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
-    """A scalar of a type."""
+    """Return a scalar of a type."""
     if value == 0:  # of any fixed width
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(32))])[0]
     if isinstance(value, int):
@@ -39,7 +38,7 @@ def constant(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
 
 
 def values_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-    """A column of numbers as they lie there: any number where it is NULL."""
+    """Return a column of numbers without a copy; the number at a NULL is arbitrary."""
     column = _one(column)
     name = str(column.type)
     words = np.frombuffer(column.buffers()[1] or b"", _NAMES.get(name, name))
@@ -47,7 +46,7 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 
 
 def mask_of(column: pa.Array | pa.ChunkedArray) -> Bool:
-    """A column of booleans; False where it is NULL."""
+    """Return a column of booleans; False at a NULL."""
     column = _one(column)
     valid, bits = column.buffers()
     flags = _bits(bits, column)
@@ -55,7 +54,7 @@ def mask_of(column: pa.Array | pa.ChunkedArray) -> Bool:
 
 
 def valid_of(column: pa.Array | pa.ChunkedArray) -> Bool:
-    """Where a column is not NULL."""
+    """Return where a column is not NULL."""
     column = _one(column)
     valid = column.buffers()[0]
     if pa.types.is_null(column.type):
@@ -82,7 +81,7 @@ _KINDS = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64()}
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a table as one array."""
+    """Return a column of a table as one array."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         return pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)

@@ -1,6 +1,6 @@
 """Stores by URL, one object per process and store.
 
-A backend loads its store's code when that is needed: who plans opens none.
+A backend imports its store's code only when it is needed: a plan opens no store.
 """
 
 import contextlib
@@ -32,30 +32,30 @@ _LOCK = threading.Lock()
 
 
 class Backend(ABC):
-    """What is done to a store before it is opened."""
+    """The operations on a store before it is opened."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse a URL that names nothing; looks at the text only."""
+        """Refuse a URL that cannot name a store; only the text is read."""
 
     def below(self, folder: Path) -> "Backend":
-        """The same store, its path taken from a folder."""
+        """Return the same store, with its path below a folder."""
         return self
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether a run was begun on it."""
+        """Return whether a run was begun in it."""
 
     @abstractmethod
     def sweep(self) -> None:
-        """Remove what killed commands have left beside the store."""
+        """Remove temporary files of killed commands beside the store."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make whatever must be there before a run can be begun (``dpstream state init``)."""
+        """Make what is needed before a run can be begun (``dpstream state init``)."""
 
     @abstractmethod
     def create(
@@ -64,12 +64,12 @@ class Backend(ABC):
         """Begin a run, or return the identity of the one that was begun.
 
         Args:
-            calibrate: the calibration of the identity, asked for only where a run begins.
+            calibrate: returns the calibration of the identity; called only when a run begins.
         """
 
     @abstractmethod
     def open(self, plan: Plan) -> "Store":
-        """The store of a begun run."""
+        """Return the store of a begun run."""
 
 
 class SqliteBackend(Backend):
@@ -77,7 +77,7 @@ class SqliteBackend(Backend):
 
     @property
     def path(self) -> str:
-        """The file."""
+        """The store's file."""
         return self.url.partition(":")[2]
 
     @override
@@ -101,7 +101,7 @@ class SqliteBackend(Backend):
 
     @override
     def prepare(self) -> None:
-        """Nothing: the file is made with its tables when a run begins."""
+        """Do nothing: the file is made with its tables when a run begins."""
 
     @override
     def create(
@@ -144,7 +144,7 @@ class SpannerBackend(Backend):
 
     @override
     def sweep(self) -> None:
-        """Nothing: a generation that was not finished is cleared by the next attempt."""
+        """Do nothing: the next attempt clears a generation that was not finished."""
 
     @override
     def prepare(self) -> None:
@@ -164,10 +164,11 @@ class SpannerBackend(Backend):
     def successor(
         self, plan: Plan, identity: "RunIdentity", confirm: Callable[[], None]
     ) -> Iterator["Store"]:
-        """A new empty generation to be filled, that takes the old one's place when the block
-        ends; ``confirm`` is called just before that and may refuse by raising.
+        """Yield a new empty generation to fill, which replaces the old one when the block ends.
 
-        On any error the store is as it was; what was filled is cleared by the next attempt.
+        ``confirm`` is called just before that and may refuse by raising.  On any error the store is
+        as
+        it was; what was filled is cleared by the next attempt.
         """
         from dpstream.state.spanner import schema
         from dpstream.state.spanner.rows import Layout
@@ -199,7 +200,7 @@ class SpannerBackend(Backend):
 
 
 def backend(url: str) -> Backend:
-    """What a store's URL names.
+    """Return the backend of a store's URL.
 
     Raises:
         UsageError: an unknown kind of store, or its client is not installed.
@@ -218,7 +219,7 @@ def backend(url: str) -> Backend:
 
 
 def key_schema(plan: Plan) -> "pa.Schema":
-    """Arrow schema of the key columns."""
+    """Return the Arrow schema of the key columns."""
     import pyarrow as pa
 
     kinds = [pa.type_for_alias(_KEY_TYPES[field.type]) for field in plan.key]
@@ -227,12 +228,12 @@ def key_schema(plan: Plan) -> "pa.Schema":
 
 
 def design_of_run(plan: Plan, identity: "RunIdentity") -> Design:
-    """What the plan's settings mean in a run that was begun."""
+    """Return what the plan's settings mean in a run that was begun."""
     return begun(plan, identity.calibration).design
 
 
 def exists(url: str) -> bool:
-    """Whether the store was initialised before."""
+    """Return whether the store was initialised before."""
     return backend(url).exists()
 
 
@@ -242,14 +243,14 @@ def initialise(
     """Create the store with this identity, or check that an existing one is the same run's.
 
     Args:
-        calibrate: the calibration of the identity, asked for only where a run begins: a later
-            program may come to other numbers, or refuse the plan.
+        calibrate: returns the calibration of the identity; called only when a run begins, because
+            a later program may calculate other numbers, or refuse the plan.
 
     Returns:
-        The identity that is in force: an existing store keeps its run id.
+        The identity in force: an existing store keeps its run id.
 
     Raises:
-        PolicyError: the store belongs to another plan, key or input.
+        PolicyError: the store belongs to another plan, secret or input.
     """
     with _LOCK:
         # A store this process holds open may be of a file that is gone by now.
@@ -285,7 +286,7 @@ def initialise(
 
 
 def open_store(url: str, plan: Plan, run_id: str) -> "Store":
-    """The store of an initialised URL, shared within the process.
+    """Return the store of an initialised URL, shared within the process.
 
     Raises:
         PolicyError: it belongs to another plan or run.
@@ -302,10 +303,10 @@ def open_store(url: str, plan: Plan, run_id: str) -> "Store":
 
 
 def identity_of(url: str, plan: Plan) -> "RunIdentity":
-    """Identity of an existing store.
+    """Return the identity of an existing store.
 
     Raises:
-        PolicyError: it is no store of this program, or holds the state of another plan.
+        PolicyError: it is not a store of this program, or holds the state of another plan.
     """
     store = backend(url).open(plan)
     try:

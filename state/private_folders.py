@@ -1,9 +1,9 @@
-"""Private folders of one process, which are gone when it is: what workers and launchers share.
+"""Private folders of one process, which are removed after it: workers and launchers share them.
 
-Only its owner can enter such a folder.  It has a lock, which the process that made it holds as long
-as it lives: a folder whose lock is free is nobody's, and whoever makes the next one beside it
-removes it, whatever its age.  It gets another name first: a worker that still runs has no folder
-any more, and can put nothing into it meanwhile.
+Only its owner can read such a folder.  It has a lock, which the process that made it holds as long
+as it lives: a folder whose lock is free is abandoned, and the next process that makes one beside it
+removes it, whatever its age.  It is renamed first, so that a worker that still runs cannot write
+into it meanwhile.
 """
 
 import contextlib
@@ -26,13 +26,15 @@ _DAY = 86_400.0
 
 @contextlib.contextmanager
 def private_folder(beside: Path, field: str) -> Iterator[Path]:
-    """A new folder that only its owner can enter, gone at the end unless it was renamed.
+    """Yield a new folder that only its owner can read; it is removed at the end unless renamed.
 
-    Folders beside it that are nobody's are removed.  What is to be renamed lies in the folder
-    ``files`` in it, which is empty.
+    Abandoned folders beside it are removed.  Files that are to be renamed belong in the empty
+    folder
+    ``files`` in it.
 
     Args:
-        beside: folder in which it is made; field: what an error calls that.
+        beside: the parent folder.
+        field: the name of the parent folder in an error.
 
     Raises:
         RunError: it cannot be made.
@@ -49,7 +51,7 @@ def private_folder(beside: Path, field: str) -> Iterator[Path]:
 
 
 def sweep(beside: Path) -> None:
-    """Remove the folders of launchers that are gone; what cannot be removed stays."""
+    """Remove abandoned folders of launchers; a folder that cannot be removed stays."""
     for folder in beside.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):
             if folder.name.startswith(_GONE):  # whoever began that was killed

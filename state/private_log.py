@@ -1,11 +1,11 @@
 """Tracebacks of unexpected errors, for the operator alone: a file that only its owner can read.
 
-The text of an exception can quote a record, so of an error that nobody foresaw only its class is
-shown.  Its traceback goes to ``dpstream-errors.log`` (mode 0600) beside the store or the account,
-and the error that is shown names that file.  Only a process that began a command or a run writes
-one (``keep_in``, ``keep_beside``): a worker elsewhere has no place of its own, and writes nothing.
+The text of an exception can quote a record, so of an unexpected error only its class is shown.  Its
+traceback is written to ``dpstream-errors.log`` (mode 0600) beside the store or the account, and the
+error that is shown names that file.  Only a process that began a command or a run writes one
+(``keep_in``, ``keep_beside``): a worker elsewhere has no folder of its own, and writes nothing.
 
-``DPSTREAM_DEBUG=1`` also prints tracebacks on stderr, after a line that says what they may hold.
+``DPSTREAM_DEBUG=1`` also prints tracebacks on stderr, after a warning that they may hold data.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class _Place:
     """Where this process writes.
 
     Attributes:
-        launches: it is no worker's process.
+        launches: whether it is not a worker's process.
         folder: beside the store or account; ``None``: the user's folder for logs.
         entries: tracebacks since the command began.
     """
@@ -49,16 +49,16 @@ _place, _lock = _Place(), threading.Lock()
 
 
 def keep_in(folder: Path | None) -> None:
-    """A command or a run begins here: its tracebacks go to a folder (``None``: the user's own)."""
+    """Begin a command or a run whose tracebacks go to a folder (``None``: the user's own)."""
     with _lock:
         _place.launches, _place.folder, _place.entries = True, folder, 0
 
 
 def keep_beside(*places: str | Path | None) -> None:
-    """``keep_in`` the folder of the first of these that is a local file: stores, accounts, jobs.
+    """Do ``keep_in`` for the folder of the first local file: a store, account or job.
 
     Args:
-        places: paths, or URLs as in projects (``sqlite:PATH``); databases elsewhere are passed by.
+        places: paths, or URLs as in projects (``sqlite:PATH``); remote databases are ignored.
     """
     for place in places:
         text = str(place or "").removeprefix("sqlite:")
@@ -68,10 +68,11 @@ def keep_beside(*places: str | Path | None) -> None:
 
 
 def unexpected(field: str, error: BaseException, otherwise: str | None = None) -> RunError:
-    """The coded error in the place of one that nobody foresaw, whose text may hold data.
+    """Return the coded error that replaces an unexpected one, whose text may hold data.
 
     Args:
-        field: the public name of the command or the stage; error: as it was caught.
+        field: the public name of the command or the stage.
+        error: as it was caught.
         otherwise: see ``what_next``.
     """
     if out_of_memory(error):
@@ -84,7 +85,7 @@ def unexpected(field: str, error: BaseException, otherwise: str | None = None) -
 
 
 def what_next(error: BaseException, otherwise: str = "run `dpstream doctor`") -> str:
-    """Write an error's traceback down; the fix that a coded error in its place names.
+    """Write an error's traceback; return the fix for the coded error that replaces it.
 
     Args:
         error: as it was caught.
@@ -118,7 +119,7 @@ def _text(error: BaseException) -> str:
 
 
 def users_folder() -> Path:
-    """The user's own folder for what belongs to no other, made if it is not there.
+    """Return the user's own folder for files without another folder; make it if it is absent.
 
     Raises:
         OSError: it cannot be made.
@@ -133,7 +134,7 @@ def _append(folder: Path, text: str, write: bool) -> Path:
     """Append to the first of the names that is this user's own private file, or can be made.
 
     Raises:
-        OSError: there is none, or it cannot be written.
+        OSError: there is no such file, or it cannot be written.
     """
     for name in _NAMES:
         path = folder / name
@@ -152,7 +153,10 @@ def _append(folder: Path, text: str, write: bool) -> Path:
 
 
 def _opened(path: Path) -> int | None:
-    """A descriptor of a private file that has room, made if it is absent; ``None``: another's."""
+    """Return a descriptor of a private file that has room; ``None``: it is another user's.
+
+    The file is made if it is absent.
+    """
     for _ in range(3):  # others may make, fill and move the same file
         try:
             descriptor = os.open(path, _OPEN)

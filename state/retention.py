@@ -44,7 +44,7 @@ _SHARE = 16
 
 
 def skew_trigger_times(line: Timeline) -> int:
-    """By how many trigger times an event time may run ahead of its stamp."""
+    """Return by how many trigger times an event time may be ahead of its stamp."""
     return -(-line.max_skew // line.trigger_every)
 
 
@@ -58,7 +58,7 @@ def period_trigger_time(line: Timeline, event_trigger_time: Int64) -> Int64:
 
 
 class Reached(NamedTuple):
-    """How far the key shards of a store are.
+    """The progress of the key shards of a store.
 
     Attributes:
         complete: windows before it take no more steps in any key shard.
@@ -75,7 +75,7 @@ class Reached(NamedTuple):
 
 
 def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
-    """How far the key shards are; it reads what is open, and little more, however long the stream.
+    """Return the progress of the key shards; reads little more than what is open.
 
     That a window is complete never changes, so the store keeps a note of how many were found to
     be.
@@ -95,7 +95,7 @@ def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
 
 
 def settled_trigger_time(line: Timeline, windows: int) -> int:
-    """Last trigger time whose records all belong to the first ``windows`` windows."""
+    """Return the last trigger time whose records all belong to the first ``windows`` windows."""
     if line.end is not None and windows >= line.windows:
         return line.last_trigger_time
     return max(0, line.base(windows) - skew_trigger_times(line))

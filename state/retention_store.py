@@ -58,7 +58,7 @@ class RetainedWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReshardProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far the shards of a window were when it was resharded.
+    """The progress of the shards of a window when it was resharded.
 
     Keys of a shard that was ahead have taken their steps up to ``progress[shard]``; what was
     released of them is ``released_ahead`` until the new shards get there.
@@ -114,10 +114,11 @@ class PositionPiece(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What one step selected of a shard's keys, or a part of it.
+    """The keys of a shard that one step selected, or a part of them.
 
     Attributes:
-        trigger_time: global trigger time of the step; window: whose step it was.
+        trigger_time: global trigger time of the step.
+        window: the window of the step.
         keys: key columns and ``_id`` (16 bytes).
     """
 
@@ -127,7 +128,7 @@ class Selection(NamedTuple):
 
 
 class UnitProgress(NamedTuple):
-    """How far a unit shard is.
+    """The progress of a unit shard.
 
     Attributes:
         decided: last trigger time whose records of all units are decided.
@@ -157,15 +158,15 @@ class PartSize(NamedTuple):
 
 
 class RetentionStore(ABC):
-    """What a store must do for its own life; inherited by ``Store``."""
+    """The operations of a store for expiry, backup and reshards; inherited by ``Store``."""
 
     @abstractmethod
     def metadata(self, name: str) -> str | None:
-        """A small public text that the store keeps beside its state, ``None`` if there is none."""
+        """Return a small public text that is stored beside the state; ``None``: there is none."""
 
     @abstractmethod
     def swap_metadata(self, name: str, old: str | None, new: str | None) -> bool:
-        """Replace a note durably if it is still ``old`` (``None``: absent); whether it was."""
+        """Replace a note durably if it is still ``old`` (``None``: absent); return success."""
 
     def set_metadata(self, name: str, new: str | None) -> None:
         """Replace a note whatever it was."""
@@ -219,7 +220,7 @@ class RetentionStore(ABC):
         self.set_metadata(RESTORE, ANEW if anew else BEGIN)
 
     def finish_restoring(self) -> None:
-        """All published releases are committed again."""
+        """Record that all published releases are committed again."""
         self.set_metadata(RESTORE, None)
 
     @abstractmethod
@@ -233,7 +234,7 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def unit_progress(self, shard: int) -> UnitProgress:
-        """How far a unit shard is (all zero when it was never decided)."""
+        """Return the progress of a unit shard (all zero when it was never decided)."""
 
     # --- expiry ---
 
@@ -262,15 +263,15 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def forget_selections(self, trigger_time: int) -> None:
-        """Drop what was selected at or before a trigger time, which no window asks for again."""
+        """Drop selections at or before a trigger time, which no window reads again."""
 
     @abstractmethod
     def compact(self) -> None:
-        """Give space back that is no longer used, as far as the database does not by itself."""
+        """Return unused space to the disk, as far as the database does not by itself."""
 
     @abstractmethod
     def parts(self) -> list[PartSize]:
-        """Sizes by part; windows of the outbox and of key states apart."""
+        """Return sizes by part; windows of the outbox and of key states are listed separately."""
 
     # --- reading everything ---
 
@@ -297,11 +298,11 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
-        """All units of a shard, each once."""
+        """Yield all units of a shard, each once."""
 
     @abstractmethod
     def position_pieces(self, shard: int) -> Iterator[PositionPiece]:
-        """All applied positions of a shard decided after ``forgotten``, each once."""
+        """Yield all applied positions of a shard decided after ``forgotten``, each once."""
 
     @abstractmethod
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -337,7 +338,7 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def put_selection(self, shard: int, selection: Selection) -> None:
-        """What a step selected of keys that are this shard's; in order of trigger time."""
+        """Store the selection of a step for keys of this shard; in order of trigger time."""
 
     @abstractmethod
     def put_units(self, shard: int, piece: UnitPiece) -> None:
@@ -349,17 +350,17 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:
-        """How far a unit shard is, after all its units and positions were put."""
+        """Store the progress of a unit shard, after all its units and positions."""
 
 
 def piece_bounds(rows: int, most: int = PIECE_ROWS) -> Iterator[slice]:
-    """Slices of at most ``most`` rows that cover ``rows``."""
+    """Yield slices of at most ``most`` rows that cover ``rows``."""
     for at in range(0, rows, most):
         yield slice(at, min(rows, at + most))
 
 
 def take_keys(piece: KeyPiece, rows: Int64) -> KeyPiece:
-    """The piece with some of its rows, pairs included."""
+    """Return the piece with some of its rows, pairs included."""
     place = np.full(len(piece.units), -1, np.int64)
     place[rows] = np.arange(len(rows))
     mine = place[piece.pair_rows] >= 0

@@ -4,7 +4,7 @@ import secrets
 
 
 def new_run_id() -> str:
-    """128 random bits: names a run, its charge and every noise node of it.
+    """Return 128 random bits: the name of a run, its charge and every noise node of it.
 
     It is committed before the first draw.  Every system takes its run ids from here, so that tests
     can fix them by one replacement; no argument, setting or environment variable does.
@@ -13,5 +13,5 @@ def new_run_id() -> str:
 
 
 def new_id() -> str:
-    """64 random bits: names an account, or a table that the program writes, for good."""
+    """Return 64 random bits: the lasting id of an account, or of a table of the program."""
     return new_run_id()[:16]

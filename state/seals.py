@@ -26,31 +26,31 @@ _TEXT = 2 * SIZE + 1
 
 
 def digest(name: str, data: bytes | memoryview) -> bytes:
-    """16 bytes that bind data to the name of its place."""
+    """Return 16 bytes that bind data to the name of its place."""
     return digest_at(place_of(name), 0, data)
 
 
 def place_of(name: str) -> bytes:
-    """What stands for a row's name in the digests of its columns."""
+    """Return what represents a row's name in the digests of its columns."""
     place = hashlib.blake2b(name.encode(), digest_size=_PLACE, person=b"dpstream-place")
     return place.digest()
 
 
 def digest_at(place: bytes, column: int, data: bytes | memoryview) -> bytes:
-    """``digest`` of one of up to 256 columns of a row."""
+    """Return the ``digest`` of one of up to 256 columns of a row."""
     return _MAC.encrypt(place + _COLUMNS[column], b"", data)
 
 
 def sealed(name: str, data: bytes) -> bytes:
-    """The data with its digest in front."""
+    """Return the data with its digest in front."""
     return digest(name, data) + data
 
 
 def unsealed(name: str, blob: object) -> memoryview:
-    """The data of a sealed blob, not copied.
+    """Return the data of a sealed blob, not copied.
 
     Raises:
-        PolicyError: it is not what was written there.
+        PolicyError: it differs from what was written there.
     """
     if not isinstance(blob, bytes) or len(blob) < SIZE:
         raise damaged()
@@ -61,16 +61,16 @@ def unsealed(name: str, blob: object) -> memoryview:
 
 
 def sealed_text(name: str, text: str) -> str:
-    """The text with its digest in front, for columns of texts."""
+    """Return the text with its digest in front, for columns of texts."""
     # What cannot be a text any more is read as one that no digest fits (`sqlite_file.connect`).
     return f"{digest(name, text.encode(errors='surrogateescape')).hex()} {text}"
 
 
 def unsealed_text(name: str, sealed: object) -> str:
-    """The text of a sealed one.
+    """Return the text of a sealed one.
 
     Raises:
-        PolicyError: it is not what was written there.
+        PolicyError: it differs from what was written there.
     """
     if not isinstance(sealed, str) or sealed_text(name, sealed[_TEXT:]) != sealed:
         raise damaged()
@@ -79,7 +79,7 @@ def unsealed_text(name: str, sealed: object) -> str:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """What libraries raise over bytes that make no sense becomes the one error of damage."""
+    """Replace libraries' errors about malformed bytes by the one error for damage."""
     try:
         yield
     except Exception as error:
@@ -91,7 +91,7 @@ def reading() -> Iterator[None]:
 
 
 def damaged() -> PolicyError:
-    """The store is not what was written."""
+    """Return the error for a store that differs from what was written."""
     return PolicyError(
         "store",
         "is damaged",
@@ -100,7 +100,7 @@ def damaged() -> PolicyError:
 
 
 def other_format(format: str) -> PolicyError:
-    """The store was written by a program that has another format."""
+    """Return the error for a store of a program with another format."""
     return PolicyError(
         "store",
         f"its format is not {format}, the one of this program",

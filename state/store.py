@@ -49,17 +49,17 @@ Calibrate = Callable[[], str]
 
 
 class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a store belongs to; fixed when it is created, before the first draw.
+    """What identifies a store's run; fixed when it is created, before the first draw.
 
     Attributes:
         plan_hash: hash of the public plan.
         run_id: 128 random bits in hex; part of every noise node's name.
-        epoch: 0; a restore that cannot replay its input counts it up.
-        shards: key shards and unit shards.
+        epoch: 0; a restore that cannot replay its input increments it.
+        shards: number of key shards and of unit shards.
         secret_fingerprint: keyed fingerprint of the secret.
         source_fingerprint: keyed fingerprint of the input.
         plan: the plan itself as JSON, for people.
-        insecure: a fixed test secret or run id was used; releases are stamped with it.
+        insecure: whether a fixed test secret or run id was used; releases are marked with it.
         calibration: the numbers of the run (``accounting.budget.calibration``).
     """
 
@@ -106,11 +106,11 @@ class KeyShard:
 
     @property
     def size(self) -> int:
-        """Number of keys."""
+        """The number of keys."""
         return self.table.size
 
     def intern(self, ids: Ids, keys: pa.RecordBatch) -> Int64:
-        """Slots of the keys, new ones created empty; ``keys`` has the key columns by row."""
+        """Return slots of the keys, new ones created empty; ``keys`` has the key columns by row."""
         before = self.size
         slots = self.table.intern(ids)
         if self.size > before:
@@ -132,21 +132,21 @@ class KeyShard:
             self._chunks[-1] = pa.concat_tables([self._chunks[-1], last]).combine_chunks()
 
     def fresh_keys(self) -> pa.Table:
-        """Key columns of the slots ``logged .. size - 1``, created since the last commit."""
+        """Return key columns of the slots ``logged .. size - 1``, created since the last commit."""
         return pa.concat_tables([self._schema.empty_table(), *self._fresh])
 
     def mark_committed(self, trigger: int) -> None:
-        """The states are durable as of ``trigger``."""
+        """Record that the states are durable as of ``trigger``."""
         self.committed, self.logged, self._fresh = trigger, self.size, []
         self.done[:] = False
 
     def key_columns(self, slots: Int64) -> pa.Table:
-        """Key columns of the slots."""
+        """Return the key columns of the slots."""
         table = pa.concat_tables([self._schema.empty_table(), *self._chunks])
         return table.take(pa.array(slots))
 
     def due_at(self, trigger: int) -> Int64:
-        """Slots whose due trigger is at or before ``trigger``."""
+        """Return slots whose due trigger is at or before ``trigger``."""
         return np.flatnonzero(self.due[: self.size] <= trigger)
 
     def _grow(self) -> None:
@@ -165,16 +165,16 @@ class KeyShard:
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step changes: everything that must be durable before its releases are seen.
+    """What a step changes: everything that must be durable before its releases are published.
 
     Attributes:
         changed: slots whose units, values, round or base changed.
-        examined: slots that were looked at: changed, due or published.
+        examined: slots that were examined: changed, due or published.
         pair_slots, pair_units: unit pairs counted for the first time.
         releases: the released rows of this shard, possibly none; published: their slots.
-        closes: this was the window's last trigger; its states may go.
-        selected: slots that a test selected, where later windows remember them (``selections``);
-            trigger_time: global trigger time of the step.
+        closes: this was the window's last trigger; its states may be dropped.
+        selected: slots that a test selected, if later windows remember them (``selections``).
+        trigger_time: global trigger time of the step.
     """
 
     changed: Int64
@@ -215,7 +215,7 @@ class UnitShard:
         self.logged = 0
 
     def intern(self, units: Ids) -> Int64:
-        """Slots of the units, new ones with a count of 0."""
+        """Return slots of the units, new ones with a count of 0."""
         slots = self.table.intern(units)
         if self.table.size > len(self.counts):
             more = max(self.table.size, 2 * len(self.counts)) - len(self.counts)
@@ -243,7 +243,7 @@ class PerKey(NamedTuple):
     fresh: UInt64
 
     def at(self, rows: Int64 | Bool | slice) -> "PerKey":
-        """Some of the records."""
+        """Return some of the records."""
         return PerKey(self.ids[rows], self.first[rows], self.taken[rows], self.fresh[rows])
 
 
@@ -270,7 +270,7 @@ class Admitted(msgspec.Struct, frozen=True):
     digest: UInt64 | None = None
 
     def at(self, rows: Int64 | Bool | slice) -> "Admitted":
-        """Some of the records."""
+        """Return some of the records."""
         return Admitted(
             self.partition[rows],
             self.offset[rows],
@@ -284,8 +284,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class OvertakenError(Exception):
-    """Another worker committed a step or a decision first: read back what it committed, do what
-    is left."""
+    """Another worker committed a step or a decision first: read what it committed, do the rest."""
 
 
 class Store(RetentionStore):
@@ -347,11 +346,15 @@ class Store(RetentionStore):
 
     @abstractmethod
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
-        """Releases of a committed step, ``None`` if it is not committed (or they were dropped)."""
+        """Return releases of a committed step; ``None`` if it is not committed, or they were
+        dropped.
+        """
 
     def completed(self, shards: int, first: int = 0) -> dict[int, int]:
-        """Window, from ``first`` on -> last trigger that all of its ``shards`` have committed (0:
-        not by all).  What was dropped is not there."""
+        """Return, by window from ``first`` on, the last trigger that all ``shards`` have committed.
+
+        It is 0 if some have committed none.  Dropped windows are left out.
+        """
         by_window: dict[int, list[int]] = {}
         for window, _, trigger in self.progress(first):
             by_window.setdefault(window, []).append(trigger)
@@ -394,11 +397,14 @@ class Store(RetentionStore):
 
     @abstractmethod
     def admitted_before(self, shard: int, units: UnitShard) -> tuple[IdTable, Admitted]:
-        """Admitted records of all units that were loaded (or of all), indexed by
-        ``state.arrow.position_ids`` with the slots of ``units``."""
+        """Return admitted records of all units that were loaded (or of all), indexed by
+        ``state.arrow.position_ids`` with the slots of ``units``.
+        """
 
     def token(self) -> str:
-        """Random text that every begin renews, at first empty (``state.ledger.lineage``)."""
+        """Return the random text that every begin renews; at first empty
+        (``state.ledger.lineage``).
+        """
         return self.metadata("token") or ""
 
     def renew_token(self, old: str, new: str) -> bool:
@@ -407,24 +413,24 @@ class Store(RetentionStore):
 
     @property
     def input_changed(self) -> bool:
-        """Whether the input of files was changed while a run of this store read it: final."""
+        """Return whether input files were changed while a run of this store read them: final."""
         return self.metadata(INPUT) == CHANGED
 
     @property
     def reading(self) -> bool:
-        """Whether an attempt reads files now, or was cut off."""
+        """Return whether an attempt is reading files now, or was interrupted."""
         return self.metadata(INPUT) == READING
 
     def begin_reading(self) -> None:
-        """Note that an attempt reads files: a change may go unnoticed if it is cut off."""
+        """Record that an attempt reads files: if it is interrupted, a change may go unnoticed."""
         self._note_input(READING)
 
     def end_reading(self) -> None:
-        """Note that the files were compared after the last row was read."""
+        """Record that the files were compared after the last row was read."""
         self._note_input(None)
 
     def note_input_changed(self) -> None:
-        """Commit the verdict that the files have changed."""
+        """Commit the result that the files have changed."""
         self._note_input(CHANGED)
 
     def _note_input(self, new: str | None) -> None:

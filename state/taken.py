@@ -1,10 +1,10 @@
 """Which keys of a step have taken it already: after a reshard, or a commit in parts.
 
 A step is taken once for each key.  Shards of a store that is resharded may be at different steps;
-the new shards go on behind the last one, and keys that came from a shard that was ahead must not
+the new shards continue after the last one, and keys that came from a shard that was ahead must not
 take those steps again (``ReshardProgress``).  A step too large for one transaction is committed in
-parts by key (``KeyShard.done``).  Either way the step is computed for the keys that are left, and
-its releases are those that one undivided step would have given: keys do not depend on each other.
+parts by key (``KeyShard.done``).  Either way the step is computed for the remaining keys, and its
+releases are those that one undivided step would have given: keys do not depend on each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,19 @@ from dpstream.state.store import KeyShard
 
 
 class TakenSteps:
-    """What the keys of a store's open windows have taken.
+    """The steps that the keys of a store's open windows have taken.
 
     Args:
-        reshards: by window, how far the shards were that the keys lay on before reshards.
+        reshards: by window, the progress of the keys' earlier shards at each reshard.
     """
 
     def __init__(self, reshards: Mapping[int, Sequence[ReshardProgress]]) -> None:
         self._reshards = reshards
 
     def before_reshard(self, window: int, trigger: int, ids: Ids) -> Bool:
-        """(n,) which of the key ids (n, 2) took the step on their shard of an earlier layout."""
+        """Return (n,) which of the key ids (n, 2) took the step on their shard of an earlier
+        layout.
+        """
         ahead = np.zeros(len(ids), np.bool_)
         for reshard in self._reshards.get(window, ()):
             progress = np.array(reshard.progress, np.int32)
@@ -38,14 +40,14 @@ class TakenSteps:
     def remaining(
         self, states: KeyShard, window: int, trigger: int, slots: Int64, ids: Ids
     ) -> tuple[Int64, Bool | None]:
-        """What a step is still to be computed for.
+        """Return the keys and rows that a step must still be computed for.
 
         Args:
             states: the shard; its keys that have taken the step are marked as done.
             slots: keys that are due; ids: (n, 2) key ids of the step's rows.
 
         Returns:
-            (due keys that are left, (n,) rows whose key is left; ``None``: all of both).
+            (remaining due keys, (n,) rows whose key remains; ``None``: all of both).
         """
         ahead = None
         if window in self._reshards:

@@ -1,9 +1,9 @@
 """A job's store by URL: backed up, restored and resharded as a whole.
 
-A backup is always a file of the embedded store, whatever store it was made of, so that it can
-be looked into and restored to another kind.  The embedded store is replaced by renaming a file
-that is complete; the old one is kept beside it.  A database gets a new generation of its rows
-and is switched to it; the old one is kept until the store is expired.
+A backup is always a file of the embedded store, whatever store it was made of, so that it can be
+inspected and restored to another kind.  The embedded store is replaced by renaming a complete file;
+the old one is kept beside it.  A database gets a new generation of its rows and is switched to it;
+the old one is kept until the store is expired.
 """
 
 import contextlib
@@ -48,8 +48,9 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
     """Write all of a store to one file, as of one instant, also while a run is under way.
 
     Raises:
-        UsageError: there is no store, or the file exists; PolicyError: another plan's store.
-        RunError: the file cannot be written; it is not there then.
+        UsageError: there is no store, or the file exists.
+        PolicyError: another plan's store.
+        RunError: the file cannot be written; it does not exist then.
     """
     _require(url)
     close_all()
@@ -80,16 +81,16 @@ def restore(
     abandon: Callable[[Store], Abandon] | None = None,
     progress: Progress | None = None,
 ) -> tuple[RunIdentity, Path | None]:
-    """Make a store of a backup, marked as ``restoring``.
+    """Make a store from a backup, marked as ``restoring``.
 
     Args:
-        replace: put it in the place of a store that exists, which is kept aside.
-        confirm: the last word before the store is put in place.
-        change: the new store's identity (another epoch).
-        abandon: what the new epoch gives up, told by the backup.
+        replace: replace an existing store, which is kept under another name.
+        confirm: called just before the store is put in place; may refuse by raising.
+        change: returns the new store's identity (another epoch).
+        abandon: returns what the new epoch gives up, from the backup.
 
     Returns:
-        (identity of the new store, where the old one is kept).
+        (identity of the new store, path of the old one).
 
     Raises:
         UsageError: a store exists and ``replace`` is not set.
@@ -131,7 +132,7 @@ def _restore_there(
     abandon: Callable[[Store], Abandon] | None,
     progress: Progress | None,
 ) -> RunIdentity:
-    """``restore`` into a database, as a new generation."""
+    """Do ``restore`` into a database, as a new generation."""
     with (
         _scratch() as folder,
         _opened(file, folder / "state", plan) as source,
@@ -149,7 +150,7 @@ def _restore_there(
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for the copy of a backup; those of killed commands are emptied first."""
+    """Yield a folder for the copy of a backup; those of killed commands are emptied first."""
     prefix = "dpstream-restore-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         drafts.sweep(left)
@@ -161,7 +162,7 @@ def _scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
-    """A checked copy of a backup, open; the backup itself is only read."""
+    """Yield a checked copy of a backup, open; the backup itself is only read."""
     if not file.is_file():
         raise UsageError("backup", "is no file", "give one that `dpstream state backup` wrote")
     with drafted(beside.with_name(f"{beside.name}.backup")) as copy:
@@ -192,7 +193,7 @@ def _draft(
     abandon: Abandon | None = None,
     restoring: bool = False,
 ) -> None:
-    """A complete store in one file that nobody uses yet."""
+    """Make a complete store in a temporary file."""
     create_store(draft, identity)
     target = SqliteStore(draft, key_schema(plan), design_of_run(plan, identity).sums)
     try:
@@ -207,17 +208,18 @@ def _draft(
 
 
 def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None) -> Path | None:
-    """Spread a store's keys and units over another number of shards; no release changes.
+    """Distribute a store's keys and units over another number of shards; no release changes.
 
-    A run that goes on meanwhile is refused on a file; in a database it goes on for nothing: what
+    With a file, a run that continues meanwhile is refused.  With a database its work is lost: what
     it commits is not in the new generation; the next run computes it again and compares.
 
     Returns:
-        Where the old store is kept, if it is a file (a database keeps it until it is expired).
+        Path of the old store, if it is a file (a database keeps it until it is expired).
 
     Raises:
         UsageError: there is no store, or it has this number of shards.
-        PolicyError: another plan's store; RunError: a run has it open, or no space is left.
+        PolicyError: another plan's store.
+        RunError: a run has it open, or no space is left.
     In all these cases the store is as it was.
     """
     _require(url)
@@ -242,7 +244,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
 
 
 def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
-    """The identity with another number of shards."""
+    """Return the identity with another number of shards."""
     _refuse_other(identity, plan)
     if identity.shards == shards:
         raise UsageError("shards", "is the store's number already", "choose another number")
@@ -255,7 +257,7 @@ def _require(url: str) -> None:
 
 
 def _path(url: str) -> Path:
-    """File of the embedded store."""
+    """Return the file of the embedded store."""
     state_backend = backend(url)
     if not isinstance(state_backend, SqliteBackend):
         raise UsageError("store", "is no file that can be replaced", "use 'sqlite:PATH'")

@@ -1,1 +1,1 @@
-"""What only a runner needs: buffers, the clock, splits, threads, delivery."""
+"""Parts that only a Beam runner needs: buffers, the clock, splits, threads, delivery."""

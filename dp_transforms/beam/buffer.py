@@ -44,7 +44,7 @@ _WORTH_A_THREAD = 1_000
 
 
 class Held(NamedTuple):
-    """What a callback makes of the rows of a shard.
+    """The result of a callback for the rows of a shard.
 
     Attributes:
         outputs: to emit, in order; consumed before the waiting rows are put back.
@@ -110,7 +110,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         self._workers = Workers(_nothing if self._per_shard else self._make, self._threads)
 
     def teardown(self) -> None:
-        """Let go of store and key."""
+        """Close the store and destroy the key."""
         self.__dict__.pop("_of_shard", None)
         self.__dict__.pop("_workers", None)
 
@@ -231,7 +231,7 @@ class _Pending(NamedTuple):
 
 
 def _nothing() -> None:
-    """What a thread works with where shards have callbacks of their own."""
+    """Return ``None``, for threads where shards have their own callbacks."""
 
 
 def _outputs(

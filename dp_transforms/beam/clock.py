@@ -104,10 +104,10 @@ class WallClock(beam.PTransform):
 def paced_clock(
     clock: beam.PTransform, line: Timeline, pace: Callable[[int], int]
 ) -> beam.PTransform:
-    """A clock that announces no trigger time behind what ``pace`` allows.
+    """Return a clock that emits no trigger time after the one that ``pace`` allows.
 
     Raises:
-        UsageError: it is none of this module's.
+        UsageError: the clock is not one of this module's.
     """
     if isinstance(clock, Announced):
         clock = WallClock(line, clock.first, Ended(line), last=clock.through)
@@ -121,13 +121,13 @@ def paced_clock(
 
 
 class Ended:
-    """The time when a job with an end is over."""
+    """A clock that shows the end of a job."""
 
     def __init__(self, line: Timeline) -> None:
         self._end = line.instant_of(line.last_trigger_time) / 1e6 + 1
 
     def __call__(self) -> float:
-        """Then."""
+        """Return that time."""
         return self._end
 
 
@@ -145,7 +145,7 @@ class StreamTime:
         self.begun = time.time()
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the present time of the recording."""
         now = self.first / 1e6 + (time.time() - self.begun) * self.speed
         return now if now * 1e6 <= self.last else self.end / 1e6
 
@@ -201,11 +201,11 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
         return OffsetRange(self._first, max(self._first, last + 1))
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
-        """Claims are trigger times."""
+        """Return a tracker whose claims are trigger times."""
         return OffsetRestrictionTracker(restriction)
 
     def split(self, element: int, restriction: OffsetRange) -> Iterator[OffsetRange]:
-        """There is one clock."""
+        """Yield the restriction whole: there is one clock."""
         yield restriction
 
     def restriction_size(self, element: int, restriction: OffsetRange) -> int:

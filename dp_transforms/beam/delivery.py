@@ -1,11 +1,12 @@
-"""DELIVERED: the store remembers through which trigger time every release has reached the sink.
+"""DELIVERED: records in the store through which trigger time every release has reached the sink.
 
-A stream without end begins again, when its runner has lost its state, after that trigger time: what
-was committed beyond it is emitted once more, and nothing before it.
+A stream without end whose runner has lost its state begins again after that trigger time: what was
+committed beyond it is emitted once more, and nothing before it.
 
 While a restored store catches up, the sink holds back what is not published yet and sends its
 names here.  Once everything that is published lies at or before a complete trigger time, all of it
-has been committed again and compared: what was withheld is published, and the run goes on like any
+has been committed again and compared: what was withheld is published, and the run continues like
+any
 other.  A name that was withheld while that happened comes with the next trigger time.
 """
 
@@ -41,10 +42,10 @@ class Outlet(Protocol):
     """What DELIVERED needs of a sink while a restored store catches up with it."""
 
     def caught_up(self, upto: int) -> bool:
-        """Whether all that is published lies at or before a trigger time."""
+        """Return whether all that is published lies at or before a trigger time."""
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
-        """Write committed releases, durably; those that are there already stay as they are."""
+        """Publish committed releases, durably; existing ones stay as they are."""
 
 
 class Delivered(beam.PTransform):
@@ -171,7 +172,7 @@ def _names(names: pa.RecordBatch) -> set[Name]:
 
 
 class Resume(NamedTuple):
-    """Where a stream goes on whose runner knows nothing any more.
+    """Where a stream continues whose runner has lost its state.
 
     Attributes:
         first: first trigger time whose steps are run or read back.
@@ -183,12 +184,12 @@ class Resume(NamedTuple):
 
 
 def delivered_through(store: Store) -> int:
-    """Last trigger time through which all releases have reached the sink; 0: none."""
+    """Return the last trigger time through which all releases have reached the sink; 0: none."""
     return int(store.metadata(DELIVERED) or 0)
 
 
 def forget_delivered(store: Store) -> None:
-    """Begin to note anew: what is read from its first row on is also delivered from the first.
+    """Record deliveries from the beginning again, for input that is read from its first row.
 
     Whether its sink still has what an earlier attempt wrote is not known, so the end of that
     attempt is not the end of this one.
@@ -200,7 +201,9 @@ def forget_delivered(store: Store) -> None:
 
 
 def resume_point(run: Run) -> Resume:
-    """Where to go on, from the store alone; `state.retention` says which records still matter."""
+    """Return where to continue, from the store alone; see `state.retention` for which records
+    matter.
+    """
     store, line = run.open(), run.plan.timeline
     settled = settled_trigger_time(line, reached(store, line).complete)
     begin = line.instant_of(settled) if settled else line.start - line.max_skew
@@ -208,7 +211,10 @@ def resume_point(run: Run) -> Resume:
 
 
 def released_through(run: Run) -> int:
-    """Last trigger time that all key shards have stepped through; windows without steps count."""
+    """Return the last trigger time that all key shards have completed.
+
+    Windows without steps count as completed.
+    """
     store, line = run.open(), run.plan.timeline
     done, past = reached(store, line), line.base(store.retained_windows.first)
     latest = [line.base(window) + last for window, last in done.open.items() if last]

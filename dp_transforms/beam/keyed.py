@@ -7,12 +7,12 @@ from dpstream.dp_transforms.telemetry import guarded
 
 
 class Keyed(beam.DoFn):
-    """Reads the secret when a worker begins, and lets go of it when the worker ends.
+    """Reads the secret when a worker begins, and destroys its key ring when the worker ends.
 
-    Only the secret's place is pickled, never the secret.
+    Only the reference to the secret is pickled, never the secret.
 
     Args:
-        keys: where a worker finds the secret, bound to the run.
+        keys: the reference to the secret, bound to the run.
     """
 
     def __init__(self, keys: SecretSource) -> None:

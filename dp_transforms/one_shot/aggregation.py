@@ -27,7 +27,10 @@ class Totals(NamedTuple):
     sums: dict[int, Int64]
 
     def plus(self, other: "Totals") -> "Totals":
-        """Of the units of both; shards of units share codes, and a later one may know more."""
+        """Return the totals of the units of both.
+
+        Shards of units share codes; a later shard may have further groups.
+        """
         sums = {index: _plus(s, other.sums[index]) for index, s in self.sums.items()}
         units, weighted = _plus(self.units, other.units), _plus(self.weighted, other.weighted)
         return Totals(units, weighted, sums)
@@ -41,10 +44,11 @@ def _plus(one: Int64, other: Int64) -> Int64:
 
 
 def aggregated(rows: Bounded, groups: int, weights: Sequence[int] = ()) -> Totals:
-    """Sums over the units of a shard; ``Totals.plus`` adds shards up.
+    """Return sums over the units of a shard; ``Totals.plus`` adds shards up.
 
     Args:
-        groups: how many there are; weights: of a unit of 1, 2, .. groups (``Selection.weights``).
+        groups: number of groups.
+        weights: of a unit of 1, 2, .. groups (``Selection.weights``).
     """
     units = np.bincount(rows.group, minlength=groups)
     weighted = np.zeros(groups, np.int64)
@@ -56,7 +60,7 @@ def aggregated(rows: Bounded, groups: int, weights: Sequence[int] = ()) -> Total
 
 
 def per_group(group: Int64, values: Int64, groups: int) -> Int64:
-    """(groups,) exact sums of int64 values."""
+    """Return (groups,) exact sums of int64 values."""
     most = int(np.abs(values).max(initial=0))
     if most * len(values) < _EXACT:
         return np.bincount(group, values, minlength=groups).astype(np.int64)
@@ -66,10 +70,12 @@ def per_group(group: Int64, values: Int64, groups: int) -> Int64:
 
 
 def histograms(shards: Sequence[Bounded], column: QueryColumn, groups: Int64, size: int) -> Int64:
-    """(groups, cells) exact histograms of a quantiles column, for the groups that are asked for.
+    """Return (groups, cells) exact histograms of a quantiles column, for some groups.
 
     Args:
-        shards: bounded rows of different units; groups: codes, each once; size: how many there are.
+        shards: bounded rows of different units.
+        groups: codes of the groups, without duplicates.
+        size: number of all groups.
     """
     place = np.full(size, -1, np.int64)
     place[groups] = np.arange(len(groups))

@@ -57,7 +57,7 @@ class Noise:
         self._keys, self._name, self._inputs = keys, (b"query noise", *run_name), inputs
 
     def selection(self, items: Ids, sigma: float) -> Int64:
-        """Noise of the weighted count."""
+        """Return the noise of the weighted count."""
         return OneShot(self._keys, (*self._name, SELECTION), self._inputs).rounded_gaussian(
             items, sigma
         )
@@ -102,12 +102,12 @@ def answer(
     keys: KeyRing,
     run_name: Sequence[bytes],
 ) -> QueryAnswer:
-    """Draw, select, estimate.
+    """Draw the noise, select the groups, and estimate the columns.
 
     Args:
         budget: what was committed for this run.
-        totals: of ``aggregated``, over all units; shards: of ``bounded``, for quantiles (other
-            columns do not need them).
+        totals: of ``aggregated``, over all units.
+        shards: of ``bounded``, for quantiles (other columns do not need them).
         group_ids: (groups, 2) keyed ids of all codes, each group's its own.
     """
     noise = Noise(keys, run_name, inputs_of(totals, shards, group_ids, keys))
@@ -131,7 +131,7 @@ def answer(
 
 
 def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, keys: KeyRing) -> bytes:
-    """Digest of everything that noise is added to, or selected by (`noise.inputs`)."""
+    """Return a digest of everything that noise is added to, or selected by (`noise.inputs`)."""
     sums = [totals.sums[index] for index in sorted(totals.sums)]
     digest = InputDigest(keys).add("totals", group_ids, totals.units, totals.weighted, *sums)
     for shard in shards:

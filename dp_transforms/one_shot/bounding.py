@@ -35,13 +35,13 @@ _LIMB = 24
 def bounded(
     plan: QueryPlan, partials: Partials, keys: KeyRing, run_name: Sequence[bytes]
 ) -> Bounded:
-    """Partials within the plan's bounds.
+    """Return partials within the plan's bounds.
 
     Args:
         run_name: run id (committed before) and digest of the question.
 
     Raises:
-        RunError: partials are not what the plan asks for.
+        RunError: partials do not have the plan's form.
     """
     parts = parts_of(plan)
     totals = merged(plan, parts, partials)
@@ -68,7 +68,7 @@ def bounded(
 def sampling_keys(
     keys: KeyRing, purpose: bytes, run_name: Sequence[bytes], blocks: Sequence[Ids]
 ) -> Ids:
-    """(n, 2) MACs of (purpose and run, and each row's blocks)."""
+    """Return (n, 2) MACs of (purpose and run, and each row's blocks)."""
     state = keys.sample.blocks(np.array([(1 + len(blocks), 0)], np.uint64))
     state = keys.sample.blocks(state ^ keys.name((purpose, *run_name)))
     for block in blocks:
@@ -77,7 +77,7 @@ def sampling_keys(
 
 
 def _sampled(partials: Partials, keys: KeyRing, run_name: Sequence[bytes], most: int) -> Int64:
-    """Numbers of the rows that are kept, increasing."""
+    """Return the numbers of the rows that are kept, increasing."""
     unit, group = partials.unit, partials.group
     counts = np.bincount(unit, minlength=len(partials.unit_ids))
     over = np.flatnonzero((counts > most)[unit])

@@ -32,7 +32,7 @@ def choose_bounds(
     keys: KeyRing,
     run_name: Sequence[bytes],
 ) -> Settled:
-    """The plan with its bounds, by noisy histograms.
+    """Return the plan with its bounds, by noisy histograms.
 
     Args:
         counts: of each automatic column, ``counted`` of all units.
@@ -52,7 +52,7 @@ def choose_bounds(
 def counted(
     of: Histogram, rows: Rows, ids: tuple[Ids, Ids], keys: KeyRing, run_name: Sequence[bytes]
 ) -> Int64:
-    """(cells,) exact histogram of VALUES values of each unit: PRIVATE; those of shards add up.
+    """Return (cells,) exact histogram of VALUES values of each unit: PRIVATE; shards add up.
 
     Args:
         rows: the values that bounds are for, in grid units: of each row, or (bounds per group) of

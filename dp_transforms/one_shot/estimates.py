@@ -48,7 +48,7 @@ class Estimate(NamedTuple):
 
 
 def direct(column: QueryColumn, noise: PartNoise, noisy: Int64) -> Estimate:
-    """A count or a sum."""
+    """Return the estimate of a count or a sum."""
     step = (column.grid if noise.part.what == "sum" else 1.0) / noise.part.unit
     value, margin = np.asarray(noisy * step, np.float64), noise.margin * step
     sd = np.full(len(noisy), noise.sd * step)
@@ -58,7 +58,7 @@ def direct(column: QueryColumn, noise: PartNoise, noisy: Int64) -> Estimate:
 def mean(
     column: QueryColumn, noises: list[PartNoise], noisy: list[Int64], quantile: float
 ) -> Estimate:
-    """A mean, from sum and count."""
+    """Return the estimate of a mean, from sum and count."""
     (total, count), (total_sd, count_sd) = _scaled(noises, noisy)
     value, sd = ratio(column.aggregate, middle_of(column), total, count, (total_sd, count_sd))
     middle, grid = middle_of(column), column.grid
@@ -119,7 +119,7 @@ def _fieller(
 def variance(
     column: QueryColumn, noises: list[PartNoise], noisy: list[Int64], quantile: float
 ) -> Estimate:
-    """A variance or a standard deviation, from sum, squares and count."""
+    """Return the estimate of a variance or a standard deviation, from sum, squares and count."""
     (total, square, count), sds = _scaled(noises, noisy)
     defined = count >= 1
     safe = np.where(defined, count, 1.0)
@@ -149,6 +149,6 @@ def variance(
 def _scaled(
     noises: list[PartNoise], noisy: list[Int64]
 ) -> tuple[tuple[Float64, ...], tuple[float, ...]]:
-    """Noisy parts and their sds in grid units."""
+    """Return noisy parts and their sds in grid units."""
     values = tuple(y / n.part.unit for y, n in zip(noisy, noises, strict=True))
     return values, tuple(n.sd / n.part.unit for n in noises)

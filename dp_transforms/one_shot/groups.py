@@ -17,7 +17,7 @@ from dpstream.state.numbers import numbers, valid_of, values_of
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
-    """(rows,) codes of a column's values, NULL among them, and the values by code."""
+    """Return (rows,) codes of a column's values, NULL among them, and the values by code."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
@@ -26,7 +26,7 @@ def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
 
 
 def keyed(prf: Prf, kinds: list[str], columns: list[pa.Array]) -> Ids:
-    """Ids of rows of values."""
+    """Return ids of rows of values."""
     if not columns[0]:
         return np.zeros((0, 2), np.uint64)
     fields = []
@@ -37,10 +37,11 @@ def keyed(prf: Prf, kinds: list[str], columns: list[pa.Array]) -> Ids:
 
 
 class Groups:
-    """All groups met so far.
+    """All groups that have occurred.
 
     Args:
-        names, kinds: of the group columns (``ids.KINDS``); prf: AES under the key of key ids.
+        names, kinds: of the group columns (``ids.KINDS``).
+        prf: AES under the key of key ids.
         public: the groups, if they are public: no others are added.
     """
 
@@ -60,16 +61,19 @@ class Groups:
 
     @property
     def ids(self) -> Ids:
-        """(groups, 2) ids by code."""
+        """Return (groups, 2) ids by code."""
         return self._ids
 
     @property
     def values(self) -> pa.Table | None:
-        """The values by code, typed though there be none; ``None`` without group columns."""
+        """Return the values by code, with their types even if there are none; ``None`` without
+        group
+        columns.
+        """
         return pa.concat_tables(self._parts).combine_chunks() if self._parts else None
 
     def codes(self, columns: list[pa.ChunkedArray]) -> Int64:
-        """(rows,) codes of rows of values; -1 for what is none of the public groups."""
+        """Return (rows,) codes of rows of values; -1 for a value that is not a public group."""
         if not self._names:
             raise ValueError("there are no group columns")
         codes, values = _distinct(columns)
@@ -91,7 +95,7 @@ class Groups:
 
 
 def _distinct(columns: list[pa.ChunkedArray]) -> tuple[Int64, list[pa.Array]]:
-    """(rows,) codes of rows of several columns, and each column's values by code."""
+    """Return (rows,) codes of rows of several columns, and each column's values by code."""
     codes, first = encoded(columns[0])
     values = [first]
     for column in columns[1:]:

@@ -72,7 +72,9 @@ class Bounded(NamedTuple):
 
 
 def stored_parts(plan: QueryPlan, parts: Sequence[QueryPart] | None = None) -> list[int]:
-    """Numbers of the parts that a partial holds: all but the units' constant 1 and trees."""
+    """Return the numbers of the parts that a partial holds: all but the units' constant 1 and
+    trees.
+    """
     units = {column.name for column in plan.columns if column.kind == "units"}
     parts = parts_of(plan) if parts is None else parts
     return [i for i, p in enumerate(parts) if p.what != "tree" and p.column not in units]
@@ -103,7 +105,7 @@ def merged(plan: QueryPlan, parts: Sequence[QueryPart], partials: Partials) -> P
     del pair
 
     def of_each(column: Int64) -> Int64:
-        """One value of each (unit, group)."""
+        """Return one value of each (unit, group)."""
         return column if order is None else column[order if first is None else order[first]]
 
     clamped: dict[int, Int64] = {}
@@ -131,12 +133,12 @@ def _hold_to_counts(plan: QueryPlan, parts: Sequence[QueryPart], sums: dict[int,
 
 
 def pairs(unit: Int64, group: Int64, groups: int) -> Int64:
-    """One number for each (unit, group)."""
+    """Return one number for each (unit, group)."""
     return unit * np.int64(max(groups, 1)) + group
 
 
 def _numbered(rows: Rows, units: int, groups: int) -> bool:
-    """Whether all rows have a unit and a group that there is; a group below 0 is none."""
+    """Return whether all rows have an existing unit and group; a group below 0 stands for none."""
     if not len(rows.unit):
         return True
     units_fit = int(rows.unit.min()) >= 0 and int(rows.unit.max()) < units

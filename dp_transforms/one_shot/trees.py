@@ -58,7 +58,7 @@ def quantiles(
     draw: Draw,
     quantile: float,
 ) -> Estimate:
-    """Quantiles of the groups that are asked for, a row each.
+    """Return quantiles of some groups, a row each.
 
     Args:
         groups: codes of selected (or public) groups; ids: (all, 2) of every group.
@@ -83,7 +83,7 @@ def noisy_prefixes(
     ids: Ids,
     draw: Draw,
 ) -> Float64:
-    """(groups, cells) least-squares prefixes of the noisy trees."""
+    """Return (groups, cells) least-squares prefixes of the noisy trees."""
     tree = tree_of(cells_of(column))
     exact = histograms(shards, column, groups, len(ids)) @ tree.matrix.T
     nodes = exact.shape[1]
@@ -95,7 +95,7 @@ def noisy_prefixes(
 
 
 def read_off(column: QueryColumn, prefixes: Float64, sd: float, quantile: float) -> Estimate:
-    """(groups, quantiles) from prefixes of trees whose nodes have noise of ``sd``."""
+    """Return (groups, quantiles) from prefixes of trees whose nodes have noise of ``sd``."""
     tree = tree_of(cells_of(column))
     total = prefixes[:, -1]
     rising = np.maximum.accumulate(prefixes, axis=1)

@@ -1,9 +1,10 @@
-"""What travels between workers: exact sums to the shard of their cells, noisy ones to the release.
+"""Batches between workers: exact sums to the shard of their cells, noisy ones to the release.
 
-A shard is a run of cells, ``shards_of`` cuts them.  Exact sums are PRIVATE: rows (cell, records, of
-each column records and total, of each tree its leaves), of cells that a record is in only.
-Measured sums are public: a row for each cell of the shard.  Both are integers, so that no order of
-arrival shows.
+A shard is a run of cells, which ``shards_of`` divides.  Exact sums are PRIVATE: rows (cell,
+records,
+of each column records and total, of each tree its leaves), only of cells with a record.  Measured
+sums are public: a row for each cell of the shard.  Both are integers, so that the order of arrival
+has no effect.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +20,12 @@ from dpstream.dp_transforms.session.totals import Totals, nothing
 
 
 def shards_of(cells: int, shards: int) -> Int64:
-    """(shards + 1,) int64 where the cells of each shard begin, and the end of all."""
+    """Return (shards + 1,) int64: where the cells of each shard begin, and the end of all."""
     return np.arange(shards + 1, dtype=np.int64) * cells // shards
 
 
 def routed(totals: Totals, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(shard, rows) of the cells with a record."""
+    """Yield (shard, rows) of the cells with a record."""
     cell = np.flatnonzero(totals.records)
     begins = shards_of(len(totals.records), shards)
     shard = np.searchsorted(begins, cell, side="right") - 1
@@ -32,14 +33,14 @@ def routed(totals: Totals, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def empty(needs: Needs) -> pa.RecordBatch:
-    """The rows of no cell."""
+    """Return the rows of no cell."""
     return _rows(nothing(0, needs), np.zeros(0, np.int64))
 
 
 def merged(
     batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Needs
 ) -> pa.RecordBatch:
-    """The rows of cells ``first`` to before ``last`` from however many workers as one batch."""
+    """Return the rows of cells ``first`` to before ``last``, from all workers, as one batch."""
     totals = gathered(batches, first, last, needs)
     return _rows(totals, np.flatnonzero(totals.records), first)
 
@@ -55,7 +56,7 @@ def _rows(totals: Totals, cell: Int64, first: int = 0) -> pa.RecordBatch:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Needs) -> Totals:
-    """The totals of cells ``first`` to before ``last``, of rows from however many workers."""
+    """Return the totals of cells ``first`` to before ``last``, from the rows of all workers."""
     totals = nothing(last - first, needs)
     for batch in batches:
         at = _numbers(batch, "cell") - first
@@ -69,7 +70,7 @@ def gathered(batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Ne
 
 
 def packed(noisy: Noisy) -> pa.RecordBatch:
-    """Measured sums as columns, in their order; public."""
+    """Return measured sums as columns, in their order; public."""
     parts = [part for of in noisy for part in of]
     names = [f"{number}" for number in range(len(parts))]
     return pa.RecordBatch.from_arrays([_array(part) for part in parts], names)

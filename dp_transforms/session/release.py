@@ -44,23 +44,24 @@ _AT_ONCE = 1_024
 def answered(
     space: Space, question: Question, boxes: Int64, totals: Totals, keys: KeyRing, run_id: str
 ) -> pa.Table:
-    """The answer to a question that was paid: noise, then the table.
+    """Return the answer to a question that was charged: draw the noise, then make the table.
 
     Args:
         boxes: (m, d, 2) that were read, those of the charge.
-        totals: of all cells; run_id: of the charge, as hexadecimal digits.
+        totals: of all cells.
+        run_id: of the charge, as hexadecimal digits.
     """
     noisy = measured(space, question, boxes, totals, keys, run_id, inputs_of(totals, keys))
     return released(space, question, boxes, noisy)
 
 
 def encoded(table: pa.Table) -> bytes:
-    """The bytes of an answer: one batch as an Arrow IPC stream."""
+    """Return the bytes of an answer: one batch as an Arrow IPC stream."""
     return to_bytes(table.combine_chunks().to_batches()[0])
 
 
 def released(space: Space, question: Question, boxes: Int64, noisy: Noisy) -> pa.Table:
-    """The table of noisy sums, those of all cells."""
+    """Return the table of noisy sums, those of all cells."""
     columns = labels(space, question.cells)
     for measures, sums in zip(calibrated(space, question, boxes), noisy, strict=True):
         estimate = estimated(measures, sums)
@@ -72,10 +73,10 @@ def released(space: Space, question: Question, boxes: Int64, noisy: Noisy) -> pa
 
 
 def errors(space: Space, question: Question, boxes: Int64) -> pa.Table:
-    """What `released` would say of the noise, before anything is charged or read.
+    """Return what `released` would show of the noise, before anything is charged or read.
 
     A row for each cell, with its ranges, and of each aggregate ``name_sd`` and ``name_within``, the
-    half-width of the interval, in what ``accounting.sessions.errors.Expected.what`` says.
+    half-width of the interval, in the unit of ``accounting.sessions.errors.Expected.what``.
     """
     columns = {"cell": pa.array(np.arange(question.cells.count))}
     columns |= labels(space, question.cells)
@@ -88,7 +89,7 @@ def errors(space: Space, question: Question, boxes: Int64) -> pa.Table:
 
 
 def estimated(measures: Measures, sums: tuple[Int64, ...]) -> Estimate:
-    """An aggregate of every cell: (cells,), or (cells, quantiles)."""
+    """Return an aggregate of every cell: (cells,), or (cells, quantiles)."""
     out: Estimate | None = None
     for number, measure in enumerate(measures.each):
         at = np.flatnonzero(measures.of == number)
@@ -138,7 +139,8 @@ def _times(value: Float64, unit: Fraction) -> Float64:
 
 
 def labels(space: Space, cells: Cells) -> dict[str, pa.Array]:
-    """The range of each cell along each axis, in values: ``name`` and ``name_end``, half-open.
+    """Return the range of each cell along each axis, in values: ``name`` and ``name_end``,
+    half-open.
 
     Codes and whole numbers that have a range each need no end.  Missing values are null.
     """

@@ -40,7 +40,7 @@ class Totals(NamedTuple):
     leaves: dict[str, Int64]
 
     def plus(self, other: "Totals") -> "Totals":
-        """Of the records of both."""
+        """Return the totals of the records of both."""
         columns = {
             name: ColumnTotals(
                 of.records + other.columns[name].records, of.total + other.columns[name].total
@@ -52,7 +52,7 @@ class Totals(NamedTuple):
 
 
 def nothing(cells: int, needs: Needs) -> Totals:
-    """The totals of no record."""
+    """Return the totals of no record."""
 
     def none(*shape: int) -> Int64:
         return np.zeros(shape, np.int64)
@@ -69,11 +69,12 @@ def tallied(
     coordinates: Mapping[str, Int64],
     usable: Bool,
 ) -> Totals:
-    """Totals of records, in numpy: what workers do, and what a database's scan must agree with.
+    """Return totals of records, in numpy: what workers compute, and a database's scan must match.
 
     Args:
         boxes: (m, d, 2) that are read, disjoint.
-        coordinates: (n,) of each dimension of `columns_of`; usable: (n,).
+        coordinates: (n,) of each dimension of `columns_of`.
+        usable: (n,).
     """
     at = np.flatnonzero(usable & _within(space, boxes, coordinates, len(usable)))
     number = numbers(cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at))
@@ -96,7 +97,7 @@ def tallied(
 
 
 def numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
-    """(size,) int64 the cell of each record, -1 where it is in none."""
+    """Return (size,) int64: the cell of each record, -1 if it is in none."""
     cell_numbers, outside = np.zeros(size, np.int64), np.zeros(size, np.bool_)
     for axis in cells.axes:
         edges = np.array(axis.edges, np.int64)
@@ -107,7 +108,7 @@ def numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
 
 
 def columns_of(space: Space, boxes: Int64, cells: Cells, needs: Needs) -> tuple[str, ...]:
-    """The dimensions whose coordinates `tallied` looks at; of others they can be left out."""
+    """Return the dimensions whose coordinates `tallied` reads; others can be left out."""
     bounded = (boxes[:, :, 0] > 0) | (boxes[:, :, 1] < space.sizes)
     used = {space.dimensions[place].name for place in np.flatnonzero(bounded.any(axis=0))}
     used |= {axis.name for axis in cells.axes}

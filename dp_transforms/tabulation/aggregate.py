@@ -30,10 +30,10 @@ class Counts(NamedTuple):
     totals: Int64
 
     def cells(self, groups: Int64, detail: Detail) -> Int64:
-        """(n, size) counts of the cells of a detail.
+        """Return (n, size) counts of the cells of a detail.
 
         Args:
-            groups: (n,) numbers in the level, each once.
+            groups: (n,) numbers in the level, without duplicates.
         """
         if detail.size == 1:
             return self.totals[groups - self.shard.first][:, None]
@@ -49,7 +49,7 @@ class Counts(NamedTuple):
 
 
 def aggregated(shard: Shard, table: Table, pairs: Pairs) -> Counts:
-    """Counts of a shard from what all batches counted in its groups."""
+    """Return counts of a shard from the counts of all batches in its groups."""
     groups = shard.last - shard.first
     at = pairs.keys // table.leaves - shard.first
     totals = np.bincount(at, pairs.counts, groups).astype(np.int64)

@@ -88,7 +88,7 @@ class LevelDomain(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return len(self.regions) * len(self.iterations)
 
 
@@ -106,7 +106,7 @@ class Domain(NamedTuple):
     races: int
 
     def of(self, level: Level) -> LevelDomain | None:
-        """A level's groups, ``None`` if it has none or is off."""
+        """Return a level's groups; ``None`` if it has none or is off."""
         return next((entry for entry in self.levels if entry.level == level), None)
 
 
@@ -115,7 +115,7 @@ def domain_of(
     parameters: Parameters,
     more: Mapping[str, pa.StringArray] | None = None,
 ) -> Domain:
-    """The groups of all levels that run.
+    """Return the groups of all levels that run.
 
     Args:
         more: by type, regions of published totals; a block may lie in them or not.
@@ -222,7 +222,7 @@ SHARD_GROUPS = 500_000
 
 
 def shards_of(levels: Sequence[LevelDomain], groups: int = SHARD_GROUPS) -> tuple[Shard, ...]:
-    """All shards; they depend on public files alone."""
+    """Return all shards; they depend on public files alone."""
     out = list[Shard]()
     for number, level in enumerate(levels):
         m, regions = len(level.iterations), len(level.regions)

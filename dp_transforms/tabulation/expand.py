@@ -49,7 +49,7 @@ class Profiles(NamedTuple):
 
 
 def profiles(domain: Domain, records: Records) -> Profiles:
-    """The profiles of a batch."""
+    """Return the profiles of a batch."""
     codes = np.concatenate([records.codes[:, : domain.races], records.codes[:, RACES:]], axis=1)
     width = int(codes.max(initial=-1)) + 2
     key, size = np.zeros(len(codes), np.int64), 1
@@ -70,7 +70,7 @@ def profiles(domain: Domain, records: Records) -> Profiles:
 def expand(
     domain: Domain, level: LevelDomain, table: Table, records: Records, profiles: Profiles
 ) -> Pairs:
-    """How many records of a batch are in each leaf of each group of a level.
+    """Return how many records of a batch are in each leaf of each group of a level.
 
     Raises:
         PolicyError: a record would be in more groups than its noise is for.
@@ -95,7 +95,7 @@ def expand(
 
 
 def iterations_of(level: LevelDomain, profiles: Profiles) -> tuple[Int64, Int32]:
-    """Iterations of each profile, compressed by rows: (p + 1,) starts, and indices.
+    """Return the iterations of each profile, compressed by rows: (p + 1,) starts, and indices.
 
     Raises:
         PolicyError: a profile is in more than s.

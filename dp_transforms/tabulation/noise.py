@@ -39,7 +39,7 @@ _TABLES = {
 
 
 def detail_step(detail: int) -> str:
-    """The step of the cells of a detail."""
+    """Return the step of the cells of a detail."""
     return f"detail {detail}"
 
 
@@ -63,12 +63,12 @@ class CellNoise:
     def draw(
         self, noise: Noise, table: str, level: Level, step: str, groups: Int64, cells: int
     ) -> Int64:
-        """Noise of all cells of some groups.
+        """Draw the noise of all cells of some groups.
 
         Args:
             noise: law and scale; of scale 0 there is none.
             groups: (n,) numbers of the groups in the level, increasing.
-            cells: of each group.
+            cells: number of cells of each group.
 
         Returns:
             (n, cells) draws.

@@ -1,4 +1,4 @@
-"""Exact counts as sorted pairs (group and leaf, count): what batches add up to.
+"""Exact counts as sorted pairs (group and leaf, count), which batches add up to.
 
 PRIVATE: they are exact, and leave a worker only on the way to where noise is added.
 """
@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
     counts: Int64
 
     def within(self, first: int, last: int) -> "Pairs":
-        """Those of the keys ``first .. last - 1``."""
+        """Return the pairs with keys ``first .. last - 1``."""
         begin, end = np.searchsorted(self.keys, (first, last))
         return Pairs(self.keys[begin:end], self.counts[begin:end])
 
@@ -32,14 +32,14 @@ NONE = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def counted(keys: Int64) -> Pairs:
-    """Pairs of keys as they come; ``keys`` is sorted in place."""
+    """Count keys in any order; ``keys`` is sorted in place."""
     keys.sort()
     starts = _starts(keys)
     return Pairs(keys[starts], np.diff(starts, append=len(keys)))
 
 
 def summed(parts: Sequence[Pairs]) -> Pairs:
-    """One list of several, whose counts add up."""
+    """Return one list from several, whose counts add up."""
     parts = [part for part in parts if len(part.keys)]
     if len(parts) < 2:
         return parts[0] if parts else NONE
@@ -52,7 +52,7 @@ def summed(parts: Sequence[Pairs]) -> Pairs:
 
 
 def _starts(keys: Int64) -> Int64:
-    """Where a new key begins."""
+    """Return where a new key begins."""
     new = np.empty(len(keys), np.bool_)
     new[:1] = True
     np.not_equal(keys[1:], keys[:-1], out=new[1:])

@@ -1,1 +1,1 @@
-"""Questions that are asked once: one sequence of charge, read, draw, commit and show for all."""
+"""Questions that are asked once: the one sequence of charge, read, draw, commit and show."""

@@ -25,12 +25,13 @@ _NO_LEDGER = "none: without an account the budgets spent on these data are not a
 
 
 class Request(NamedTuple):
-    """What would be asked of a ledger's register (`state.ledger.answers`).
+    """A question as the account would receive it (`state.ledger.answers`).
 
     Attributes:
-        charge: what it costs, if nothing was charged for it.
-        fingerprint: computes the keyed digest by which the question is known; called only
-            where the ledger holds a charge of the same question; ``None``: it is never free.
+        charge: what the question costs, if it was not charged before.
+        fingerprint: computes the keyed digest by which the account recognises the question;
+            called only if the account holds a charge of the same question; ``None``: the question
+            is never free.
     """
 
     charge: Charge
@@ -42,12 +43,13 @@ class Acceptance(NamedTuple):
 
     Attributes:
         refusal: why it would be refused; ``None``: it would be accepted.
-        cost: (epsilon, delta) that would be charged, ``None``: nothing more.
-        run_id: of the run that goes on, ``None``: a new one begins, or it is no run.
+        cost: (epsilon, delta) that would be charged; ``None``: nothing more.
+        run_id: the run that continues; ``None``: a new one begins, or it is no run.
         account: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta
-            ``spent`` and ``with_this``; ``None``: there is no ledger, or it cannot be read.
-        warnings: of the ledger's limit, for the ``warnings`` of the command's JSON.
-        answered: it was answered before: the same answer is given again.
+            that is ``spent`` now and ``with_this`` charge; ``None``: there is no account, or it
+            cannot be read.
+        warnings: about the account's limit, for the ``warnings`` of the command's JSON.
+        answered: whether it was answered before, so that the same answer is given again.
     """
 
     refusal: DpstreamError | None
@@ -59,11 +61,11 @@ class Acceptance(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that the command would have, as far as public files say."""
+        """The exit code that the command would have, as far as public files determine it."""
         return 0 if self.refusal is None else self.refusal.exit_code
 
     def unless(self, check: Callable[[], object]) -> "Acceptance":
-        """The same; refused if a check of the command's own, which raises, refuses it."""
+        """Return the same result, or a refusal if the command's own check raises an error."""
         try:
             check()
         except DpstreamError as error:
@@ -71,7 +73,7 @@ class Acceptance(NamedTuple):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """The result for JSON."""
+        """Return the result as values for JSON."""
         return {
             "accepted": self.refusal is None,
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
@@ -93,7 +95,7 @@ class Acceptance(NamedTuple):
         return [*self.answer(what), *self._account(), *weak]
 
     def answer(self, what: str) -> list[str]:
-        """Whether it would be accepted, and what it would cost."""
+        """Return whether it would be accepted, and what it would cost, as text."""
         if self.refusal is not None:
             answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
             lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
@@ -124,10 +126,10 @@ class Acceptance(NamedTuple):
 
 
 def of_job(job: "Job", fresh: bool = False) -> Acceptance:
-    """Whether `dpstream run` of a job would be accepted.
+    """Return whether `dpstream run` of a job would be accepted.
 
     Args:
-        fresh: with ``--fresh``.
+        fresh: with ``--fresh``: a new run at a new charge.
     """
     from dpstream.pipelines.jobs.charging import check_begin  # with solvers that no session needs
 
@@ -150,12 +152,12 @@ def of_requests(
     fresh: bool = False,
     check: Callable[[History], None] | None = None,
 ) -> Acceptance:
-    """Whether requests would be answered, were they asked one after the other.
+    """Return whether questions would be answered, if they were asked one after the other.
 
     Args:
-        place: of the account.
-        fresh: with ``--fresh``.
-        check: a rule of the command's own, which comes first where something is charged.
+        place: the account.
+        fresh: with ``--fresh``: each at a new charge.
+        check: a rule of the command's own, which is checked first if something is charged.
     """
     refusal, free = None, _Free()
     more = [request.charge for request in requests]
@@ -175,7 +177,7 @@ def of_requests(
 
 
 class _Free(NamedTuple):
-    """What costs nothing: the run that goes on, and whether all is answered already."""
+    """The part that costs nothing: a run that continues, and whether all is answered already."""
 
     run_id: str | None = None
     answered: bool = False
@@ -184,7 +186,7 @@ class _Free(NamedTuple):
 def _unpaid(
     place: AccountPlace, account_state: History, requests: Sequence[Request], fresh: bool
 ) -> tuple[list[Charge], _Free]:
-    """What would be charged, and what goes on where nothing would be."""
+    """Return the charges that would be made; if there are none, what continues."""
     charged = {charge.plan_hash for charge in account_state.charges}
     more, run_id, answered = dict[str, Charge](), None, len(requests) > 0
     for number, (charge, fingerprint) in enumerate(requests):
@@ -204,7 +206,7 @@ def _unpaid(
 def _account(
     place: AccountPlace, more: Sequence[Charge]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The account, and warnings of its limit."""
+    """Return the account, and warnings about its limit."""
     try:
         account_state = read_history(place)
         epsilon, delta = account_state.persons_limit()
@@ -223,17 +225,20 @@ def _account(
 
 
 def left_of(charges: Sequence[Charge], limit: tuple[float, float]) -> dict[str, float]:
-    """What more may be spent within a limit: a plain ``epsilon``, or ``mu`` of Gaussian noise.
+    """Return what more may be spent within a limit.
+
+    Returns:
+        ``epsilon`` of pure noise, or ``mu`` of Gaussian noise.
 
     Raises:
-        PolicyError: the costs of the charges do not add up.
+        PolicyError: the costs of the charges cannot be composed.
     """
     spends = composed(charges).spends if charges else []
     return {"epsilon": epsilon_left(spends, *limit), "mu": mu_left(spends, *limit)}
 
 
 def _spent(charges: Sequence[Charge], delta: float) -> float | None:
-    """Epsilon of all charges at a delta; ``None`` where their costs do not add up."""
+    """Return epsilon of all charges at a delta; ``None`` if their costs cannot be composed."""
     try:
         return epsilon_spent(composed(charges).spends, delta) if charges else 0.0
     except PolicyError:

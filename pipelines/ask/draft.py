@@ -1,7 +1,8 @@
-"""The manifest of an execution's output, and the files of a draft.
+"""The manifest of a census execution's output, and the files of its draft.
 
-``manifest.json`` is the receipt: the digest of every file; what is not in it is not in OUT.  Where
-no account is (`launch.census`), ``run.json`` in the output names the run before it draws.
+``manifest.json`` is the receipt: it has the digest of every file, and a file that is not in it is
+not part of the output.  Without an account (`launch.census`), ``run.json`` in the output names the
+run before it draws noise.
 """
 
 import contextlib
@@ -25,21 +26,21 @@ _SUFFIX = ".dpstream-table"
 
 
 class File(NamedTuple):
-    """A part of a published table: name below the output folder, and content."""
+    """A part of a published table: its name below the output folder, and its content."""
 
     name: str
     content: bytes
 
 
 class Manifest(Header, frozen=True, kw_only=True):
-    """What an execution published; public.
+    """The description of an execution's output; public.
 
     Attributes:
         program: ``p`` or ``h``.
-        request: where no account is, what tells whether it answers a request, as `of_run` gives
-            it; empty else.
-        epsilon, delta, mu, rho: what it costs, ``epsilon`` null: nothing is promised.
-        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
+        request: without an account, the result of `of_run`, which shows whether the output
+            answers a request; empty otherwise.
+        epsilon, delta, mu, rho: the cost; ``epsilon`` is null if there is no guarantee.
+        insecure: a fixed test secret was used: whoever knows it can subtract the noise.
         files: by name below the folder.
     """
 
@@ -53,7 +54,7 @@ class Manifest(Header, frozen=True, kw_only=True):
     files: dict[str, Written]
 
     def answers(self, request: str) -> bool:
-        """Whether it is of this very request."""
+        """Return whether the output answers this very request."""
         return self.request == of_run(request, self.run_id)
 
 
@@ -64,11 +65,11 @@ def manifest_of(
     files: dict[str, Written],
     request: str = "",
 ) -> Manifest:
-    """The manifest of an execution, which is its receipt.
+    """Return the manifest of an execution, which is its receipt.
 
     Args:
         head: the fields of every header.
-        request: keyed fingerprint of the plan and of all input, where no account is; not shown.
+        request: without an account, the keyed fingerprint of the plan and of all input; private.
     """
     cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
     epsilon = None if plan.exact else cost.epsilon
@@ -87,40 +88,41 @@ def manifest_of(
 
 
 def of_run(request: str, run_id: str) -> str:
-    """What an output shows of a request: nothing that can be compared with another output.
+    """Return a digest of a request that cannot be compared with that of another output.
 
-    The fingerprint itself would be the same of any output of the same records, and another as soon
-    as one record differs: two outputs would tell, without noise, whether anybody came or left.
+    The fingerprint itself would be the same in any output of the same records, and another as soon
+    as one record differs: two outputs would show, without noise, whether a record was added or
+    removed.
     """
     digest = hashlib.blake2b(run_id.encode(), key=request.encode(), digest_size=16)
     return digest.hexdigest()
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which execution a draft is of; ``request`` as in `Manifest`."""
+    """The execution that a draft belongs to; ``request`` as in `Manifest`."""
 
     run_id: str
     request: str
 
     def answers(self, request: str) -> bool:
-        """Whether it is of this very request."""
+        """Return whether the draft belongs to this very request."""
         return self.request == of_run(request, self.run_id)
 
 
 def decoded(data: bytes) -> Manifest:
-    """The manifest of its bytes.
+    """Return the manifest of its bytes.
 
     Raises:
-        PolicyError: they are of another form.
+        PolicyError: the bytes have another form.
     """
     return header_of(data, Manifest, MANIFEST)
 
 
 def existing_manifest(out: Path) -> Manifest | None:
-    """What stands at the output's place, ``None``: nothing.
+    """Return the manifest of an existing output; ``None`` if there is nothing at its path.
 
     Raises:
-        PolicyError: something else stands there.
+        PolicyError: something else is at the path.
     """
     if not out.exists() and not out.is_symlink():
         return None
@@ -130,12 +132,13 @@ def existing_manifest(out: Path) -> Manifest | None:
 
 
 def write_file(folder: Path, file: File) -> None:
-    """Write a file of a draft; who writes it again writes the same.
+    """Write a file of a draft; every attempt writes the same bytes.
 
-    It is whole at once, and on disk with the others (`Draft.written`).
+    The file appears complete or not at all; it is flushed to disk together with the others
+    (`Draft.written`).
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     path = folder / file.name
     with file_errors("OUT", "cannot be written"):

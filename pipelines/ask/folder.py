@@ -1,13 +1,14 @@
-"""The output folder of an answer that is many files: drafted, archived, committed, published.
+"""The output folder of an answer with many files: drafted, archived, committed, published.
 
     draft      a private folder in the archive, in which files are written (by workers too)
-    archive    beside the account: the private folders of its answers, each named by its receipt
-    OUT        the published folder, which appears whole
+    archive    beside the account: a private folder for each answer, named by its receipt
+    OUT        the published folder, which appears complete or not at all
 
 The receipt of such an answer has the digest of every file.  The files are on disk in the archive
-before the receipt is committed, and OUT is made after: so whatever is killed, and whatever becomes
-of OUT, the same question restores the committed files, at no charge and without a look at the rows.
-If the archive is gone as well, that is refused, whether or not rows changed.
+before the receipt is committed, and OUT is made afterwards.  So if any process is killed, or OUT is
+lost or changed, the same question restores the committed files, at no charge and without reading
+the
+rows.  If the archive is lost too, the question is refused, whether or not rows changed.
 """
 
 import contextlib
@@ -35,14 +36,14 @@ Fill = Callable[[Path, Iterable[str]], None]
 
 
 class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of a folder: its size in bytes, and its BLAKE2b-128 as hexadecimal digits."""
+    """A file of a folder: its size in bytes, and its BLAKE2b-128 digest as hexadecimal digits."""
 
     bytes: int
     digest: str
 
 
 class _Named(msgspec.Struct):
-    """What every manifest says."""
+    """The fields that every manifest has."""
 
     run_id: str
 
@@ -51,8 +52,8 @@ class Archive:
     """The files of an account's answers.
 
     Args:
-        place: the folder, private; the first answer makes it.
-        field: what a command calls the account.
+        place: the private folder; the first answer makes it.
+        field: the name of the account in the command's errors.
     """
 
     def __init__(self, place: Path, field: str = "account") -> None:
@@ -60,10 +61,10 @@ class Archive:
 
     @contextlib.contextmanager
     def draft(self) -> Iterator[Path]:
-        """A private folder for the files of an answer, which is gone at the end unless it is kept.
+        """Yield a private folder for the files of an answer; it is removed at the end unless kept.
 
         Raises:
-            RunError: it cannot be made, or the block cannot write into it.
+            RunError: the folder cannot be made, or the block cannot write into it.
         """
         with file_errors(self._field, _CANNOT):
             make_folder(self._place, PRIVATE)
@@ -71,10 +72,10 @@ class Archive:
             yield draft
 
     def seal(self, draft: Path, names: Iterable[str]) -> dict[str, Written]:
-        """The files of these names, on disk; whatever else is in the draft is removed.
+        """Flush the files of these names to disk, and remove all else from the draft.
 
         Raises:
-            RunError: one is missing, or cannot be read or flushed.
+            RunError: a file is missing, or cannot be read or flushed.
         """
         wanted = set(names)
         with file_errors(self._field, _CANNOT):
@@ -93,10 +94,10 @@ class Archive:
         return files
 
     def keep(self, draft: Path, receipt: bytes) -> None:
-        """Keep a sealed draft under its receipt, before that is committed.
+        """Store a sealed draft under its receipt, before the receipt is committed.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the draft cannot be stored.
         """
         place = self._of(receipt)
         if place.exists():  # the same files, of somebody who was cut off before the commit
@@ -109,10 +110,11 @@ class Archive:
     def take(
         self, receipt: bytes, files: Mapping[str, Written], names: Iterable[str], into: Path
     ) -> None:
-        """Copy files of a committed answer, each of which is what the receipt says.
+        """Copy files of a committed answer, after a check of each against the receipt.
 
         Raises:
-            PolicyError: they are gone or damaged; RunError: they cannot be written.
+            PolicyError: a file is missing or damaged.
+            RunError: a file cannot be written.
         """
         place = self._of(receipt)
         for name in names:
@@ -135,18 +137,19 @@ class Output:
     """A published folder.
 
     Args:
-        out: its place; manifest: the file in it that says what the others are.
-        field: what the command calls ``out``.
+        out: the folder's path.
+        manifest: the name of the file in it that lists the others.
+        field: the name of ``out`` in the command's errors.
     """
 
     def __init__(self, out: Path, manifest: str, field: str = "OUT") -> None:
         self._out, self._manifest, self._field = out, manifest, field
 
     def existing_manifest(self) -> bytes | None:
-        """The manifest of what stands there; ``None``: nothing does.
+        """Return the manifest of an existing output; ``None`` if there is nothing at its path.
 
         Raises:
-            PolicyError: something else does.
+            PolicyError: something else is at the path.
         """
         if not self._out.exists() and not self._out.is_symlink():
             return None
@@ -155,14 +158,14 @@ class Output:
         raise self._foreign()
 
     def check(self, run_id: str | None) -> None:
-        """Refuse what stands there, unless it is of the answer of this run.
+        """Refuse an existing output, unless it belongs to the answer of this run.
 
         Args:
-            run_id: of the answer; ``None``: the question is not answered yet, so that nothing of
-                it can stand there.
+            run_id: the answer's run id; ``None``: the question is not answered yet, so that no
+                output of it can exist.
 
         Raises:
-            PolicyError: something else stands there.
+            PolicyError: something else is at the path.
         """
         current = self.existing_manifest()
         if current is None:
@@ -173,17 +176,18 @@ class Output:
         raise self._foreign()
 
     def publish(self, manifest: bytes, files: Mapping[str, Written], fill: Fill) -> list[str]:
-        """Make the folder what its manifest says: whole, or file by file where it stands already.
+        """Make the folder match its manifest: as a whole, or file by file if it exists already.
 
         Args:
-            files: of the manifest; fill: puts some of them into a folder.
+            files: the files of the manifest.
+            fill: writes some of them into a folder.
 
         Returns:
-            Files that were damaged or missing in the folder that stands there.
+            Names of the files that were damaged or missing in the existing folder.
 
         Raises:
-            PolicyError: something else stands there.
-            RunError: it cannot be written.
+            PolicyError: something else is at the path.
+            RunError: a file cannot be written.
         """
         current = self.existing_manifest()
         if current not in (None, manifest):
@@ -219,10 +223,11 @@ class Output:
 
 
 def archive_of(account: str | Path, beside: Path) -> Path:
-    """The folder that keeps the files of an account's answers.
+    """Return the folder with the files of an account's answers.
 
     Args:
-        account: path or URL; beside: a folder of this machine for that of a database.
+        account: path or URL of the account.
+        beside: a folder of this machine, used if the account is a database.
     """
     file = file_of(account)
     return beside / "dpstream.answers" if file is None else file.with_name(f"{file.name}.answers")
@@ -233,10 +238,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def written(path: Path) -> Written:
-    """What a file is.
+    """Return the size and digest of a file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
@@ -244,7 +249,7 @@ def written(path: Path) -> Written:
 
 
 def is_written(path: Path, wanted: Written | None) -> bool:
-    """Whether a file is what was written."""
+    """Return whether a file has the size and digest that were written."""
     try:
         return written(path) == wanted
     except OSError:

@@ -1,4 +1,4 @@
-"""The part of an account that a choice between families of noise uses: its limit and charges."""
+"""The limit and charges of an account, which the choice between families of noise uses."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from dpstream.state.ledger.history import History
 
 
 def limit_of(account: History, more: Sequence[Charge] = ()) -> Limit | None:
-    """The limit of an account, and what its charges cost together; both are public.
+    """Return the limit of an account, and what its charges cost together; both are public.
 
     Args:
         more: charges of the account's unit that come before the one that is decided.
 
     Returns:
-        ``None`` without a limit, or where costs do not add up (`History.check` then refuses).
+        ``None`` without a limit, or if costs cannot be composed (`History.check` then refuses).
     """
     if account.limit is None:
         return None

@@ -1,4 +1,4 @@
-"""What a kind of question implements, so that the one sequence (`ask.sequence`) can ask it.
+"""The interface of a kind of question, through which the one sequence (`ask.sequence`) asks it.
 
 To add a kind: docs/design/questions.md.
 """
@@ -17,8 +17,9 @@ class Asking(NamedTuple):
     """How a question is asked.
 
     Attributes:
-        fresh: at a new charge if it was answered; one that was cut off continues.
-        as_of: a public label, which tells the same question about two states of the data apart.
+        fresh: ask again, at a new charge, a question that was answered; one that was interrupted
+            continues.
+        as_of: a public label, which distinguishes the same question about two states of the data.
     """
 
     fresh: bool = False
@@ -29,28 +30,31 @@ ONCE = Asking()
 
 
 class Question(Protocol):
-    """Something that is asked once.
+    """A question that is asked once.
 
-    Everything but what ``draw`` reads is public, and depends on no private row.  So whether a
-    question is answered again at no charge, and what it costs, tell nothing about the rows.
+    Everything except what ``draw`` reads is public, and depends on no private row.  So whether a
+    question is answered again at no charge, and what it costs, reveals nothing about the rows.
     """
 
     @property
     def kind(self) -> "ChargeKind":
-        """Of the charge; questions of two kinds are never the same question."""
+        """The kind of the charge; questions of two kinds are never the same question."""
         ...
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """Canonical parts: the question, where its private inputs lie, and the content of public
-        inputs that are used before the noise.  Never anything of a private row."""
+        """Canonical parts that identify the question, without anything of a private row.
+
+        These are the question, the paths of its private inputs, and the content of public inputs
+        that are used before the noise.
+        """
         ...
 
     def check(self, keys: "KeyRing") -> None:
-        """Refuse what could not be answered, before anybody pays for it.
+        """Refuse a question that cannot be answered, before it is charged.
 
-        Called where the question is not answered yet.  It may look at schemas, options and
-        the runner, never at private rows.
+        Called if the question is not answered yet.  It may read schemas, options and the runner,
+        never private rows.
 
         Raises:
             DpstreamError: the question cannot be answered.
@@ -58,11 +62,13 @@ class Question(Protocol):
         ...
 
     def decide(self, run_id: str, account: "History") -> "Decision":
-        """What the answer costs, and what it may read.  Called in the transaction that charges,
-        perhaps several times: it changes nothing.
+        """Return what the answer costs, and what it may read.
+
+        Called in the transaction that charges, perhaps several times: it must change nothing.
 
         Args:
-            run_id: of the charge; book: all charges before it.
+            run_id: the run id of the charge.
+            account: all charges before it.
 
         Raises:
             PolicyError: refused, for a public reason.
@@ -70,8 +76,8 @@ class Question(Protocol):
         ...
 
     def stamp(self) -> object:
-        """What differs when a private input changes while it is read: names, sizes and times of
-        files; no row.
+        """Return a value that differs if a private input changes while it is read: names, sizes and
+        times of files; no row.
 
         Raises:
             RunError: an input cannot be read.
@@ -81,11 +87,12 @@ class Question(Protocol):
     def draw(self, charge: "Charge", keys: "KeyRing") -> bytes:
         """Read the private rows, draw the noise and return the receipt, which is the public answer.
 
-        Called behind the charge, outside of the transaction.  All noise is named by
-        ``charge.run_id`` and by the digest of what it is added to (`dp_transforms.noise.inputs`),
-        so that whoever was cut off and asks again gets the same answer of the same rows.
+        Called after the charge, outside the transaction.  All noise is named by ``charge.run_id``
+        and by the digest of the numbers that it is added to (`dp_transforms.noise.inputs`), so that
+        a question that was interrupted gets the same answer from the same rows when it is asked
+        again.
 
         Raises:
-            DpstreamError: rows cannot be read; nothing was shown, and the charge stands.
+            DpstreamError: rows cannot be read; nothing was shown, and the charge stays.
         """
         ...

@@ -1,34 +1,35 @@
 """Ask a question: charge, read, draw, commit, and only then show the answer.
 
-The order is the guarantee, and this module is its only place:
+The order is the guarantee, and this module is the only place that implements it:
 
 1. *charge*: decision, charge and request are one transaction of the account, durable before a
    private row is read.  So there is no draw without a charge, and no charge whose run id is lost.
 2. *draw*: rows are read and noise is drawn, named by the run id of that charge and by a digest of
    the very numbers that it is added to (`dp_transforms.noise.inputs`).
-3. *commit*: the receipt, which is the public answer, is committed; the first one stays.
-4. *show*: what anybody sees is what is read back, once the account's head file has the receipt on
+3. *commit*: the receipt, which is the public answer, is committed; if there are two, the first one
+   counts.
+4. *show*: the answer is shown as it is read back, once the account's head file has the receipt on
    disk (`state.ledger.head`).  An account that was restored from a backup is refused before 1.
 
-Where the receipt and public inputs are still to be put together (the outer query of a SQL
-statement), what that gives is the *view*.  It is committed with the receipt and kept: a repeated
-question is answered with it, whatever those inputs are by then.  A view that cannot be made
-(memory, a table that is gone) does not undo the draw: the receipt is committed without one, and
-whoever asks again has it made of that receipt, at no charge.
+If the receipt has yet to be combined with public inputs (the outer query of a SQL statement), the
+result is the *view*.  It is committed with the receipt and stored: a repeated question is answered
+with it, whatever those inputs are by then.  A view that cannot be computed (memory, a missing
+table)
+does not undo the draw: the receipt is committed without a view, and asking again computes the view
+from that receipt, at no charge.
 
 **Killed at any moment.**  Before the end of 1 nothing was charged and nothing was read.  Between 1
-and 3 nothing was shown: the same question continues under its run id, on whatever rows there are
-then, at no charge.  It is never refused because rows changed: its noise on other rows is
-independent.  Behind 3 the same question is answered with the committed bytes and their date,
-without a look at the rows.
+and 3 nothing was shown: the same question continues under its run id, on the rows that exist then,
+at no charge.  It is never refused because rows changed: its noise on other rows is independent.
+After 3 the same question is answered with the committed bytes and their date, without reading rows.
 
-**What asking again tells.**  A request is the keyed digest of the question, of where its inputs
-lie and of a public label (``as_of``), never of rows.  So neither the charge nor the answer of a
+**What asking again reveals.**  A request is the keyed digest of the question, of the paths of its
+inputs and of a public label (``as_of``), never of rows.  So neither the charge nor the answer of a
 repeated question depends on whether a row changed meanwhile; ``fresh`` is a new charge.  An input
-that changes *while* it is read is refused by its stamp, because its answer would be of no state of
-the data; asking again continues that charge.
+that changes *while* it is read is refused by its stamp, because the answer would describe no state
+of the data; asking again continues that charge.
 
-**Two who ask at once** get one charge, and read the one receipt that stands.
+**Two processes that ask at once** get one charge, and read the one committed receipt.
 """
 
 import contextlib
@@ -60,15 +61,15 @@ def ask(
     how: Asking = ONCE,
     make_view: MakeView | None = None,
 ) -> Answer:
-    """The answer of a question; see the module.
+    """Return the answer of a question; see the module.
 
     Args:
-        ledger: the account of the data set, whose limit holds.
-        keys: of the data set's secret.
-        make_view: makes the view of a receipt; ``None``: the receipt is all there is.
+        ledger: the account of the data set, whose limit applies.
+        keys: the key ring of the data set's secret.
+        make_view: computes the view of a receipt; ``None``: the receipt is the whole answer.
 
     Raises:
-        DpstreamError: the question is refused, or failed; the module says what was charged.
+        DpstreamError: the question is refused, or failed; the module states what was charged.
     """
     register = AnswerLog(ledger, question.kind)
     request = request_of(question.kind, question.identity, keys, how.as_of)
@@ -91,7 +92,7 @@ def ask(
 
 
 def _made(make_view: MakeView, receipt: bytes) -> bytes:
-    """The view of a committed receipt; its error says that the answer is kept."""
+    """Return the view of a committed receipt; an error states that the answer is kept."""
     try:
         return make_view(receipt)
     except DpstreamError as error:
@@ -109,11 +110,11 @@ def _read(register: AnswerLog, run_id: str) -> Answer:
 
 
 def ask_uncharged(question: Question, keys: KeyRing | None = None) -> bytes:
-    """The answer of a question that is charged nowhere: asked again, it spends again.
+    """Return the answer of a question that is charged nowhere: asked again, it spends again.
 
     Args:
-        keys: of a secret; ``None``: it is drawn for this answer alone, as the run id is, and
-            forgotten.
+        keys: the key ring of a secret; ``None``: a secret is drawn for this answer alone, as the
+            run id is, and forgotten.
     """
     with _thrown_away() if keys is None else contextlib.nullcontext(keys) as ring:
         question.check(ring)
@@ -121,7 +122,7 @@ def ask_uncharged(question: Question, keys: KeyRing | None = None) -> bytes:
 
 
 def request_of(kind: ChargeKind, identity: Sequence[bytes], keys: KeyRing, as_of: str = "") -> str:
-    """The keyed digest by which a question is known in its account.
+    """Return the keyed digest by which an account recognises a question.
 
     Args:
         kind, identity: of the question (`ask.question.Question`).
@@ -137,10 +138,10 @@ def request_of(kind: ChargeKind, identity: Sequence[bytes], keys: KeyRing, as_of
 
 
 def drawn(question: Question, charge: Charge, keys: KeyRing) -> bytes:
-    """The receipt of a charged question, unless an input changed while it was read.
+    """Return the receipt of a charged question, unless an input changed while it was read.
 
     Raises:
-        PolicyError: it did.
+        PolicyError: an input changed.
     """
     before = question.stamp()
     receipt = question.draw(charge, keys)
@@ -150,7 +151,7 @@ def drawn(question: Question, charge: Charge, keys: KeyRing) -> bytes:
 
 
 def changed() -> PolicyError:
-    """Where an input changed while a charged question read it."""
+    """Return the error for an input that changed while a charged question read it."""
     return PolicyError(
         "input",
         "changed while it was read; nothing was published",
@@ -160,7 +161,7 @@ def changed() -> PolicyError:
 
 @contextlib.contextmanager
 def _thrown_away() -> Iterator[KeyRing]:
-    """A key ring of one answer alone."""
+    """Yield a key ring that is used for one answer alone."""
     secret = bytearray(os.urandom(KEY_BYTES))
     try:
         ring = KeyRing(secret)

@@ -1,1 +1,1 @@
-"""The command line, a module a command."""
+"""The command line, with one module for each command."""

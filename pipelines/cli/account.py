@@ -1,4 +1,4 @@
-"""``dpstream account``: what the runs and questions on a data set have spent, and their limit."""
+"""``dpstream account``: what runs and questions have charged on a data set, and the limit."""
 
 import contextlib
 from pathlib import Path
@@ -27,10 +27,11 @@ _NAMED = section("named", metavar="[DATA_SET|PATH]")
 
 
 def _place(named: Chosen) -> "AccountPlace | str":
-    """The account that a command is given.
+    """Return the account that the command's argument names.
 
     Raises:
-        UsageError: it names none; or a file is named, and options of the project file.
+        UsageError: the argument names no account; or it is a path, and options of the project
+            file are given too.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.operate import account_view
@@ -47,11 +48,10 @@ def _place(named: Chosen) -> "AccountPlace | str":
 
 @click.group(short_help="Make a data set's account, show it, or change its limit.")
 def account() -> None:
-    """Make a data set's account, look into it, change its limit, and recover it; all of it is
-    public.
+    """Make a data set's account, show it, change its limit, or recover it.
 
-    Named by a data set of the project file (without a name: the only one), by a file that names an
-    account, or by the account's own file or URL.
+    All of an account is public.  Name it by a data set of the project file (without a name: the
+    only one), by a file that names an account, or by the account's own file or URL.
     """
 
 
@@ -64,18 +64,23 @@ def account() -> None:
     )
 )
 @click.argument("path")
-@click.option("--unit", required=True, help="Name of the privacy unit: the column of its ids.")
+@click.option("--unit", required=True, help="Name of the privacy unit: the column with its ids.")
 @click.option(
     "--type",
     "type_",
     type=click.Choice(TYPES),
     default="string",
     show_default=True,
-    help="Of the ids.",
+    help="Type of the unit's ids.",
 )
-@click.option("--epsilon", type=float, required=True, help="The most that all may spend per unit.")
+@click.option(
+    "--epsilon",
+    type=float,
+    required=True,
+    help="The limit's epsilon: the most that all charges together may spend per unit.",
+)
 @click.option("--delta", type=float, required=True, help="The limit's delta.")
-@click.option("--data-set", help="Name of the data set (default: the file's).")
+@click.option("--data-set", help="Name of the data set.  [default: the file's name]")
 @ALLOW_LARGE_DELTA
 @AS_JSON
 def create(
@@ -125,7 +130,7 @@ def create(
 
 
 def lines(path: str, data_set: str, unit: str, type_: str, id_: str) -> str:
-    """The section of a data set with its account, as the project file has it."""
+    """Return the project file's section of a data set with its account."""
     import json
 
     path, unit = (json.dumps(text, ensure_ascii=False) for text in (path, unit))
@@ -149,7 +154,7 @@ def lines(path: str, data_set: str, unit: str, type_: str, id_: str) -> str:
 @_NAMED
 @AS_JSON
 def show(named: Chosen, as_json: bool) -> None:
-    """List the entries of an account, what they spend together and what is left of the limit."""
+    """List the entries of an account, what they spent together, and what is left of the limit."""
     from dpstream.pipelines.operate import account_view
 
     place = _place(named)
@@ -168,16 +173,22 @@ def show(named: Chosen, as_json: bool) -> None:
     )
 )
 @_NAMED
-@click.option("--epsilon", type=float, required=True, help="The most that all may spend per unit.")
+@click.option(
+    "--epsilon",
+    type=float,
+    required=True,
+    help="The limit's epsilon: the most that all charges together may spend per unit.",
+)
 @click.option("--delta", type=float, required=True, help="The limit's delta.")
 @ALLOW_LARGE_DELTA
 @AS_JSON
 def limit(
     named: Chosen, epsilon: float, delta: float, allow_large_delta: bool, as_json: bool
 ) -> None:
-    """Change the limit of an account, by an entry of its own; the data steward's decision.
+    """Change the limit of an account; the data steward decides it.
 
-    What was charged stays charged: a limit below what is spent only refuses further charges.
+    The change is an entry of the account.  What was charged stays charged: a limit below what is
+    spent only refuses further charges.
     """
     from dpstream.accounting.figures import exact
     from dpstream.accounting.strength import check_delta, limit_weaknesses
@@ -205,10 +216,11 @@ def limit(
 @_NAMED
 @AS_JSON
 def recover(named: Chosen, as_json: bool) -> None:
-    """Add to an account that was restored from a backup what was spent since.
+    """Add what was spent since the backup to an account that was restored from it.
 
-    The head file beside the account proves it.  Charges whose answer is not in the account are
-    closed: who asks again is charged again.  Then every command works as before.
+    The head file beside the account proves what was spent.  A charge whose answer is not in the
+    account is closed: asking that question again is charged again.  Then every command works as
+    before.
     """
     from dpstream.pipelines.operate import account_view
 

@@ -1,4 +1,4 @@
-"""``dpstream workload answer``: a workload's answers, from records or from what was released."""
+"""``dpstream workload answer``: answers a workload from records, or from a release."""
 
 import io
 from collections.abc import Sequence
@@ -58,36 +58,40 @@ _PATH = click.Path(path_type=Path)
     "--job",
     "job_name",
     metavar="NAME",
-    help="Whose records are asked.  [default: that of the workload, or the only one]",
+    help="The job whose records count.  [default: that of the workload, or the only one]",
 )
-@click.option("--from", "release", type=_PATH, help="Folder of a release to answer from: free.")
+@click.option("--from", "release", type=_PATH, help="Folder of a release to answer from; free.")
 @click.option(
     "--out",
     type=_PATH,
     help="New folder; with --from a .csv, .parquet or .arrow file."
     "  [default with --from: CSV on stdout]",
 )
-@click.option("--over-time", is_flag=True, help="At every trigger of the job, not at its end.")
+@click.option(
+    "--over-time",
+    is_flag=True,
+    help="Answer at every trigger time, not only at its end.",
+)
 @click.option(
     "--nonnegative",
     is_flag=True,
-    help="Values of the nearest cells that are not negative (least squares).",
+    help="Fit nearest cell values that are not negative.",
 )
-@click.option("--covariance", type=_PATH, help="--from: write the answers' covariance (.npy).")
+@click.option("--covariance", type=_PATH, help="With --from: write the covariance (.npy).")
 @MECHANISM
 @click.option(
     "--optimise",
     type=click.Choice(["limit", "answer"]),
     default="limit",
     show_default=True,
-    help="How auto compares. limit: at an equal share of what is left"
-    " of the account's limit; answer: this answer alone.",
+    help="How auto compares the mechanisms: limit: at an equal share of what is left of "
+    "the account's limit; answer: for this answer alone.",
 )
 @click.option(
     "--tables",
     is_flag=True,
-    help="From residual tables, without a histogram of all cells; once.  [default where all cells"
-    " are too many]",
+    help="Measure residual tables once, without a histogram of all cells.  [default where "
+    "there are too many cells]",
 )
 @STRATEGY
 @click.option(
@@ -96,7 +100,7 @@ _PATH = click.Path(path_type=Path)
     type=click.Choice(["parquet", "csv"]),
     default="parquet",
     show_default=True,
-    help="Of the answers in the new folder.",
+    help="Format of the answers in the new folder.",
 )
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @POPULATION
@@ -105,7 +109,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only say whether it would be answered now, and the cost; charges nothing.",
+    help="Only show whether it would be answered now, and the cost; charges nothing.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @OPERATOR
@@ -140,13 +144,13 @@ def answer(
     """Answer a workload from the records of a job, or --from a release, at no charge.
 
     The workload is a section [workload.NAME] of the project file, or a file.  The key columns of
-    its job are the workload's attributes; the job says what is counted, by which unit, with which
-    budget and from which account.  A record outside the domain is a dead letter.  OUT gets the
-    answers with exact standard errors, and the estimate from which any other workload over the
-    same domain is answered.  Other flags pass through to Beam.
+    its job are the workload's attributes; the job defines what is counted, the unit, the budget
+    and the account.  A record outside the domain is a dead letter.  OUT gets the answers with
+    exact standard errors, and the estimate from which any other workload over the same domain is
+    answered.  Other flags pass through to Beam.
 
-    Where the account or the job's store would refuse it now, --dry-run ends with the exit code of
-    that refusal.
+    If the account or the job's store would refuse the answer now, --dry-run ends with the exit
+    code of that refusal.
     """
     from dpstream.pipelines.workload.files import read_workload
 
@@ -205,10 +209,10 @@ def answer(
 
 
 class _Gaussian(NamedTuple):
-    """How Gaussian noise would answer.
+    """How the workload is answered with Gaussian noise.
 
     Attributes:
-        by_tables: through the register, from residual tables; otherwise through a store.
+        by_tables: residual tables, committed in the account; otherwise a run with a store.
     """
 
     order: "Order"
@@ -217,7 +221,7 @@ class _Gaussian(NamedTuple):
 
 
 def _warn(job: "Job", geometric: bool, dry_run: bool) -> None:
-    """Warnings of what the answer and the account promise."""
+    """Print warnings about what the answer and the account promise."""
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.operate.account_view import account_warnings
 
@@ -229,8 +233,7 @@ def _warn(job: "Job", geometric: bool, dry_run: bool) -> None:
 def _drawn(
     workload: "Workload", job: "Job", gaussian: _Gaussian | None, folder: Path
 ) -> "Mechanism":
-    """What is drawn through the register: residual tables, or, without ``gaussian``, geometric
-    noise."""
+    """Return the mechanism of an answer in the account: residual tables, or geometric noise."""
     from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
 
     if gaussian is None:
@@ -241,7 +244,7 @@ def _drawn(
 def _check_given(
     job: str | None, release: Path | None, out: Path | None, covariance: Path | None, dry: bool
 ) -> None:
-    """Refuse a call with two sources, or without the options that it needs.
+    """Refuse a call with two sources, or without a required option.
 
     Raises:
         UsageError: an option is missing or has no use.
@@ -255,13 +258,13 @@ def _check_given(
 
 
 def _possible(mechanism: str, job: "Job", tables: bool, left_alone: bool) -> str:
-    """The mechanism, where ``auto`` has a choice between two, else the one that is possible.
+    """Return the mechanism; ``auto`` only if both are possible.
 
     Args:
-        left_alone: no option asks for Gaussian noise.
+        left_alone: no option requires Gaussian noise.
 
     Raises:
-        UsageError: Gaussian noise is asked for, and the job's delta is 0.
+        UsageError: an option requires Gaussian noise, and the job's delta is 0.
     """
     if job.plan.privacy.delta:
         only_gaussian = mechanism == "auto" and not (left_alone and job.ledger is not None)
@@ -285,7 +288,7 @@ def _drawn_once(over_time: bool, delta: float) -> UsageError:
 
 
 def _chosen(mechanism: str, gaussian: _Gaussian | None, folder: Path, optimise: str) -> "Choice":
-    """The family of noise, before a row is read."""
+    """Choose the family of noise before any row is read."""
     from dpstream.pipelines.workload.choosing import Choice, Gaussian, chosen
     from dpstream.pipelines.workload.execute import job_of
     from dpstream.pipelines.workload.registered import WorkloadQuestion
@@ -314,10 +317,10 @@ def _through_store(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Through a store, as every run.
+    """Answer by a run with a store, or only show whether it would be accepted.
 
     Args:
-        stated: units and records of a window; named: whether OUT is; dry: only what would happen.
+        stated: units and records of a window; named: whether OUT is given; dry: only show it.
     """
     from dpstream.pipelines.ask.acceptance import of_job
     from dpstream.pipelines.workload.execute import check, execute, job_of
@@ -338,10 +341,10 @@ def _through_store(
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
-    """Options that mean nothing for --from.
+    """Refuse options that have no meaning with --from.
 
     Raises:
-        UsageError: one is given.
+        UsageError: such an option is given.
     """
     if over_time:
         raise UsageError("--over-time", "is for a job", "a release has its own triggers")
@@ -353,7 +356,7 @@ def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
 def _covered(
     job: "Job", cells: int, units: int | None, records: int | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the budget covers over time, as `dpstream plan` says it."""
+    """Return what the budget covers over time, as in `dpstream plan`."""
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
 
@@ -365,7 +368,7 @@ def _covered(
 def _dry(
     accepted: "Acceptance", as_json: bool, lines: Sequence[str] = (), more: Any = None
 ) -> None:
-    """What the command would be told; ends with its exit code."""
+    """Print whether the answer would be accepted; end with the exit code."""
     if as_json:
         warnings = list(accepted.warnings)
         print_json({"acceptance": accepted.as_dict(), "warnings": warnings, **(more or {})})
@@ -387,12 +390,12 @@ def once(
     dry: bool = False,
     accept: "Accept | None" = None,
 ) -> None:
-    """Through the register.
+    """Answer once, with charge and answer in the account.
 
     Args:
-        partial_key: the job's key may name a part of the attributes.
-        dry: only what would happen, for which ``out`` may be missing.
-        accept: may refuse a new charge by the charges before it.
+        partial_key: the job's key may have only some of the attributes.
+        dry: only show what would happen; ``out`` may be missing then.
+        accept: may refuse a new charge because of the charges before it.
     """
     from dpstream.pipelines.workload.registered import acceptance, answer_once
 
@@ -408,7 +411,7 @@ def once(
 def echo_answer(
     receipt: "Receipt", workload: "Workload", out: Path, resumed: bool, as_json: bool
 ) -> None:
-    """What was released."""
+    """Print a summary of the release."""
     from dpstream.accounting.strength import weaknesses
 
     answers = len(receipt.moments) * workload.queries
@@ -453,7 +456,7 @@ def _from(
     covariance: Path | None,
     as_json: bool,
 ) -> None:
-    """Answers of a release: post-processing of what is public."""
+    """Answer from a release: post-processing of public data."""
     import numpy as np
 
     from dpstream.pipelines.workload.answers import answers

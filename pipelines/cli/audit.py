@@ -1,4 +1,4 @@
-"""``dpstream audit``: what the mechanism of a job gives away, measured on synthetic neighbours."""
+"""``dpstream audit``: measures the privacy loss of a job's mechanism on synthetic neighbours."""
 
 from pathlib import Path
 
@@ -19,11 +19,20 @@ REFUTED = 5
     ),
 )
 @JOB
-@click.option("--trials", default=10_000, show_default=True, help="Trials on each side.")
-@click.option("--confidence", default=0.99, show_default=True, help="Of the verdict.")
-@click.option("--seed", default=0, show_default=True, help="Of the synthetic data, not of noise.")
-@click.option("--beam", is_flag=True, help="Through the whole Beam pipeline, files included.")
-@click.option("--picture", type=click.Path(path_type=Path), help="Draw the trade-off curve.")
+@click.option(
+    "--trials",
+    default=10_000,
+    show_default=True,
+    help="Number of trials on each of the two inputs.",
+)
+@click.option("--confidence", default=0.99, show_default=True, help="Confidence of the verdict.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the synthetic data, not of noise."
+)
+@click.option("--beam", is_flag=True, help="Run the whole Beam pipeline, files included.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), help="Draw the trade-off curve into this file."
+)
 @AS_JSON
 def audit(
     job: Chosen,
@@ -34,10 +43,10 @@ def audit(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Test a job's mechanism as a black box: a lower bound of epsilon beside the claim.
+    """Test a job's mechanism as a black box: show a lower bound of epsilon beside the claim.
 
     Runs the real flow with the job's plan on synthetic neighbours, in a temporary folder with a
-    fresh secret. The job's data, secret, store, sink and account are not touched, and nothing is
+    new secret. The job's data, secret, store, sink and account are not touched, and nothing is
     charged.
     Exit code 5: the claim is refuted.
     """

@@ -1,4 +1,4 @@
-"""``dpstream census``: census tables from an office's own files."""
+"""``dpstream census``: makes census tables from a statistical office's own files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,14 +36,14 @@ TRY = click.option(
     "tries",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="As if the file had it, such as census.persons.noise=rounded; repeatable.",
+    help="Plan with another value of any field, such as census.persons.noise=rounded; repeatable.",
 )
 #: Exit code of files with faults, as of every unusable input.
 _FAULTY = 2
 
 
 class Described(NamedTuple):
-    """What ``[census.NAME]`` says: the files, what is asked for, and who pays."""
+    """A section ``[census.NAME]``: its files, the choice of tables, the secret and the account."""
 
     name: str
     parameters: Path
@@ -54,10 +54,10 @@ class Described(NamedTuple):
 
 
 def described(census: Chosen) -> Described:
-    """The section that a command is given, with its places resolved.
+    """Return the section that a command names, with its paths resolved.
 
     Raises:
-        UsageError: there is no such section, or a part of it is not usable.
+        UsageError: there is no such section, or a part of it cannot be used.
     """
     from dpstream.pipelines.project.data_sets import account_of, secret_of
     from dpstream.pipelines.tabulation.config import Choice
@@ -97,8 +97,8 @@ def census() -> None:
 def validate(census: Chosen, as_json: bool) -> None:
     """List every fault of the public files; exit code 2 if there is one.
 
-    A fault has its file, row, column, rule and fix, and shows no value.  Of the records only the
-    header is looked at: what is wrong with a record is told to nobody but the operator, by the dead
+    Each fault is listed with its file, row, column, rule and fix, without values.  Of the records
+    only the header is read: faults of records are reported only to the operator, in the dead
     letters of an execution.
     """
     from dpstream.pipelines.tabulation.public_plan import faults
@@ -128,9 +128,14 @@ def validate(census: Chosen, as_json: bool) -> None:
 @CENSUS
 @TRY
 @click.option("--out", type=_FOLDER, help="The folder that `execute` would make.")
-@click.option("--delta", type=float, help="That epsilon is stated for.  [default: 1e-10]")
+@click.option("--delta", type=float, help="The delta at which epsilon is stated.  [default: 1e-10]")
 @ALLOW_LARGE_DELTA
-@click.option("--scale", type=COUNT, metavar="RECORDS", help="What so many records would need.")
+@click.option(
+    "--scale",
+    type=COUNT,
+    metavar="RECORDS",
+    help="Estimate what this number of records would need.",
+)
 @FRESH
 @AS_OF
 @AS_JSON
@@ -145,10 +150,11 @@ def plan(
     allow_large_delta: bool,
     as_json: bool,
 ) -> None:
-    """Say what the tables would cost, and the exact 95% margin of every kind of figure.
+    """Show what the tables would cost, and the exact 95% margin of every kind of figure.
 
-    Only public files are read; the records need not be there.  With --out or an account it says
-    whether `execute` would be accepted now, and ends with the exit code of the refusal if not.
+    Only public files are read; the records may be absent.  With --out or an account the output
+    also shows whether `execute` would be accepted now; if not, the exit code is that of the
+    refusal.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.tabulation.public_plan import figures, plan_text
@@ -189,18 +195,27 @@ def plan(
     )
 )
 @CENSUS
-@click.option("--out", type=_FOLDER, help="The folder that is made.  [default: tables/NAME]")
+@click.option("--out", type=_FOLDER, help="The folder to make.  [default: tables/NAME]")
 @FRESH
 @AS_OF
-@click.option("--strict", is_flag=True, help="Refuse a file with a record that breaks a rule.")
+@click.option("--strict", is_flag=True, help="Refuse a file if one of its records breaks a rule.")
 @click.option(
     "--dead-letter",
     type=_FOLDER,
-    help="Folder of refused records: position and rule.  [default: dead_letter/ beside --out]",
+    help="Folder for the position and rule of refused records.  [default: dead_letter/ "
+    "beside --out]",
 )
-@click.option("--runner", help="Beam runner whose workers do it; default: this process.")
-@click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
-@click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
+@click.option(
+    "--runner", help="Beam runner whose workers make the tables.  [default: this process]"
+)
+@click.option(
+    "--parallelism", type=click.IntRange(1, 4096), default=1, help="Number of the runner's workers."
+)
+@click.option(
+    "--beam-flag",
+    multiple=True,
+    help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
+)
 @OPERATOR
 @AS_JSON
 def execute(
@@ -217,9 +232,9 @@ def execute(
 ) -> None:
     """Make the tables in a new folder.
 
-    The charge comes before the first record is parsed, and the folder appears whole or not at all.
-    An execution that was cut off goes on under its run id at no charge; one that was answered is
-    restored from the account's files, whatever the records are by then.
+    The charge is committed before the first record is parsed.  The folder appears complete or not
+    at all.  An execution that was interrupted continues under its run id at no charge; one that
+    was answered is restored from the account's files, whatever the records are by then.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.accounting.strength import weaknesses
@@ -284,18 +299,18 @@ def execute(
     )
 )
 @CENSUS
-@click.option("--out", type=_FOLDER, required=True, help="The folder that is made.")
+@click.option("--out", type=_FOLDER, required=True, help="The folder to make.")
 @click.option(
     "--run",
     "runs",
     type=_FOLDER,
     multiple=True,
     required=True,
-    help="Output of an execution of these files; several for the report on many runs.",
+    help="Output folder of an execution of these files; several for the report on many runs.",
 )
 @AS_JSON
 def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> None:
-    """Hold published tables against the truth: NOT private, for public or invented data.
+    """Compare published tables with the truth: NOT private, for public or synthetic data.
 
     Writes error_report.csv, multi_run_error_report.csv and report.html to the folder, which only
     its owner can read.
@@ -325,14 +340,22 @@ def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> 
     type=click.Choice(["small", "production"]),
     default="small",
     show_default=True,
-    help="Of the lists of iterations and codes, and of everything not said.",
+    help="Size of the lists of iterations and codes, and default of the options below.",
 )
-@click.option("--persons", type=int, help="Records of persons; households are two for five.")
-@click.option("--states", help="FIPS codes with commas; 72 is Puerto Rico.")
-@click.option("--tracts", type=int, help="Over all states, of 40 blocks each.")
-@click.option("--places", type=int, help="Over all states.")
-@click.option("--aiannh", type=int, help="Over all states but Puerto Rico.")
-@click.option("--seed", type=int, help="Same seed, same files.")
+@click.option(
+    "--persons",
+    type=int,
+    help="Number of records of persons; there are two households for every five persons.",
+)
+@click.option("--states", help="FIPS codes, separated by commas; 72 is Puerto Rico.")
+@click.option(
+    "--tracts", type=int, help="Number of tracts in all states together, with 40 blocks each."
+)
+@click.option("--places", type=int, help="Number of places in all states together.")
+@click.option(
+    "--aiannh", type=int, help="Number of AIANNH areas in all states together, except Puerto Rico."
+)
+@click.option("--seed", type=int, help="The same seed makes the same files.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @AS_JSON
 def generate(
@@ -344,7 +367,7 @@ def generate(
     as_json: bool,
     **numbers: Any,
 ) -> None:
-    """Write a complete set of invented files, of nobody, in the format of production.
+    """Write a complete set of synthetic files, about nobody, in the format of production.
 
     --size production writes as many iterations and codes as the tables of 2020 had, by default
     with a million persons in three states.

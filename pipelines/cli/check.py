@@ -1,4 +1,4 @@
-"""``dpstream check``: whether a job's records are usable, before anything is charged."""
+"""``dpstream check``: shows whether a job's records can be used, before anything is charged."""
 
 from typing import TYPE_CHECKING
 
@@ -27,17 +27,17 @@ _UNUSABLE = 2
     "--limit",
     type=click.IntRange(min=1),
     metavar="ROWS",
-    help="Stop after about so many rows.  [default: all, of a topic up to its end now]",
+    help="Stop after about this number of rows.  [default: all; of a topic, up to its present end]",
 )
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @AS_JSON
 def check(job: Chosen, limit: int | None, quiet: bool, as_json: bool) -> None:
     """Read the data of JOB and count unusable records by reason, with their first positions.
 
-    It also says whether a key has enough units to be published.
+    It also shows whether a key has enough units to be published.
     Nothing is charged, drawn or stored.  The output depends on private records: it is for the
-    operator only, not to be published.  Exit code 2 if no record is usable.  Not considered: files
-    that join a run later with --through, whose records may be late.
+    operator only, not to be published.  Exit code 2 if no record is usable.  Files that are added
+    later and read by a run with --through, whose records may be late, are not considered.
     """
     from msgspec import to_builtins
 
@@ -88,7 +88,7 @@ def _lines(checked: "Checked", job: str) -> list[str]:
 
 
 def _appears(checked: "Checked") -> list[str]:
-    """Whether a key has enough units; nothing where keys are public or no record is usable."""
+    """Return whether a key has enough units; nothing if keys are public or no record is usable."""
     needed, most = checked.units_needed, checked.most_units
     if needed is None or not checked.usable:
         return []

@@ -1,4 +1,4 @@
-"""``dpstream choose``: C and bounds from the stream's first hours, or from other data."""
+"""``dpstream choose``: chooses C and bounds from the stream's first hours, or from other data."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,31 +31,54 @@ if TYPE_CHECKING:
     ),
 )
 @JOB
-@click.option("--as", "new", metavar="NAME", help="Of the new job in the project file.")
-@click.option("--first", help="Read records whose time and stamp lie in the first, e.g. 2h.")
-@click.option("--epsilon", type=float, help="Budget of the tuning, charged in the account.")
-@click.option("--delta", type=float, help="Default: the job's.")
+@click.option("--as", "new", metavar="NAME", help="Name of the new job in the project file.")
+@click.option(
+    "--first",
+    help="Read only records whose time and stamp lie in this first part of the stream, e.g. 2h.",
+)
+@click.option("--epsilon", type=float, help="Epsilon of the choice, charged in the account.")
+@click.option("--delta", type=float, help="Delta of the choice.  [default: the job's]")
 @click.option(
     "--key-records",
     type=COUNT,
-    help="C has the least error of a key of so many records: noise against what C cuts of"
-    " it (default 1000).",
+    help="Choose the C with the least error, noise and cut together, for a key with this "
+    "number of records.  [default: 1000]",
 )
-@click.option("--quantile", type=float, help="Instead: C is this quantile of pairs per unit.")
-@click.option("--cover", type=float, help="Instead: share of all pairs that C must keep.")
-@click.option("--max-contributions", default=1000, show_default=True, help="Largest C.")
-@click.option("--scale", type=float, help="Public factor first hours -> horizon (default: time).")
-@click.option("--bounds", is_flag=True, help="Choose all bounds; else only the missing ones.")
-@click.option("--tail", default=0.05, show_default=True, help="Values beyond each bound.")
-@click.option("--values-per-unit", default=1, show_default=True, help="m; noise grows with it.")
-@click.option("--proxy", help="Other data (file or glob): no noise, no charge, labelled.")
-@click.option("--proxy-start", help="First instant of the proxy data (default: the job's).")
+@click.option(
+    "--quantile", type=float, help="Choose instead this quantile of the records per unit as C."
+)
+@click.option(
+    "--cover", type=float, help="Choose instead a C that keeps this share of all records."
+)
+@click.option(
+    "--max-contributions", default=1000, show_default=True, help="The largest C to choose."
+)
+@click.option(
+    "--scale",
+    type=float,
+    help="Public factor from the first hours to the horizon.  [default: ratio of their times]",
+)
+@click.option("--bounds", is_flag=True, help="Choose all bounds, not only the missing ones.")
+@click.option(
+    "--tail", default=0.05, show_default=True, help="Share of values to leave outside each bound."
+)
+@click.option(
+    "--values-per-unit",
+    default=1,
+    show_default=True,
+    help="The most values of a unit that count (m); the noise grows with it.",
+)
+@click.option(
+    "--proxy",
+    help="Choose from other data (file or glob), without noise or charge; the job is marked.",
+)
+@click.option("--proxy-start", help="First instant of the proxy data.  [default: the job's]")
 @FRESH
 @AS_OF
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only say whether it would be answered now, cost and accuracy; charges nothing.",
+    help="Only show whether it would be answered now, cost and accuracy; charges nothing.",
 )
 @AS_JSON
 def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures: Any) -> None:
@@ -63,11 +86,11 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
 
     They are written as a new job, [job.NAME], at the end of the project file.
 
-    Without --proxy the answer is a release: it costs --epsilon in the data set's account, before
-    anything is drawn.  The same question is answered with the same figures at no further charge,
-    whatever the files hold by then; every other question costs again.
+    Without --proxy the answer is a release: it costs --epsilon in the data set's account, and is
+    charged before anything is drawn.  The same question gets the same figures at no further
+    charge, whatever the files hold by then; every other question costs again.
 
-    Where the account would refuse the charge now, --dry-run ends with that refusal's exit code.
+    If the account would refuse the charge now, --dry-run ends with that refusal's exit code.
     """
     import msgspec
 
@@ -108,7 +131,7 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
 
 
 def _plan_text(public: dict[str, Any]) -> str:
-    """Cost and expected accuracy for a person; from public figures."""
+    """Render cost and expected accuracy as text, from public figures."""
     lines = [f"Rule        C is {public['rule']}", f"Bias        {public['bias']}"]
     if public["how"] == "proxy":
         return "\n".join(["Cost        none: other data, read without noise", *lines]) + "\n"
@@ -143,7 +166,7 @@ def _outcome_text(outcome: "Outcome", records: int) -> str:
 
 
 def _weighed(outcome: "Outcome", records: int) -> list[str]:
-    """What C cuts, how large the noise is, and what a bound per key would do."""
+    """Render what C cuts, how large the noise is, and what a bound per key would do."""
     if outcome.cut is None:
         return []
     cut = f"{100 * outcome.cut:.2g}% of all pairs: what units have beyond C"

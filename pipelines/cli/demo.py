@@ -1,4 +1,4 @@
-"""``dpstream demo``: a year of real flights, from the plan to a picture."""
+"""``dpstream demo``: runs a year of real flights, from the plan to a picture."""
 
 import sys
 from pathlib import Path
@@ -17,10 +17,10 @@ from dpstream.pipelines.cli.parts import Bar, examples
     default="demo",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Where data, project file, secret and releases go.",
+    help="Folder for data, project file, secret and releases.",
 )
 def demo(folder: Path) -> None:
-    """Run a year of real flights through a stream and hold it against the truth."""
+    """Run a year of real flights through a stream and compare the releases with the truth."""
     from rich.console import Console
 
     from dpstream.accounting.budget.allocation import allocate

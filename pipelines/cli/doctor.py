@@ -1,4 +1,4 @@
-"""``dpstream doctor``: what this machine can run."""
+"""``dpstream doctor``: shows what this machine can run."""
 
 import sys
 from typing import Any
@@ -10,13 +10,15 @@ from dpstream.pipelines.cli.parts import AS_JSON, examples, print_json
 
 
 @click.command(
-    short_help="Say what this machine can run.",
+    short_help="Show what this machine can run.",
     epilog=examples("dpstream doctor", "dpstream doctor --fix", "dpstream doctor --json"),
 )
-@click.option("--fix", is_flag=True, help="Build Prism, Beam's streaming engine, by Go (a minute).")
+@click.option(
+    "--fix", is_flag=True, help="Build Prism, Beam's streaming engine, with Go (takes a minute)."
+)
 @AS_JSON
 def doctor(fix: bool, as_json: bool) -> None:
-    """Say what this machine can run."""
+    """Show what this machine can run."""
     from dpstream.pipelines.operate.doctor import examine, fix_prism
 
     if fix:

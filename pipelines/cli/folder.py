@@ -1,4 +1,4 @@
-"""``dpstream folder``: for those who write into a folder that grows, and who look into it."""
+"""``dpstream folder``: closes files of a growing folder, and finds rows of dead letters."""
 
 import click
 
@@ -10,7 +10,7 @@ PATH = click.argument("path", metavar="FOLDER_OR_URL")
 
 @click.group(short_help="Close files of a growing folder; find a dead letter's file.")
 def folder() -> None:
-    """Close files of a folder that grows; find the file of a dead letter."""
+    """Close files of a growing folder; find the file of a dead letter."""
 
 
 @folder.command(
@@ -22,12 +22,12 @@ def folder() -> None:
 )
 @PATH
 @click.argument("files", nargs=-1)
-@click.option("--new", is_flag=True, help="All complete files that no marker names yet.")
+@click.option("--new", is_flag=True, help="All complete files that no marker lists yet.")
 @AS_JSON
 def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
-    """Write a marker: FILES are complete, and so is all that was named before.
+    """Write a marker: FILES are complete, and so are all files of earlier markers.
 
-    Without files it says that time has passed.
+    Without files the marker says only that time has passed.
     """
     from dpstream.pipelines.connectors.folder.close import close_files, new_files
 
@@ -45,7 +45,7 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 @click.argument("offset", type=int)
 @AS_JSON
 def find(path: str, partition: int, offset: int, as_json: bool) -> None:
-    """Say which file and row a dead letter's position stands for (for the operator only)."""
+    """Show the file and row of a dead letter's position (for the operator only)."""
     from dpstream.pipelines.connectors.folder import store
 
     with file_errors("folder", "cannot be read"):

@@ -1,4 +1,4 @@
-"""``dpstream init``: a project file for a data file, from its schema alone, with a first job."""
+"""``dpstream init``: writes a project file with a first job, from a data file's schema alone."""
 
 import os
 import shlex
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _COLUMNS = options(
-    click.option("--unit", metavar="COLUMN", help="Whose record it is: what is protected."),
-    click.option("--key", metavar="COLUMN", multiple=True, help="What is grouped by; repeatable."),
-    click.option("--time", metavar="COLUMN", help="When it happened."),
+    click.option(
+        "--unit", metavar="COLUMN", help="Column with the privacy unit: who is protected."
+    ),
+    click.option("--key", metavar="COLUMN", multiple=True, help="Column to group by; repeatable."),
+    click.option("--time", metavar="COLUMN", help="Column with the time of the record."),
     click.option(
         "--value",
         metavar="COLUMN",
         multiple=True,
-        help="Publish its mean beside the count; repeatable.",
+        help="Publish the mean of this column beside the count; repeatable.",
     ),
     click.option(
         "--bounds",
@@ -40,41 +42,42 @@ _COLUMNS = options(
         nargs=2,
         multiple=True,
         metavar="LOW HIGH",
-        help="Public bounds of the --value in the same place.",
+        help="Public bounds of a --value: the first --bounds of the first --value, and so on.",
     ),
-    click.option("--micros", is_flag=True, help="Whole numbers of --time are microseconds."),
+    click.option("--micros", is_flag=True, help="Whole numbers in --time are microseconds."),
 )
 _AXIS = options(
     click.option("--start", metavar="DAY", help="First day of the data, UTC, or a time."),
-    click.option("--end", metavar="DAY", help="The day after the last one."),
+    click.option("--end", metavar="DAY", help="The day after the last day of the data."),
     click.option(
         "--window",
         metavar="LENGTH",
-        help="What is counted together: hour, day, week, month (4 weeks, or the calendar's"
-        " if --start and --end are one), quarter, year, or like 12h.  [default: by the"
-        " days between]",
+        help="Length of a window, in which records are counted together: hour, day, week, "
+        "month (4 weeks, or a calendar month if --start to --end is one), quarter, year, "
+        "or like 12h.  [default: from the days between]",
     ),
     click.option(
         "--every",
         metavar="LENGTH",
-        help="How often a window is published while it grows.  [default: at its end]",
+        help="How often the count of a window is published while it grows.  [default: at its end]",
     ),
 )
 _BUDGET = options(
-    click.option("--epsilon", type=float, help="The guarantee for one unit."),
+    click.option("--epsilon", type=float, help="Epsilon of the guarantee for one unit."),
     click.option(
         "--delta",
         type=float,
         default=1e-8,
         show_default=True,
-        help="Far below 1 / number of units.",
+        help="Delta of the guarantee; far below 1 / number of units.",
     ),
     click.option(
         "--contributions",
         type=COUNT,
         default=10,
         show_default=True,
-        help="C: the most records of a unit that count, in what the budget covers.",
+        help="The contribution bound C: the most records of a unit that count, in what the "
+        "budget covers.",
     ),
     click.option(
         "--covers",
@@ -94,7 +97,7 @@ _BUDGET = options(
         type=COUNT,
         default=30_000,
         show_default=True,
-        help="Assumed number of their records in a window.",
+        help="Assumed number of the units' records in a window.",
     ),
     click.option(
         "--keys", type=COUNT, default=1_000, show_default=True, help="Assumed number of keys."
@@ -116,12 +119,12 @@ _BUDGET = options(
 @_COLUMNS
 @_AXIS
 @_BUDGET
-@click.option("--job", metavar="NAME", help="Of the job.  [default: the file's]")
+@click.option("--job", metavar="NAME", help="Name of the job.  [default: the file's name]")
 @click.option(
     "--data-set",
     metavar="NAME",
-    help="Whose records they are: a data set of the project file, or a new one."
-    "  [default: a new one with the file's name]",
+    help="The records' data set: one of the project file, or a new one.  [default: a new "
+    "one with the file's name]",
 )
 @PROJECT
 @ACCOUNT
@@ -129,7 +132,8 @@ _BUDGET = options(
     "--secret",
     type=_PATH,
     metavar="FILE",
-    help="What all noise of a new data set comes from.  [default: DATA_SET.secret]",
+    help="The secret of a new data set, from which all noise is computed.  [default: "
+    "DATA_SET.secret]",
 )
 @click.option(
     "--public-sample",
@@ -156,13 +160,13 @@ def init(
     """Describe FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a job on it, in the
     project file.
 
-    The project file dpstream.toml is made, or extended where there is one.  Only the schema is
-    read: types of Parquet, the first line of CSV, nothing of JSON Lines.  What no flag says is
-    asked for on a terminal.  An existing secret is used, never written over.
+    The project file dpstream.toml is made, or extended if it exists.  Only the schema is read:
+    the types of Parquet, the first line of CSV, nothing of JSON Lines.  On a terminal the command
+    asks for what no flag gives.  An existing secret is used, never overwritten.
 
-    A new data set gets an account, in which its jobs are charged.  Where accounts are there that
-    no data set of the file has, in its folder or in its parents up to the repository's root, one of
-    them is chosen, or a new one is made.
+    A new data set gets an account, in which its jobs are charged.  If there are accounts without
+    a data set in this file, in its folder or in its parents up to the repository's root, you
+    choose one of them, or make a new one.
     """
     from dpstream.pipelines.drafting.ask import Given, answers
     from dpstream.pipelines.drafting.columns import is_file
@@ -227,7 +231,7 @@ def init(
 def _echo_written(
     target: "Target", replies: "Answers", secret_made: bool, public_sample: bool
 ) -> None:
-    """What was written and made."""
+    """Print what was written and made."""
     sections = ", ".join(f"[{section}]" for section in target.sections)
     click.echo(f"Project      {os.path.relpath(target.path)}: {sections}")
     own = target.new_data_set
@@ -256,7 +260,7 @@ _SECRET = {True: "new, mode 0600: keep it and back it up", False: "the one that 
 def _covered(
     replies: "Answers", target: "Target", covers: str | None, people: "Population", person: "Person"
 ) -> tuple["Answers", list[str], list[str]]:
-    """Ask what the budget covers: the answers with it, lines that compare choices, and notes."""
+    """Ask what the budget covers; return the answers, lines that compare choices, and notes."""
     from dpstream.pipelines.drafting.covering import (
         LIFETIME,
         WINDOW,

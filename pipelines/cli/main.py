@@ -1,9 +1,9 @@
 """The command ``dpstream``: gathers the commands of this package, and turns errors into exit codes.
 
 Exit codes: 0 done, 2 usage, 3 refused by policy or budget, 4 failed, 5 an audit refutes the
-plan.  A coded error is one line on stderr (JSON with ``--json``); of any other only the command
-and the class are shown, because its message may hold data.  Its traceback goes to a private log
-(`state.private_log`), whose name is shown.
+plan.  A coded error is printed as one line on stderr (JSON with ``--json``).  Of any other error
+only the command and the class are printed, because its message may hold data.  Its traceback is
+written to a private log (`state.private_log`), whose name is printed.
 """
 
 import gc
@@ -58,7 +58,7 @@ _READS_NOTHING = frozenset(("-h", "--help", "plan", "budget", "--dry-run"))
 
 
 class Coded(click.Group):
-    """A group whose commands end with the exit code of their error, never a traceback."""
+    """A group of commands that ends with the exit code of an error, never with a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn errors into one line and an exit code."""
@@ -93,7 +93,7 @@ class Coded(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Look a command up; refuse at once one that has too little memory to read data."""
+        """Look a command up; refuse it at once if there is too little memory to read data."""
         if args[:1] and args[0] in _READS and not _READS_NOTHING & {*args}:
             require_memory(f"dpstream {args[0]}")
         return super().resolve_command(ctx, args)
@@ -126,12 +126,12 @@ def silence() -> None:
 
 
 def _warn(message: Warning | str, *_: object) -> None:
-    """What a library says of an account, as every other warning."""
+    """Print a library's message about an account, as any other warning."""
     print_warnings([str(message)])
 
 
 def _print_thread_error(failed: threading.ExceptHookArgs) -> None:
-    """A thread that fails is named with the class of its error, whose text may hold data."""
+    """Print the class of a failed thread's error, without its text, which may hold data."""
     if failed.exc_type is not SystemExit:
         name = "" if failed.thread is None else failed.thread.name
         error = failed.exc_value or failed.exc_type()

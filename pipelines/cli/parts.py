@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 ALLOW_LARGE_DELTA = click.option(
-    "--allow-large-delta", is_flag=True, help="Take a delta above 0.01, which is refused else."
+    "--allow-large-delta",
+    is_flag=True,
+    help="Allow a delta above 0.01, which is refused otherwise.",
 )
 FRESH = click.option(
-    "--fresh", is_flag=True, help="Ask anew what was answered before: a new charge."
+    "--fresh", is_flag=True, help="Ask again, at a new charge, what was answered before."
 )
 AS_OF = click.option(
     "--as-of",
     default="",
     metavar="LABEL",
-    help="State of the data, e.g. a date: with another"
-    " label the same question is a new one, at a charge of its own.",
+    help="Label of the state of the data, e.g. a date: the same question with another "
+    "label is a new question, with a charge of its own.",
 )
 #: Of an answer that was charged before, also where it was cut off then and is given now.
 REPEATED = "Given again as it is: --fresh asks anew, --as-of names another state of the data"
@@ -48,14 +50,14 @@ PROJECT = click.option(
     help="The project file.  [default: dpstream.toml here or in a parent]",
 )
 ENVIRONMENT = click.option(
-    "--env", "environment", metavar="NAME", help="Take the places of [env.NAME]."
+    "--env", "environment", metavar="NAME", help="Use the places of [env.NAME]."
 )
 SETTINGS = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Another place, such as job.daily.store=daily.db; repeatable.",
+    help="Set another place, such as job.daily.store=daily.db; repeatable.",
 )
 #: Assumed numbers of units, records, keys: beyond any load, and figures of them stay in the range
 #: of floats and of whole numbers of 64 bits.
@@ -65,19 +67,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def examples(*lines: str) -> str:
-    """Help text at the end of a command: examples, not re-wrapped."""
+    """Return examples for the end of a command's help, which are not re-wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def person_of(as_json: bool) -> "Person":
-    """Who answers a command's questions: whoever is at the terminal, or nobody."""
+    """Return the person at the terminal, who answers questions, or one that answers none."""
     from dpstream.pipelines.drafting.ask import Person
 
     return Person(None if as_json or not on_terminal() else _ask, _echo)
 
 
 def on_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Return whether stdin is a terminal, so that questions can be asked."""
     return sys.stdin.isatty()
 
 
@@ -90,12 +92,12 @@ def _echo(text: str) -> None:
 
 
 class Chosen(NamedTuple):
-    """What a command is asked to use: a section of the project file.
+    """The section of the project file that a command is called with.
 
     Attributes:
-        name: of the section; ``None``: the only one of its kind.
-        project: of ``--project``; environment: of ``--env``; settings: of ``--set``.
-        tries: of ``plan --try``.
+        name: the section's name; ``None``: the only one of its kind.
+        project, environment, settings: values of ``--project``, ``--env`` and ``--set``.
+        tries: values of ``plan --try``.
     """
 
     name: str | None
@@ -105,14 +107,14 @@ class Chosen(NamedTuple):
     tries: tuple[str, ...] = ()
 
     def load(self) -> "Project":
-        """The decoded project file; raises as `pipelines.project.project.load_project` does."""
+        """Return the decoded project file, as `pipelines.project.project.load_project` does."""
         from dpstream.pipelines.project.project import load_project
 
         return load_project(self.project, self.environment, self.settings, self.tries)
 
     @property
     def flags(self) -> str:
-        """The options as they are typed again, with a leading space."""
+        """The options in the form in which they are typed, with a leading space."""
         project = () if self.project is None else ("--project", str(self.project))
         environment = () if self.environment is None else ("--env", self.environment)
         settings = (word for setting in self.settings for word in ("--set", setting))
@@ -123,12 +125,12 @@ class Chosen(NamedTuple):
 def section(
     name: str, required: bool = False, metavar: str | None = None
 ) -> Callable[[Function], Function]:
-    """The argument that names a section of the project file, with the options that say which file.
+    """Make the argument that names a section, and the options that locate the project file.
 
     Args:
-        name: of the argument and of the function's parameter, which takes a `Chosen`.
-        required: further arguments follow.
-        metavar: how help writes it.
+        name: of the argument and of the function's parameter, which receives a `Chosen`.
+        required: whether further arguments follow.
+        metavar: how help writes the argument.
     """
 
     def apply(function: Function) -> Function:
@@ -149,7 +151,10 @@ def section(
 
 
 def _without_flag(name: str | None) -> str | None:
-    """The name; without one the first flag of Beam stands in its place, and goes back to them."""
+    """Return the name; if it is a flag, pass it on to Beam and return ``None``.
+
+    Click takes the first flag of Beam for the name where no name is given.
+    """
     if name is None or not name.startswith("-"):
         return name
     click.get_current_context().args.insert(0, name)
@@ -157,8 +162,10 @@ def _without_flag(name: str | None) -> str | None:
 
 
 def data_set(function: Function) -> Function:
-    """The options that name a data set of a project file; the function's ``data_set`` is a
-    `Chosen`."""
+    """Add the options that name a data set of a project file.
+
+    The function's ``data_set`` receives a `Chosen`.
+    """
 
     @functools.wraps(function)
     def chosen(
@@ -171,7 +178,7 @@ def data_set(function: Function) -> Function:
         return function(**given)
 
     option = click.option(
-        "--data-set", metavar="NAME", help="Of the project file.  [default: the only one]"
+        "--data-set", metavar="NAME", help="Data set of the project file.  [default: the only one]"
     )
     return cast(Function, option(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
 
@@ -181,22 +188,25 @@ JOB = section("job")
 
 
 def load_job(job: Chosen, workload: bool = False) -> "Job":
-    """The checked job; its module is loaded only now, because help does not need it."""
+    """Return the checked job; its module is imported here, because help does not need it."""
     from dpstream.pipelines.jobs import job as jobs
 
     return jobs.job_in(job.load(), job.name, workload)
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on stdout; an object says which version of its names it has."""
+    """Print one line of JSON on stdout; an object gets the version of its names."""
     if isinstance(value, dict):
         value = {"schema_version": SCHEMA_VERSION} | value
     click.echo(json.dumps(value))
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Each on a line of stderr, apart from the output; with --json they are in it, and stderr is
-    for an error's object alone."""
+    """Print each warning on a line of stderr, apart from the output.
+
+    With --json nothing is printed: the warnings are part of the output, and stderr has at most
+    the object of an error.
+    """
     context = click.get_current_context(silent=True)
     if context is not None and context.params.get("as_json"):
         return
@@ -205,7 +215,7 @@ def print_warnings(warnings: Iterable[str]) -> None:
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Several options as one decorator, in their order in the help."""
+    """Combine several options into one decorator, in their order in the help."""
 
     def apply(function: Function) -> Function:
         for decorator in reversed(decorators):
@@ -220,21 +230,21 @@ ACCOUNT = options(
     click.option(
         "--account",
         metavar="PATH",
-        help="The account to charge, of those that are there: its path or URL.",
+        help="Path or URL of an existing account to charge.",
     ),
     click.option(
         "--new-account",
         is_flag=True,
-        help="Make an account: the data are other people's, or other records.",
+        help="Make a new account: these are records about other people, or other records.",
     ),
 )
 
 
 class ExtraGroup(click.Group):
-    """A group whose commands need an extra of the package; their help does not.
+    """A group whose commands need an extra of the package; showing their help does not need it.
 
     Args:
-        extra: its name.
+        extra: the extra's name.
     """
 
     def __init__(self, *args: Any, extra: str, **options: Any) -> None:
@@ -250,10 +260,10 @@ class ExtraGroup(click.Group):
 
 @contextlib.contextmanager
 def stop_signals(active: bool) -> Iterator[threading.Event | None]:
-    """An event that is set by the signals that end a program, while the block runs.
+    """Yield an event that SIGINT and SIGTERM set while the block runs.
 
     Args:
-        active: whether being stopped is the ordinary end; otherwise signals do what they did.
+        active: whether being stopped is the ordinary end; otherwise signals keep their effect.
     """
     if not active:
         yield None
@@ -272,8 +282,10 @@ def stop_signals(active: bool) -> Iterator[threading.Event | None]:
 
 @dataclass
 class Bar:
-    """A progress bar on stderr that counts public things (by default steps: windows x triggers x
-    shards), never records."""
+    """A progress bar on stderr that counts public steps, never records.
+
+    By default these are the steps of a run: windows x trigger times x shards.
+    """
 
     hidden: bool
     what: str = "steps"
@@ -299,15 +311,15 @@ class Bar:
         self._progress.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Show ``done`` of ``total`` steps (0: nobody knows)."""
+        """Show ``done`` of ``total`` steps; a total of 0 is unknown."""
         self._progress.update(self._task, completed=done, total=total or None)
 
 
 def runner_of(name: str | None, parallelism: int, flags: tuple[str, ...]) -> "Runner | None":
-    """The runner of a command.
+    """Return the runner that a command's options describe; ``None`` without one.
 
     Raises:
-        UsageError: there is none, and something is said of it.
+        UsageError: there are flags for a runner, and no runner.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.runners.bounded import Runner

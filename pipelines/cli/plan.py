@@ -1,4 +1,4 @@
-"""``dpstream plan``: what a job promises and costs; with ``--scale`` what a stated load needs."""
+"""``dpstream plan``: shows what a job promises and costs; ``--scale``: what a stated load needs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,54 +24,73 @@ POPULATION = options(
     click.option(
         "--units",
         type=COUNT,
-        help="Units with records in a window: what appears of so"
-        " many.  [default with --scale: any number]",
+        help="Number of units with records in a window, to estimate what appears.  [default "
+        "with --scale: any number]",
     ),
     click.option(
         "--records",
         type=COUNT,
-        help="Number of their records in a window; plan then says what C cuts.",
+        help="Number of the units' records in a window, to estimate what C cuts.",
     ),
 )
 STATED = options(
     POPULATION,
     click.option(
-        "--keys", type=COUNT, help="Keys there are in a window.  [default: 1000; --scale needs it]"
+        "--keys",
+        type=COUNT,
+        help="Number of keys in a window.  [default: 1000; required with --scale]",
     ),
 )
 SCALE = options(
-    click.option("--scale", is_flag=True, help="Estimate what a stated load needs, and its cost."),
-    click.option("--records-per-day", type=COUNT, help="--scale: records of an average day."),
+    click.option(
+        "--scale", is_flag=True, help="Estimate what a stated load needs, and what it costs."
+    ),
+    click.option("--records-per-day", type=COUNT, help="--scale: records on an average day."),
     click.option(
         "--peak",
         type=float,
         default=2.0,
         show_default=True,
-        help="--scale: records of the busiest trigger over an average one's.",
+        help="--scale: ratio of the records at the busiest trigger time to the average.",
     ),
     click.option(
         "--published-keys",
         type=click.IntRange(0, MOST_ASSUMED),
-        help="--scale: keys published at a trigger.  [default: the most the threshold allows]",
+        help="--scale: keys published at a trigger time.  [default: the most the threshold allows]",
     ),
     click.option(
         "--within",
-        help="--scale: releases are out so long after a trigger time.  [default: one interval]",
+        help="--scale: time after a trigger time by which its release is published.  [default:"
+        " one interval]",
     ),
-    click.option("--worker-vcpus", type=COUNT, default=2, show_default=True, help="--scale"),
-    click.option("--worker-gib", type=float, default=7.5, show_default=True, help="--scale"),
+    click.option(
+        "--worker-vcpus",
+        type=COUNT,
+        default=2,
+        show_default=True,
+        help="--scale: vCPUs of a worker.",
+    ),
+    click.option(
+        "--worker-gib",
+        type=float,
+        default=7.5,
+        show_default=True,
+        help="--scale: memory of a worker in GiB.",
+    ),
     click.option(
         "--price",
         multiple=True,
         metavar="NAME=DOLLARS",
-        help="--scale: another price; the output lists the names.",
+        help="--scale: set another price; the output lists the names.",
     ),
-    click.option("--measure", is_flag=True, help="--scale: measure this machine first (seconds)."),
+    click.option(
+        "--measure", is_flag=True, help="--scale: measure this machine first (takes seconds)."
+    ),
 )
 
 
 @click.command(
-    short_help="Say whether a job can run, what it publishes and what it costs.",
+    short_help="Show whether a job can run, what it publishes and what it costs.",
     epilog=examples(
         "dpstream plan daily",
         "dpstream plan daily --units 5000 --records 40000",
@@ -92,11 +111,13 @@ SCALE = options(
 @click.option(
     "--changed-keys",
     type=COUNT,
-    help="Keys that get data at one trigger, for the number of shards on Spanner.",
+    help="Number of keys with new data at one trigger time, for the number of shards on Spanner.",
 )
 @STATED
-@click.option("--fresh", is_flag=True, help="Plan what `dpstream run --fresh` would do.")
-@click.option("--details", is_flag=True, help="Also all figures of the mechanism, in tables.")
+@click.option(
+    "--fresh", is_flag=True, help="Plan for `dpstream run --fresh`: a new run at a new charge."
+)
+@click.option("--details", is_flag=True, help="Also show all figures of the mechanism, in tables.")
 @SCALE
 @AS_JSON
 def plan(
@@ -109,13 +130,13 @@ def plan(
     as_json: bool,
     **load: Any,
 ) -> None:
-    """Say whether a job can run, whether anything will appear, how exact it is, what the budget
+    """Show whether a job can run, whether anything will appear, how exact it is, what the budget
     covers and what would help; reads no data.
 
-    Where `dpstream run` would be refused now, the exit code is that of the refusal.
+    If `dpstream run` would be refused now, the exit code is that of the refusal.
 
-    The starred line is the best way to noise the job as it stands, on a public reference shape.
-    Of a run that was begun on the job's store file the figures are those committed then.
+    The line with a star is the best mechanism for the job as it is, on a public reference shape.
+    If a run was begun in the job's store file, the figures are those that this run committed.
     """
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe, text
@@ -162,7 +183,7 @@ def plan(
 
 
 def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
-    """Print the estimate for the options above."""
+    """Print the estimate for the options of ``--scale``."""
     import msgspec
 
     from dpstream.pipelines.project.text import duration_micros
@@ -190,7 +211,7 @@ def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
 
 
 def _prices(given: object) -> dict[str, float]:
-    """NAME=DOLLARS texts as a table."""
+    """Parse NAME=DOLLARS texts."""
     out = {}
     for one in given if isinstance(given, tuple) else ():
         name, _, value = str(one).partition("=")

@@ -1,4 +1,4 @@
-"""Exact counts of private records: shown with ``--operator`` or on a terminal, and nowhere else.
+"""Exact counts of private records: printed only with ``--operator`` or on a terminal.
 
 A scheduler or a CI system stores what a command prints, where others can read it.  So the default
 output (stdout, stderr and ``--json``) depends only on the arguments and on what was released: two
@@ -26,7 +26,7 @@ OPERATOR = click.option(
     is_flag=True,
     expose_value=False,
     callback=_remember,
-    help="Also show exact counts of private records: for the operator, not to be published.",
+    help="Also show exact counts of private records; for the operator, not to be published.",
 )
 
 
@@ -35,12 +35,12 @@ LABEL = "Operator only, do not publish:"
 
 
 def requested() -> bool:
-    """Whether ``--operator`` was given to the command that is running."""
+    """Return whether ``--operator`` was given to the running command."""
     return bool(click.get_current_context().meta.get(_REQUESTED))
 
 
 def visible() -> bool:
-    """Whether exact counts may be printed on stderr: with ``--operator``, or on a terminal."""
+    """Return whether stderr may show exact counts: with ``--operator``, or on a terminal."""
     return requested() or sys.stderr.isatty()
 
 
@@ -51,5 +51,5 @@ def echo_private(text: str) -> None:
 
 
 def with_private(public: Mapping[str, Any], private: Mapping[str, Any]) -> dict[str, Any]:
-    """An object for ``--json``; with ``--operator`` it has the private one as ``operator_only``."""
+    """Return an object for ``--json``; with ``--operator`` it gets ``operator_only``."""
     return {**public, "operator_only": dict(private)} if requested() else dict(public)

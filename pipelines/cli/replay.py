@@ -1,4 +1,4 @@
-"""``dpstream replay``: publish a recording again, as a live stream."""
+"""``dpstream replay``: publishes a recording again, as a live stream."""
 
 import click
 
@@ -17,23 +17,27 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_p
 )
 @JOB
 @click.option(
-    "--to", "target", required=True, help="folder:PATH, kafka:HOST:PORT/TOPIC, pubsub:TOPIC."
+    "--to",
+    "target",
+    required=True,
+    help="Where to publish: folder:PATH, kafka:HOST:PORT/TOPIC or pubsub:TOPIC.",
 )
 @click.option(
-    "--speed", default="max", show_default=True, help="Seconds of stream a second, or max."
+    "--speed", default="max", show_default=True, help="Seconds of the recording per second, or max."
 )
 @click.option(
     "--option",
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A setting of Kafka's client (TLS, SASL); secrets as NAME=env:VARIABLE.",
+    help="A setting of Kafka's client (TLS, SASL); secrets as NAME=env:VARIABLE; repeatable.",
 )
 @OPERATOR
 @AS_JSON
 def replay(job: Chosen, target: str, speed: str, options: tuple[str, ...], as_json: bool) -> None:
-    """Publish the records of JOB's files into a folder that grows (Parquet files and markers) or
-    as JSON messages.  For recordings that may be published there: no privacy is added."""
+    """Publish the records of JOB's files into a growing folder (Parquet files and markers) or
+    as JSON messages.  For recordings that may be published there: no privacy is added.
+    """
     from dpstream.pipelines.connectors.replay.republish import republish, target_of
     from dpstream.pipelines.connectors.replay.source import parse_speed
 

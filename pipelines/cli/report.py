@@ -1,4 +1,4 @@
-"""``dpstream report``: one page about a run."""
+"""``dpstream report``: writes one page about a run."""
 
 from pathlib import Path
 
@@ -31,18 +31,20 @@ _PAGE = Path("report.html")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="The page.  [default: report.html]",
+    help="The page to write.  [default: report.html]",
 )
 @click.option(
     "--serve",
     is_flag=True,
-    help="Show the page in a browser of this machine, and again after each release.",
+    help="Show the page in a browser on this machine, and update it after each release.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), help="Of --serve.  [default: a free one]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port for --serve.  [default: a free one]"
+)
 @click.option(
     "--truth",
     type=click.Path(path_type=Path),
-    help="Raw records of the job's schema (file or glob): adds true errors. Public data only.",
+    help="Raw records with the job's schema (file or glob), to show true errors. Public data only.",
 )
 @AS_JSON
 def report(

@@ -1,4 +1,4 @@
-"""``dpstream run``: run a job, or go on with one."""
+"""``dpstream run``: runs a job, or continues it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,23 +41,27 @@ METRICS = options(
         "--metrics-port",
         "public",
         type=_PORT,
-        help="Serve public quantities to Prometheus (say 9464).",
+        help="Serve public quantities to Prometheus on this port (say 9464).",
     ),
     click.option(
-        "--metrics-host", "host", default="127.0.0.1", show_default=True, help="Its address."
+        "--metrics-host",
+        "host",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address to serve them on.",
     ),
     click.option(
         "--operator-metrics-port",
         "operator",
         type=_PORT,
-        help="Serve exact, private counts, for the operator only, on a port of their own.",
+        help="Serve exact, private counts, for the operator only, on this separate port.",
     ),
     click.option(
         "--operator-metrics-host",
         "operator_host",
         default="127.0.0.1",
         show_default=True,
-        help="Its address.",
+        help="Address to serve them on.",
     ),
 )
 
@@ -76,21 +80,23 @@ METRICS = options(
 )
 @JOB
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
-@click.option("--gcp-project", metavar="NAME", help="Of Dataflow: the Google Cloud project.")
-@click.option("--speed", help="Of files on a streaming runner: seconds of stream a second, or max.")
+@click.option("--gcp-project", metavar="NAME", help="The Google Cloud project, for Dataflow.")
+@click.option(
+    "--speed", help="For files on a streaming runner: seconds of the stream per second, or max."
+)
 @click.option(
     "--through",
     metavar="INSTANT",
-    help="Of files that grow: release what is due by then (a date, an RFC 3339 time, now, end);"
-    " files that come later join when it is run again.",
+    help="For files that grow: release all that is due by this instant (a date, an RFC "
+    "3339 time, now, end); the next run also reads files that are added later.",
 )
 @click.option(
     "--fresh",
     is_flag=True,
-    help="Begin a new run, at a new charge; the old store and releases are"
-    " moved to names with the old run's id.",
+    help="Start a new run, at a new charge; the old store and releases are renamed with "
+    "the old run's id.",
 )
-@click.option("--fail-if-empty", is_flag=True, help="Exit with 4 if nothing was released.")
+@click.option("--fail-if-empty", is_flag=True, help="End with exit code 4 if nothing was released.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @METRICS
 @OPERATOR
@@ -110,10 +116,10 @@ def run(
     as_json: bool,
     **metrics: Any,
 ) -> None:
-    """Run a job, or go on with one; other flags pass through to Beam.
+    """Run a job, or continue it; other flags pass through to Beam.
 
-    A job whose source has no end runs until it is interrupted, and goes on when it is run again.
-    On a cluster, to interrupt it (SIGINT, SIGTERM) stops it there too.
+    A job whose source has no end runs until it is interrupted, and continues when it is run
+    again.  On a cluster, interrupting it (SIGINT, SIGTERM) stops it there too.
     """
     checked = load_job(job)
     beam_args = ctx.args if gcp_project is None else [*ctx.args, f"--project={gcp_project}"]
@@ -134,10 +140,10 @@ def run_checked(
     fresh: bool = False,
     **metrics: Any,
 ) -> None:
-    """`run` of a job that is loaded, and what it says when it has ended.
+    """Run a loaded job as `run` does, and print the result.
 
     Raises:
-        RunError: with ``fail_if_empty``, nothing was released.
+        RunError: with ``fail_if_empty``, if nothing was released.
     """
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.connectors.replay.source import parse_speed
@@ -190,7 +196,7 @@ def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
 
 
 def _print_result(checked: "Job", result: "Result") -> None:
-    """What a run says in words."""
+    """Print the result as text."""
     from dpstream.pipelines.connectors.registry import sink_of
 
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
@@ -205,7 +211,7 @@ def _print_result(checked: "Job", result: "Result") -> None:
 
 
 def released_text(released: "Released") -> str:
-    """The public figures of a run as one line."""
+    """Return the public figures of a run as one line."""
     empty = f" ({released.empty_windows:,} of them empty)" if released.empty_windows else ""
     text = (
         f"Released {_many(released.rows, 'row')} of {_many(released.keys, 'key')} in"
@@ -268,7 +274,7 @@ def _print_operator(checked: "Job", result: "Result") -> None:
 
 
 def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
-    """Print the share that C has cut, if it is large."""
+    """Print the share of the records that C has cut, if it is large."""
     rejected = counts.get("operator_pairs_rejected", 0)
     share = rejected / max(1, rejected + counts.get("operator_pairs_admitted", 0))
     if share < _MUCH:

@@ -1,4 +1,4 @@
-"""``dpstream secret``: make a secret, and check that a job's can be read and fits its store."""
+"""``dpstream secret``: makes a secret, or checks a job's: can it be read, does it fit the store."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _STORE = {
 def secret() -> None:
     """Make the secret of a data set, or check the one of a job.
 
-    All noise is computed from it: who has the secret can subtract the noise.
+    All noise is computed from the secret: whoever has it can subtract the noise.
     """
 
 
@@ -44,9 +44,9 @@ def secret_new(file: Path, as_json: bool) -> None:
 @JOB
 @AS_JSON
 def secret_check(job: Chosen, as_json: bool) -> None:
-    """Say whether a job's secret can be read here and whether its store was begun with it.
+    """Show whether a job's secret can be read here and whether its store was begun with it.
 
-    The secret is not shown: the fingerprint is a keyed hash that only tells secrets apart.
+    The secret is not shown: the fingerprint is a keyed hash that only distinguishes secrets.
     """
     from dpstream.pipelines.jobs.secret import check_secret
 

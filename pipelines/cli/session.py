@@ -1,4 +1,4 @@
-"""``dpstream session``: tables whose records have budgets of their own."""
+"""``dpstream session``: tables in which each record has its own budget."""
 
 import os
 import shlex
@@ -40,12 +40,12 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_t
     ),
 )
 def session() -> None:
-    """Explore a table whose records have budgets of their own.
+    """Explore a table in which each record has its own budget.
 
     TABLE is a table of the project file with dimensions, one of which is the initial budget; its
     data set has no unit.  Without TABLE it is the only such table.  A question is answered only if
-    every point that it asks has enough budget left, whether or not a record is there, so that a
-    refusal tells nothing about records.
+    every point that it covers has enough budget left, whether or not there is a record, so that a
+    refusal reveals nothing about records.
     """
     # The BLAS of numpy starts threads that spin when it is loaded; no session multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -58,8 +58,8 @@ def session() -> None:
 def init(table: Chosen, as_json: bool) -> None:
     """Read the records of TABLE, and make the account of its data set if it has none.
 
-    The account is made at data_set.NAME.account.path (default: NAME.account.db); an account of
-    these records that is there already is used.  Its id is written into the project file.
+    The account is made at data_set.NAME.account.path (default: NAME.account.db); an existing
+    account of these records is used.  Its id is written into the project file.
     """
     from dpstream.pipelines.drafting.place import keep_out_of_git
     from dpstream.pipelines.session.account import with_account
@@ -92,7 +92,7 @@ def migrate(old: Chosen, new: str, as_json: bool) -> None:
     NEW has every dimension of OLD, perhaps with a wider range, finer steps, more codes or a higher
     most, and perhaps more dimensions; its coordinates are in another folder.  What points have
     spent is embedded in the wider space, and OLD is refused from then on.  No record is read:
-    `dpstream session init NEW` makes the table then.
+    afterwards `dpstream session init NEW` makes the table.
     """
     from dpstream.pipelines.session import account
 
@@ -125,7 +125,7 @@ def add(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
 @OPERATOR
 @AS_JSON
 def replace(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
-    """Put the records of FILES in the place of those with the same ids."""
+    """Replace the records that have the same ids as the records of FILES."""
     from dpstream.pipelines.session.records import load
 
     _loaded(load.replace(_config(table), files), as_json)
@@ -150,7 +150,7 @@ def _config(table: Chosen) -> "Config":
 
 
 def _loaded(loaded: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> None:
-    """How many records there are is for their owner; whoever asks questions must not see it."""
+    """Print the result of a change; the number of records only for the operator."""
     public = {"version": loaded.version, "tidied": loaded.tidied, "warnings": list(warnings)}
     if as_json:
         private = {name: value for name, value in loaded._asdict().items() if name not in public}
@@ -172,14 +172,21 @@ def _loaded(loaded: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> No
     epilog=examples("dpstream session close rides --arrival day --before 2024-01-05T00:00:00Z")
 )
 @TABLE
-@click.option("--arrival", required=True, metavar="NAME", help="The dimension of arrival.")
-@click.option("--before", required=True, metavar="VALUE", help="On the dimension's grid.")
+@click.option(
+    "--arrival", required=True, metavar="NAME", help="The dimension that holds the time of arrival."
+)
+@click.option(
+    "--before",
+    required=True,
+    metavar="VALUE",
+    help="Close arrivals before this value, which lies on the dimension's grid.",
+)
 @ANALYST
 @AS_JSON
 def close(table: Chosen, arrival: str, before: str, analyst: str, as_json: bool) -> None:
-    """Close all arrivals before a value, for ever: no question is answered there any more.
+    """Close all arrivals before a value for ever: questions about them are no longer answered.
 
-    What they spent is one region then, and their records may be deleted.
+    What they spent becomes one region, and their records may be deleted.
     """
     from dpstream.pipelines.session.figures import value_of
     from dpstream.pipelines.session.sliding import close_before

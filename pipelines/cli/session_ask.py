@@ -1,4 +1,4 @@
-"""``dpstream session``: what is asked, planned, allotted and named."""
+"""``dpstream session``: the commands that ask, plan, allot and select."""
 
 import gc
 from pathlib import Path
@@ -42,7 +42,8 @@ BY = click.option(
     "--by",
     multiple=True,
     metavar="NAME[=RANGES]",
-    help="A row for each value, for each of NAME=16 equal ranges, or between NAME=0,10,20.",
+    help="Answer with a row for each value of NAME, for each of 16 equal ranges (NAME=16),"
+    " or between edges (NAME=0,10,20).",
 )
 PAYING = options(
     BUDGET,
@@ -53,11 +54,11 @@ PAYING = options(
         "--cover",
         multiple=True,
         metavar="NAME",
-        help="Charge the whole range of a dimension, so that regions merge.",
+        help="Charge the whole range of this dimension, so that regions of spent budget merge.",
     ),
 )
 FROM = click.option(
-    "--from", "allotment", metavar="NAME", help="Draw on an allotment (its name or run id)."
+    "--from", "allotment", metavar="NAME", help="Spend from an allotment (its name or run id)."
 )
 
 
@@ -77,12 +78,12 @@ FROM = click.option(
 @BY
 @PAYING
 @FROM
-@click.option("--union", is_flag=True, help="From answers of disjoint parts, free.")
+@click.option("--union", is_flag=True, help="Answer from answers of disjoint parts, at no charge.")
 @click.option(
     "--ticket",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Pay here, and write what a service needs to answer elsewhere; private.",
+    help="Charge here, and write a private file from which a service answers elsewhere.",
 )
 @RUNNER
 @ANALYST
@@ -106,8 +107,8 @@ def ask(
     """Answer FIGURES (default: count) of some points of TABLE.
 
     A figure is count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, ..).
-    What is asked is charged in the account before a record is read, and committed before it is
-    seen.  The same question is answered with the same bytes, at no further charge.
+    A question is charged in the account before a record is read, and its answer is committed
+    before it is shown.  The same question gets the same bytes, at no further charge.
     """
     where_to = runner_of(runner, parallelism, beam_flag)
     with opened(table, analyst, where_to) as session:
@@ -142,7 +143,7 @@ def _request(
     by: tuple[str, ...],
     how: dict[str, Any],
 ) -> "SessionRequest":
-    """The question of a command."""
+    """Return the question of a command."""
     from dpstream.pipelines.session.figures import figure_of
 
     amount, kind = budget_of(how.pop("epsilon"), how.pop("rho"))
@@ -192,7 +193,7 @@ def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
 
 
 def _waste(session: "Session", run_id: str) -> float:
-    """Points that were charged for each that is read: of snapping and ``--cover``."""
+    """Return the number of points charged per point read; snapping and ``--cover`` raise it."""
     from dpstream.accounting.regions.boxes import volumes
 
     [charge] = [charge for name, charge in session.open_table.account.history() if name == run_id]
@@ -237,7 +238,11 @@ def _union(
 @BY
 @PAYING
 @FROM
-@click.option("--union", is_flag=True, help="Search for answers of disjoint parts, which are free.")
+@click.option(
+    "--union",
+    is_flag=True,
+    help="Search for answers of disjoint parts, which give the answer at no charge.",
+)
 @ANALYST
 @AS_JSON
 def plan(
@@ -252,9 +257,9 @@ def plan(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """Say what a question would be told: its errors, what it charges, what lacks budget.
+    """Show a question's errors, what it would charge, and which points lack budget.
 
-    Nothing is spent or written, and no record is read.  Where `ask` would be refused now, the exit
+    Nothing is spent or written, and no record is read.  If `ask` would be refused now, the exit
     code is that of the refusal.
     """
     gc.disable()  # what a plan loads and reads is in use until it ends
@@ -287,7 +292,12 @@ def plan(
 @click.argument("name")
 @WHERE
 @BUDGET
-@click.option("--cover", multiple=True, metavar="NAME", help="As for `ask`.")
+@click.option(
+    "--cover",
+    multiple=True,
+    metavar="NAME",
+    help="Charge the whole range of this dimension, as for `ask`.",
+)
 @ANALYST
 @AS_JSON
 def allot(
@@ -301,10 +311,10 @@ def allot(
     analyst: str,
     as_json: bool,
 ) -> None:
-    """Charge a whole budget now, for questions that come later (`ask --from NAME`).
+    """Charge a budget now, for later questions (`ask --from NAME`).
 
-    It fails if ANY point has less left.  The same command again finds the same allotment; another
-    one has another NAME.
+    It fails if ANY point has less left.  The same command again returns the same allotment;
+    another allotment needs another NAME.
     """
     from dpstream.pipelines.session import names
 
@@ -334,8 +344,10 @@ def allot(
 @NAMED_TABLE
 @click.argument("name")
 @WHERE
-@click.option("--with-epsilon", metavar="AMOUNT", help="Only points that have so much left now.")
-@click.option("--with-rho", metavar="AMOUNT", help="The same of rho.")
+@click.option(
+    "--with-epsilon", metavar="AMOUNT", help="Only points that have this much epsilon left now."
+)
+@click.option("--with-rho", metavar="AMOUNT", help="Only points that have this much rho left now.")
 @ANALYST
 @AS_JSON
 def select(
@@ -348,10 +360,10 @@ def select(
     analyst: str,
     as_json: bool,
 ) -> None:
-    """Give some points a NAME, and say the most that any of them has spent.
+    """Give some points a NAME, and show the most that any of them has spent.
 
-    Names are kept in a public file beside the project file.  Points that have enough left stay the
-    same when it is spent.
+    Names are stored in a public file beside the project file.  The points of --with-epsilon and
+    --with-rho stay the same when their budget is spent.
     """
     from dpstream.pipelines.session import names, sentences
     from dpstream.pipelines.session.pictures import kinds

@@ -1,4 +1,4 @@
-"""What the commands of ``dpstream session`` share: options, errors in words, an open session."""
+"""What the commands of ``dpstream session`` share: options, errors as text, an open session."""
 
 import contextlib
 import warnings
@@ -20,29 +20,42 @@ TABLE = section("table")
 #: The same where further arguments follow, or may.
 NAMED_TABLE = section("table", required=True)
 ANALYST = click.option(
-    "--analyst", default="analyst", show_default=True, help="Who asks; whose quota is charged."
+    "--analyst",
+    default="analyst",
+    show_default=True,
+    help="Name of the analyst who asks, whose quota is charged.",
 )
 WHERE = options(
-    click.option("--where", default="", help="Predicate over dimensions and consumption."),
-    click.option("--in", "inside", metavar="NAME", help="A subspace that was named by `select`."),
+    click.option("--where", default="", help="Predicate over dimensions and spent budget."),
+    click.option("--in", "inside", metavar="NAME", help="A set of points that `select` named."),
 )
 BUDGET = options(
-    click.option("--epsilon", metavar="AMOUNT", help="Pay so much epsilon."),
-    click.option("--rho", metavar="AMOUNT", help="Or so much rho (zCDP)."),
+    click.option("--epsilon", metavar="AMOUNT", help="Charge this much epsilon."),
+    click.option("--rho", metavar="AMOUNT", help="Charge this much rho (zCDP) instead."),
 )
 RUNNER = options(
     click.option(
-        "--runner", help="Beam runner whose workers read and draw; default: this process."
+        "--runner",
+        help="Beam runner whose workers read records and draw noise.  [default: this process]",
     ),
-    click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers."),
-    click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE."),
+    click.option(
+        "--parallelism",
+        type=click.IntRange(1, 4096),
+        default=1,
+        help="Number of the runner's workers.",
+    ),
+    click.option(
+        "--beam-flag",
+        multiple=True,
+        help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
+    ),
 )
 #: Boxes of a refusal that are named.
 _BOXES = 8
 
 
 def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
-    """(amount, kind) of what is paid.
+    """Return (amount, kind) of the budget to charge.
 
     Raises:
         UsageError: none or both are given.
@@ -59,10 +72,10 @@ def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
 def opened(
     table: Chosen, analyst: str, runner: "Runner | None" = None, looking: bool = False
 ) -> "Iterator[Session]":
-    """The session of a table; of a refusal it says which boxes lack budget.
+    """Open the session of a table; print which boxes lack budget if a question is refused.
 
     Args:
-        looking: the command asks nothing: no file is made or written.
+        looking: whether the command asks nothing: no file is made or written.
     """
     from dpstream.accounting.strength import WeakGuaranteeWarning
     from dpstream.pipelines.session.config import config_in
@@ -87,7 +100,7 @@ def opened(
 
 
 def lacking(space: "Space", decision: "Decision") -> list[str]:
-    """Which points lack budget, and what they have left at least."""
+    """Render which points lack budget, and the least that each box has left."""
     from dpstream.pipelines.session import sentences
 
     rows = zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True)
@@ -99,7 +112,7 @@ def lacking(space: "Space", decision: "Decision") -> list[str]:
 
 
 def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
-    """A decision for machines."""
+    """Return a decision as values for JSON."""
     from dpstream.pipelines.session import sentences
 
     return {
@@ -117,13 +130,13 @@ def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
 
 
 def subspace(session: "Session", table: Chosen, where: str, inside: str | None) -> "Subspace":
-    """The points that a command names."""
+    """Return the points that a command names."""
     points = session.table if inside is None else session.where(_named(session, table, inside))
     return points.where(where) if where else points
 
 
 def _named(session: "Session", table: Chosen, name: str) -> str:
-    """The predicate of a name."""
+    """Return the predicate that a name stands for."""
     from dpstream.pipelines.session import names
 
     return names.predicate(session.open_table.config, name, table.flags)
@@ -132,7 +145,7 @@ def _named(session: "Session", table: Chosen, name: str) -> str:
 def asker(
     session: "Session", table: Chosen, where: str, inside: str | None, run_id: str | None
 ) -> "Asker":
-    """The points that are asked, or the allotment that is drawn on."""
+    """Return the points to ask about, or the allotment to spend from."""
     if run_id is None:
         return subspace(session, table, where, inside)
     from dpstream.pipelines.session import names
@@ -144,7 +157,7 @@ def asker(
 
 
 def cells(session: "Session", by: tuple[str, ...]) -> "Mapping[str, Any]":
-    """The ranges of ``--by``."""
+    """Return the ranges of ``--by``."""
     from dpstream.pipelines.session.figures import ranges_of
 
     return ranges_of(session.open_table.space, by)

@@ -1,4 +1,4 @@
-"""``dpstream session``: standing queries, and what is left, was asked, and how it looks."""
+"""``dpstream session``: standing queries, budgets, the transcript and pictures."""
 
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,16 @@ from dpstream.pipelines.cli.session_parts import (
 @WHERE
 @BY
 @BUDGET
-@click.option("--arrival", required=True, metavar="NAME", help="The dimension of arrival.")
-@click.option("--width", required=True, type=int, help="Of a window, in steps of the dimension.")
-@click.option("--until", required=True, metavar="VALUE", help="Arrivals so far end here.")
-@click.option("--tick", required=True, metavar="NAME", help="The same tick is answered once.")
+@click.option(
+    "--arrival", required=True, metavar="NAME", help="The dimension that holds the time of arrival."
+)
+@click.option(
+    "--width", required=True, type=int, help="Width of a window, in steps of the dimension."
+)
+@click.option("--until", required=True, metavar="VALUE", help="End of the arrivals so far.")
+@click.option(
+    "--tick", required=True, metavar="NAME", help="Name of this tick; each tick is answered once."
+)
 @ANALYST
 @AS_JSON
 def stand(
@@ -52,7 +58,7 @@ def stand(
     analyst: str,
     as_json: bool,
 ) -> None:
-    """One tick of a standing query: it asks the earliest window of arrivals with enough budget.
+    """Ask one tick of a standing query: the earliest window of arrivals with enough budget.
 
     Run it again with the next tick: the window stays as long as it has budget, and then slides to
     newer arrivals.
@@ -85,7 +91,7 @@ def stand(
 @ANALYST
 @AS_JSON
 def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json: bool) -> None:
-    """Say what some points have spent, at most and at least, and where most was spent."""
+    """Show the most and least that some points have spent, and where most was spent."""
     from dpstream.pipelines.session.overview import overview
 
     with opened(table, analyst, looking=True) as session:
@@ -134,7 +140,7 @@ def _amount(number: float) -> str:
 @ANALYST
 @AS_JSON
 def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
-    """List what was asked, paid, allotted, drawn and closed, in order."""
+    """List the questions, charges, allotments, uses of allotments and closings, in order."""
     from dpstream.pipelines.session.transcript import transcript as lines_of
 
     with opened(table, analyst, looking=True) as session:
@@ -163,18 +169,23 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
 @TABLE
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="FILE.html or .png.")
 @click.option(
-    "--by", multiple=True, metavar="NAME,NAME", help="Dimensions of a map; least over all others."
+    "--by",
+    multiple=True,
+    metavar="NAME,NAME",
+    help="Dimensions of a map, which shows the least over all other dimensions.",
 )
 @click.option(
     "--epsilon",
     "initial",
     metavar="AMOUNT",
-    help="Initial budget that maps are of.  [default: the most]",
+    help="Initial budget of the points in the maps.  [default: the most]",
 )
 @click.option(
-    "--kind", type=click.Choice(["epsilon", "rho"]), help="Of a .png.  [default: the table's first]"
+    "--kind",
+    type=click.Choice(["epsilon", "rho"]),
+    help="Kind of budget in a .png.  [default: the table's first]",
 )
-@click.option("--over-time", is_flag=True, help="A .png of what was spent over time.")
+@click.option("--over-time", is_flag=True, help="Draw a .png of what was spent over time.")
 @WHERE
 @ANALYST
 @AS_JSON
@@ -190,8 +201,10 @@ def picture(
     analyst: str,
     as_json: bool,
 ) -> None:
-    """Draw what is left: one page (.html) with maps, spending over time and the transcript, or one
-    picture (.png).  Of the account alone: no record and no answer is in it."""
+    """Draw the budget that is left: one page (.html) with maps, spending over time and the
+    transcript, or one picture (.png).  It is drawn from the account alone, without records or
+    answers.
+    """
     from dpstream.pipelines.session import page
 
     ending = page.kind_of(out)

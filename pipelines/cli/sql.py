@@ -1,4 +1,4 @@
-"""``dpstream sql``: private answers to statements, and what they cost before they are asked."""
+"""``dpstream sql``: private answers to statements, and what they would cost."""
 
 import sys
 from pathlib import Path
@@ -49,35 +49,48 @@ if TYPE_CHECKING:
 )
 @click.argument("statement", required=False)
 @data_set
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="Statements, each with a ;.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help="File with statements, each ended by a semicolon.",
+)
 @click.option(
     "--explain",
     is_flag=True,
-    help="Whether the answer would be given now, cost, noise and thresholds; charges nothing.",
+    help="Show whether the answer would be given now, cost, noise and thresholds; charges nothing.",
 )
-@click.option("--budget", is_flag=True, help="What the account has left, instead of an answer.")
+@click.option(
+    "--budget", is_flag=True, help="Show what the account has left, instead of an answer."
+)
 @click.option(
     "--check",
     is_flag=True,
-    help="Whether the keys of unit_via name one row each: for the owner of the data, before the"
-    " first statement.",
+    help="Check that the keys of unit_via name one row each; for the owner of the data, "
+    "before the first statement.",
 )
 @FRESH
 @AS_OF
-@click.option("--runner", help="Beam runner whose workers read the rows; default: this process.")
-@click.option("--parallelism", type=click.IntRange(1, 4096), default=1, help="Of its workers.")
-@click.option("--beam-flag", multiple=True, help="Of the runner, as --beam-flag=--NAME=VALUE.")
+@click.option("--runner", help="Beam runner whose workers read the rows.  [default: this process]")
+@click.option(
+    "--parallelism", type=click.IntRange(1, 4096), default=1, help="Number of the runner's workers."
+)
+@click.option(
+    "--beam-flag",
+    multiple=True,
+    help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
+)
 @click.option(
     "--stream",
     metavar="JOB",
-    help="A job that lacks what the statement says: key, aggregates, C, filters and look-ups."
-    "  The statement is answered at every trigger.",
+    help="Answer the statement at every trigger time of this job, which has no key, "
+    "aggregates, C, filters and look-ups: the statement adds them.",
 )
 @click.option(
     "--emit",
     metavar="NAME",
-    help="Of --stream: write the whole job into the project file, under this name, instead of"
-    " running it.",
+    help="With --stream: write the whole job into the project file, under this name, "
+    "instead of running it.",
 )
 @OPERATOR
 @AS_JSON
@@ -99,11 +112,12 @@ def sql(
 ) -> None:
     """Ask the tables of a data set in SQL.
 
-    An answer is charged in the account before a row is read, and committed before it is seen.  The
-    same statement is answered with the same bytes and their date at no further charge, whatever
-    the rows are by then: --as-of names a state of the data, --fresh asks anew.
+    A statement is charged in the account before a row is read, and its answer is committed before
+    it is shown.  The same statement gets the same bytes, with their date, at no further charge,
+    whatever the rows are by then: --as-of names a state of the data, --fresh asks again at a new
+    charge.
 
-    Where the account would refuse the charge now, --explain ends with that refusal's exit code.
+    If the account would refuse the charge now, --explain ends with that refusal's exit code.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.load import catalog_of
@@ -133,10 +147,10 @@ def sql(
 
 
 def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
-    """Options of the one form and of the other.
+    """Refuse options of tables with --stream, and options of --stream without it.
 
     Raises:
-        UsageError: one is where it means nothing.
+        UsageError: an option has no meaning here.
     """
     from dpstream.accounting.errors import UsageError
 
@@ -169,7 +183,7 @@ def _answer(
     as_json: bool,
     runner: "Runner | None" = None,
 ) -> int:
-    """Answer, or explain, the statements of a text: the exit code."""
+    """Answer, or explain, the statements of a text; return the exit code."""
     from dpstream.pipelines.sql.texts import explained, split
     from dpstream.pipelines.statements.errors import refusal
 
@@ -230,7 +244,7 @@ def _ask(
 
 
 def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:
-    """Print what they would cost; the exit code with which asking them would end."""
+    """Print what the statements would cost; return the exit code that asking them would have."""
     from dpstream.pipelines.sql.explain import as_builtins, explain
 
     explanation = explain(catalog, statements, how)
@@ -274,7 +288,7 @@ def _budget(catalog: "Catalog", as_json: bool) -> None:
 
 
 def _check(catalog: "Catalog", as_json: bool) -> None:
-    """The owner's: whether a declared key is unique is told here, and to nobody who asks."""
+    """Print whether declared keys are unique; for the data's owner only, never for an analyst."""
     from dpstream.pipelines.tables.registration import register
 
     registered = register(catalog)
@@ -333,13 +347,13 @@ def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
 def _stream(
     job: Chosen, text: str, emit: str | None, where: "Runner | None", as_json: bool
 ) -> None:
-    """Run the job that a section and a statement make together, or write it.
+    """Run, or write, the job that a section and a statement make together.
 
     Args:
-        job: without key, aggregates and C.
+        job: a job without key, aggregates and C.
         text: one statement; a semicolon may end it.
-        emit: name of the job that is written instead of running it.
-        where: runner of the job, ``None``: the DirectRunner.
+        emit: the name under which the job is written instead of running it.
+        where: the job's runner; ``None``: the DirectRunner.
     """
     from dpstream.pipelines.cli.run import run_checked
     from dpstream.pipelines.sql.stream import stream_job, write_job

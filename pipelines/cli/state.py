@@ -1,4 +1,4 @@
-"""``dpstream state``: look into a job's store, and its life: expiry, backup, restore, shards."""
+"""``dpstream state``: shows a job's store; expires, backs up, restores and reshards it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group(short_help="Show and manage a job's state store.")
 def state() -> None:
-    """Look into a job's state store, and manage it; nothing private is shown."""
+    """Show and manage a job's state store; nothing private is shown."""
 
 
 @state.command(epilog=examples("dpstream state init daily"))
@@ -34,7 +34,7 @@ def state() -> None:
 def init(job: Chosen, as_json: bool) -> None:
     """Make a job's store and commit its run id, without running.
 
-    Nothing is drawn and nothing is charged: `dpstream run` charges before its first draw.
+    Nothing is drawn and nothing is charged: `dpstream run` charges before it draws noise.
     """
     from dpstream.pipelines.operate.state_admin import initialise
 
@@ -56,7 +56,7 @@ def init(job: Chosen, as_json: bool) -> None:
 @OPERATOR
 @AS_JSON
 def info(job: Chosen, as_json: bool) -> None:
-    """Say which run a store holds and how far it is; with --operator also its sizes by part."""
+    """Show a store's run and its progress; with --operator also the sizes of its parts."""
     from dpstream.pipelines.operate.state_view import info as look
 
     status = look(load_job(job), requested())
@@ -107,14 +107,14 @@ def _print_sizes(sizes: dict[str, Any]) -> None:
 @click.option(
     "--kind",
     type=click.Choice(["parquet", "csv", "jsonl"]),
-    help="Of the files in --out.  [default: the job's]",
+    help="Format of the files in --out.  [default: the job's]",
 )
 @AS_JSON
 def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bool) -> None:
     """Write all committed releases from the store itself: the same bytes as the run's sink got.
 
-    A release that is there already is left as it is; one with another content is refused. Without
-    --out they go to the job's own sink: one that was emptied, or a new one.
+    An existing release is left as it is; one with different content is refused. Without --out
+    they are written to the job's own sink: one that was emptied, or a new one.
     """
     from dpstream.pipelines.connectors.registry import sink_of
     from dpstream.pipelines.operate.state_view import export, publish
@@ -144,16 +144,17 @@ def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bo
 @click.option(
     "--releases-before",
     metavar="INSTANT",
-    help="Also drop releases of windows complete by then, if the sink has every one of them.",
+    help="Also drop releases of windows that are complete by this instant, if the sink has"
+    " all of them.",
 )
 @AS_JSON
 def expire(job: Chosen, releases_before: str | None, as_json: bool) -> None:
-    """Drop what no run can ask for any more, and give the space back to the disk.
+    """Drop what no run can need any more, and return the space to the disk.
 
-    That is: positions of records whose windows all are complete, and counters of closed privacy
-    periods. Counters of open periods stay, and so do releases, unless told otherwise: they are
-    the release, and with them a lost sink can be written again. A run expires positions by
-    itself; this command also compacts the file, which needs as much free space as it is large.
+    This drops positions of records whose windows are all complete, and counters of closed privacy
+    periods. Counters of open periods stay. Releases stay without --releases-before, because a
+    lost sink can be written again from them. A run expires positions by itself; this command also
+    compacts the file, which needs as much free space as the file's size.
     """
     from dpstream.pipelines.operate.state_admin import expire as run
 
@@ -172,10 +173,10 @@ def expire(job: Chosen, releases_before: str | None, as_json: bool) -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
 @AS_JSON
 def backup(job: Chosen, out: Path, as_json: bool) -> None:
-    """Write all of a store to one file, as of one instant, also while the job runs.
+    """Write all of a store to one file, as of one instant; the job may run meanwhile.
 
     The file holds unit ids and exact counts: keep it as private as the store. It does not hold
-    the secret: back that up apart. An existing file is never overwritten.
+    the secret: back that up separately. An existing file is never overwritten.
     """
     from dpstream.pipelines.operate.state_admin import backup as run
 
@@ -196,24 +197,28 @@ def backup(job: Chosen, out: Path, as_json: bool) -> None:
 )
 @section("job", required=True)
 @click.argument("backup", type=click.Path(path_type=Path))
-@click.option("--replace", is_flag=True, help="Take the place of a store, which is kept aside.")
-@click.option("--abandon", is_flag=True, help="The input cannot be replayed: see above.")
 @click.option(
-    "--now", metavar="INSTANT", help="With --abandon: after all that was read or released."
+    "--replace", is_flag=True, help="Replace an existing store, which is kept under another name."
+)
+@click.option("--abandon", is_flag=True, help="The input cannot be read again; see above.")
+@click.option(
+    "--now",
+    metavar="INSTANT",
+    help="With --abandon: an instant after everything that was read or released.",
 )
 @AS_JSON
 def restore(
     job: Chosen, backup: Path, replace: bool, abandon: bool, now: str | None, as_json: bool
 ) -> None:
-    """Put a backup in place; the next run reads its input again from the beginning.
+    """Restore a store from a backup; the next run reads its input again from the beginning.
 
     That run commits again what is missing, compares every release with what the sink has, stops
     at the first difference, and publishes nothing new before all of it has been compared. It
-    spends nothing: the same noise on the same data.
+    spends nothing, because it draws the same noise on the same data.
 
-    With --abandon, for input that cannot be read again: windows that begin before --now get no
-    further release, all units of the backup count as exhausted, and the run goes on with
-    fresh noise. That is a second spend, charged in the account at once or refused.
+    Use --abandon for input that cannot be read again: windows that begin before --now get no
+    further release, all units of the backup count as exhausted, and the run continues with
+    new noise. That is a second spend, charged in the account at once or refused.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.operate import state_admin
@@ -242,12 +247,14 @@ def restore(
 
 @state.command(epilog=examples("dpstream state reshard daily --shards 8"))
 @JOB
-@click.option("--shards", required=True, type=int, help="Key shards and unit shards from now on.")
+@click.option(
+    "--shards", required=True, type=int, help="The new number of key shards and of unit shards."
+)
 @AS_JSON
 def reshard(job: Chosen, shards: int, as_json: bool) -> None:
-    """Spread a store over another number of shards; no release changes by a byte.
+    """Distribute a store over another number of shards; no release changes by a byte.
 
-    No run may go on meanwhile (a file that is open is refused). The old store is kept; change
+    No run may continue meanwhile (a file that is open is refused). The old store is kept; change
     `shards` in the job afterwards.
     """
     from dpstream.pipelines.operate.state_admin import reshard as run

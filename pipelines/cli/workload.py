@@ -1,4 +1,4 @@
-"""``dpstream workload``: what linear answers would cost, before there is data."""
+"""``dpstream workload``: shows what linear answers would cost, before there is data."""
 
 from pathlib import Path
 
@@ -22,28 +22,28 @@ STRATEGY = options(
         "--strategy",
         default="auto",
         show_default=True,
-        help="auto, optimum, eigen, identity or product.",
+        help="What is measured: auto, optimum, eigen, identity or product.",
     ),
     click.option(
         "--objective",
         default="total",
         show_default=True,
-        help="total: the weighted squared errors; worst: the largest one; relative: each"
-        " query's in proportion to its norm.",
+        help="What the strategy minimises: total: the weighted sum of squared errors; worst: "
+        "the largest error; relative: each query's error in proportion to its norm.",
     ),
     click.option(
         "--cache",
         type=click.Path(path_type=Path),
-        help="Folder of solved strategies.  [default: below the user's caches]",
+        help="Folder of solved strategies.  [default: below the user's cache folder]",
     ),
 )
 
 
 def located(workload: Chosen) -> tuple[Path, str | None]:
-    """The file of a workload, and the job that its section names.
+    """Return the file of a workload, and the job that its section names.
 
     Args:
-        workload: named by its section of the project file, or by its file.
+        workload: the name of its section in the project file, or its file.
 
     Raises:
         UsageError: there is no such section.
@@ -69,10 +69,10 @@ MECHANISM = click.option(
 
 
 def check_geometric(strategy: str, objective: str) -> None:
-    """Whether the options of a strategy are left alone.
+    """Refuse a strategy or objective that geometric noise does not use.
 
     Raises:
-        UsageError: geometric noise has strategies of its own, for the total of squared errors.
+        UsageError: geometric noise has its own strategies, for the total of squared errors.
     """
     if (strategy, objective) != _LEFT_ALONE:
         raise UsageError(
@@ -86,7 +86,7 @@ def check_geometric(strategy: str, objective: str) -> None:
 def workload() -> None:
     """Many linear answers (ranges, tables, cumulative curves, any matrix) from one estimate.
 
-    [workload.NAME] of the project file names a file and the job whose records are asked.  A
+    [workload.NAME] of the project file names a file and the job whose records are counted.  A
     workload file is JSON: {"domain": [{"name": "age", "edges": [0, 10, 20]}, {"name": "sex",
     "values": ["f", "m"]}], "queries": [{"factors": {"age": "range"}}]}; or NPZ with a matrix W.
     """
@@ -102,25 +102,29 @@ def workload() -> None:
 )
 @WORKLOAD
 @STRATEGY
-@click.option("--epsilon", type=float, help="With --delta: what every unit is promised.")
-@click.option("--delta", type=float, help="The same.")
+@click.option(
+    "--epsilon", type=float, help="Epsilon of the guarantee for every unit, with --delta."
+)
+@click.option("--delta", type=float, help="Delta of the guarantee for every unit.")
 @ALLOW_LARGE_DELTA
-@click.option("--mu", type=float, help="Or as Gaussian differential privacy.")
+@click.option("--mu", type=float, help="Or the guarantee as mu of Gaussian differential privacy.")
 @click.option(
     "--contributions",
     type=COUNT,
     default=1,
     show_default=True,
-    help="C: records of a unit that count.",
+    help="The contribution bound C: the most records of a unit that count.",
 )
 @MECHANISM
 @click.option(
     "--picture",
     type=click.Path(path_type=Path),
-    help="Draw the errors of all queries, with Gaussian noise.",
+    help="Draw the errors of all queries, with Gaussian noise, into this file.",
 )
 @click.option(
-    "--matrix", type=click.Path(path_type=Path), help="Draw the strategy for Gaussian noise."
+    "--matrix",
+    type=click.Path(path_type=Path),
+    help="Draw the strategy for Gaussian noise into this file.",
 )
 @AS_JSON
 def plan(
@@ -138,10 +142,10 @@ def plan(
     allow_large_delta: bool,
     as_json: bool,
 ) -> None:
-    """Say how large the errors of a workload's answers will be, and that no strategy has less.
+    """Show how large the errors of a workload's answers will be, and that no strategy has less.
 
-    No data is read.  The strategy is kept in the cache, from which `dpstream workload answer`
-    takes it.
+    No data is read.  The strategy is stored in the cache, where `dpstream workload answer` finds
+    it.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.workload.cache import folder_of

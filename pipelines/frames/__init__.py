@@ -1,4 +1,4 @@
-"""Tables in memory, and rows of a pipeline: what a program of one's own has in its hands.
+"""Questions about tables in memory, and rows of a Beam pipeline as input of a stream.
 
 ``one_shot`` answers a question about a DataFrame, without Beam; `rows` and `stream` bring rows,
 dicts and DataFrames of a pipeline into a differentially private stream.

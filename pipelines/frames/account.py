@@ -1,6 +1,6 @@
-"""A data set's account and secret, for what Python begins or asks without a command.
+"""A data set's account and secret, for questions and runs that Python code starts by itself.
 
-It loads no Beam: a question about a table in memory (`frames`) has an account too.
+The module does not import Beam, so that a question about a table in memory can have an account.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Charged(NamedTuple):
-    """A plan and the account that its runs are charged in, of a job or without one."""
+    """A plan, and the account that its runs are charged in; either with a job or without one."""
 
     plan: "Plan"
     ledger: AccountPlace | None
@@ -27,32 +27,35 @@ class Charged(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DataSetAccount:
-    """A data set's account, and where its secret is; `account` and ``ProjectFile.account`` make it.
+    """A data set's account, and a reference to its secret; made by `account` or
+    ``ProjectFile.account``.
 
     Attributes:
         place: the account's file or database, its data set and id.
-        secret: where the secret is; questions need it, by which they are known again.
+        secret: where the secret is; questions need it, because an answered question is
+            recognised by a digest that is keyed with the secret.
     """
 
     place: AccountPlace
     secret: SecretSource = dataclasses.field(default_factory=SecretSource)
 
     def check(self, plan: "Plan") -> None:
-        """Refuse now what ``charge`` would refuse; writes no entry.
+        """Raise the error that ``charge`` would raise now; write no entry.
 
         Raises:
-            PolicyError: beyond the limit.
+            PolicyError: the charge would exceed the account's limit.
         """
         from dpstream.pipelines.jobs.charging import check_charge
 
         check_charge(Charged(plan, self.place))
 
     def charge(self, run: "Run") -> None:
-        """Charge a begun run, once per run id and epoch; before any draw.
+        """Charge a run, once for each run id and epoch, before any noise is drawn.
 
         Raises:
-            PolicyError: beyond the limit, or the store is a copy, older than its account, or was
-                restored (only a job knows its sink, with which it has to be compared).
+            PolicyError: the charge exceeds the account's limit; or the store is a copy, is older
+                than its account, or was restored (a restored store must be compared with what the
+                sink has published, and only a job knows its sink).
         """
         from dpstream.pipelines.stream.begin import charge  # with Beam: only of a run
 
@@ -73,22 +76,22 @@ def account(
     unit: str | None = None,
     secret: str | SecretSource | None = None,
 ) -> DataSetAccount:
-    """The account of a data set that no project file names.
+    """Return the account of a data set that is not described in a project file.
 
-    ``dpstream account create`` makes it, with its limit, and prints its id; where there is a
-    project file, ``dpstream.project().account(NAME)`` is the account that it names.
+    ``dpstream account create`` makes the account, with its limit, and prints its id.  With a
+    project file, ``dpstream.project().account(NAME)`` returns the account of a data set.
 
     Args:
         path: the account's file or URL.
-        data_set: the name it knows the data by.
-        id: of the account.
-        unit: what the account calls the privacy unit, where plans find the same ids in columns of
-            different names (default: the unit's column).
-        secret: where the data set's secret is: ``file:PATH``, ``env:NAME`` or ``gcp:...``.  Paths
-            start in the folder that is current now, whatever it is later.
+        data_set: the name of the data set in the account.
+        id: the account's id.
+        unit: the name of the privacy unit in the account, where tables have the same units in
+            columns of different names (default: the unit's column).
+        secret: a reference to the data set's secret: ``file:PATH``, ``env:NAME`` or ``gcp:...``.  Paths start in the
+            folder that is current now, whatever it is later.
 
     Raises:
-        UsageError: the account has no id, or a part is not usable.
+        UsageError: the id is missing, or an argument cannot be used.
     """
     if not id:
         raise UsageError(
@@ -107,11 +110,11 @@ def account(
 
 
 def checked_account(given: DataSetAccount | None, how: Asking) -> DataSetAccount | None:
-    """Where a question is charged; ``None``: nowhere.
+    """Return the account that a question is charged in; ``None`` if it is charged nowhere.
 
     Raises:
-        UsageError: it is no account or has no secret, or without an account something is given
-            that means nothing then.
+        UsageError: the argument is not an account, or has no secret; or ``fresh`` or ``as_of``,
+            which have no meaning without an account, are given without one.
     """
     if given is None:
         for argument in [name for name in ("fresh", "as_of") if getattr(how, name)]:

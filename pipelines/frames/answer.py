@@ -1,9 +1,10 @@
-"""Ask about a table in memory, by the one sequence of charge and answer (`pipelines.ask`).
+"""Answer a question about a table in memory, by the common sequence of charge and answer
+(`pipelines.ask`).
 
-With an account, the same question is answered with the same bytes at no charge, whatever rows the
-table holds now: name the state of the data by ``as_of``, or ask ``fresh`` at a new charge.  Without
-an account nothing is kept: secret and run id are drawn for this answer alone, and whoever asks
-again spends epsilon again.
+With an account, the same question gets the same bytes at no charge, whatever rows the table has
+now.  ``as_of`` names the state of the data that is asked about; ``fresh`` asks again at a new
+charge.  Without an account nothing is stored: the secret and the run id are drawn for this answer
+alone, and asking again spends epsilon again.
 """
 
 import contextlib
@@ -41,8 +42,9 @@ class TableQuestion(NamedTuple):
     """A question about a table in memory, for `ask.sequence`.
 
     Attributes:
-        question: what is asked; columns: PRIVATE, of the table.
-        unit: what the data set calls the privacy unit; ``None``: the column's name.
+        question: the checked question.
+        columns: PRIVATE; the table's columns.
+        unit: the name of the privacy unit in the account; ``None``: the column's name.
     """
 
     question: Question
@@ -51,29 +53,29 @@ class TableQuestion(NamedTuple):
 
     @property
     def kind(self) -> ChargeKind:
-        """As `ask.question.Question` says."""
+        """The kind of the charge; see `ask.question.Question`."""
         return self.question.kind
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says."""
+        """The canonical parts of the question; see `ask.question.Question`."""
         return self.question.request
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: `question_of` has checked it."""
+        """Do nothing: `question_of` has already checked the question."""
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says."""
+        """Choose the family of noise by the account's limit, and return the charge."""
         question = self.question
         question = question.taking(question.families.taken(limit_of(account)))
         return Decision(question.charge(run_id, question.identity(self.unit)))
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says: Arrow arrays do not change."""
+        """Return ``None``: Arrow arrays cannot change while they are read."""
         return None
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says."""
+        """Read the rows, draw the noise and return the receipt; see `ask.question.Question`."""
         question = self.question.taking(self.question.families.of(charge.mu))
         return _drawn(question, rows_of(question, self.columns, keys), keys, charge)
 
@@ -84,14 +86,14 @@ def ask(
     account: DataSetAccount | None,
     how: Asking,
 ) -> PrivateTable:
-    """The private answer of a question.
+    """Return the private answer of a question.
 
     Args:
-        account: the data set's; ``None``: charged nowhere.
-        how: whether it is asked anew, and of which state of the data.
+        account: the data set's account; ``None``: the question is charged nowhere.
+        how: whether to ask again at a new charge, and about which state of the data.
 
     Raises:
-        DpstreamError: beyond the limit, or the secret cannot be read.
+        DpstreamError: the charge exceeds the limit, or the secret cannot be read.
     """
     account = checked_account(account, how)
     if account is None:
@@ -109,7 +111,7 @@ def ask(
 
 
 def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> bytes:
-    """Count and draw under a run id: the receipt."""
+    """Count the rows, draw the noise under the charge's run id, and return the receipt."""
     name = (bytes.fromhex(charge.run_id), question.digest.encode())
     settled = _bounds(question, rows, ring, name)
     plan, null = settled.plan, bool(settled.nulls)
@@ -132,9 +134,10 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
 
 
 def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, bytes]) -> Settled:
-    """The plan with its bounds: those that are the question's to choose, by histograms of the rows.
+    """Return the plan with all bounds; the bounds that the question chooses come from histograms.
 
-    Where too few units have a row for the rows of a unit to be told, a count has the public bound.
+    If too few units have rows to choose the rows of a unit privately, a count gets the public
+    default bound.
     """
     plan, design, bits = question.gridded
     if design is None:

@@ -1,4 +1,4 @@
-"""A table in memory as the bounded source of a pipeline: its rows are numbered where they stand."""
+"""A table in memory as the bounded source of a pipeline; a record's position is its row number."""
 
 import functools
 import hashlib
@@ -17,14 +17,15 @@ from dpstream.state.numbers import one_array
 class ReadTable(beam.PTransform):
     """``pipeline | ReadTable(data, job)`` -> record batches of the rows of a table.
 
-    The table becomes part of the pipeline, so it is for what fits in a message to its runner (some
-    100 MB); write Parquet files and use ``ReadFiles`` for more.
+    The table becomes part of the pipeline that is sent to the runner, so it must fit in one message
+    (some 100 MB); write Parquet files and use ``ReadFiles`` for more.
 
     Args:
-        data: a DataFrame of pandas or Polars, or an Arrow table; job: the columns that are read.
+        data: a DataFrame of pandas or Polars, or an Arrow table.
+        job: a loaded job, whose columns are read.
 
     Raises:
-        UsageError: it is no table, or lacks a column.
+        UsageError: ``data`` is not a table, or lacks a column.
     """
 
     def __init__(self, data: Any, job: Job) -> None:
@@ -40,14 +41,14 @@ class ReadTable(beam.PTransform):
 
     @functools.cached_property
     def identity(self) -> list[bytes]:
-        """What tells these rows from others: a digest of them, in their order."""
+        """A digest of the rows in their order, which distinguishes this input from others."""
         digest = hashlib.blake2b(digest_size=16)
         for batch in self._batches:
             digest.update(to_bytes(batch))
         return [b"table", digest.digest()]
 
     def expand(self, pbegin: Any) -> beam.PCollection:
-        """The batches, without an order."""
+        """Return the record batches, in no particular order."""
         made = pbegin.pipeline | beam.Create(self._batches, reshuffle=False)
         return made | beam.Map(_same).with_output_types(pa.RecordBatch)
 

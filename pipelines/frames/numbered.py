@@ -1,15 +1,15 @@
-"""Rows, dicts and DataFrames of a pipeline -> Arrow batches that say where each row stands.
+"""Rows, dicts and DataFrames of a pipeline -> Arrow batches with the position of each row.
 
-A record is named by its position, so whoever numbers rows decides which of them are one record
-that was delivered twice.  A number is safe if the same row has it whenever it is read again, on
-whatever worker, and no other row ever has it.  A counter in a worker gives none: a bundle that is
-tried again, or cut otherwise, numbers other rows.  So a number comes with the row:
+A record is identified by its position, so the numbering decides which rows are one record that was
+delivered twice.  A number is safe if the same row has it whenever it is read again, on whatever
+worker, and no other row ever has it.  A counter in a worker is not safe: a bundle that is retried,
+or split otherwise, numbers other rows.  So the number must come with the row:
 
-* ``table.record_id`` of the job names a column that tells a unit's records apart, or
-* ``partition`` and ``offset`` name columns that say where the row stood in its source (a Kafka
-  record's, a file's and a line's), each offset once in its partition.
+* ``table.record_id`` of the job names a column that distinguishes the records of a unit, or
+* ``partition`` and ``offset`` name columns with the row's position in its source (of a Kafka
+  record, or of a line in a file); an offset occurs once in its partition.
 
-Without either rows are refused; a table in memory is numbered by `memory.ReadTable`.
+Rows without either are refused; `memory.ReadTable` numbers the rows of a table in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,18 +43,19 @@ _NO_NUMBER = (
 
 
 class Rows(beam.PTransform):
-    """Elements that are ``beam.Row``s, named tuples, dicts, or DataFrames of pandas or Polars (each
-    of some rows) -> record batches with positions, for ``DPStream``.
+    """Rows of a pipeline -> record batches with positions, for ``DPStream``.
 
-    A value that is not of its column's type, or not there, is null, and its row a dead letter.
+    The elements are ``beam.Row``s, named tuples, dicts, or DataFrames of pandas or Polars (each
+    with several rows).  A value that is missing, or is not of its column's type, becomes null,
+    and its row a dead letter.
 
     Args:
-        job: a loaded job, or a plan: its columns, and its record id.
-        partition, offset: columns that say where a row stood in its source; a row without
-            ``partition`` stood in 0.  Not with a record id.
+        job: a loaded job, or a plan, which names the columns and the record id.
+        partition, offset: columns with the row's position in its source; without ``partition``
+            all rows are in partition 0.  Not allowed with a record id.
 
     Raises:
-        UsageError: nothing numbers the rows.
+        UsageError: no record id or offset numbers the rows.
     """
 
     def __init__(
@@ -84,24 +85,24 @@ class Rows(beam.PTransform):
         self._gather = Gather(ToBatch(plan, partition, offset), batch_rows)
 
     def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
-        """One ParDo, in the one window that the flow works in."""
+        """Return the batches of one ParDo, in the global window, in which the flow works."""
         windowed = pcoll | beam.WindowInto(GlobalWindows())
         return windowed | beam.ParDo(self._gather).with_output_types(pa.RecordBatch)
 
 
 class Gather(beam.DoFn):
-    """Gathers rows of a bundle into batches; a DataFrame is one by itself.
+    """Gathers the rows of a bundle into batches; a DataFrame is a batch by itself.
 
     Args:
         to_batch: makes a batch of a list of rows, or of one DataFrame.
-        batch_rows: rows of a batch.
+        batch_rows: number of rows in a full batch.
     """
 
     def __init__(self, to_batch: Callable[[Any], pa.RecordBatch], batch_rows: int) -> None:
         self._to_batch, self._batch_rows = to_batch, batch_rows
 
     def start_bundle(self) -> None:
-        """Nothing is held yet."""
+        """Start with no rows."""
         self._held: list[Any] = []
         self._sent, self._least = 0, MAX_TIMESTAMP
 
@@ -109,7 +110,7 @@ class Gather(beam.DoFn):
     def process(
         self, element: Any, timestamp: Any = beam.DoFn.TimestampParam
     ) -> Iterator[pa.RecordBatch]:
-        """Gather; send when there is enough, at the least time of what is sent."""
+        """Add a row; emit a full batch with the least timestamp of its rows."""
         if hasattr(element, "__arrow_c_stream__") or isinstance(element, pa.RecordBatch):
             yield self._batch(element)
             return
@@ -121,7 +122,7 @@ class Gather(beam.DoFn):
 
     @guarded("rows")
     def finish_bundle(self) -> Iterator[Any]:
-        """Send the rest."""
+        """Emit the remaining rows."""
         if self._held:
             yield GlobalWindows.windowed_value(self._rows(), self._least)
 
@@ -141,10 +142,10 @@ class Gather(beam.DoFn):
 
 
 class ToBatch:
-    """Rows, or a DataFrame, as a batch of the plan's columns.
+    """Converts rows, or a DataFrame, to a batch with the plan's columns.
 
     Args:
-        partition, offset: columns of positions; ``None``: the batch says no position.
+        partition, offset: columns with positions; ``None``: the batch gets no positions.
     """
 
     def __init__(self, plan: Plan, partition: str | None, offset: str | None) -> None:
@@ -154,10 +155,10 @@ class ToBatch:
         self._partition, self._offset = partition, offset
 
     def __call__(self, rows: Any) -> pa.RecordBatch:
-        """The batch.
+        """Return the batch.
 
         Raises:
-            UsageError: a DataFrame lacks a column; a row has no position.
+            UsageError: a DataFrame lacks a column, or a row has no position.
         """
         places = [name for name in (self._partition, self._offset) if name is not None]
         if isinstance(rows, list):
@@ -179,7 +180,7 @@ class ToBatch:
 
 
 def kinds_of(plan: Plan) -> dict[str, pa.DataType]:
-    """The Arrow type of each column that a plan reads."""
+    """Return the Arrow type of each column that a plan reads."""
     kinds: dict[str, pa.DataType] = {}
     ids: list[Field] = [plan.unit, *plan.key]
     if plan.record_id is not None:
@@ -196,7 +197,7 @@ def kinds_of(plan: Plan) -> dict[str, pa.DataType]:
 
 
 def runs(partition: Int64, offset: Int64) -> dict[bytes, bytes]:
-    """Where rows stand, as a batch's metadata: runs of consecutive ones."""
+    """Encode the positions of rows as a batch's metadata: runs of consecutive positions."""
     goes_on = (np.diff(offset) == 1) & (np.diff(partition) == 0)
     first = np.flatnonzero(np.concatenate([[len(offset) > 0], ~goes_on]))
     rows = np.diff(first, append=len(offset))
@@ -222,7 +223,7 @@ def _field(row: Any, name: str) -> Any:
 
 
 def _positions(argument: str, column: pa.Array) -> Int64:
-    """Numbers of positions."""
+    """Return a column of positions as whole numbers."""
     array, ok = identity(column, "int")
     numbers = values_of(array)
     if not ok.all() or (len(numbers) and int(numbers.min()) < 0):

@@ -1,25 +1,27 @@
-"""Private figures of a table in memory, each in one call: `histogram`, `count`, `sum`, `mean`,
-and `keys`: which keys there are.
+"""Private answers about a table in memory, each by one call: `histogram`, `count`, `sum`, `mean`,
+and `keys`, which lists the keys.
 
     import dpstream
 
     dpstream.histogram(visits, unit="user", key="page", epsilon=1.0)
 
-What is protected is all rows of one unit together.  Each call is one answer, (epsilon, delta)-
-differentially private by itself; several together cost what they add up to.  With ``account`` a
-ledger adds them up and refuses what goes beyond its limit, and the same question is answered with
-the same bytes and their date at no further charge, whatever rows the table has by then: ``as_of``
-names the state of the data that is asked about, ``fresh`` asks anew at a new charge.
+All rows of one unit together are protected.  Each call is one answer that is (epsilon, delta)-
+differentially private by itself; the cost of several calls adds up.  With ``account`` an account
+adds it up and refuses a call beyond its limit.  The same question then gets the same bytes, with
+their date, at no further charge, whatever rows the table has by then: ``as_of`` names the state of
+the data that is asked about, ``fresh`` asks again at a new charge.
 
-What of a unit counts (keys, rows, values) is chosen privately unless it is given, for a part of the
-budget, and the answer estimates what that leaves out.  Intervals are of the noise alone.
+Contribution bounds of a unit (its keys, rows and values) that are not given are chosen privately,
+with a part of the budget, and the answer estimates what they leave out.  Intervals are of the noise
+alone.
 
-``delta`` is a public constant unless it is given, never derived from the table: how many rows or
-units it has is private.  It bounds the chance, for each unit, that the answer tells more of it than
-epsilon says (a key that it alone has may show); 1e-9 fits data of up to some millions of units.
-With public keys, or without a key, ``delta=0`` gives a pure guarantee (geometric noise).
+``delta`` is a public constant unless it is given, never derived from the table, because the numbers
+of its rows and units are private.  It bounds the chance, for each unit, that the answer reveals
+more about the unit than epsilon allows (for example, that it shows a key which this unit alone
+has); 1e-9 fits data of up to some millions of units.  With public keys, or without a key,
+``delta=0`` gives a pure guarantee (geometric noise).
 
-`plan` says what a call would cost and how exact it would be.
+`plan` shows what a call would cost and how exact its answer would be.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,15 +56,15 @@ def histogram(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """How many units each key has: a unit counts once in a key, however many rows it has there.
+    """The number of units with each key; a unit counts once in a key, however many rows it has.
 
     Args:
         data: a DataFrame of pandas or Polars, an Arrow table, or any other with an Arrow stream.
-        unit: the column that says whose row it is: text, whole numbers, booleans or bytes.  Rows
-            without a unit, a key or a value count nowhere.
-        key: the column, or columns, that the answer has a row for each value of.
+        unit: the column with the privacy unit: text, whole numbers, booleans or bytes.  A row
+            without a unit, a key or a value does not count.
+        key: the column, or columns, to group by; the answer has one row for each key.
         epsilon, delta: the guarantee; see the module.
-        max_keys: of one unit, the most keys that count, drawn at random where it has more; unless
+        max_keys: the most keys of one unit that count, drawn at random where it has more; unless
             given, the number is chosen privately.
         public_keys: the keys of the answer, all of which are published with noise, whatever the
             rows hold: a list, or a table with the key's columns.  They must not come from the
@@ -73,20 +75,21 @@ def histogram(
             account), or ``"limit"``, at an equal share of what is left of the account's limit (the
             default with one), because Gaussian charges cost less together.
         account: the account that the answer is charged in, with the data set's secret
-            (``dpstream.project().account()`` or ``dpstream.account(...)``); ``None``: nobody counts
-            what is spent.
-        fresh: ask anew, at a new charge, what was answered before.
+            (``dpstream.project().account()`` or ``dpstream.account(...)``); ``None``: no account
+            adds up what the calls spend.
+        fresh: ask again, at a new charge, a question that was answered before.
         as_of: a public label of the state of the data, e.g. a date: the same question with another
             label is another question, with a charge of its own.
-        allow_large_delta: a delta above 0.01 is wanted; without it such a delta is refused.
+        allow_large_delta: allow a delta above 0.01, which is refused otherwise.
 
     Returns:
-        key's columns, ``units`` and its ``units_sd``, ``units_noise_low`` and ``units_noise_high``
-        (the ends of the noise's 95% interval), sorted by key; ``answer.cuts`` estimates what the
-        bounds that were chosen leave out.
+        the key's columns, ``units`` and its ``units_sd``, ``units_noise_low`` and
+        ``units_noise_high`` (the ends of the noise's 95% interval), sorted by key; ``answer.cuts``
+        estimates what the privately chosen bounds leave out.
 
     Raises:
-        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+        UsageError: an argument cannot be used.
+        PolicyError: the charge exceeds the account's limit.
     """
     return _ask("units", locals())
 
@@ -106,22 +109,23 @@ def keys(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """Which keys there are, without any figure: all of the budget goes into finding them.
+    """The keys of the table, without any figure: all of the budget is used to find them.
 
-    With Gaussian noise a key is here if its noisy weighted number of units is above a threshold.  A
-    unit of n keys adds 1 / sqrt(n) to each, so that with or without its rows the numbers of all
-    keys move by 1 in L2, which the noise is for; the threshold is so high that a key which one unit
-    alone has is here with a chance of at most ``delta``, all such keys together.  With geometric
-    noise, which is charged plain, each key is here with the largest chance that its part of epsilon
-    and delta allows.
+    With Gaussian noise a key is returned if its noisy weighted number of units is above a
+    threshold.  A unit of n keys adds 1 / sqrt(n) to each, so that with or without its rows the
+    numbers of all keys move by 1 in L2, to which the noise is scaled; the threshold is so high
+    that a key which one unit alone has is returned with a chance of at most ``delta``, all such
+    keys together.  With geometric noise, which is charged plain, each key is returned with the
+    largest chance that its part of epsilon and delta allows.
 
     The arguments are those of `histogram`.
 
     Returns:
-        key's columns, sorted.
+        the key's columns, sorted.
 
     Raises:
-        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+        UsageError: an argument cannot be used.
+        PolicyError: the charge exceeds the account's limit.
     """
     return _ask("keys", locals())
 
@@ -143,19 +147,20 @@ def count(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """How many rows each key has; without a key, how many there are.
+    """The number of rows with each key; without a key, the number of all rows.
 
     Args:
-        max_rows: of one unit, the most rows of a key that count; unless given, it is chosen
-            privately.
+        max_rows: the most rows of one unit in a key that count; unless given, the number is
+            chosen privately.
 
     The other arguments are those of `histogram`.
 
     Returns:
-        key's columns, ``count``, ``count_sd``, ``count_noise_low`` and ``count_noise_high``.
+        the key's columns, ``count``, ``count_sd``, ``count_noise_low`` and ``count_noise_high``.
 
     Raises:
-        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+        UsageError: an argument cannot be used.
+        PolicyError: the charge exceeds the account's limit.
     """
     return _ask("count", locals())
 
@@ -183,20 +188,21 @@ def sum(
 
     Args:
         value: the column of numbers.
-        bounds: least and largest value that counts: others are taken as the nearer one.  From what
-            is known without looking at the rows: they decide the noise.  ``"auto"`` chooses bounds
-            of a unit's sum in a key, privately, with half of the budget; ``max_rows`` has no effect
-            then.
-        max_rows: of one unit, about the most rows of a key that count: its sum there is held within
-            so many times the bounds; unless given, it is chosen privately.
+        bounds: the least and largest value that counts; a value outside counts as the nearer
+            bound.  Choose them from public knowledge, without looking at the rows: they decide
+            the noise.  ``"auto"`` chooses bounds of a unit's sum in a key, privately, with half
+            of the budget; ``max_rows`` has no effect then.
+        max_rows: about the most rows of one unit in a key that count: the unit's sum there is
+            limited to so many times the bounds; unless given, the number is chosen privately.
 
     The other arguments are those of `histogram`.
 
     Returns:
-        key's columns, ``sum``, ``sum_sd``, ``sum_noise_low`` and ``sum_noise_high``.
+        the key's columns, ``sum``, ``sum_sd``, ``sum_noise_low`` and ``sum_noise_high``.
 
     Raises:
-        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+        UsageError: an argument cannot be used.
+        PolicyError: the charge exceeds the account's limit.
     """
     return _ask("sum", locals())
 
@@ -222,20 +228,22 @@ def mean(
 ) -> "PrivateTable":
     """The mean of a column for each key; without a key, of all rows.
 
-    It is a noisy sum over a noisy count, from one budget; missing where that count is below 1.
+    The mean is a noisy sum divided by a noisy count, from one budget; it is missing where that
+    count is below 1.
 
     Args:
-        value, bounds: as of `sum`; ``"auto"`` chooses bounds of a unit's own mean in a key.
-        max_rows: of one unit, the rows of a key that count; of more, their mean counts so many
-            times; unless given, it is chosen privately.
+        value, bounds: see `sum`; ``"auto"`` chooses bounds of a unit's own mean in a key.
+        max_rows: the most rows of one unit in a key that count; if it has more, their mean counts
+            so many times; unless given, the number is chosen privately.
 
     The other arguments are those of `histogram`.
 
     Returns:
-        key's columns, ``mean``, ``mean_sd``, ``mean_noise_low`` and ``mean_noise_high``.
+        the key's columns, ``mean``, ``mean_sd``, ``mean_noise_low`` and ``mean_noise_high``.
 
     Raises:
-        UsageError: an argument is not usable; PolicyError: beyond the account's limit.
+        UsageError: an argument cannot be used.
+        PolicyError: the charge exceeds the account's limit.
     """
     return _ask("mean", locals())
 
@@ -243,23 +251,24 @@ def mean(
 def plan(
     figure: Literal["histogram", "count", "sum", "mean", "keys"], data: Any, **arguments: Any
 ) -> "QuestionPlan":
-    """What a question would cost, whether it would be answered, and how exact it would be.
+    """What a question would cost, whether it would be answered, and how exact the answer would be.
 
-    Charges nothing, writes nothing and counts no row: of the table only the names and types of its
-    columns are used (those of a pandas column of objects are inferred from its values).  So the
-    plan is the same for every table with these columns, and all of it may be published.
+    The plan charges nothing, writes nothing and counts no row.  It uses only the names and types
+    of the table's columns (the type of a pandas column of objects is inferred from its values).
+    So the plan is the same for every table with these columns, and may be published.
 
         dpstream.plan("count", visits, unit="user", key="page", epsilon=1.0)
 
     Args:
         figure: the name of the function that would be called.
-        data, arguments: what it would be given: see `histogram`, `count`, `sum` and `mean`.
+        data, arguments: its arguments; see `histogram`, `count`, `sum` and `mean`.
 
     Returns:
-        the plan; whatever the function would refuse before it reads a row is its ``refusal``.
+        the plan; an error that the function would raise before it reads a row is its ``refusal``.
 
     Raises:
-        UsageError: there is no such function; TypeError: it has no such argument, or lacks one.
+        UsageError: there is no such function.
+        TypeError: the function has no such argument, or a required one is missing.
     """
     import inspect
 
@@ -290,7 +299,7 @@ _FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
 
 
 def _arguments(kind: "Figure", call: Mapping[str, Any]) -> "Arguments":
-    """The question of a call, by the names of its arguments."""
+    """Return the question of a call, from the call's arguments by name."""
     from dpstream.pipelines.frames.question import Arguments
 
     given: dict[str, Any] = {
@@ -310,7 +319,7 @@ def _how(call: Mapping[str, Any]) -> "Asking":
 
 
 def _ask(kind: "Figure", call: Mapping[str, Any]) -> "PrivateTable":
-    """The answer of a call."""
+    """Return the answer of a call."""
     import warnings
 
     from dpstream.accounting.strength import WeakGuaranteeWarning, check_delta, weaknesses

@@ -1,7 +1,7 @@
 """The dry run of a question about a table in memory: `dpstream.plan`.
 
-It uses names and types of columns, the account and the secret, never a row: so it is the same
-for all tables with these columns, and writes nothing.
+The plan uses the names and types of columns, the account and the secret, never a row.  So it is the
+same for all tables with these columns.  It writes nothing.
 """
 
 from collections.abc import Sequence
@@ -29,26 +29,28 @@ _NO_RUN = "0" * 32
 
 
 class QuestionPlan(NamedTuple):
-    """What a question would cost, whether it would be answered, and how exact; public.
+    """What a question would cost, whether it would be answered, and how exactly; public.
 
     Attributes:
-        acceptance: whether it would be answered now, of which the properties below are parts.
+        acceptance: whether the question would be answered now; several properties below read it.
         cost: ``epsilon``, ``delta``, ``mu`` and ``threshold_delta`` of one answer; ``None`` where
             the arguments make no question.
-        left: what the account would have left after it, ``epsilon`` of pure noise or ``mu`` of
-            Gaussian noise; ``None`` without an account, or where it would be refused.
-        columns: of the answer: ``name``, ``kind``, whether bounds are ``automatic``, which were
-            ``assumed`` then, and ``parts``, each with ``sd`` of its noise and ``within``, the
-            half-width of its 95% interval; both times ``times``, if that is not ``None``, of what
-            the question will choose: ``low`` and ``high`` of the bounds, ``rows`` of a unit in a
-            key, ``keys`` of a unit.  A mean has two parts, its sum and its count.
+        left: what the account would have left after the answer: ``epsilon`` of pure noise, or
+            ``mu`` of Gaussian noise; ``None`` without an account, or if the question is refused.
+        columns: for each column of the answer its ``name``, ``kind``, whether bounds are
+            ``automatic``, which were ``assumed`` then, and ``parts``, each with ``sd`` of its
+            noise and ``within``, the half-width of its 95% interval.  If ``times`` is not
+            ``None``, multiply both by what the question will choose: ``low`` and ``high`` of the
+            bounds, ``rows`` of a unit in a key, ``keys`` of a unit.  A mean has two parts, its
+            sum and its count.
         thresholds: how keys are selected, for the fewest and for the most keys of a unit where
-            their number is chosen; empty where all keys are public, or there is none.  ``groups``:
-            the keys of a unit that count; ``tau``: the threshold in units; units that a key needs
-            for an even chance to be shown, if each has that key alone (``even_chance_one_group``)
-            or as many as count (``even_chance_all_groups``).
-        warnings: of what the guarantee, or the account's limit, promises.
-        families: for each family of noise that the question can take: ``mechanism``, whether it is
+            their number is chosen; empty where all keys are public, or there is no key.
+            ``groups``: the keys of a unit that count; ``tau``: the threshold in units; the number
+            of units with which a key has a 50% chance of being published, if each unit has that
+            key alone (``even_chance_one_group``) or as many keys as count
+            (``even_chance_all_groups``).
+        warnings: about what the guarantee, or the account's limit, promises.
+        families: for each family of noise that the question can use: ``mechanism``, whether it is
             ``taken``, its ``columns`` as above, its ``cost``, and how many more such ``questions``
             the account's limit allows (``None`` without an account).
     """
@@ -63,36 +65,38 @@ class QuestionPlan(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether it would be answered."""
+        """Whether the question would be answered."""
         return self.acceptance.refusal is None
 
     @property
     def refusal(self) -> DpstreamError | None:
-        """The error that it would end with before a row is read; ``None``: it would be answered."""
+        """The error that the question would raise before it reads a row; ``None`` if accepted."""
         return self.acceptance.refusal
 
     @property
     def charge(self) -> tuple[float, float] | None:
-        """(epsilon, delta) that would be charged; ``None``: nothing, it is refused or free."""
+        """(epsilon, delta) that would be charged; ``None`` if the question is refused or free."""
         return self.acceptance.cost
 
     @property
     def answered(self) -> bool:
-        """It was answered before: the same answer is given again, at no charge."""
+        """Whether the question was answered before: the same answer is given again at no charge."""
         return self.acceptance.answered
 
     @property
     def account(self) -> dict[str, Any] | None:
-        """``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta ``spent``
-        and ``with_this``; ``None``: there is no account, or it cannot be read."""
+        """The account's state: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the
+        limit's delta that is ``spent`` now and ``with_this`` answer; ``None`` if there is no
+        account, or it cannot be read.
+        """
         return self.acceptance.account
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Return all fields as values for JSON."""
         return {**self._asdict(), "acceptance": self.acceptance.as_dict()}
 
     def __repr__(self) -> str:
-        """Whether it can be asked, the account, then cost, thresholds and noise."""
+        """Describe acceptance, account, cost, thresholds and noise, in this order."""
         lines = self.acceptance._replace(warnings=()).lines("Can ask")
         if self.left is not None:
             lines.append(
@@ -120,7 +124,7 @@ def planned(
     how: Asking,
     allow_large_delta: bool,
 ) -> QuestionPlan:
-    """The plan of a question; see `frames.one_shot` for its arguments."""
+    """Return the plan of a question; see `frames.one_shot` for its arguments."""
     try:
         question, _ = question_of(without_rows(data), request)
     except DpstreamError as error:
@@ -161,7 +165,7 @@ def planned(
 
 
 def _limit(account: DataSetAccount) -> Limit | None:
-    """The account's limit; ``None`` where the account cannot be read, which `_acceptance` says."""
+    """Return the account's limit; ``None`` if the account cannot be read (see `_acceptance`)."""
     try:
         return limit_of(read_history(account.place))
     except DpstreamError:
@@ -171,10 +175,10 @@ def _limit(account: DataSetAccount) -> Limit | None:
 def _acceptance(
     question: Question, charge: "Charge", account: DataSetAccount, how: Asking
 ) -> Acceptance:
-    """Whether the account would take the question.
+    """Return whether the account would accept the question.
 
     Raises:
-        DpstreamError: there is no secret, or the label is not usable.
+        DpstreamError: the secret cannot be read, or the label cannot be used.
     """
     from dpstream.pipelines.ask.sequence import request_of
 

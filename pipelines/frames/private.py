@@ -1,4 +1,4 @@
-"""A private answer about a table: an Arrow table that carries its guarantee."""
+"""A private answer about a table: an Arrow table with its guarantee."""
 
 from typing import Any
 
@@ -23,20 +23,23 @@ _INSECURE = "NOT PRIVATE: drawn with a fixed test secret, which whoever knows it
 
 
 class PrivateTable:
-    """A differentially private answer.  All of it may be published, once, but ``charged``: that an
-    answer was given before says without noise that no row has changed since.
+    """A differentially private answer.
 
-    Tables of pandas, Polars and Arrow are made of it as of any with an Arrow stream:
+    All of it may be published, once, except ``charged``: that an answer was given before shows,
+    without noise, that no row has changed since.
+
+    pandas, Polars and Arrow convert it as any object with an Arrow stream:
     ``answer.to_pandas()``, ``polars.DataFrame(answer)``, ``pyarrow.table(answer)``.
 
     Attributes:
         table: the key's columns, the figure, its noise's sd, and ``noise_low`` and ``noise_high``
-            (the ends of the noise's 95% interval), sorted by key; the schema's metadata have the
-            guarantee and what bounds cut.
-        header: what it cost and when it was first given.
-        guarantee: in words.
-        charged: this very call was charged for it; ``None``: there is no ledger.
-        receipt: the committed bytes; digest: binds them to their charge (empty without a ledger).
+            (the ends of the noise's 95% interval), sorted by key; the schema's metadata hold the
+            guarantee and estimates of what bounds leave out.
+        header: the answer's cost, and when it was first given.
+        guarantee: the guarantee as text.
+        charged: whether this very call was charged; ``None``: there is no account.
+        receipt: the committed bytes.
+        digest: binds the receipt to its charge (empty without an account).
     """
 
     def __init__(
@@ -53,33 +56,33 @@ class PrivateTable:
 
     @property
     def cuts(self) -> dict[str, Cut]:
-        """Private estimates of what the bounds that were chosen leave out, by what was chosen."""
+        """Private estimates of what the chosen bounds leave out, by the name of the bound."""
         return self.header.cuts
 
     @property
     def epsilon(self) -> float:
-        """What it cost."""
+        """The epsilon that the answer cost."""
         return self.header.epsilon
 
     @property
     def delta(self) -> float:
-        """What it cost."""
+        """The delta that the answer cost."""
         return self.header.delta
 
     def to_pandas(self, **options: Any) -> Any:
-        """A DataFrame of pandas; options are those of ``pyarrow.Table.to_pandas``."""
+        """Return a DataFrame of pandas; options are those of ``pyarrow.Table.to_pandas``."""
         require("pandas", "to_pandas")
         return self.table.to_pandas(**options)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The table as Arrow's protocol of capsules has it."""
+        """Return the table as a capsule of Arrow's C stream interface."""
         return self.table.__arrow_c_stream__(requested_schema)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def __repr__(self) -> str:
-        """The guarantee, and the first rows."""
+        """Return the guarantee and the first rows as text."""
         names, rows = self.table.column_names, self.table.slice(0, _PRINTED_ROWS).to_pylist()
         cells = [names, *([_cell_text(row[name]) for name in names] for row in rows)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
@@ -90,10 +93,10 @@ class PrivateTable:
 
 
 def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -> PrivateTable:
-    """The answer of a question as its asker gets it.
+    """Return the answer of a question in the form that the caller gets.
 
     Args:
-        data_set: in whose ledger it was charged; ``None``: nowhere.
+        data_set: the data set in whose account it was charged; ``None``: it was not charged.
     """
     header, charged = answer.header, None if data_set is None else answer.charged
     question = question.taking(question.families.of(header.mu))
@@ -112,7 +115,7 @@ def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -
 
 
 def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
-    """The guarantee, what of a unit counts, and where it was charged."""
+    """Return the guarantee, the contribution bounds of a unit, and the account as text."""
     header, column, plan = answer.header, question.column, question.gridded.plan
     claim = (
         f"({up(header.epsilon)}, {up(header.delta)})-differential privacy of this answer, for all "
@@ -152,7 +155,7 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
 
 
 def _public(question: Question, header: Header) -> dict[str, int]:
-    """Default bounds of histograms that had too few units to choose by."""
+    """Return the public default bounds, used where a histogram had too few units to choose."""
     design, plan, column = question.gridded.design, question.gridded.plan, question.column
     names = set() if design is None else {of.name for of in design.histograms}
     constants = {GROUPS: plan.groups or 0}

@@ -1,11 +1,11 @@
-"""A project file in Python: its jobs, tables and data sets by the names that commands take.
+"""A project file in Python: its jobs, tables and data sets by the names that commands use.
 
     shop = dpstream.project("dpstream.toml")
     shop.run("daily")
     print(shop.sql("SELECT ...").table)
     dpstream.count(visits, unit="customer", key="page", epsilon=1.0, account=shop.account())
 
-Each method loads what it needs, so that a question about a table in memory loads no Beam.
+Each method imports what it needs, so that a question about a table in memory imports no Beam.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,16 @@ def project(
     environment: str | None = None,
     settings: Sequence[str] = (),
 ) -> "ProjectFile":
-    """A project file, by which jobs run and questions are asked.
+    """Open a project file, to run its jobs and ask questions about its data sets.
 
     Args:
-        path: of the file or its folder; ``None``: the one that commands find from the current
+        path: the file or its folder; ``None``: the file that commands find from the current
             folder.
-        environment: as ``--env``; settings: as ``--set``, each ``FIELD=VALUE``.
+        environment: the name of an environment, as for ``--env``.
+        settings: places, each ``FIELD=VALUE``, as for ``--set``.
 
     Raises:
-        UsageError: there is no such file, or it cannot be read as one.
+        UsageError: there is no such file, or it is not a project file.
     """
     return ProjectFile(path, environment, settings)
 
@@ -49,10 +50,11 @@ def project(
 class ProjectFile:
     """A project file; `project` opens it.
 
-    The file is read again by every method, as by every command: what it says now counts.
+    Every method reads the file again, as every command does, so that a change takes effect at
+    once.
 
     Attributes:
-        path: of the file, absolute.
+        path: the file's absolute path.
     """
 
     def __init__(
@@ -64,27 +66,27 @@ class ProjectFile:
         self._environment, self._settings = environment, tuple(settings)
 
     def job(self, name: str | None = None) -> "Job":
-        """A checked job.
+        """Return a checked job.
 
         Args:
-            name: of the job; ``None``: the only one.
+            name: the job's name; ``None``: the only job of the file.
 
         Raises:
-            UsageError, PolicyError: it is not usable, or no guarantee survives it.
+            UsageError, PolicyError: the job cannot be used, or has no guarantee.
         """
         from dpstream.pipelines.jobs.job import load_job
 
         return load_job(self.path, name, environment=self._environment, settings=self._settings)
 
     def run(self, name: str | None = None, **how: Any) -> "Result":
-        """Run a job to its end, as ``dpstream run`` does: it is charged before it is read.
+        """Run a job to its end, as ``dpstream run`` does: charge the run, then read records.
 
         Args:
-            name: of the job; ``None``: the only one.
+            name: the job's name; ``None``: the only job of the file.
             how: further arguments of `stream.run.run_job` (``runner``, ``through``, ``fresh``).
 
         Raises:
-            DpstreamError: refused or failed.
+            DpstreamError: the run was refused, or failed.
         """
         from dpstream.pipelines.stream.run import run_job
 
@@ -99,17 +101,18 @@ class ProjectFile:
         as_of: str = "",
         runner: "Runner | None" = None,
     ) -> "SqlAnswer":
-        """The private answer of a statement about the tables of a data set.
+        """Return the private answer of a statement about the tables of a data set.
 
         Args:
             statement: in GoogleSQL's syntax, as for ``dpstream sql``.
             data_set: its name in the file; ``None``: the only one.
-            fresh: ask again, at a new charge, what was answered before.
+            fresh: ask again, at a new charge, a question that was answered before.
             as_of: a public label of the state of the data, e.g. a date.
-            runner: whose workers read the rows; ``None``: this process.
+            runner: the Beam runner whose workers read the rows; ``None``: this process reads them.
 
         Raises:
-            DpstreamError: not usable, not private as written, or beyond the account's limit.
+            DpstreamError: the statement cannot be used, or not privately as it is written, or its
+                charge exceeds the account's limit.
         """
         from dpstream.pipelines.sql.ask import ask
 
@@ -117,13 +120,13 @@ class ProjectFile:
         return ask(connection.catalog, statement, Asking(fresh, as_of), runner=runner)
 
     def connect(self, data_set: str | None = None) -> "Connection":
-        """A DB-API connection to the tables of a data set; `sql.dbapi.connect`."""
+        """Return a DB-API connection to the tables of a data set; see `sql.dbapi.connect`."""
         from dpstream.pipelines.sql.dbapi import connect
 
         return connect(self.path, data_set, environment=self._environment, settings=self._settings)
 
     def session(self, table: str | None = None, **how: Any) -> "Session":
-        """A session on a table whose records have budgets of their own.
+        """Return a session on a table in which each record has its own budget.
 
         Args:
             table: its name in the file; ``None``: the only one.
@@ -136,13 +139,13 @@ class ProjectFile:
         )
 
     def account(self, data_set: str | None = None) -> DataSetAccount:
-        """The account and the secret of a data set, for questions about tables in memory.
+        """Return the account and the secret of a data set, for questions about tables in memory.
 
         Args:
             data_set: its name in the file; ``None``: the only one.
 
         Raises:
-            UsageError: the data set names no account.
+            UsageError: the data set has no account in the file.
         """
         from dpstream.pipelines.project.data_sets import account_of, secret_of
 

@@ -1,7 +1,7 @@
-"""What is asked about a table: fixed, checked and priced before a row is looked at.
+"""A question about a table: it is fixed, checked and priced before any row is read.
 
-A question is a query (``accounting.query``) of one column.  Its digest covers all of it but the
-rows, so that the same question about the same rows is one request in a ledger.
+A question is a query (``accounting.query``) of one column.  Its digest covers everything except the
+rows, so that an account recognises the same question.
 """
 
 import hashlib
@@ -43,17 +43,17 @@ Figure = ColumnKind | Literal["keys"]
 
 
 class Arguments(NamedTuple):
-    """Arguments of a question, as a caller gave them.
+    """The arguments of a question, as a caller gave them.
 
     Attributes:
-        kind: of the column of the answer: ``units``, ``count``, ``sum`` or ``mean``; ``keys``:
-            the keys alone.
+        kind: the kind of the answer's column: ``units``, ``count``, ``sum`` or ``mean``; or
+            ``keys`` for the keys alone.
         unit, key, value: names of columns; ``key`` is empty for one figure of all rows.
-        bounds: of each value; ``None`` where none are needed.
-        max_keys, max_rows: of one unit, keys that count and rows of each that do; ``None``: chosen
-            privately.
+        bounds: lower and upper bound of each value; ``None`` where none are needed.
+        max_keys, max_rows: the most keys of a unit, and rows of a unit in each, that count;
+            ``None``: chosen privately.
         public_keys: all keys that are published, whatever the rows hold.
-        mechanism: family of the noise, or ``auto``.
+        mechanism: the family of the noise, or ``auto``.
         optimise: how ``auto`` compares; ``None``: ``limit`` if charged, else ``answer``.
         charged: whether the question is charged in an account.
     """
@@ -78,13 +78,13 @@ class Question(NamedTuple):
 
     Attributes:
         unit, key, value: names of columns.
-        kinds: of the unit's and of each key's ids.
-        families: its plan in each family of noise that it can take; the plan has one column, named
-            as its kind, or none.
-        gridded: the plan in the family that is taken; once there is a charge, in its family.
-        public: canonical public keys, each once; ``None`` where keys are selected, or there is no
-            key.
-        digest: of everything here but the family that is taken.
+        kinds: the kinds of ids of the unit and of each key column.
+        families: the plan in each family of noise that the question can use; a plan has one
+            column, with the name of its kind, or no column.
+        gridded: the plan in the family that is used; after a charge, in the charge's family.
+        public: canonical public keys without duplicates; ``None`` where keys are selected, or
+            there is no key.
+        digest: covers every field except the family that is used.
     """
 
     unit: str
@@ -98,48 +98,55 @@ class Question(NamedTuple):
 
     @property
     def column(self) -> QueryColumn | None:
-        """The column of the answer; ``None``: the keys are all of it."""
+        """The column of the answer; ``None`` if the answer has only keys."""
         columns = self.gridded.plan.columns
         return columns[0] if columns else None
 
     @property
     def automatic(self) -> bool:
-        """Whether it chooses bounds of its column."""
+        """Whether the question chooses bounds of its column privately."""
         return self.column is not None and self.column.automatic
 
     @property
     def kind(self) -> ChargeKind:
-        """Of its charge."""
+        """The kind of the question's charge."""
         return "keys" if self.column is None else "frame"
 
     @property
     def request(self) -> list[bytes]:
-        """What it is known by in an account, which is no row: a table in memory lies nowhere."""
+        """The parts that identify the question in an account: its digest alone, without rows or
+        paths.
+        """
         return [self.digest.encode()]
 
     def identity(self, unit: str | None) -> UnitIdentity:
-        """The unit in a ledger, which may call it otherwise."""
+        """Return the unit as the account names it.
+
+        Args:
+            unit: the unit's name in the account; ``None``: the column's name.
+        """
         kind = self.kinds[0]
         if kind not in _UNITS:
             raise InvariantError("kind in _UNITS")
         return UnitIdentity(unit or self.unit, kind)
 
     def taking(self, gridded: Gridded) -> "Question":
-        """The same question with the plan of one of its families."""
+        """Return the same question with the plan of one of its families."""
         return self._replace(gridded=gridded)
 
     def charge(self, run_id: str, unit: UnitIdentity) -> Charge:
-        """What one answer costs."""
+        """Return the charge of one answer."""
         cost = cost_of(self.gridded.plan)
         figures = (cost.epsilon, cost.delta, cost.mu, cost.threshold_delta)
         return Charge(run_id, self.digest, unit.text, *figures, kind=self.kind)
 
 
 def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.ChunkedArray]]:
-    """The question, and the columns of the table that it is about; no value is looked at.
+    """Return the checked question and the table's columns that it needs; read no value.
 
     Raises:
-        UsageError, PolicyError: an argument is not usable, or nothing private.
+        UsageError: an argument cannot be used.
+        PolicyError: the question as asked cannot be answered privately.
     """
     key = _names(request)
     named = {"unit": [request.unit], "key": key}
@@ -169,7 +176,7 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
 
 
 def _names(request: Arguments) -> list[str]:
-    """The key's columns; names are checked against each other, not yet against the table."""
+    """Return the key's columns; check names against each other, not yet against the table."""
     given = request.key
     key = [] if given is None else [given] if isinstance(given, str) else list(given)
     if not isinstance(request.unit, str):
@@ -195,7 +202,7 @@ def _names(request: Arguments) -> list[str]:
 
 
 def _families(request: Arguments, grouped: bool, public: bool, integral: bool) -> Families:
-    """The plan of the question in each family of noise, on its grid."""
+    """Return the plan of the question in each family of noise, with its grid."""
     mechanism: Mechanism = _word("mechanism", request.mechanism, get_args(Mechanism))
     optimise = _optimise(request)
     epsilon, delta = (
@@ -257,7 +264,7 @@ def _families(request: Arguments, grouped: bool, public: bool, integral: bool) -
 
 
 def _column(request: Arguments) -> QueryColumn:
-    """The column of the answer, but for its grid."""
+    """Return the column of the answer, without its grid."""
     if request.kind == "keys":
         raise InvariantError("an answer of keys has no column")
     chosen = request.max_rows is None
@@ -331,7 +338,7 @@ def _integer(argument: str, given: Any, most: int) -> int:
 
 
 def _public(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table | None:
-    """Canonical public keys, each once, in their order; public."""
+    """Return the canonical public keys without duplicates, in canonical order; public."""
     if given is None:
         return None
     if not key:
@@ -341,14 +348,15 @@ def _public(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table | 
 
 
 def keys_table(given: Any, key: Sequence[str], kinds: Sequence[str]) -> pa.Table:
-    """Public keys as a table of canonical columns.
+    """Return public keys as a table of canonical columns.
 
     Args:
         given: a list or Series of one key's values, or a table with the key's columns.
-        key: names; kinds: of the columns' ids.
+        key: the names of the key's columns.
+        kinds: the kinds of the columns' ids.
 
     Raises:
-        UsageError: they are none, or of other types.
+        UsageError: there are no keys, or they have other types.
     """
     if hasattr(given, "columns"):
         columns = columns_of(given, {"public_keys": key})
@@ -390,7 +398,7 @@ def _listed(given: Any) -> pa.ChunkedArray:
 
 
 def _digest(public: pa.Table | None) -> bytes:
-    """Of the public keys' content, whatever layout it has."""
+    """Return a digest of the public keys' content, independent of its memory layout."""
     if public is None:
         return b""
     digest = hashlib.blake2b(digest_size=16)

@@ -1,14 +1,14 @@
 """Rows of a table -> canonical rows -> partials of a query, in numpy.
 
-What a row is depends on that row alone: its unit and key become keyed ids in the canonical forms of
-``dp_transforms.ingest.columns``, its value a float.  A row without a unit (or with an empty one), a
-key or a usable value counts nowhere; nor does one whose key is none of the public ones.
+What a row becomes depends on that row alone: its unit and key become keyed ids in the canonical
+forms of ``dp_transforms.ingest.columns``, its value a float.  A row without a unit (or with an
+empty one), a key or a usable value does not count; nor does a row whose key is not a public key.
 
-Stage 1 is that of SQL (``pipelines.sql.rewrite``) on one table without expressions: a value is
-clamped and rounded to the grid row by row; a unit's rows of a key are added up exactly, and of a
-mean with more rows than count, scaled down to as many.  What bounds a unit is stage 2's
-(``dp_transforms.one_shot``, mechanism.md section 11): nothing here is its guarantee, but that every
-partial is made of one unit's rows.
+Stage 1 is that of SQL (``pipelines.sql.rewrite``) on one table without expressions: each value is
+held within the bounds and rounded to the grid; the rows of a unit with a key are added up exactly;
+for a mean, the sum of a unit with more rows than count is scaled down to that many.  Stage 2
+(``dp_transforms.one_shot``, mechanism.md section 11) bounds a unit's contributions: its guarantee
+relies on this module only in that every partial is made of the rows of one unit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,13 +37,13 @@ _WIDE = 1 << 32
 
 
 class Rows(NamedTuple):
-    """PRIVATE: the rows of a table that count, those of a unit in a group side by side.
+    """PRIVATE: the rows of a table that count, sorted by unit and group.
 
-    Histograms and the answer read them several times, so they are sorted once.
+    They are sorted once, because histograms and the answer read them several times.
 
     Attributes:
-        unit: (n,) slots of units; unit_ids: (units, 2) their keyed ids.
-        group: (n,) codes of groups; groups: their values and ids.
+        unit: (n,) int64 slots of units; unit_ids: (units, 2) their keyed ids.
+        group: (n,) int64 codes of groups; groups: their values and ids.
         value: (n,) finite floats; ``None`` where only rows are counted.
     """
 
@@ -55,10 +55,10 @@ class Rows(NamedTuple):
 
 
 def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: KeyRing) -> Rows:
-    """The rows that count; all are copies, so that what becomes of the table no longer matters.
+    """Return copies of the rows that count, so that later changes of the table have no effect.
 
     Raises:
-        UsageError: there are too many.
+        UsageError: there are too many rows.
     """
     if len(columns[question.unit]) > MAX_PARTIALS:
         raise UsageError("data", f"has more than {MAX_PARTIALS} rows", "ask it by `dpstream sql`")
@@ -91,7 +91,7 @@ def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: Ke
 
 
 def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
-    """What stage 2 is handed, for a plan with its bounds."""
+    """Return the input of stage 2, for a plan with its bounds."""
     partials = Partials(rows.unit, rows.group, rows.unit_ids, rows.groups.ids)
     if not plan.columns or plan.columns[0].kind == "units":
         return partials
@@ -109,9 +109,12 @@ def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
 
 
 def histogram_values(name: str, column: QueryColumn | None, rows: Rows) -> Values:
-    """What a histogram is of: groups of each unit, or of a unit in a group its rows, its sum or its
-    mean (in grid steps); of a sum within given bounds how many times the nearer bound it is, which
-    is what a bound on rows limits."""
+    """Return the values that a histogram counts.
+
+    These are the number of groups of each unit; or, for each unit in a group, its number of rows,
+    or its sum or mean (in grid steps).  For a sum within given bounds it is the multiple of the
+    nearer bound, which is what a bound on rows limits.
+    """
     if column is not None and name == column.rows_histogram and column.kind == "sum":
         low, high = column.grid_bounds()
         unit, group, total, _ = _by_pair(rows, _steps(rows, column.grid, low, high))
@@ -132,12 +135,12 @@ def histogram_values(name: str, column: QueryColumn | None, rows: Rows) -> Value
 
 
 def _limits(column: QueryColumn) -> tuple[int, int]:
-    """Where each row is clamped: to the bounds where they hold per row."""
+    """Return the bounds of each row's value in grid steps: the column's, if they hold per row."""
     return column.grid_bounds() if column.per == "row" else (-_WIDE, _WIDE)
 
 
 def _steps(rows: Rows, grid: float, low: int, high: int) -> Int64:
-    """(n,) values in whole steps, clamped."""
+    """Return the (n,) values in whole grid steps, held within the bounds."""
     if rows.value is None:
         raise InvariantError("rows.value is not None")
     with np.errstate(over="ignore"):  # 1e308 on a grid of 0.1 is beyond every bound
@@ -146,7 +149,7 @@ def _steps(rows: Rows, grid: float, low: int, high: int) -> Int64:
 
 
 def _means(column: QueryColumn, rows: Rows, partials: Partials) -> Partials:
-    """Centred sums and counts of each unit in a group, of at most r rows."""
+    """Return centred sums and counts for each unit in a group, of at most ``most_rows`` rows."""
     most = column.most_rows
     centred = _steps(rows, column.grid, *_limits(column)) - middle_of(column)
     unit, group, total, count = _by_pair(rows, centred)
@@ -157,7 +160,7 @@ def _means(column: QueryColumn, rows: Rows, partials: Partials) -> Partials:
 
 
 def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Unit, group, sum and number of rows of each (unit, group)."""
+    """Return unit, group, sum and number of rows of each (unit, group)."""
     pair = pairs(rows.unit, rows.group, len(rows.groups.ids))
     first = np.flatnonzero(np.diff(pair, prepend=-1))
     if not first.size:
@@ -169,10 +172,10 @@ def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
 
 
 def _coded(column: pa.ChunkedArray, kind: str, empty: bool = True) -> tuple[Int64, pa.Array, Bool]:
-    """(rows,) codes of canonical values, the values by code, and the rows that have one.
+    """Return (rows,) codes of canonical values, the values by code, and a mask of rows with one.
 
     Args:
-        empty: a text of no characters is a value.
+        empty: whether a text of no characters is a value.
     """
     try:
         codes, spelled = encoded(_plain(column))
@@ -189,7 +192,7 @@ def _coded(column: pa.ChunkedArray, kind: str, empty: bool = True) -> tuple[Int6
 
 
 def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
-    """(rows,) codes of the groups, of which only different ones are looked up."""
+    """Return (rows,) codes of the groups; each distinct group is looked up once."""
     codes, values = keys[0][0], [keys[0][1]]
     for more, its_values in keys[1:]:
         size = np.int64(max(1, len(its_values)))
@@ -205,7 +208,7 @@ def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts in their plain layout; of a dictionary, the values."""
+    """Return texts and bytes in Arrow's plain layout; dictionaries are decoded."""
     kind, of = column.type, pa.types
     if of.is_dictionary(kind):
         column = pa.chunked_array([decoded(one_array(column))])
@@ -218,6 +221,6 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _ends(texts: pa.Array) -> Int64:
-    """(n + 1,) where the bytes of each text begin and the last's end."""
+    """Return the (n + 1,) offsets of the texts' bytes."""
     ends = np.frombuffer(texts.buffers()[1] or bytes(4), np.int32)
     return ends[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""``records | dpstream.DPStream(job)``: the flow, begun by a job or a plan, on rows of any kind."""
+"""``records | dpstream.DPStream(job)``: the flow of a job or a plan, on rows of any kind."""
 
 import warnings
 from typing import Any
@@ -36,29 +36,28 @@ _OF_JOB = "is in the job"
 class DPStream(flow.DPStream):
     """Differentially private running counts and sums per key.
 
-    Records are Arrow batches with positions (of ``ReadFiles``, ``ReadTable``, `Rows`).  Of a job
-    with ``table.record_id`` they may be rows, dicts or DataFrames as they are.  Bounded input in
-    which two rows have one position is refused, for all but one would be lost.
+    Records are Arrow batches with positions (from ``ReadFiles``, ``ReadTable`` or `Rows`).  If the
+    job has ``table.record_id``, they may also be rows, dicts or DataFrames.  Bounded input in which
+    two rows have the same position is refused, because all but one of them would be dropped.
 
     Args:
-        plan: a loaded job, whose run is begun, and charged in its ledger, when the transform is
+        plan: a loaded job, whose run is begun, and charged in its account, when the transform is
             applied; or the public plan.
-        run: a run that was begun before; without it one is begun or resumed.
+        run: a run that was begun before; without it a run is begun or resumed.
         public_keys: all keys that are published, with or without records: a list, or a table with
-            the key's columns.  They are part of the plan, so other lists are other runs.
-        source: what tells these records from others (a name and version, a digest), because a store
-            goes on only with the input that it was begun with.  A job's own files and a table of
-            ``ReadTable`` tell it themselves.
-        secret, store, shards, account: of a plan whose run is begun here: a reference to the
-            secret (``file:PATH``, ``env:NAME``, ``gcp:...``), by default that of the account's
-            data set; the store's URL and its shards;
-            the account that the run is charged in (`frames.account`), without which nobody counts
-            what is spent.
-        clock: announces trigger times (`dp_transforms.beam.clock`).
+            the key's columns.  They are part of the plan, so other keys make another run.
+        source: an identity of these records (a name and version, or a digest), because a store
+            continues only with the input that its run was begun with.  A job's own files and a
+            table of ``ReadTable`` have an identity already.
+        secret, store, shards, account: needed for a plan whose run is begun here: a reference to
+            the secret (``file:PATH``, ``env:NAME``, ``gcp:...``), by default that of the account's
+            data set; the store's URL and its number of shards; the account that the run is charged in (`frames.account`), without which no
+            account adds up what is spent.
+        clock: emits the trigger times (`dp_transforms.beam.clock`).
 
     Raises:
-        UsageError: an argument is not usable; PolicyError: the store, the input or the ledger
-            forbids the run.
+        UsageError: an argument cannot be used.
+        PolicyError: the store, the input or the account does not allow the run.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class DPStream(flow.DPStream):
 
     @no_annotations
     def expand(self, pcoll: beam.PCollection) -> Output:
-        """Records in, sealed releases and dead letters out."""
+        """Return the sealed releases and the dead letters of the records."""
         job, watch = self._job, None
         records = _batches(pcoll, self._run.plan if job is None else job)
         if job is not None:
@@ -134,7 +133,7 @@ class DPStream(flow.DPStream):
         return output._replace(releases=output.releases | "Compare" >> compared)
 
     def _identity(self, job: Job, pcoll: beam.PCollection) -> list[bytes] | None:
-        """What tells the input from others; ``None``: it is the job's own files."""
+        """Return an identity of the input; ``None`` for the job's own files."""
         if self._source:
             return [b"rows", self._source.encode()]
         origin = _origin(pcoll)
@@ -150,7 +149,7 @@ class DPStream(flow.DPStream):
 
 
 def _warn(plan: Plan) -> None:
-    """A guarantee that promises little is told to whoever builds the pipeline."""
+    """Warn the author of the pipeline of a guarantee that promises little."""
     for weakness in weaknesses(plan.privacy.epsilon, plan.privacy.delta):
         warnings.warn(weakness, WeakGuaranteeWarning, stacklevel=3)
 
@@ -165,10 +164,11 @@ def _secret(given: str | SecretSource | None, account: Account | None) -> str | 
 def _with_keys(
     plan: Plan, given: Any, file: PrivacyConfig | None = None
 ) -> tuple[Plan, pa.Table | None]:
-    """The plan with a list of public keys, in canonical form.
+    """Return the plan with a list of public keys in canonical form.
 
     Args:
-        file: of the plan's job: its plan has one family of noise, as its keys were private.
+        file: whether the plan is a job's: such a plan has one family of noise, because its keys
+            were private.
     """
     if given is None:
         return plan, None
@@ -190,10 +190,10 @@ def _with_keys(
 
 
 def _batches(pcoll: beam.PCollection, job: Job | Plan) -> beam.PCollection:
-    """Records as batches; rows of a declared type by `Rows`, which refuses what has no number.
+    """Return records as batches; `Rows` converts rows of a declared type, if they have numbers.
 
-    Of a type that is not declared they may be either where ids name them, and `Rows` takes both;
-    else they are taken for batches, and looked at on the workers.
+    Elements of a type that is not declared may be either: if the job has a record id, `Rows`
+    accepts both; otherwise they are assumed to be batches, and the workers check that.
     """
     kind = pcoll.element_type
     if kind in (Any, typehints.Any) and _takes_rows(job):
@@ -204,14 +204,14 @@ def _batches(pcoll: beam.PCollection, job: Job | Plan) -> beam.PCollection:
 
 
 def _takes_rows(job: Job | Plan) -> bool:
-    """Whether `Rows` numbers rows without being told how."""
+    """Return whether `Rows` can number rows without further arguments."""
     if isinstance(job, Plan):
         return job.record_id is not None
     return job.plan.record_id is not None and job.source.query is None and job.cells is None
 
 
 def _origin(pcoll: beam.PCollection) -> beam.PTransform | None:
-    """The source of this package that gave a collection, as it is or by `Rows`."""
+    """Return the source of this package that made a collection, directly or through `Rows`."""
     node = pcoll.producer
     while node is not None and not isinstance(node.transform, ReadFiles | ReadTable):
         node = node.parent

@@ -1,9 +1,9 @@
-"""Columns of a table in memory as Arrow: pandas, Polars, Arrow, and whatever gives Arrow's stream.
+"""Columns of a table in memory as Arrow: from pandas, Polars, Arrow, or any Arrow stream.
 
-Nothing of pandas or Polars is imported: a table names its ``columns``, gives some of them by
-``table[names]``, and itself by ``__arrow_c_stream__`` (Arrow's protocol of capsules).  Only the
-columns that a question is about are looked at: others may hold what Arrow has no type for.
-The library's errors quote values, and are told without their texts.
+The module does not import pandas or Polars: a table lists its ``columns``, returns some of them by
+``table[names]``, and exports itself by ``__arrow_c_stream__`` (Arrow's protocol of capsules).  Only
+the columns that a question needs are read: other columns may have values without an Arrow type.
+The libraries' errors quote values, so their texts are not passed on.
 """
 
 import difflib
@@ -28,14 +28,15 @@ _UNREADABLE = (
 
 
 def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.ChunkedArray]:
-    """Some columns of a table.
+    """Return some columns of a table.
 
     Args:
         data: a table of pandas (2.2 or newer), Polars or Arrow, or any that has an Arrow stream.
-        named: names of columns by the argument that names them, which errors are about.
+        named: names of columns by the argument that names them, for error messages.
 
     Raises:
-        UsageError: it is no table, lacks a column or has one twice, or Arrow has no type for one.
+        UsageError: ``data`` is not a table, lacks a column or has one twice, or Arrow has no
+            type for one.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -54,7 +55,7 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
 
 
 def without_rows(data: Any) -> Any:
-    """A table with the columns of an Arrow stream, which is not read; any other table as it is."""
+    """Return an Arrow stream as a table of its columns without rows; return other tables as is."""
     is_read = isinstance(data, pa.Table | pa.RecordBatch) or _by_name(data)
     if is_read or not hasattr(data, "__arrow_c_stream__"):
         return data
@@ -65,10 +66,10 @@ def without_rows(data: Any) -> Any:
 
 
 def kind_of(argument: str, kind: pa.DataType) -> str:
-    """What ids are made of (``noise.ids.KINDS``), by the Arrow type of a unit or key.
+    """Return the kind of ids (``noise.ids.KINDS``) for the Arrow type of a unit or key.
 
     Raises:
-        UsageError: of a type that is no identity.
+        UsageError: values of this type cannot be ids.
     """
     of = pa.types
     if of.is_dictionary(kind):
@@ -99,10 +100,10 @@ def kind_of(argument: str, kind: pa.DataType) -> str:
 
 
 def check_numbers(argument: str, kind: pa.DataType) -> None:
-    """Refuse a column that is not made of numbers.
+    """Refuse a column whose type is not numeric.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the column is not numeric.
     """
     of = pa.types
     fits = of.is_integer, of.is_floating, of.is_decimal, of.is_null
@@ -115,7 +116,7 @@ def check_numbers(argument: str, kind: pa.DataType) -> None:
 
 
 def _plainly(kind: pa.DataType) -> str:
-    """The type's name alone: names of a struct's fields, or of a dictionary, may be data."""
+    """Return the type's name alone: names of a struct's fields, or of a dictionary, may be data."""
     return str(kind).partition("<")[0].partition("[")[0]
 
 
@@ -124,7 +125,7 @@ def _by_name(data: Any) -> bool:
 
 
 def _given(data: Any, wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
-    """Columns of a DataFrame, all at once, or one by one to say which of them cannot be read."""
+    """Return columns of a DataFrame; if that fails, try each, to name the one that fails."""
     try:
         stream = _stream(_narrowed(data, list(wanted)), "data")
     except UsageError:
@@ -162,7 +163,7 @@ def _unknown(argument: str) -> UsageError:
 
 
 def _read(data: Any) -> pa.Table:
-    """The table of a stream that names no columns before it is read."""
+    """Return the table of a stream that does not list its columns before it is read."""
     try:
         return _stream(data, "data")
     except UsageError:  # a Series has a stream, too

@@ -1,8 +1,8 @@
 """Python's values as Arrow columns, value by value.
 
-Whether a value is taken, and as what, depends on that value and the declared type alone, never on
-its neighbours in a bundle: a value that is not of its column's type is null, and its row goes to
-the dead letter later.  The fast way is for columns in which every value is of the type.
+Whether a value is accepted, and as what, depends on that value and the declared type alone, never
+on the other values of its bundle: a value that is not of its column's type becomes null, and its
+row a dead letter later.  The fast path is for columns in which every value is of the type.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _FAILS = (pa.ArrowException, ValueError, OverflowError)
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of one type; of instants, Beam's own timestamps only."""
+    """Return an array of values of one type; an instant must be one of Beam's timestamps."""
     if pa.types.is_timestamp(kind):
         micros = [value.micros if isinstance(value, Timestamp) else None for value in values]
         return column_of(micros, pa.int64()).cast(kind)
@@ -41,7 +41,7 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _cell(value: Any, kind: pa.DataType) -> pa.Array:
-    """One value; null where it is not of the type or does not fit."""
+    """Return an array of one value, which is null if it is not of the type or does not fit."""
     number = value.item() if isinstance(value, np.generic) else value
     if type(number) in _EXACT[kind]:
         with contextlib.suppress(*_FAILS):
@@ -50,8 +50,11 @@ def _cell(value: Any, kind: pa.DataType) -> pa.Array:
 
 
 def instants_of(values: Sequence[Any]) -> pa.Array:
-    """Times as rows have them: Beam's timestamps, Python's, numpy's and pandas' (those without a
-    zone are UTC), whole numbers of microseconds since 1970, and RFC 3339 text."""
+    """Return times as Beam's timestamps, from the forms that rows have.
+
+    These are Beam's timestamps, those of Python, numpy and pandas (without a zone they are UTC),
+    whole numbers of microseconds since 1970, and RFC 3339 text.
+    """
     micros, valid = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     kinds = np.array([_kind(value) for value in values])
     for kind, micros_of in _TIMES.items():

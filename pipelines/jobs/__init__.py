@@ -1,1 +1,1 @@
-"""Jobs of a project file: their parts, the plan they mean, and the secret's place."""
+"""Jobs of a project file: their parts, their plan, and the reference to the secret."""

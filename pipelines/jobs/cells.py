@@ -1,8 +1,8 @@
-"""The cells of a workload's domain as the public keys of a job: one number in place of its key.
+"""The cells of a workload's domain as the public keys of a job: a cell's number replaces the key.
 
 A record's cell is a function of its own key columns and of the public domain.  The columns are
-read as those of every job are, so that a value that is missing, mistyped, not listed or outside
-the edges gives no cell, and the record is a dead letter by the rule of its key.
+read as those of every job are.  A value that is missing, mistyped, not listed or outside the edges
+gives no cell, so that the record is a dead letter by the rule for its key.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ CELL = Field("cell", "int")
 
 
 class CellDomain(NamedTuple):
-    """What a job's key columns are mapped to.
+    """The public domain that a job's key columns are mapped to.
 
     Attributes:
         attributes: the domain, in the order in which cells are numbered.
@@ -39,12 +39,12 @@ class CellDomain(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Cells of each attribute."""
+        """The number of cells of each attribute."""
         return tuple(attribute.size for attribute in self.attributes)
 
     @property
     def table(self) -> pa.Table:
-        """The public key list: numbers of all cells."""
+        """Return the public key list: the numbers of all cells."""
         numbers = np.arange(math.prod(self.sizes), dtype=np.int64)
         return pa.table(
             [pa.array(numbers)], schema=pa.schema([pa.field(CELL.column, pa.int64(), False)])
@@ -52,15 +52,15 @@ class CellDomain(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """128-bit hex digest of the domain: what stands for the list in a plan.
+        """A 128-bit hex digest of the domain, which a plan has instead of a key list.
 
-        Not the numbers alone: the same cells under other names or edges hold other records, and
-        noise that is drawn for one must not be drawn for the other.
+        It covers more than the numbers: the same cells under other names or edges hold other
+        records, and noise that is drawn for one must not be drawn for the other.
         """
         return domain_digest(self.attributes)
 
     def codes(self, batch: pa.RecordBatch) -> Int64:
-        """(attributes, rows) number of each row's cell on each axis, -1 where it has none."""
+        """Return (attributes, rows) the number of each row's cell on each axis, -1 for none."""
         pairs = zip(self.attributes, self.key, strict=True)
         cell_codes = [
             _cells(attribute, batch.column(field.column), field) for attribute, field in pairs
@@ -68,7 +68,7 @@ class CellDomain(NamedTuple):
         return np.array(cell_codes, np.int64).reshape(len(cell_codes), batch.num_rows)
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with the cell of each row, null where it has none."""
+        """Return a batch with the cell of each row, null for none."""
         flat = codes(self.sizes, self.codes(batch))
         column = pa.array(flat, mask=flat < 0)
         at = batch.schema.get_field_index(CELL.column)
@@ -85,7 +85,7 @@ class JobCells(NamedTuple):
 
 
 def domain_digest(attributes: Sequence[Attribute]) -> str:
-    """128-bit hex digest of names, values and edges in their order."""
+    """Return a 128-bit hex digest of names, values and edges in their order."""
     body = b"".join(framed(attribute.canonical()) for attribute in attributes)
     return hashlib.blake2b(body, digest_size=16, person=b"dpstream-cells").hexdigest()
 
@@ -93,14 +93,14 @@ def domain_digest(attributes: Sequence[Attribute]) -> str:
 def cell_key(
     attributes: Sequence[Attribute], key: Sequence[Field], partial_key: bool = False
 ) -> tuple[Field, ...]:
-    """The key columns in the order of the attributes.
+    """Return the key columns in the order of the attributes.
 
     Args:
-        partial_key: ``key`` may name a part of the attributes (a job has few key columns); the
-            others have the type of their values.
+        partial_key: ``key`` may have only some of the attributes (a job has few key columns); the
+            others get the type of their values.
 
     Raises:
-        UsageError: they are not the attributes, or a column's type is not that of its values.
+        UsageError: a key column is not an attribute, or has another type than the values.
     """
     fields = {field.column: field for field in key}
     names = {attribute.name for attribute in attributes}
@@ -125,7 +125,7 @@ def cell_key(
 
 
 def _cells(attribute: Attribute, column: pa.Array, field: Field) -> Int64:
-    """(rows,) number of each row's cell on one axis, -1 where it has none."""
+    """Return (rows,) the number of each row's cell on one axis, -1 for none."""
     if attribute.edges:
         numbers, ok = columns.measure(column)
         return np.where(ok, attribute.cells(np.where(ok, numbers, attribute.edges[0])), -1)

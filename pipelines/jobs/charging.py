@@ -1,8 +1,8 @@
 """What a run of a job costs, and whether it would be accepted now: the same rule for `dpstream run`
 and for `dpstream plan`.
 
-Public parts alone: the job, the identity in the store's file, names of files in the folder of the
-releases, and the ledger.  Nothing is written, and no runner is loaded.
+It uses only public parts: the job, the run's identity in the store's file, the names of files in
+the folder of releases, and the account.  It writes nothing and imports no runner.
 """
 
 from pathlib import Path
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class Expected(NamedTuple):
-    """What a run of a job would begin with.
+    """The run that a job would begin or continue.
 
     Attributes:
-        run_id: of the run that goes on; ``None``: a new one begins.
+        run_id: the run that continues; ``None``: a new one begins.
         charge: what the run costs.
-        charged: it is in the ledger already, so that nothing more is charged.
+        charged: whether the charge is in the account already, so that nothing more is charged.
     """
 
     run_id: str | None
@@ -38,18 +38,19 @@ class Expected(NamedTuple):
 
 
 def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> Expected:
-    """Refuse now what `begin` would refuse, as far as public files and the ledger say.
+    """Refuse now what `begin` would refuse, as far as public files and the account show it.
 
-    A store or a sink that is a database or a topic is not connected to: `begin` looks at it.
+    A store or sink that is a database or a topic is not connected to: only `begin` checks it.
 
     Args:
-        fresh: a new run is asked for: the store and the releases that are there are moved away.
-        accept: of a run that is not charged yet.
+        fresh: a new run is asked for: the existing store and releases are moved away.
+        accept: a further rule for a run that is not charged yet.
 
     Raises:
-        PolicyError: the store holds another plan's run, it was lost, or the ledger's limit does
-            not allow the charge.
-        UsageError: the job's files lie where they must not; RunError: one cannot be read.
+        PolicyError: the store holds another plan's run, it was lost, the account's limit does
+            not allow the charge, or a private file lies in the folder of the releases.
+        UsageError: account and store are the same file or database.
+        RunError: a file cannot be read.
     """
     refuse_private_in_sink(job)
     identity = None if fresh else store_identity(job)
@@ -76,14 +77,14 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
 
 
 def fresh_command(job: Job) -> str:
-    """What to type for a new run."""
+    """Return the command that begins a new run."""
     if job.cells is not None:
         return "`dpstream workload answer` as before with --fresh and a new --out"
     return f"`dpstream run {job.name} --fresh`"
 
 
 def store_identity(job: Job) -> "RunIdentity | None":
-    """The run that the store's file holds, of whatever plan; ``None`` also for a database."""
+    """Return the run in the store's file, of whatever plan; ``None`` also for a database."""
     path = job.state.path
     if path is None or not Path(path).exists():
         return None
@@ -93,7 +94,7 @@ def store_identity(job: Job) -> "RunIdentity | None":
 
 
 def ledger_seen(job: Job) -> "Head | None":
-    """The end of the ledger as the store's file last saw it; ``None`` also for a database."""
+    """Return the account's end as the store's file last saw it; ``None`` also for a database."""
     path = job.state.path
     if path is None or not Path(path).exists():
         return None
@@ -104,17 +105,18 @@ def ledger_seen(job: Job) -> "Head | None":
 
 
 def unnamed_ledger() -> PolicyError:
-    """What is raised where a run was charged and its job names no ledger any more."""
+    """Return the error for a run that was charged and whose job no longer names an account."""
     return PolicyError(
         "account", "this run was charged in an account, and the job names none", "name it again"
     )
 
 
 def lost_store(field: str, another: str) -> PolicyError:
-    """What is raised where a new store would add to releases of a run it knows nothing of.
+    """Return the error for a new store that would add to releases of a run it does not know.
 
     Args:
-        field: of the sink; another: words for a fresh place of the same kind.
+        field: the field of the sink.
+        another: a text that describes an empty place of the same kind.
     """
     return PolicyError(
         field,
@@ -124,7 +126,7 @@ def lost_store(field: str, another: str) -> PolicyError:
 
 
 def folder_used(folder: Path) -> bool:
-    """Whether a run has ever published files in a folder, or begun to."""
+    """Return whether a run has ever published files in a folder, or begun to."""
     names = ("run.json", "run-epoch-*.json", "window-*/trigger-*.*")
     return any(any(folder.glob(name)) for name in names)
 
@@ -135,16 +137,16 @@ def check_charge(
     seen: "Head | None" = None,
     accept: Accept | None = None,
 ) -> Expected:
-    """Refuse now what charging a run would refuse; writes no entry.
+    """Refuse now what charging a run would refuse; write no entry.
 
     Args:
         identity: of the run that was begun; ``None``: a new one.
-        seen: the ledger's end as the job's store last saw it.
-        accept: of a run that is not charged yet.
+        seen: the end of the account as the job's store last saw it.
+        accept: a further rule for a run that is not charged yet.
 
     Raises:
-        PolicyError: beyond the limit, of a unit whose costs do not add up with others, or the
-            ledger is older than what the store has seen.
+        PolicyError: the charge exceeds the limit, its cost cannot be composed with the others of
+            its unit, or the account is older than what the store has seen.
     """
     if identity is None:
         spend = spend_of(job, allocate(job.plan), "")
@@ -163,10 +165,10 @@ def check_charge(
 
 
 def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
-    """What a run of the job costs.
+    """Return the charge of a run of the job.
 
     Raises:
-        PolicyError: the run was begun with numbers that promise nothing.
+        PolicyError: the run was begun with parameters that give no guarantee.
     """
     plan = job.plan
     if not budget.sound and job.ledger is not None:
@@ -189,10 +191,11 @@ def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Char
 
 
 def refuse_private_in_sink(job: Job) -> None:
-    """What is published must not lie in one folder with what must never be.
+    """Refuse a job whose private files lie in a folder that is published.
 
     Raises:
-        PolicyError, UsageError: it does.
+        PolicyError: a private file lies in the folder of the releases.
+        UsageError: account and store are the same file or database.
     """
     folder = job.sink.folder
     private = {

@@ -1,12 +1,14 @@
-"""A job's figures and those that were committed, by a tuning in its ledger or a run in its store.
+"""Committed figures of a job: those of a private tuning in its account, and of the run in its
+store.
 
-**``choice`` against the ledger.**  A private tuning must be charged and unedited.  What a tuning
-released may be used freely; a figure put in its place by hand may have been chosen by looking at
-the data, and then nobody has paid for it.
+**``choice`` against the account.**  A private tuning must be charged and unedited.  What a tuning
+released may be used freely; a figure that was written by hand in its place may have been chosen by
+looking at the data, without a charge.
 
-**The run that the store holds.**  Figures that are shown are those in force, which it was begun
-with.  Public parts only.  A database is not connected to for this, and what cannot be read is as
-good as not there: who runs the job is told.
+**The run in the store.**  Commands show the figures in force, which are those that the run was
+begun
+with.  Only public parts are read.  A database is not connected to for this, and a file that cannot
+be read counts as absent: `dpstream run` reports it.
 """
 
 import contextlib
@@ -31,12 +33,12 @@ _AGAIN = "run `dpstream choose` on the data set's account, or restore the sectio
 
 
 class Receipt(Header, frozen=True, kw_only=True):
-    """What a private tuning released; committed once, before anyone sees it.
+    """What a private tuning released; committed once, before it is shown.
 
     Attributes:
         identity: canonical text of the privacy unit (`accounting.plan.unit`).
         epsilon, delta, mu: what it cost.
-        first: micros of the stream that were read.
+        first: length of the stream that was read, in microseconds.
         figures: what was chosen.
     """
 
@@ -49,7 +51,7 @@ class Receipt(Header, frozen=True, kw_only=True):
 
 
 class Ledgered(Protocol):
-    """What has a plan, and a ledger that its runs are charged in: a job, for one."""
+    """Something with a plan, and an account that its runs are charged in: a job, for example."""
 
     @property
     def plan(self) -> Plan:
@@ -57,16 +59,16 @@ class Ledgered(Protocol):
 
     @property
     def ledger(self) -> "AccountPlace | None":
-        """The ledger, if one is named."""
+        """The account, if one is named."""
 
 
 def unit_of(job: Ledgered) -> UnitIdentity:
-    """The privacy unit as the job's ledger knows it."""
+    """Return the privacy unit as the job's account names it."""
     return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
 
 
 def tuned_of(job: "Job") -> Tuned | None:
-    """What a plan tells about the job's ``choice``."""
+    """Return what a plan shows of the job's ``choice``."""
     tuning = job.tuning
     if tuning is None:
         return None
@@ -82,10 +84,10 @@ def tuned_of(job: "Job") -> Tuned | None:
 
 
 def check_tuning(job: "Job") -> None:
-    """Refuse figures that were tuned on the data without a charge, as far as can be seen.
+    """Refuse figures that were tuned on the data without a charge, as far as this can be checked.
 
     Raises:
-        PolicyError: ``how`` is "data"; or it is "private" and the ledger has no such charge, or
+        PolicyError: ``how`` is "data"; or it is "private" and the account has no such charge, or
             the job's figures are not those that were released.
     """
     tuning = job.tuning
@@ -113,7 +115,7 @@ def _names_private_run(tuning: "ChoiceSection") -> bool:
 
 
 def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
-    """The committed receipt of the job's tuning; its charge is in the ledger."""
+    """Return the committed receipt of the job's tuning, whose charge is in the account."""
     from dpstream.state.ledger.answers import AnswerLog  # not needed by a job without a tuning
     from dpstream.state.ledger.open import open_ledger
 
@@ -155,14 +157,14 @@ def _differences(job: "Job", tuning: "ChoiceSection", receipt: Receipt) -> list[
 
 
 def _chosen_bounds(plan: Plan, receipt: Receipt) -> bool:
-    """Whether C, or C and a bound per key, is what was released: either may be used."""
+    """Return whether C, or C and a bound per key, is what was released: either may be used."""
     count, bound = plan.privacy.contributions, plan.privacy.per_key_bound
     offered = {(other.bound, other.contributions) for other in receipt.figures.per_key}
     return count == receipt.figures.contributions or (bound, count) in offered
 
 
 def _unit_differences(job: "Job", unit: UnitIdentity, receipt: Receipt) -> list[tuple[str, bool]]:
-    """Fields of the unit that are not those it was chosen for."""
+    """Return the fields that describe the unit, and whether each differs from the tuning's."""
     named = job.ledger is not None and job.ledger.unit is not None
     tuned = UnitIdentity.read(receipt.identity)
     return [
@@ -175,7 +177,7 @@ def _unit_differences(job: "Job", unit: UnitIdentity, receipt: Receipt) -> list[
 
 
 class Committed(NamedTuple):
-    """A begun run: its id, and its plan and budget with the numbers that were committed."""
+    """A begun run: its id, and its plan and budget with the committed parameters."""
 
     run_id: str
     plan: Plan
@@ -183,7 +185,7 @@ class Committed(NamedTuple):
 
 
 def committed(job: "Job") -> Committed | None:
-    """What the store's file holds, ``None`` without one or with the state of another plan."""
+    """Return the run in the store's file; ``None`` without one, or if it has another plan."""
     path = job.state.path
     if path is None or not Path(path).exists():
         return None
@@ -199,7 +201,7 @@ def committed(job: "Job") -> Committed | None:
 
 
 def input_changed(job: "Job") -> bool:
-    """Whether the store's file says that the input was changed while the run read it."""
+    """Return whether the store's file notes that the input changed while the run read it."""
     path = job.state.path
     if path is None or committed(job) is None:
         return False

@@ -1,8 +1,8 @@
-"""A job of the project file: its parts, checked, and the public plan that they mean.
+"""A job of the project file: its parts, checked, and the public plan that they define.
 
 ``load_job`` is the one entry.  Durations and times are texts that are parsed exactly; paths are
-resolved against the project file's folder.  Everything that decides what is released ends up in
-``Job.plan``; threads and sizes of batches do not, and cannot change a released byte.
+resolved against the project file's folder.  Everything that decides what is released is part of
+``Job.plan``; threads and sizes of batches are not, and cannot change a released byte.
 """
 
 import glob
@@ -58,12 +58,12 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         path: the project file.
-        name: of the job in it.
-        source, schema, privacy, keys, state, ledger, sink, performance: its tables; every
+        name: the job's name in it.
+        source, schema, privacy, keys, state, ledger, sink, performance: the job's parts; every
             path in them is absolute.
         plan: what is released and promised; checked.
-        tuning: where C and bounds come from, if the job says so.
-        cells: the domain that its key columns are mapped to, where it answers a workload.
+        tuning: where C and bounds come from, if the job states it.
+        cells: the domain that its key columns are mapped to, if it answers a workload.
     """
 
     path: Path
@@ -87,8 +87,12 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Input columns the job reads, each once: unit, key, time, stamp, values, record id; or
-        those that its query reads, beside unit, time, stamp and record id."""
+        """Input columns that the job reads, without duplicates.
+
+        They are unit, key, time, stamp, values and record id; or, with a query, those that the
+        query
+        reads, and unit, time, stamp and record id.
+        """
         query = self.source.query
         keys = [f.column for f in self.key] if query is None else list(query.columns or ())
         names = [self.plan.unit.column, *keys, self.plan.event_time]
@@ -100,7 +104,7 @@ class Job(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(names))
 
     def reading(self, key: tuple[Field, ...]) -> "Job":
-        """The job with other key columns of its input, to be read and not to be run."""
+        """Return the job with other key columns of its input, to read records, not to run it."""
         return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, key=key))
 
     @property
@@ -112,7 +116,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def insecure(self) -> bool:
-        """Whether a fixed test secret or run id is set; the output must be stamped so."""
+        """Whether a fixed test secret or run id is set; the output must be marked then."""
         fixed = self.privacy.secret.insecure_test_secret or self.privacy.insecure_test_run_id
         return fixed is not None
 
@@ -128,18 +132,19 @@ def load_job(
     """Read and check a job of a project file.
 
     Args:
-        path: of the project file or its folder; ``None``: the one that commands find from the
+        path: the project file or its folder; ``None``: the one that commands find from the
             current folder.
-        name: of the job; ``None``: the only one.
-        environment: whose places count.
-        settings: ``FIELD=VALUE``, places too.
-        workload: it is asked a workload, whose domain takes the place of the keys: they are public,
-            so that delta may be 0.  Such a job is asked once: its plan has one trigger.
+        name: the job's name; ``None``: the only one.
+        environment: the environment whose places are used.
+        settings: further places, each ``FIELD=VALUE``.
+        workload: the job answers a workload, whose domain replaces the keys: they are public, so
+            that delta may be 0.  Such a job is asked once: its plan has one trigger time.
 
     Raises:
-        UsageError: unreadable, unknown or missing keys, values that are not usable.
-        PolicyError: settings that no privacy guarantee survives, or a [choice] that its account
-            does not know.
+        UsageError: the file cannot be read, has unknown or missing keys, or values that cannot be
+            used.
+        PolicyError: settings with which there is no privacy guarantee, or a [choice] that its
+            account does not have.
     """
     project = load_project(None if path is None else Path(path), environment, settings)
     return job_in(project, name, workload)
@@ -151,10 +156,10 @@ def job_in(
     workload: bool = False,
     query: str | None = None,
 ) -> Job:
-    """A checked job of a decoded project file; raises as `load_job` does.
+    """Return a checked job of a decoded project file; raises as `load_job` does.
 
     Args:
-        query: its query's text, in the place of that of a file.
+        query: the text of its query, in place of that of a file.
     """
     name, _ = project.job(name)
     parts, source_name = parts_of(project, name, query), written_source_name(project, name)
@@ -173,13 +178,13 @@ def job_of(
     source_name: str,
     workload: bool = False,
 ) -> Job:
-    """The checked job of its parts; raises as `load_job` does.
+    """Return the checked job of its parts; raises as `load_job` does.
 
     Args:
-        path: absolute, of the file that paths start from.
-        name: of the job.
-        source_name: what the plan calls its input.
-        workload: as of `load_job`.
+        path: absolute path of the file that relative paths start from.
+        name: the job's name.
+        source_name: the name of its input in the plan.
+        workload: see `load_job`.
     """
     keep_beside(path)
     check_parts(file)
@@ -235,12 +240,12 @@ def job_of(
 
 
 def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
-    """The plan with one family of noise, if it has private keys.
+    """Return the plan with one family of noise, if it has private keys.
 
     Args:
         plan: checked; optimise: as the file states it.  Of more than one period it is ``lifetime``
             by default: each period is a charge, and plain ones add up in epsilon, so that a stream
-            would come to its account's limit much sooner.
+            would reach its account's limit much sooner.
     """
     if plan.privacy.strategy != "auto" or plan.public_keys is not None:
         return plan
@@ -255,7 +260,7 @@ def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
 def _with_query(
     source: SourceConfig, query: QueryConfig, plan: Plan, folder: Path
 ) -> tuple[SourceConfig, str]:
-    """The source with the types that its query was checked with, and the query's digest."""
+    """Return the source with the types of its checked query, and the query's digest."""
     require("sql", "query")
     from dpstream.pipelines.statements.row_query import compiled
 
@@ -278,7 +283,7 @@ def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
 
 
 def source_path(folder: Path, source: SourceConfig) -> str:
-    """Where files are; a folder may be a URL prefix of an object store."""
+    """Return where files are; a folder may be a URL prefix of an object store."""
     if source.kind == "folder":
         return source.path if "://" in source.path else str(folder / source.path)
     escaped = Path(glob.escape(str(folder)))
@@ -286,7 +291,7 @@ def source_path(folder: Path, source: SourceConfig) -> str:
 
 
 def _sink_below(folder: Path, name: str, sink: SinkConfig) -> SinkConfig:
-    """Where files go starts from a folder; dead letters are files with every sink."""
+    """Return the sink with paths below a folder; every kind of sink has dead letters in files."""
     replace = msgspec.structs.replace
     if sink.path:
         sink = replace(sink, path=str(below(folder, sink.path, "sink.path")))
@@ -295,7 +300,7 @@ def _sink_below(folder: Path, name: str, sink: SinkConfig) -> SinkConfig:
 
 
 def _record_id(file: JobParts) -> Field | None:
-    """Pub/Sub delivers a message again at no fixed position: its id names it."""
+    """Return the record id; Pub/Sub needs one, because a message has no fixed position."""
     if file.schema.record_id is None and file.source.kind == "pubsub":
         return Field(MESSAGE_ID)
     return file.schema.record_id
@@ -317,7 +322,7 @@ def _remember(text: str | None) -> Literal["run", "never"] | int | None:
 
 
 def _timeline(file: JobParts) -> Timeline:
-    """The time axis in micros; a bounded source needs its end."""
+    """Return the time axis in microseconds; a bounded source needs its end."""
     time = file.time
     if time.end is None and not file.source.unbounded:
         raise UsageError(
@@ -340,12 +345,12 @@ def _timeline(file: JobParts) -> Timeline:
 
 
 def _privacy(file: JobParts, public: bool, workload: bool) -> Privacy:
-    """Privacy with its defaults.
+    """Return the privacy section with its defaults.
 
     Args:
         public: whether keys are public.
-        workload: as of `load_job`.  Its cells take the place of private keys, so that no family of
-            noise is chosen for the keys; mixed cells have Gaussian noise.
+        workload: see `load_job`.  Its cells replace private keys, so that no family of noise is
+            chosen for the keys; mixed cells have Gaussian noise.
     """
     own = {
         "weights": _weights(file, public),
@@ -359,7 +364,7 @@ def _privacy(file: JobParts, public: bool, workload: bool) -> Privacy:
 
 
 def _weights(file: JobParts, public: bool) -> SelectionWeights | None:
-    """``auto``: what is usual for the job's kind."""
+    """Return the selection weights; ``auto``: the usual ones for the job's kind."""
     privacy = file.privacy
     if isinstance(privacy.weights, SelectionWeights):
         return privacy.weights

@@ -1,4 +1,4 @@
-"""The public key list.
+"""The public key list of a job.
 
 It is a CSV file whose header names the key columns of the job; it may be compressed
 as the files of a source may be.
@@ -27,11 +27,11 @@ _ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes":
 
 
 def read_public_keys(job: "Job") -> pa.Table:
-    """The public key list: distinct rows, sorted; columns and types of the plan's key.
+    """Return the public key list: distinct rows, sorted; columns and types of the plan's key.
 
     Raises:
         UsageError: the job names no list, or the file is not one.
-        PolicyError: the file is not the one the plan was made with.
+        PolicyError: the file is not the one that the plan was made with.
     """
     if job.cells is not None:
         return job.cells.domain.table
@@ -48,16 +48,17 @@ def read_public_keys(job: "Job") -> pa.Table:
 
 
 def public_key_digest(path: Path, fields: Sequence[Field]) -> str:
-    """128-bit hex digest of a public key list: of its set of typed rows, in no order.
+    """Return a 128-bit hex digest of a public key list: of its set of typed rows, without order.
 
     Raises:
-        UsageError: unreadable, columns missing, or a line that is no key (by its number).
+        UsageError: the file cannot be read, a column is missing, or a line (named by its number)
+            is not a key.
     """
     return _digest(_rows(path, fields), fields)
 
 
 def public_keys_digest(table: pa.Table, fields: Sequence[Field]) -> str:
-    """The same digest of a canonical list in memory (``ingest.records.canonical_public_keys``)."""
+    """Return the same digest for a canonical list (``ingest.records.canonical_public_keys``)."""
     columns = [table.column(field.column).to_pylist() for field in fields]
     return _digest(sorted(set(zip(*columns, strict=True))), fields)
 
@@ -74,7 +75,7 @@ def _digest(rows: list[tuple[Value, ...]], fields: Sequence[Field]) -> str:
 
 
 def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
-    """Distinct typed rows of the list, sorted."""
+    """Return the distinct typed rows of the list, sorted."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError("public_keys", "is not a file", "name a CSV file of the public keys")
     try:
@@ -104,7 +105,7 @@ def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
 def _typed(
     row: list[str], where: list[int], fields: Sequence[Field], width: int, line: int
 ) -> tuple[Value, ...]:
-    """One row's key values; an error gives the line's number only."""
+    """Return one row's key values; an error has only the line's number."""
     try:
         if len(row) != width:
             raise ValueError
@@ -116,7 +117,9 @@ def _typed(
 
 
 def _value(text: str, kind: str) -> Value:
-    """A key component of its declared type; ``ValueError`` (without text) if it is none."""
+    """Return a key component of its declared type; raise ``ValueError`` without text if it has
+    another.
+    """
     if len(text.encode()) > limits.MAX_KEY_BYTES:
         raise ValueError
     if kind == "int":

@@ -1,6 +1,6 @@
 """The parts of a job, gathered from the sections of the project file that it names.
 
-``[job.NAME]`` names a table, and the table a data set: unit, account and secret come from there.
+``[job.NAME]`` names a table, and the table a data set, which has unit, account and secret.
 An error in a part names the field of the section that it came from (`relocate`).
 """
 
@@ -48,13 +48,13 @@ _SECTIONS = {
 
 
 def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
-    """The parts of a job.
+    """Return the parts of a job.
 
     Args:
         query: the text of its query; ``None``: that of the file which the job names, if any.
 
     Raises:
-        UsageError: a section that it needs is absent or lacks a field.
+        UsageError: a required section is absent or lacks a field.
         PolicyError: its table is public.
     """
     _, job = project.job(name)
@@ -99,7 +99,7 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
 def described(
     project: Project, name: str, table_name: str
 ) -> tuple[TableSection, str, DataSetSection, UnitSection]:
-    """A job's table, its data set with its name, and the unit; raises as `parts_of` does."""
+    """Return a job's table, its data set with its name, and the unit; raises as `parts_of` does."""
     table = project.table(table_name, f"job.{name}.table")
     owner = f"table.{table_name}.data_set"
     data_set_name, data_set = project.data_set(table.data_set, owner)
@@ -119,7 +119,7 @@ def described(
 
 
 def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:
-    """Raise an error about a job's parts again, with its field as the project file has it."""
+    """Raise an error about a job's parts again, with the field's name in the project file."""
     _, job = project.job(name)
     table = project.sections.table.get(job.table)
     data_set = "" if table is None else table.data_set
@@ -173,17 +173,17 @@ def _time_column(table: TableSection) -> TimeColumn:
 
 
 def _store(text: str | None) -> str | None:
-    """A store's URL; a path alone is a SQLite file, but for what was meant to be a URL."""
+    """Return a store's URL; a path alone is a SQLite file, unless it was meant to be a URL."""
     if text is None or "://" in text or text.startswith("spanner:"):
         return text
     return f"sqlite:{text.removeprefix('sqlite:')}"
 
 
 def source_kind(where: str, table: TableSection) -> str:
-    """Kind of a table's source, of those that a job reads.
+    """Return the kind of a table's source, if a job can read it.
 
     Raises:
-        UsageError: it names none or several places, or a file of no known kind.
+        UsageError: the table has none or several sources, or a file of no known kind.
     """
     places = {
         "path": table.path,
@@ -218,10 +218,10 @@ def source_kind(where: str, table: TableSection) -> str:
 
 
 def source_of(project: Project, table_name: str, query: str | None = None) -> SourceConfig:
-    """Where the records of a table come from.
+    """Return the source of a table's records.
 
     Args:
-        query: that every row goes through first.
+        query: the query that every row goes through first.
     """
     table = project.table(table_name, "table")
     kind: Any = source_kind(f"table.{table_name}", table)
@@ -241,7 +241,7 @@ def source_of(project: Project, table_name: str, query: str | None = None) -> So
 
 
 def written_source_name(project: Project, name: str) -> str:
-    """What a plan calls the input: as the file has it, without environment and settings."""
+    """Return the input's name for a plan: as in the file, without environment and settings."""
     _, job = project.job(name)
     table = project.written.table[job.table]
     kind = source_kind(f"table.{job.table}", table)
@@ -249,7 +249,7 @@ def written_source_name(project: Project, name: str) -> str:
 
 
 def query_of(project: Project, table_name: str, text: str | None = None) -> QueryConfig:
-    """A query of a table: its text, and the public tables that it may look up."""
+    """Return a query of a table: its text, and the public tables that it may look up."""
     look_ups = tuple(
         LookUpConfig(public, other.path, other.key_columns, other.columns)
         for public, other in project.sections.table.items()
@@ -259,7 +259,7 @@ def query_of(project: Project, table_name: str, text: str | None = None) -> Quer
 
 
 def _query_text(project: Project, name: str, path: str) -> str:
-    """The SELECT of a job's query file."""
+    """Read the SELECT of a job's query file."""
     field = f"job.{name}.query"
     text = read_at_most(project.folder / path, field, "shorten the statement", MAX_QUERY_BYTES)
     try:

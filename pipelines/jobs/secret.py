@@ -1,4 +1,4 @@
-"""The secret of a job: making one, where it is, and whether it is the one of its store.
+"""The secret of a job: making one, its reference, and whether it is the secret of the job's store.
 
 A secret is 32 random bytes, written once as hex in a file that only its owner can read.
 """
@@ -17,10 +17,10 @@ from dpstream.state.durable import PRIVATE, put_entry, sync
 
 
 def new_secret(path: Path) -> None:
-    """Write a new secret (hex, mode 0600, whole and on disk or not at all); never overwrites.
+    """Write a new secret (hex, mode 0600, complete and on disk or not at all); never overwrites.
 
     Raises:
-        PolicyError: the file exists (overwriting it would orphan its store).
+        PolicyError: the file exists; if it were overwritten, its store could not be used again.
         RunError: the file cannot be written.
     """
     text = secrets.token_bytes(KEY_BYTES).hex() + "\n"
@@ -37,10 +37,10 @@ def new_secret(path: Path) -> None:
 
 
 def secret_source(job: Job) -> SecretSource:
-    """Where the job's secret is.
+    """Return the reference to the job's secret.
 
     Raises:
-        UsageError: its data set names none.
+        UsageError: its data set names no secret.
     """
     if not job.privacy.secret.given:
         raise UsageError(
@@ -53,15 +53,15 @@ def secret_source(job: Job) -> SecretSource:
 
 
 def check_secret(job: Job) -> dict[str, str]:
-    """Read the secret as a worker would, compare it with the store's, and destroy it.
+    """Read the secret as a worker would, compare it with the store's, and erase it from memory.
 
     Returns:
         ``where`` (``file``, ``env``, ``gcp`` or ``insecure_test_secret``), ``store`` (``new`` or
-        ``fits``) and the secret's ``fingerprint``, which tells secrets apart and nothing else.
+        ``fits``) and the secret's ``fingerprint``, which only distinguishes secrets.
 
     Raises:
-        UsageError, PolicyError, RunError: the secret cannot be read, the store is of another
-            plan, or was begun with another secret.
+        UsageError, PolicyError, RunError: the secret cannot be read, the store has another plan,
+            or was begun with another secret.
     """
     keys, url = secret_source(job), job.state.store or ""
     with keys.ring() as ring:

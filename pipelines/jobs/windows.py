@@ -1,7 +1,8 @@
-"""Windows that suit a stretch of time: days, weeks, and what stands for months and years.
+"""Windows that suit a range of time: days, weeks, and lengths that replace months and years.
 
-All windows of a job have one length, and a calendar month has not: it is a window of its own where
-it is the whole stretch, and four weeks stand for it elsewhere.  Windows of weeks begin on Mondays.
+All windows of a job have one length, which calendar months do not have.  A calendar month is a
+window only if it is the whole range; otherwise four weeks replace it.  Windows of weeks begin on
+Mondays.
 """
 
 import re
@@ -22,12 +23,12 @@ _SUITS = ((3, "hour"), (31, "day"), (190, "week"), (1_100, "month"))
 
 
 class Windows(NamedTuple):
-    """Windows of a job.
+    """The windows of a job.
 
     Attributes:
         start, end: RFC 3339 times.
-        length: of a window, as a job writes it.
-        note: what the reader should know of it, or empty.
+        length: length of a window, as a job writes it.
+        note: a remark for the user, or empty.
     """
 
     start: str
@@ -37,21 +38,21 @@ class Windows(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one."""
+        """Whether there is more than one window."""
         return self.number > 1
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """The number of windows."""
         start, end = (instant_micros("time", text) for text in (self.start, self.end))
         return -(-(end - start) // duration_micros("window", self.length))
 
 
 def instant(field: str, text: str) -> datetime:
-    """A day (``2024-01-01``) or an RFC 3339 time; a time without zone is UTC.
+    """Parse a day (``2024-01-01``) or an RFC 3339 time; a time without zone is UTC.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     text = text.strip()
     if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
@@ -67,25 +68,25 @@ def instant(field: str, text: str) -> datetime:
 
 
 def instant_text(moment: datetime) -> str:
-    """An instant as a job writes it."""
+    """Return an instant as a job writes it."""
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def suited(start: datetime, end: datetime) -> str:
-    """The word for windows that suit a stretch: neither few records in each nor few windows."""
+    """Return the word for windows that are neither too short for a range nor too few."""
     days = (end - start) / _DAY
     return next((word for most, word in _SUITS if days <= most), "year")
 
 
 def windows(start: datetime, end: datetime, text: str) -> Windows:
-    """Windows over a stretch.
+    """Return the windows of a range.
 
     Args:
-        start, end: of the stretch, UTC.
+        start, end: of the range, UTC.
         text: a word of ``WORDS``, or a length such as ``6h``.
 
     Raises:
-        UsageError: the stretch is empty, or the length is none.
+        UsageError: the range is empty, or the text is not a length.
     """
     if end <= start:
         raise UsageError("--end", "must lie after --start", "give the day after the last one")
@@ -109,7 +110,7 @@ def windows(start: datetime, end: datetime, text: str) -> Windows:
 
 
 def _calendar(start: datetime, end: datetime, word: str) -> Windows:
-    """Exact where the stretch is one month, quarter or year; else whole weeks."""
+    """Return one window if the range is one month, quarter or year; else windows of whole weeks."""
     months = start.year * 12 + start.month - 1 + _MONTHS[word]
     if start.day == 1 and months // 12 < datetime.max.year:
         after = start.replace(year=months // 12, month=months % 12 + 1)
@@ -126,7 +127,7 @@ def _calendar(start: datetime, end: datetime, word: str) -> Windows:
 def _windows_of(
     start: datetime, end: datetime, size: timedelta, length: str, note: str = ""
 ) -> Windows:
-    """Windows of one size; the last one may end before it is full."""
+    """Return windows of one size; the last one may end before it is full."""
     if (end - start) % size:
         note = f"{note} --end cuts the last window short.".strip()
     return Windows(instant_text(start), instant_text(end), length, note)

@@ -1,1 +1,1 @@
-"""Launchers of Dataflow's templates: a job, a ticket's batch, census tables."""
+"""Launchers of the Dataflow template: for a job, the batch of a ticket, or census tables."""

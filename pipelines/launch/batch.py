@@ -1,10 +1,10 @@
-"""A session's batch on Dataflow: it is started and left there.
+"""A session's batch on Dataflow: the launcher starts it and does not wait.
 
 The batch was charged, and its ticket's name committed, where the account is
-(``pipelines.session.ticket``).  Table, ticket and output are in a store; table and ticket are
-private.  The ticket's name is put into the output before the pipeline is built; whoever is cut off
-and starts again goes on with it, which is the same bytes, and an output that has another one is
-refused.  The answer is put last, whole.
+(``pipelines.session.ticket``).  Table, ticket and output are in an object store; table and ticket
+are private.  The ticket's name is written into the output before the pipeline is built.  Starting
+again after an interruption continues with that ticket, which gives the same bytes; an output with
+another ticket is refused.  The answer is written last, as a whole.
 """
 
 import argparse
@@ -33,11 +33,12 @@ _WORKERS = 16
 
 
 class BatchParameters(NamedTuple):
-    """What the template is given.
+    """The parameters of the template.
 
     Attributes:
-        ticket: URL of the file; table, out: URLs of folders.
-        keys: where workers find the secret.
+        ticket: URL of the file.
+        table, out: URLs of folders.
+        keys: the reference to the secret for workers.
     """
 
     ticket: str
@@ -47,11 +48,12 @@ class BatchParameters(NamedTuple):
 
     @classmethod
     def of(cls, project: Project, name: str | None, ticket: str, out: str) -> "BatchParameters":
-        """Of a table of a project file whose records have budgets of their own.
+        """Return the parameters for a table of a project file whose records have their own budgets.
 
         Raises:
-            UsageError: there is none, or a place or the secret is on a machine that is thrown
-                away.
+            UsageError: there is no such table, or a path or the secret is on the launcher's
+            machine,
+                which is deleted afterwards.
         """
         name, section = session_table(project, name)
         data_set, _ = project.data_set(section.data_set, f"table.{name}.data_set")
@@ -69,7 +71,9 @@ class Begin(NamedTuple):
     """A batch that has begun.
 
     Attributes:
-        task: of the workers; ticket: what it is; done: its answer stands already.
+        task: the task of the workers.
+        ticket: the ticket.
+        done: whether its answer exists already.
     """
 
     task: Task
@@ -78,11 +82,11 @@ class Begin(NamedTuple):
 
 
 def begin(options: BatchParameters) -> Begin:
-    """Check the ticket and put its name into the output, unless it is there.
+    """Check the ticket and write its name into the output, unless it is there.
 
     Raises:
         UsageError: there is no ticket.
-        PolicyError: it is not of this secret, or the output is another's.
+        PolicyError: the ticket was not made with this secret, or the output is another's.
     """
     folder, _, name = options.ticket.rpartition("/")
     data = get(folder, name)
@@ -112,12 +116,12 @@ def begin(options: BatchParameters) -> Begin:
 
 
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
-    """Put the transforms of a batch into a pipeline."""
+    """Add the transforms of a batch to a pipeline."""
     build(pipeline, began.task, began.ticket.parts)
 
 
 def start(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the batch, or say what would be started: public names and options only."""
+    """Start the batch, or describe it without starting: public names and options only."""
     opened = load_project(project, own.environment)
     options = BatchParameters.of(opened, own.name, own.ticket, own.out_folder)
     beam_flags = dataflow.flags(beam_args, streaming=False)

@@ -1,12 +1,13 @@
-"""Census tables on Dataflow: they are started and left there.
+"""Census tables on Dataflow: the launcher starts them and does not wait.
 
-Parameters, data and output are folders of a store.  Nobody waits, and no account is on a machine
-that is thrown away: who keeps one charges it where it is (``dpstream census plan`` has the
-figures), or makes the tables there.  The rest of the order holds.  The run id is put into the
-output as ``run.json`` before the pipeline is built; whoever is cut off and starts again goes on
-under it, which is the same bytes.  Of two who begin at once one publishes.  The manifest is put
-there last, once all tables are: an output without it is none.  Other records under the same run id
-are refused before a table of them is put.
+Parameters, data and output are folders of an object store.  The launcher's machine is deleted
+afterwards, so no account is there: charge an account where it is (``dpstream census plan`` shows
+the figures), or make the tables there.  The rest of the order is kept.  The run id is written into
+the output as ``run.json`` before the pipeline is built.  Starting again after an interruption
+continues under this run id, which gives the same bytes.  If two processes begin at once, one of
+them
+publishes.  The manifest is written last, after all tables: an output without it is not an output.
+Other records under the same run id are refused before any table of them is written.
 """
 
 import argparse
@@ -34,11 +35,12 @@ from dpstream.state.run_ids import new_run_id
 
 
 class TablesParameters(NamedTuple):
-    """What the template is given.
+    """The parameters of the template.
 
     Attributes:
         parameters, data, out: URLs of folders.
-        choice: what is asked for beside the files; keys: where workers find the secret.
+        choice: what is asked for, beside the files.
+        keys: the reference to the secret for workers.
     """
 
     parameters: str
@@ -49,11 +51,11 @@ class TablesParameters(NamedTuple):
 
     @classmethod
     def of(cls, project: Project, name: str | None, out: str) -> "TablesParameters":
-        """Of a census section of a project file.
+        """Return the parameters for a census section of a project file.
 
         Raises:
-            UsageError: there is none, or a folder or the secret is on a machine that is thrown
-                away.
+            UsageError: there is no such section, or a folder or the secret is on the launcher's
+                machine, which is deleted afterwards.
         """
         name, section = project.census(name)
         data_set, _ = project.data_set(section.data_set, f"census.{name}.data_set")
@@ -72,8 +74,9 @@ class Begin(NamedTuple):
     """An execution that has begun.
 
     Attributes:
-        task: of the workers; prepared: what follows from the public files.
-        done: its manifest stands already.
+        task: the task of the workers.
+        prepared: what is computed from the public files.
+        done: whether its manifest exists already.
     """
 
     task: Task
@@ -82,7 +85,7 @@ class Begin(NamedTuple):
 
 
 def begin(options: TablesParameters) -> Begin:
-    """Check the public files and put the run id into the output, unless it is there.
+    """Check the public files and write the run id into the output, unless it is there.
 
     Raises:
         PolicyError: the output is another execution's.
@@ -111,7 +114,7 @@ def begin(options: TablesParameters) -> Begin:
 
 
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
-    """Put the transforms of an execution into a pipeline."""
+    """Add the transforms of an execution to a pipeline."""
     task = began.task
     name, size, _ = required(task.stamp, "records of a store have one")
     path = f"{task.inputs.data}/{name}"
@@ -121,7 +124,7 @@ def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
 
 
 def start(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the execution, or say what would be started: public names and options only."""
+    """Start the execution, or describe it without starting: public names and options only."""
     opened = load_project(project, own.environment)
     launch = TablesParameters.of(opened, own.name, own.out_folder)
     beam_flags = dataflow.flags(beam_args, streaming=False)

@@ -1,6 +1,6 @@
-"""What the flex templates share: Beam's flags for Dataflow, the command line of a launcher.
+"""What the launchers of the flex template share: Beam's flags for Dataflow, and the command line.
 
-A template's launcher must end once the pipeline is handed over, so nothing waits here.
+A launcher must end once Dataflow has the pipeline, so nothing waits here.
 """
 
 import argparse
@@ -21,7 +21,7 @@ RUNNER = "DataflowRunner"
 
 
 def flags(given: Sequence[str], streaming: bool) -> list[str]:
-    """Beam's flags for Dataflow: those given, and what the pipeline rests on.
+    """Return Beam's flags for Dataflow: the given ones, and those that the pipeline needs.
 
     Args:
         streaming: whether the input has no end.
@@ -47,21 +47,21 @@ def flags(given: Sequence[str], streaming: bool) -> list[str]:
 
 
 def options_of(beam_args: Sequence[str]) -> dict[str, Any]:
-    """What Beam is given, by name: for a dry run."""
+    """Return Beam's options by name, for a dry run."""
     options = PipelineOptions(list(beam_args)).get_all_options(drop_default=True)
     return {name: value for name, value in sorted(options.items()) if value is not None}
 
 
 def without_runner(beam_args: Sequence[str]) -> list[str]:
-    """Beam's flags but that of the runner."""
+    """Return Beam's flags without that of the runner."""
     return [flag for flag in beam_args if not flag.startswith("--runner=")]
 
 
 def submit(built: Callable[[beam.Pipeline], None], beam_args: Sequence[str]) -> None:
-    """Hand a pipeline that ends over to Dataflow, and come back.
+    """Submit a pipeline that ends to Dataflow, and return without waiting.
 
     Args:
-        built: puts the transforms into the pipeline that it is given.
+        built: adds the transforms to the pipeline that it is called with.
     """
     engine = make_runner(RUNNER, without_runner(beam_args))
     engine.options.view_as(StandardOptions).streaming = False
@@ -71,13 +71,14 @@ def submit(built: Callable[[beam.Pipeline], None], beam_args: Sequence[str]) -> 
 
 
 def in_stores(places: Mapping[str, str], secret: SecretSource) -> list[str]:
-    """The folders that workers reach, without a slash at the end.
+    """Return the folders that workers can reach, without a slash at the end.
 
     Args:
         places: by the field or parameter that names each.
 
     Raises:
-        UsageError: one of them, or the secret, is on a machine that is thrown away.
+        UsageError: a folder, or the secret, is on the launcher's machine, which is deleted
+            afterwards.
     """
     fixes = {field: "use gs://" for field, place in places.items() if "://" not in place}
     if secret.kind != "gcp":
@@ -92,11 +93,12 @@ def in_stores(places: Mapping[str, str], secret: SecretSource) -> list[str]:
 def parser(
     words: str, optional: Mapping[str, str] | None = None, **required: str
 ) -> argparse.ArgumentParser:
-    """Parameters of a template; all others are Beam's.
+    """Return a parser of the template's parameters; all others are Beam's.
 
     Args:
-        words: what it does; required: help of each parameter that must be given; optional: of each
-            that may be.
+        words: a description of the template.
+        required: help text of each required parameter.
+        optional: help text of each optional parameter.
     """
     arguments = argparse.ArgumentParser(description=words, allow_abbrev=False)
     for name, text in required.items():
@@ -119,10 +121,10 @@ def launched(
     start: Callable[[argparse.Namespace, list[str]], dict[str, Any]],
     argv: Sequence[str] | None,
 ) -> int:
-    """A launcher's command line; exit codes as of ``dpstream``.
+    """Run a launcher's command line; exit codes as of ``dpstream``.
 
     Args:
-        start: what is printed of the launcher's own parameters and Beam's flags.
+        start: returns what to print, from the launcher's own parameters and Beam's flags.
     """
     own, beam_args = of.parse_known_args(argv)
     try:

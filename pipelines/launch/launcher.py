@@ -1,8 +1,8 @@
-"""Start a section of a project file on Dataflow and leave it there: what the flex template runs.
+"""Start a section of a project file on Dataflow without waiting: the program of the flex template.
 
-The template takes the project file, an environment, what is started (``kind``) and its name there:
-a job, census tables, or a batch that a session has paid.  All else is in the project file; what the
-machine of the launcher would lose, as it is thrown away afterwards, is refused.
+The template takes the project file, an environment, the kind of section (``kind``) and its name: a
+job, census tables, or a batch that a session has paid.  All else is in the project file.  The
+launcher's machine is deleted afterwards, so a path on it is refused.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Start = Callable[[Path, argparse.Namespace, list[str]], dict[str, Any]]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Parameters of the template; all others are Beam's."""
+    """Return a parser of the template's parameters; all others are Beam's."""
     arguments = dataflow.parser(
         __doc__.splitlines()[0],
         {
@@ -42,11 +42,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def fetch(path: str, folder: Path, kind: str = "job", name: str | None = None) -> Path:
-    """The project file, from any of Beam's file systems (``gs://...``), as a local one, with the
-    query of a job.
+    """Copy the project file, and the query of a job, from any of Beam's file systems.
+
+    Returns:
+        the path of the local project file.
 
     Raises:
-        UsageError: one of them cannot be read, or is too long.
+        UsageError: a file cannot be read, or is too long.
     """
     local = folder / PROJECT_FILE
     local.write_bytes(_text(path, "--project_file"))
@@ -73,7 +75,7 @@ def _text(path: str, field: str) -> bytes:
 
 
 def _starter(kind: str) -> Start:
-    """What starts a kind; each loads what it needs."""
+    """Return the function that starts a kind; each imports what it needs."""
     if kind == "census":
         from dpstream.pipelines.launch.census import start
     elif kind == "batch":
@@ -84,10 +86,10 @@ def _starter(kind: str) -> Start:
 
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start what is named, or say what would be started.
+    """Start the named section, or describe it without starting.
 
     Raises:
-        UsageError: a parameter is missing, or means nothing for this kind.
+        UsageError: a parameter is missing, or has no meaning for this kind.
     """
     for parameter in ("out_folder", "ticket"):
         given = getattr(own, parameter) is not None
@@ -105,5 +107,5 @@ def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The launcher's command line."""
+    """Run the launcher's command line."""
     return dataflow.launched(parser(), start, argv)

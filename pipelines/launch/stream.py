@@ -1,7 +1,7 @@
-"""A job on Dataflow: it is started and left there.
+"""A job on Dataflow: the launcher starts it and does not wait.
 
-A job that keeps its store, account, secret, input or releases on the launcher's disk, which is
-thrown away, is refused.
+A job with its store, account, secret, input or releases on the launcher's disk is refused, because
+the disk is deleted afterwards.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _FILES = ("parquet", "csv", "jsonl")
 
 
 def check_remote(job: Job) -> None:
-    """Refuse what would lie on the launcher's disk, or be lost with a worker's.
+    """Refuse files on the launcher's disk, and what would be lost with a worker's disk.
 
     Dead letters are files beside the project file unless a folder is named, so on Dataflow they are
     lost with the worker that wrote them; their number is not.
@@ -58,12 +58,12 @@ def check_remote(job: Job) -> None:
 
 
 def launch(job: Job, runner: str, beam_args: Sequence[str]) -> Result:
-    """Begin the run, hand the pipeline over, and come back."""
+    """Begin the run, submit the pipeline, and return without waiting."""
     return run_job(job, runner, dataflow.without_runner(beam_args), detach=True)
 
 
 def describe(job: Job, beam_args: Sequence[str]) -> dict[str, Any]:
-    """What would be started: public names and options only."""
+    """Describe the job that would be started: public names and options only."""
     return {
         "plan_hash": job.plan.hash,
         "source": job.plan.source,
@@ -74,7 +74,7 @@ def describe(job: Job, beam_args: Sequence[str]) -> dict[str, Any]:
 
 
 def start(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the job, or say what would be started."""
+    """Start the job, or describe it without starting."""
     job = load_job(project, own.name, environment=own.environment)
     check_remote(job)
     beam_flags = dataflow.flags(beam_args, job.source.unbounded)

@@ -1,1 +1,1 @@
-"""What an operator sees and does: metrics, state, ledger, this machine."""
+"""Tools for an operator: metrics, state, accounts, and checks of this machine."""

@@ -1,6 +1,6 @@
-"""What an account holds, for people: events, what the charges spend together, what is left.
+"""A view of an account: events, what the charges spend together, and what is left.
 
-All of it is public: an account holds run ids, hashes of plans and figures of guarantees.
+All of it is public: an account has run ids, hashes of plans and figures of guarantees.
 """
 
 import contextlib
@@ -43,13 +43,14 @@ _POINTS = (
 
 
 def is_data_set(given: str | None) -> bool:
-    """Whether an account is named by a data set of the project file (``None``: the only one),
-    not by a file or a URL."""
+    """Return whether a name is that of a data set of the project file (``None``: the only one),
+    not a file or a URL.
+    """
     return given is None or (is_name(given) and not Path(given).exists())
 
 
 def of_data_set(project: Project, name: str | None) -> AccountPlace:
-    """The account of a data set; without a name of the only one.
+    """Return the account of a data set; without a name, of the only one.
 
     Raises:
         UsageError: there is no such data set, or it names no account.
@@ -59,13 +60,13 @@ def of_data_set(project: Project, name: str | None) -> AccountPlace:
 
 
 def named_by(given: str) -> AccountPlace | str:
-    """The account that a project file names, or an account's own path or URL.
+    """Return the account that a project file names, or an account's own path or URL.
 
     Args:
         given: a project file, or an account's file or its URL.
 
     Raises:
-        UsageError: it cannot be read, or names no account.
+        UsageError: the file cannot be read, or names no account.
     """
     if file_of(given) is None:
         return place_below(Path(), given)
@@ -88,17 +89,17 @@ def named_by(given: str) -> AccountPlace | str:
 
 
 def path_of(named: AccountPlace | str) -> str:
-    """The path or URL of an account that was named."""
+    """Return the path or URL of a named account."""
     return named if isinstance(named, str) else named.path
 
 
 def opened(named: AccountPlace | str) -> Ledger:
-    """The account that was named; raises as `open_ledger` does."""
+    """Open the named account; raises as `open_ledger` does."""
     return open_path(named) if isinstance(named, str) else open_ledger(named)
 
 
 def recovered(named: AccountPlace | str) -> Recovered:
-    """Bring an account up to what its head file proves; raises as `open_ledger` does."""
+    """Add to an account what its head file proves; raises as `open_ledger` does."""
     if isinstance(named, str):
         ledger = open_path(named, recovering=True)
     else:
@@ -108,11 +109,12 @@ def recovered(named: AccountPlace | str) -> Recovered:
 
 
 def view(named: AccountPlace | str) -> dict[str, Any]:
-    """Events and sums of an account.
+    """Return events and sums of an account.
 
     Raises:
-        UsageError: there is none; PolicyError: it is damaged, another one than was named, or older
-            than the head file beside the file that names it.
+        UsageError: there is no account.
+        PolicyError: it is damaged, another one than was named, or older than the head file beside
+            the file that names it.
     """
     return _fields_of(
         history_of(read_ledger(named)) if isinstance(named, str) else read_history(named)
@@ -162,8 +164,10 @@ def _pair(limit: Limit) -> dict[str, float]:
 
 
 def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
-    """What one more run may cost: a plain epsilon without delta, the mu of Gaussian noise, or the
-    rho of zCDP."""
+    """Return what one more run may cost: a plain epsilon without delta, the mu of Gaussian noise,
+    or
+    the rho of zCDP.
+    """
     return {
         "epsilon": epsilon_left(spends, *limit),
         "mu": mu_left(spends, *limit),
@@ -172,7 +176,7 @@ def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
 
 
 def account_warnings(job: Job) -> list[str]:
-    """What whoever runs the job should know about the data set's account, if it names one.
+    """Return warnings about the data set's account, if the job names one.
 
     An account that cannot be read is refused by the charge, and has no warning here.
     """
@@ -191,7 +195,7 @@ def _finite(figure: float) -> float | None:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """The view as text."""
+    """Return the view as text."""
     unit = f"{figures['unit']['name']} ({figures['unit']['type']})"
     lines = [f"Account   {figures['id']}", f"Data set  {figures['data_set']}"]
     lines.append(f"Unit      {figures['common_unit'] or unit}")
@@ -215,7 +219,7 @@ def text(figures: dict[str, Any]) -> str:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    """One event."""
+    """Return one event as text."""
     match entry["event"]:
         case "charge":
             epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
@@ -245,7 +249,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def _counted(entry: dict[str, Any]) -> str:
-    """As how many units of its own an entry is counted, where that is not one."""
+    """Return how many units an entry counts as, as text, if that is not one."""
     if entry["counted_as"] == 1:
         return ""
     unit = UnitIdentity.read(entry["identity"])

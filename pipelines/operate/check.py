@@ -1,10 +1,11 @@
-"""Which records of a job's source are usable, counted before anything is charged.
+"""Counts which records of a job's source are usable, before anything is charged.
 
 Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
-query and cells, and RECORDS (`Canonicaliser`).  So what is counted as unusable here is what the run
-would write to the dead letter.  Nothing is charged, drawn, stored or written, and no secret is
-needed: ids are made with a random key that is discarded.  Whether anything will appear is counted
-before bounds on contributions, which only make keys smaller.
+query and cells, and RECORDS (`Canonicaliser`).  So the records that are counted as unusable are
+those
+that a run would write to the dead letter.  Nothing is charged, drawn, stored or written, and no
+secret is needed: ids are made with a random key that is discarded.  Whether anything will appear is
+counted before bounds on contributions, which only reduce the units of a key.
 
 All of the result is exact and depends on private records: it is for the operator alone.
 """
@@ -72,10 +73,11 @@ class Unusable(msgspec.Struct, frozen=True):
 
     Attributes:
         reason: as in the dead letter.
-        records: how many.
+        records: number of records.
         first: (file or part, row counted from 0) of the first ones.
-        problem, fix: what the reason means for this job, and what helps.
-        no_time: how many of the reason ``time`` hold no time at all; the others lie outside.
+        problem, fix: what the reason means for this job, and how to fix it.
+        no_time: of the reason ``time``, the number without any time; the others are outside the
+            job's range.
     """
 
     reason: str
@@ -87,17 +89,17 @@ class Unusable(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What a source holds.
+    """The records of a source.
 
     Attributes:
         units_needed: units that a key needs in a window for a 50% chance of being published;
             ``None``: keys are public, or the job has no budget yet.
         most_units: units of the largest key in a window, counted up to ``units_needed``; ``None``:
             nothing is needed, or there were too many pairs to count.
-        read: rows and unreadable rows.
-        left_out: rows that query does not keep.
-        usable: records that a run would admit to its bound on contributions.
-        complete: all of the source was read; else the first rows, up to the limit.
+        read: number of rows, including unreadable ones.
+        left_out: number of rows that the query does not keep.
+        usable: number of records that a run would admit to its contribution bound.
+        complete: whether all of the source was read, not only the rows up to the limit.
         unusable: by reason, the most frequent first.
     """
 
@@ -117,11 +119,11 @@ def check_source(
 
     Args:
         limit: no further batch is read after so many rows; ``None``: all are.
-        progress: called now and then with the number of rows read.
+        progress: called from time to time with the number of rows read.
 
     Raises:
-        UsageError: what a run would refuse before its charge: no source, a column that is absent or
-            of a type that gives no usable record.
+        UsageError: an error that a run would raise before its charge: no source, or a column that
+            is absent or has a type without usable records.
         RunError: the source cannot be read.
     """
     check_types(job)
@@ -153,7 +155,7 @@ def check_source(
 
 
 def _reason_text(job: Job, reason: str) -> tuple[str, str]:
-    """What a reason means for this job, and what helps."""
+    """Return what a reason means for this job, and how to fix it."""
     if reason in REASONS:
         cause = causes_of(job)[reason]
         return cause.problem, cause.fix
@@ -167,7 +169,7 @@ class _Tally:
         self.counts, self.first = dict[str, int](), dict[str, list[tuple[int, int]]]()
 
     def add(self, reason: str, partition: Int64, offset: Int64) -> None:
-        """Positions in the order in which they are read."""
+        """Add positions in the order in which they are read."""
         if len(offset):
             self.counts[reason] = self.counts.get(reason, 0) + len(offset)
             first = self.first.setdefault(reason, [])
@@ -176,9 +178,9 @@ class _Tally:
 
 
 class _LargestKey:
-    """Units of the largest key in a window, counted until it has enough to be published.
+    """Counts the units of the largest key in a window, until it has enough to be published.
 
-    Distinct (window, key, unit) are kept, at most `MAX_PAIRS`, and merged when as many rows wait.
+    Distinct (window, key, unit) are stored, at most `MAX_PAIRS`, and merged when as many rows wait.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -192,7 +194,7 @@ class _LargestKey:
         self._distinct, self._waiting = pa.table({}), list[pa.Table]()
 
     def add(self, records: pa.RecordBatch) -> None:
-        """More records."""
+        """Add records."""
         if self._needed is None or self._most >= self._needed or not self._complete:
             return
         line = self._plan.timeline
@@ -207,7 +209,7 @@ class _LargestKey:
             self._merge()
 
     def result(self) -> tuple[int | None, int | None]:
-        """The units needed, and those of the largest key."""
+        """Return the number of units needed, and that of the largest key."""
         if self._needed is None:
             return None, None
         self._merge()
@@ -227,7 +229,7 @@ class _LargestKey:
 
 
 class _Reading:
-    """The batches of a source up to a limit; refused positions are counted on the way."""
+    """The batches of a source up to a limit; refused positions are counted meanwhile."""
 
     def __init__(
         self, source: Input, limit: int | None, progress: Callable[[int, int], None] | None
@@ -236,7 +238,7 @@ class _Reading:
         self._limit, self._progress = limit, progress
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Good rows with positions, in the source's own batches."""
+        """Yield usable rows with positions, in the source's own batches."""
         for item in self.source.scan():
             if self._limit is not None and self.rows >= self._limit:
                 self.complete = False
@@ -255,7 +257,7 @@ class _Reading:
 
 
 def _without_time(job: Job, batch: pa.RecordBatch, partition: Int64, offset: Int64) -> int:
-    """How many rows at these positions hold no time, in a batch that has them."""
+    """Return how many rows at these positions of a batch have no time."""
     dead = np.isin(_pairs(*positions(batch)), _pairs(partition, offset))
     good = np.ones(batch.num_rows, np.bool_)
     stamp = [] if job.plan.stamp == "event_time" else [job.plan.stamp]

@@ -1,6 +1,6 @@
-"""What this machine can run: versions, engines, emulators, and whether its disk keeps promises.
+"""Checks this machine: versions, engines, emulators, and whether its disk stores files durably.
 
-The report holds names and versions only, no paths.
+The report has only names and versions, no paths.
 """
 
 import importlib.metadata
@@ -92,8 +92,9 @@ def examine() -> dict[str, Any]:
 
 
 def requirements() -> dict[str, SpecifierSet]:
-    """Package -> versions that it may have, as the installed distribution declares them: this
-    package first, then what it depends on without any extra."""
+    """Return the versions that each package may have, as the installed distribution declares them:
+    this package first, then what it depends on without any extra.
+    """
     try:
         lines = importlib.metadata.requires(NAME) or []
     except importlib.metadata.PackageNotFoundError:
@@ -107,7 +108,7 @@ def requirements() -> dict[str, SpecifierSet]:
 
 
 def _extras() -> dict[str, dict[str, Any]]:
-    """Each extra: what it is for, which of its modules are missing, and what installs it."""
+    """Return for each extra its purpose, its missing modules, and the command that installs it."""
     return {
         name: {
             "purpose": entry.purpose,
@@ -119,14 +120,15 @@ def _extras() -> dict[str, dict[str, Any]]:
 
 
 def fix_prism() -> Path | None:
-    """Build the Prism that this program needs in place of one that does not fit and was built by
-    ``make``, else into the user's data folder.
+    """Build the required version of Prism.
+
+    It replaces a wrong version that ``make`` built, else it is written to the user's data folder.
 
     Returns:
-        Where it is; ``None``: there is a fit one.
+        Its path; ``None``: the right version exists.
 
     Raises:
-        RunError: there is no Go, the module is not the pinned one, or it could not be built.
+        RunError: there is no Go, the module is not the pinned one, or the build failed.
     """
     program = parts.prism()
     if program is not None and _fits(program):
@@ -154,13 +156,13 @@ def fix_prism() -> Path | None:
 
 
 def _fits(program: Path) -> bool:
-    """Whether a Prism is of this program's Beam, listens on this machine only and has all edits."""
+    """Return whether a Prism has this program's Beam and all edits, and listens only here."""
     same = parts.prism_version(program) == parts.beam_version()
     return same and parts.prism_has_edits(program)
 
 
 def installed(name: str) -> str | None:
-    """The version of a package, ``None`` where it is missing."""
+    """Return the version of a package; ``None`` if it is missing."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -168,7 +170,7 @@ def installed(name: str) -> str | None:
 
 
 def _runners() -> dict[str, str | None]:
-    """What of each engine is on this machine: versions, or nothing."""
+    """Return the version of each engine on this machine; ``None`` if it is missing."""
     prism, java = parts.prism(), parts.java_version()
     return {
         "FnApiRunner": installed("apache-beam"),
@@ -179,7 +181,10 @@ def _runners() -> dict[str, str | None]:
 
 
 def _emulators() -> dict[str, bool]:
-    """Emulators and brokers for tests: running, named, in an SDK on the path, or made."""
+    """Return which emulators and brokers for tests are available.
+
+    They are running, named, in an SDK on the path, or made.
+    """
     binary = os.environ.get("SPANNER_EMULATOR_BINARY", "")
     gcloud = shutil.which("gcloud")
     programs = Path(gcloud).resolve().parent if gcloud else None
@@ -194,7 +199,7 @@ def _emulators() -> dict[str, bool]:
 
 
 def _disk() -> dict[str, Any]:
-    """Whether a file in this folder can be made for good, and how long that takes."""
+    """Return whether a file in this folder can be stored durably, and how long that takes."""
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=".") as folder:
             begin = time.perf_counter()

@@ -1,12 +1,13 @@
 """Prometheus endpoints of this process: public quantities on one port, the operator's on another.
 
-Names and help texts are one list, ``METRICS``: the exporter, the dashboards and the tests are made
-from it.  A metric is public when it is a function of the plan, of faults and of the public clock;
+Names and help texts are one list, ``METRICS``, from which the exporter, the dashboards and the
+tests
+are made.  A metric is public when it is a function of the plan, of faults and of the public clock;
 counts of records and seconds of a stage depend on the data and are the operator's.  Only names on
-the list are ever exported, whatever telemetry may hold.
+the list are ever exported, whatever else telemetry has.
 
-A worker in another process has no endpoint here: there the same counters leave as Beam metrics
-of the runner (``runner_name``).
+A worker in another process has no endpoint here: there the same counters are exported as Beam
+metrics of the runner (``runner_name``).
 """
 
 import contextlib
@@ -50,8 +51,8 @@ class Name(NamedTuple):
     Attributes:
         name: as Prometheus shows it, counters with ``_total``.
         kind, help_text: type and help text.
-        public: whether anybody may see it.
-        counter: the counter of telemetry, and Beam's, that it shows; else empty.
+        public: whether it is public.
+        counter: the counter of telemetry, and Beam's, that it exports; else empty.
     """
 
     name: str
@@ -109,12 +110,12 @@ METRICS: tuple[Name, ...] = (
 
 
 def runner_name(counter: str) -> str:
-    """The name under which Flink's own Prometheus reporter shows one of our Beam counters."""
+    """Return the name under which Flink's Prometheus reporter shows one of our Beam counters."""
     return f"flink_taskmanager_job_task_operator_{NAMESPACE}_{counter}"
 
 
 class _Table(Collector):
-    """Telemetry's tables as Prometheus families, read when somebody asks."""
+    """Telemetry's tables as Prometheus families, read at each request."""
 
     def __init__(self, job: Job, public: bool) -> None:
         self._job, self._public = job, public
@@ -165,19 +166,19 @@ def _histogram(name: Name, latency: Latency) -> HistogramMetricFamily:
 
 
 def registry(job: Job, public: bool) -> CollectorRegistry:
-    """Everything public of this process, or everything that is the operator's alone."""
+    """Return the public metrics of this process, or those of the operator alone."""
     collector = CollectorRegistry()
     collector.register(_Table(job, public))
     return collector
 
 
 class Ports(NamedTuple):
-    """Where this process is asked for metrics; ``None``: nowhere.
+    """The ports on which this process serves metrics; ``None``: none.
 
     Attributes:
         public, operator: two different ports; 0 takes a free one.
-        host: address of the public one; the operator's is reached from this machine alone
-            unless ``operator_host`` says otherwise.
+        host: address of the public port; the operator's can be reached from this machine alone
+            unless ``operator_host`` sets another address.
     """
 
     public: int | None = None
@@ -188,11 +189,11 @@ class Ports(NamedTuple):
 
 @contextlib.contextmanager
 def serving(job: Job, ports: Ports) -> Iterator[tuple[int | None, int | None]]:
-    """Answer on the ports while the block runs; gives the ports that were taken.
+    """Serve metrics while the block runs; yield the ports that are used.
 
     Raises:
         UsageError: one port for both.
-        RunError: a port cannot be had.
+        RunError: a port cannot be used.
     """
     if ports.public and ports.public == ports.operator:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A job's store through its life: made, expired, backed up, restored, resharded."""
+"""Operations on a job's store: make, expire, back up, restore, reshard."""
 
 import functools
 import math
@@ -38,7 +38,7 @@ def initialise(job: Job) -> tuple[str, bool]:
         (run id, whether the store is new).
 
     Raises:
-        PolicyError: the sink, the ledger or an existing store forbids it.
+        PolicyError: the sink, the account or an existing store does not allow it.
     """
     try:
         stores.backend(job.state.store or "").prepare()
@@ -51,14 +51,15 @@ def initialise(job: Job) -> tuple[str, bool]:
 def expire(
     job: Job, releases_before: str | None = None, progress: Progress | None = None
 ) -> dict[str, int]:
-    """Drop what no run can ask for any more, then give the space back.
+    """Drop what no run can need any more, then return the space to the disk.
 
     Args:
         releases_before: drop releases of complete windows that end, with their lateness, at or
-            before this time; each is first held against the sink.
+            before this time; each is first compared with the sink's.
 
     Returns:
-        Shards that gave up positions, and windows whose releases were dropped; both public.
+        Number of shards that dropped positions, and of windows whose releases were dropped; both
+        public.
 
     Raises:
         PolicyError: the sink lacks a release that is to be dropped, or has another.
@@ -79,7 +80,7 @@ def expire(
 
 
 def _droppable(job: Job, instant: int) -> int:
-    """The first window that is not complete or ends after the instant."""
+    """Return the first window that is not complete or ends after the instant."""
     store, line = open_job_store(job), job.plan.timeline
     complete = retention.reached(store, line).complete
     ended = (instant - line.start - line.window - line.allowed_lateness) // line.slide + 1
@@ -87,7 +88,7 @@ def _droppable(job: Job, instant: int) -> int:
 
 
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
-    """Hold every release that is to go against the sink's."""
+    """Compare every release that is to be dropped with the sink's."""
     run = store_run(job)
     store, line = run.open(), run.plan.timeline
     names = [
@@ -113,7 +114,7 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
 
 
 def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
-    """Write all of the job's store to a file, also while the job runs; returns the run id.
+    """Write all of the job's store to a file, also while the job runs; return the run id.
 
     Raises: see `state.transfer.backup`.
     """
@@ -130,10 +131,10 @@ def _keep_out_of_sink(job: Job, out: Path) -> None:
 def restore(
     job: Job, file: Path, replace: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Put a backup in place; the next run replays its input and compares with the sink.
+    """Restore a store from a backup; the next run replays its input and compares with the sink.
 
-    Raises: see `state.transfer.restore`; PolicyError: the backup was begun with another key, or
-        the input of the store in place has changed: a backup may have been made after that.
+    Raises: see `state.transfer.restore`; PolicyError: the backup was begun with another secret, or
+        the input of the existing store has changed: a backup may have been made after that.
     """
     refuse_changed(job)
     new, aside = transfer.restore(
@@ -159,11 +160,11 @@ def abandon(
     replace: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Put a backup in place whose input since then cannot be replayed: give up what is open.
+    """Restore a store from a backup whose input since then is lost: give up open windows.
 
     Windows that begin before ``now`` get no further release, all units of the backup count as
-    exhausted, records stamped up to ``now`` as decided.  The run goes on in a new epoch, with
-    fresh noise, and is charged a second time before that.
+    exhausted, records stamped up to ``now`` as decided.  The run continues in a new epoch, with
+    new noise, and is charged a second time before that.
 
     Args:
         now: an instant after everything that any run of this store has read or released; default
@@ -171,7 +172,7 @@ def abandon(
 
     Raises:
         UsageError: ``now`` is missing for a bounded source, whose input can be replayed.
-        PolicyError: the ledger's limit forbids the second spend.
+        PolicyError: the account's limit does not allow the second charge.
         Else as `state.transfer.restore`.
     """
     line = job.plan.timeline
@@ -209,9 +210,10 @@ def abandon(
 
 
 def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
-    """A backup's identity -> that of the store which goes on from it with the job's input.
+    """Return a function from a backup's identity to that of the store that continues from it.
 
-    Units count from the backup on, so whatever epoch was begun since is spent.
+    The new store has the job's input.  Units count from the backup on, so whatever epoch was begun
+    since is spent.
     """
     parts = input_of(job).identity()
     with secret_source(job).ring() as ring:
@@ -225,8 +227,10 @@ def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
 
 
 def _epoch_in_place(job: Job, run_id: str) -> int:
-    """Epoch of the run's store that is to be replaced, where no ledger tells whether it has begun;
-    -1: there is none, or it cannot be read."""
+    """Return the epoch of the run's store that is to be replaced, if no account shows whether it
+    has
+    begun; -1: there is none, or it cannot be read.
+    """
     url = job.state.store or ""
     if job.ledger is not None or not stores.exists(url):
         return -1
@@ -238,7 +242,10 @@ def _epoch_in_place(job: Job, run_id: str) -> int:
 
 
 def _given_up(job: Job, store: Store, instant: int) -> Abandon:
-    """Everything up to the instant, and never less than the backup or the sink knows of."""
+    """Return a trigger time and the count of units to give up with.
+
+    The trigger time is that of the instant, and no earlier than any that the backup or sink has.
+    """
     line, shards = job.plan.timeline, range(store.identity.shards)
     trigger_times = [
         int(line.trigger_time_of(np.array([instant]))[0]),
@@ -257,7 +264,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
 
 
 def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
-    """What all epochs of a run cost together: epochs draw their noise afresh, so they compose."""
+    """Return what all epochs of a run cost together; each draws new noise, so they compose."""
     plan, epochs = job.plan, identity.epoch + 1
     budget = calibrated(plan, identity.calibration).budget
     thresholds = plan.privacy.contributions * budget.b
@@ -275,7 +282,10 @@ def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
 
 
 def reshard(job: Job, shards: int, progress: Progress | None = None) -> str | None:
-    """Spread the job's store over other shards; returns where the old one is kept, if it is a file.
+    """Distribute the job's store over other shards.
+
+    Returns:
+        The path of the old store, if it is a file.
 
     Raises: see `state.transfer.reshard`.
     """

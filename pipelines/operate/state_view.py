@@ -1,8 +1,8 @@
-"""What a job's store holds, and its committed releases again: the outbox is the release.
+"""Shows a job's store, and exports its committed releases again.
 
-Progress and the run's identity are public; sizes of state tell about how many units and keys
-there are, so they are for the operator only.  Exported releases are the bytes that the run's
-own sink got or will get, so a lost sink can be written again.
+Progress and the run's identity are public.  Sizes of state reveal roughly how many units and keys
+there are, so they are for the operator only.  Exported releases are the bytes that the run's own
+sink got or will get, so a lost sink can be written again.
 """
 
 import contextlib
@@ -31,10 +31,11 @@ from dpstream.state.store import Store
 
 
 def open_job_store(job: Job) -> Store:
-    """The job's store, opened for reading what is committed.
+    """Open the job's store to read what is committed.
 
     Raises:
-        UsageError: there is none; PolicyError: it belongs to another plan.
+        UsageError: there is no store.
+        PolicyError: it belongs to another plan.
     """
     url = job.state.store or ""
     if not stores.exists(url):
@@ -43,13 +44,14 @@ def open_job_store(job: Job) -> Store:
 
 
 def info(job: Job, operator: bool = False) -> dict[str, Any]:
-    """Identity and progress by window of a job's store; all of it public.
+    """Return identity and progress by window of a job's store; all of it public.
 
     Args:
         operator: add ``operator_only``: sizes by part and window, which are private.
 
     Raises:
-        UsageError: there is no store; PolicyError: it belongs to another plan.
+        UsageError: there is no store.
+        PolicyError: it belongs to another plan.
     """
     try:
         store = open_job_store(job)
@@ -76,7 +78,7 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
 
 
 def _sizes(job: Job, store: Store) -> dict[str, Any]:
-    """Bytes of the embedded store's files (a database service tells its own), and of parts."""
+    """Return bytes of the embedded store's files, and of parts; a database shows its own."""
     path = job.state.path
     files = [] if path is None else [Path(f"{path}{side}") for side in ("", "-wal", "-shm")]
     size = sum(p.stat().st_size for p in files if p.exists())
@@ -84,10 +86,11 @@ def _sizes(job: Job, store: Store) -> dict[str, Any]:
 
 
 def _refuse_other_input(job: Job, store: Store) -> None:
-    """Refuse to write what changed files may have led to; see `pipelines.connectors.watch`.
+    """Refuse to publish releases that changed files may have affected; see
+    `pipelines.connectors.watch`.
 
     Raises:
-        PolicyError: they have changed, while they were read or since a run was cut off.
+        PolicyError: files have changed, while they were read or since a run was interrupted.
     """
     refuse(store)
     if store.reading and not passes.same_input(job, store):
@@ -100,13 +103,13 @@ def _refuse_other_input(job: Job, store: Store) -> None:
 
 
 def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
-    """Write every committed release of all shards to a folder; returns how many.
+    """Write every committed release of all shards to a folder; return their number.
 
     Writing the same content again changes nothing; other content is refused.
 
     Raises:
-        UsageError: there is no store; PolicyError: another plan or key, or a published value
-            would change.
+        UsageError: there is no store.
+        PolicyError: another plan or secret, or a published value would change.
     """
     try:
         run = store_run(job)
@@ -121,13 +124,14 @@ def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = N
 
 
 def publish(job: Job, progress: Progress | None = None) -> int:
-    """Write every committed release of all shards to the job's own sink; returns how many.
+    """Write every committed release of all shards to the job's own sink; return their number.
 
-    What is there already stays as it is: for a sink that was emptied, or that is a new one.
+    Existing releases stay as they are: use it for a sink that was emptied, or a new one.
 
     Raises:
-        UsageError: there is no store; PolicyError: another plan or key, a sink that is not the
-            run's, or a store that has still to be compared with what is published.
+        UsageError: there is no store.
+        PolicyError: another plan or secret, a sink that is not the run's, or a store that must
+            still be compared with what is published.
     """
     try:
         run = store_run(job)
@@ -144,7 +148,7 @@ def publish(job: Job, progress: Progress | None = None) -> int:
 
 
 def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
-    """A store that may lack what is published says nothing about what should be."""
+    """Refuse a store that may lack published releases, because it cannot show what is right."""
     store, used = run.open(), sink.used() if isinstance(sink, ReadableSink) else None
     if store.restoring and used is not False:
         raise PolicyError(
@@ -161,7 +165,7 @@ def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
 
 
 def store_run(job: Job) -> Run:
-    """The run of a job's store; its key is checked where it is used."""
+    """Return the run of a job's store; its key is checked where it is used."""
     identity = open_job_store(job).identity
     keys = secret_source(job).of_run(identity.run_id, identity.secret_fingerprint)
     plan = begun(job.plan, identity.calibration)

@@ -1,9 +1,10 @@
-"""A new job that is written at the end of the project file, begun from one that is there.
+"""Write a new job, copied from an existing one, at the end of the project file.
 
-Both `dpstream choose --as NAME` and `sql --stream JOB --emit NAME` write one.  Its section keeps
-the comments, and the rest of the file every byte.  Two jobs cannot share a store or a folder: the
-copy has the store of its own name in a file (also where the old one is a database of Spanner, which
-holds one run), the dead letters of its own name, and a folder of releases beside the old job's.
+`dpstream choose --as NAME` and `sql --stream JOB --emit NAME` write one.  Its section keeps the
+comments, and the rest of the file keeps every byte.  Two jobs cannot share a store or a folder: the
+copy has a store in a file of its own name (also if the old one is a database of Spanner, which
+holds
+one run), dead letters of its own name, and a folder of releases beside the old job's.
 """
 
 import copy
@@ -24,10 +25,10 @@ from dpstream.pipelines.project.write import flush_project, write_project
 
 
 def read_project_text(project: Project) -> bytes:
-    """The bytes of the project file as they are now.
+    """Return the present bytes of the project file.
 
     Raises:
-        UsageError: unreadable or too long.
+        UsageError: the file cannot be read or is too long.
     """
     return read_at_most(project.path, project.path.name, "shorten the project file")
 
@@ -36,10 +37,11 @@ def check_new_name(project: Project, name: str, option: str, existing: bool = Fa
     """Refuse a name for a new job before anything is charged.
 
     Args:
-        option: that gives the name; existing: whether a section of this name may be there.
+        option: the option that gives the name.
+        existing: whether a section of this name may exist.
 
     Raises:
-        UsageError: it is not usable, or is taken.
+        UsageError: the name cannot be used, or is taken.
     """
     if not is_name(name):
         raise UsageError(option, "is not a usable name", "use letters, digits, _ and -")
@@ -48,10 +50,10 @@ def check_new_name(project: Project, name: str, option: str, existing: bool = Fa
 
 
 def copied_section(text: bytes, job: str, new: str) -> Any:
-    """The section of a job as tomlkit has it, to be changed and written as another job's.
+    """Return the section of a job as tomlkit has it, to be changed and written as another job's.
 
     Raises:
-        UsageError: the file cannot be kept as it is written.
+        UsageError: the file's layout cannot be copied.
     """
     try:
         document: Any = tomlkit.parse(text.decode("utf-8"))
@@ -68,21 +70,21 @@ def copied_section(text: bytes, job: str, new: str) -> Any:
 
 
 def _unusual(job: str) -> UsageError:
-    """Of a layout that tomlkit cannot copy, such as one of tables with others between them."""
+    """Return the error for a layout that tomlkit cannot copy, such as tables in between."""
     return UsageError(
         f"job.{job}", "cannot be copied as it is laid out", f"write all of it below one [job.{job}]"
     )
 
 
 def _beside(folder: PurePath, job: str, new: str) -> PurePath:
-    """The folder of the new job's releases."""
+    """Return the folder of the new job's releases."""
     if folder.name in ("", ".."):  # the project's own folder, or one above it
         return folder / new
     return folder.with_name(new if folder.name == job else f"{folder.name}-{new}")
 
 
 def _forget_headers(table: Any) -> None:
-    """A parsed table is written under the name that it had, unless that is forgotten."""
+    """Remove the header names of parsed tables, under which tomlkit would write them again."""
     if isinstance(table, Table):
         table.display_name = None
     for part in table.values() if hasattr(table, "values") else ():
@@ -94,7 +96,7 @@ def _forget_headers(table: Any) -> None:
 
 
 def section_text(name: str, section: Any) -> str:
-    """``[job.NAME]`` as it stands in a file."""
+    """Return ``[job.NAME]`` as the text of a file."""
     jobs = tomlkit.table(is_super_table=True)
     jobs.append(name, section)
     document = tomlkit.document()
@@ -103,17 +105,18 @@ def section_text(name: str, section: Any) -> str:
 
 
 def extended(text: bytes, section: str) -> str:
-    """The file's text, every byte of it, with a section at its end."""
+    """Return the file's text, unchanged, with a section at its end."""
     before = text.decode("utf-8")
     gap = "" if before.endswith("\n\n") else "\n" if before.endswith("\n") else "\n\n"
     return f"{before}{gap}{section}"
 
 
 def check_extended(text: bytes, job: str, new: str, section: Any) -> None:
-    """Refuse a file that, with a section at its end, would not say what it says and the section.
+    """Refuse a file whose meaning a section at its end would change by more than that section.
 
     Raises:
-        UsageError: it would not, for instance because all jobs are in one inline table.
+        UsageError: the file changes otherwise, for instance because all jobs are in one inline
+            table.
     """
     before = tomllib.loads(text.decode("utf-8"))
     if new in before["job"]:
@@ -127,7 +130,7 @@ def check_extended(text: bytes, job: str, new: str, section: Any) -> None:
 
 
 def with_job(project: Project, name: str, section: Mapping[str, Any]) -> Project:
-    """The project as if its file had a section ``[job.NAME]``; nothing is written."""
+    """Return the project as if its file had a section ``[job.NAME]``; nothing is written."""
     replace = msgspec.structs.replace
     sections, written = (
         replace(of, job={**of.job, name: dict(section)})
@@ -137,14 +140,15 @@ def with_job(project: Project, name: str, section: Mapping[str, Any]) -> Project
 
 
 def append_section(project: Project, name: str, text: bytes, section: str, option: str) -> None:
-    """Write the file with a section at its end, once; one that says the same already is left alone.
+    """Write the file with a section at its end, once; an equal section is left as it is.
 
     Args:
-        text: what the file had when the section was made.
+        text: the file's text when the section was made.
 
     Raises:
-        UsageError: another section of this name is there.
-        PolicyError: the file was changed meanwhile; RunError: it cannot be written.
+        UsageError: another section of this name exists.
+        PolicyError: the file was changed meanwhile.
+        RunError: the file cannot be written.
     """
     present = tomlkit.parse(text.decode("utf-8")).unwrap().get("job", {}).get(name)
     if present is not None:

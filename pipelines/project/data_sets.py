@@ -1,4 +1,4 @@
-"""What the tables and questions of a data set share: its unit, its account and its secret."""
+"""Unit, account and secret of a data set, which its tables and questions share."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 
 
 def unit_of(project: Project, name: str, used_by: str) -> UnitSection:
-    """The unit of a data set.
+    """Return the unit of a data set.
 
     Args:
-        used_by: what needs one, in words.
+        used_by: a text for errors: what needs a unit.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the data set has no unit.
     """
     unit = project.sections.data_set[name].unit
     if unit is None:
@@ -29,14 +29,14 @@ def unit_of(project: Project, name: str, used_by: str) -> UnitSection:
 
 
 def account_of(project: Project, name: str, to_make: bool = False) -> AccountPlace:
-    """The account of a data set, a file by its absolute path; it need not be there.
+    """Return the account of a data set, a file by its absolute path; it need not exist.
 
     Args:
-        to_make: where the data set names no account its path is ``NAME.account.db``, and without
-            an id the id is empty.
+        to_make: a data set without an account gets the path ``NAME.account.db``; without an id,
+            the id is empty.
 
     Raises:
-        UsageError: the data set names none, or its path or id cannot be one.
+        UsageError: the data set names no account, or its path or id cannot be used.
     """
     section = project.sections.data_set[name]
     account, where = section.account, f"data_set.{name}"
@@ -61,7 +61,7 @@ def account_of(project: Project, name: str, to_make: bool = False) -> AccountPla
 
 
 def _making(project: Project, name: str) -> str:
-    """How the account of a data set is made."""
+    """Return the command that makes the account of a data set."""
     if project.sections.data_set[name].unit is not None:
         return "make one with `dpstream account create`, which prints the line"
     table = _session_table(project, name) or "TABLE"
@@ -69,12 +69,12 @@ def _making(project: Project, name: str) -> str:
 
 
 def is_session_table(table: TableSection) -> bool:
-    """Whether each record of a table has a budget of its own."""
+    """Return whether each record of a table has its own budget."""
     return bool(table.dimension)
 
 
 def _session_table(project: Project, data_set: str) -> str | None:
-    """The name of a table of a data set whose records have budgets of their own, if any."""
+    """Return the name of a data set's table whose records have their own budgets, if any."""
     only = next(iter(project.sections.data_set)) if len(project.sections.data_set) == 1 else None
     for name, table in project.sections.table.items():
         if is_session_table(table) and (table.data_set or only) == data_set:
@@ -83,10 +83,10 @@ def _session_table(project: Project, data_set: str) -> str | None:
 
 
 def secret_of(project: Project, name: str) -> SecretSource:
-    """Where the secret of a data set is, a file by its absolute path; nothing is read.
+    """Return the reference to a data set's secret, a file by its absolute path; nothing is read.
 
     Raises:
-        UsageError: it is given twice, or its path is no path.
+        UsageError: the secret is given twice, or its path cannot be used.
     """
     section = project.sections.data_set[name]
     with _located(f"data_set.{name}"):
@@ -96,7 +96,7 @@ def secret_of(project: Project, name: str) -> SecretSource:
 
 @contextlib.contextmanager
 def _located(where: str) -> Iterator[None]:
-    """Errors about a part of a section name it as the project file has it."""
+    """Rewrite errors about a part so that they name the field of the project file."""
     try:
         yield
     except DpstreamError as error:

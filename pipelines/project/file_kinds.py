@@ -1,4 +1,4 @@
-"""What the name of a file tells: its kind, and whether it is compressed."""
+"""What a file's name shows: the kind of the file, and whether it is compressed."""
 
 from pathlib import PurePath
 from typing import Literal
@@ -31,15 +31,15 @@ _SUFFIXES = (
 
 
 def is_packed_name(name: str) -> bool:
-    """Whether a file is named as a compressed one."""
+    """Return whether a file's name is that of a compressed file."""
     return PurePath(name).suffix.lower() in _SUFFIXES
 
 
 def unpacked_name(name: str) -> str:
-    """The name without what says that the file is compressed."""
+    """Return the name without its ending for compression."""
     return str(PurePath(name).with_suffix("")) if is_packed_name(name) else name
 
 
 def file_kind(name: str) -> FileKind | None:
-    """Kind of files that a name or a pattern tells, perhaps compressed; ``None``: no known one."""
+    """Return the kind of files by a name or pattern, perhaps compressed; ``None`` if unknown."""
     return ENDINGS.get(PurePath(unpacked_name(name)).suffix.lower())

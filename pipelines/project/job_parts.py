@@ -1,7 +1,7 @@
-"""The parts of a job as frozen structs, as `jobs.parts` takes them from the project file.
+"""The parts of a job as frozen structs, which `jobs.parts` makes from the project file.
 
 Durations, times and paths are texts here, as written; `pipelines.jobs.job` parses and resolves
-them.  `PerformanceConfig` is apart from everything that enters the plan.
+them.  `PerformanceConfig` is separate from everything that enters the plan.
 """
 
 import re
@@ -37,17 +37,17 @@ GIVEN_COLUMNS = {f"_{stamp}" for stamps in GIVEN_STAMPS.values() for stamp in st
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a job: frozen, unknown keys refused."""
+    """A part of a job: frozen; unknown keys are refused."""
 
 
 class LookUpConfig(_Table, frozen=True):
     """``[[source.query.look_up]]``: a public table that the query may look up by its key.
 
     Attributes:
-        name: in the query's text.
+        name: the table's name in the query's text.
         path: a file or glob of Parquet, CSV or JSON Lines (by its ending).
-        key: columns that no two of its rows have in common; checked.
-        columns: types by name, where the files have none.
+        key: columns in which no two of its rows are equal; checked.
+        columns: types by name, if the files have none.
     """
 
     name: str
@@ -61,11 +61,11 @@ class QueryConfig(_Table, frozen=True):
     `pipelines.statements.row_local`.
 
     Attributes:
-        table: what the text calls the source.
+        table: the name of the source in the text.
         columns: SQL types, by name, of the source's columns that the text may use (default: those
             of the first file, if it is Parquet).
-        text: the SELECT; its columns are the key's and the aggregates'.  Unit, times and record
-            id pass by it.  `dpstream sql --stream` writes it.
+        text: the SELECT; its columns are the key's and the aggregates'.  It does not change unit,
+            times and record id.  `dpstream sql --stream` writes it.
         look_up: public tables.
     """
 
@@ -79,18 +79,18 @@ class SourceConfig(_Table, frozen=True):
     """Where records come from.
 
     Attributes:
-        kind: files that are all there (``parquet``, ``csv``, ``jsonl``); or a source without end:
-            a ``folder`` of files that grows, ``kafka``, ``pubsub``.
-        path: a file or a glob (``**`` for any folders); of ``folder`` a folder or URL prefix.
+        kind: files that are all present (``parquet``, ``csv``, ``jsonl``); or a source without
+            end: a growing ``folder`` of files, ``kafka``, ``pubsub``.
+        path: a file or a glob (``**`` for any folders); for ``folder`` a folder or URL prefix.
             CSV and JSON Lines may be compressed (gzip, bzip2, zstd).
-        stamp: ``event_time`` (files only), a stamp the source gives, or the column that carries it.
+        stamp: ``event_time`` (files only), a stamp that the source gives, or the column with it.
         format: of a folder's files, or of a message (``json``: one object).
-        topic, servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
-        subscription: of Pub/Sub, ``projects/P/subscriptions/S``.
-        settle: how long a file must lie unchanged (stamp ``closed``), a row may be stamped before
-            its file is closed (stamp of a column), or a broker may be behind its own clock: it
-            delays releases and decides nothing.
-        query: what rows go through first.
+        topic, servers: for Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        subscription: for Pub/Sub, ``projects/P/subscriptions/S``.
+        settle: how long a file must be unchanged (stamp ``closed``), how long before its file is
+            closed a row may be stamped (stamp of a column), or how far a broker may be behind its
+            own clock: it delays releases and has no other effect.
+        query: the query that rows go through first.
     """
 
     kind: SourceKind
@@ -106,25 +106,28 @@ class SourceConfig(_Table, frozen=True):
 
     @property
     def unbounded(self) -> bool:
-        """Whether more may come for as long as the source lives."""
+        """Whether the source has no end."""
         return self.kind in GIVEN_STAMPS
 
     @property
     def stamp_column(self) -> str:
-        """``event_time``, or the column that carries the stamp."""
+        """``event_time``, or the column that has the stamp."""
         given = GIVEN_STAMPS.get(self.kind, ())
         stamp = self.stamp or (given[0] if given else "event_time")
         return f"_{stamp}" if stamp in given else stamp
 
     @property
     def name(self) -> str:
-        """What the source is called in the plan: public."""
+        """The source's name in the plan: public."""
         return f"{self.kind}:{self.topic or self.subscription or self.path}"
 
 
 class SchemaConfig(_Table, frozen=True):
-    """Which columns are the unit, the key and the event time; and, where a source
-    may deliver a record again at another position, the column that names it."""
+    """The columns of unit, key and event time, and the record id.
+
+    A source that may deliver a record again at another position needs a column that names the
+    record.
+    """
 
     unit: Field
     key: tuple[Field, ...]
@@ -145,12 +148,12 @@ class TimeConfig(_Table, frozen=True):
 
 
 class PrivacyConfig(_Table, frozen=True):
-    """See `accounting.plan.plan.Privacy`; plus the period and where the key is.
+    """See `accounting.plan.plan.Privacy`; plus the period and the reference to the secret.
 
-    ``allow_large_delta``: a delta above 0.01 is wanted (`accounting.strength`).
-    ``strategy`` is ``auto`` unless it is written; of private keys ``auto`` takes ``blt`` or
-    ``geometric`` (`accounting.tuning.family`).  ``optimise`` is ``period`` unless it is written;
-    with private keys and more than one privacy period it is ``lifetime``.  ``weights`` is a table
+    ``allow_large_delta``: allow a delta above 0.01 (`accounting.strength`).
+    ``strategy`` is ``auto`` by default; for private keys ``auto`` chooses ``blt`` or
+    ``geometric`` (`accounting.tuning.family`).  ``optimise`` is ``period`` by default; with
+    private keys and more than one privacy period it is ``lifetime``.  ``weights`` is a table
     (`accounting.weights.SelectionWeights`), ``uniform``, or ``auto``: the best known for the job's
     kind (see `pipelines.jobs.job`).
 
@@ -185,8 +188,8 @@ class PrivacyConfig(_Table, frozen=True):
 class KeysConfig(_Table, frozen=True):
     """A CSV file whose header names the key columns; no selection is needed.
 
-    ``remember``: how long later windows know what a window has published: ``run``, ``never``, or a
-    duration (`accounting.plan.remembering`).
+    ``remember``: how long later windows publish a key again that a window has published: ``run``,
+    ``never``, or a duration (`accounting.plan.remembering`).
     """
 
     public: str | None = None
@@ -194,10 +197,12 @@ class KeysConfig(_Table, frozen=True):
 
 
 class StateConfig(_Table, frozen=True):
-    """Where state lives (``sqlite:PATH`` or
-    ``spanner://PROJECT/INSTANCE/DATABASE``) and the number of key shards, fixed when the store
-    is made.  ``keep_releases``: how long the releases of a window that has ended stay in the store
-    of a source without end once the sink has them (default: for ever)."""
+    """The job's store (``sqlite:PATH`` or ``spanner://PROJECT/INSTANCE/DATABASE``).
+
+    The number of key shards is fixed when the store is made.  ``keep_releases``: how long the
+    releases of a window that has ended stay in the store of a source without end once the sink has
+    them (default: for ever).
+    """
 
     store: str
     shards: int = 4
@@ -205,23 +210,23 @@ class StateConfig(_Table, frozen=True):
 
     @property
     def path(self) -> Path | None:
-        """File of the embedded store, ``None`` where the store is no file."""
+        """The file of the embedded store; ``None`` if the store is not a file."""
         kind, _, path = self.store.partition(":")
         return Path(path) if kind == "sqlite" else None
 
 
 class SinkConfig(_Table, frozen=True):
-    """Where releases go.
+    """Where releases are published.
 
     Attributes:
         kind: files (``parquet``, ``csv``, ``jsonl``), ``kafka``, ``pubsub`` or ``bigquery``.
         path: folder of files.
-        topic: of Kafka; of Pub/Sub ``projects/P/topics/T``.
-        servers: of Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
-        table: of BigQuery, ``project.dataset.table``.
+        topic: for Kafka; for Pub/Sub ``projects/P/topics/T``.
+        servers: for Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
+        table: for BigQuery, ``project.dataset.table``.
         dead_letter: folder of the dead letters, which are files with every kind; default: beside
             the folder of the releases, or beside the project file.
-        formulas: of CSV: ``guard`` (the default) writes an apostrophe before text that a
+        formulas: for CSV: ``guard`` (the default) writes an apostrophe before text that a
             spreadsheet would take for a formula, ``keep`` writes it as it is.
     """
 
@@ -241,24 +246,24 @@ class SinkConfig(_Table, frozen=True):
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the releases, ``None`` where they are no files."""
+        """The folder of the releases; ``None`` if they are not files."""
         return Path(self.path) if self.path else None
 
     @property
     def file_kind(self) -> FileKind:
-        """Kind of files to export releases to: the sink's own, if it is one of files."""
+        """The kind of files to export releases to: the sink's own, if it writes files."""
         kinds: dict[str, FileKind] = {"csv": "csv", "jsonl": "jsonl"}
         return kinds.get(self.kind, "parquet")
 
 
 class PerformanceConfig(_Table, frozen=True):
-    """``[performance]``: none of it changes a released byte.
+    """``[performance]``: no field changes a released byte.
 
     Attributes:
         batch_rows: rows of an Arrow batch at ingest.
-        look_ahead: triggers a prediction looks ahead (default: by the number of triggers).
-        threads: that work on a job whose input is all there, where its stages share a process
-            (DirectRunner); default: two, if there are two cores.
+        look_ahead: trigger times that a prediction looks ahead (default: by their number).
+        threads: threads of a job with bounded input whose stages share a process (DirectRunner);
+            default: two, if there are two cores.
     """
 
     batch_rows: int = limits.DEFAULT_BATCH_ROWS
@@ -283,7 +288,7 @@ class JobParts(_Table, frozen=True):
 
 
 def check_parts(file: JobParts) -> None:
-    """Rules of the tables that do not enter the plan."""
+    """Check the rules of the tables that do not enter the plan."""
     threads = file.performance.threads
     ranges = [
         ("shards", file.state.shards, limits.MAX_SHARDS),
@@ -332,14 +337,14 @@ def _check_fields(
     allowed: tuple[str, ...],
     fields: tuple[str, ...],
 ) -> list[tuple[str, str]]:
-    """Refuse fields that are of other kinds; gives the texts that must say something.
+    """Refuse fields of other kinds; return the texts that must not be empty.
 
     Args:
-        name: of the part, for messages.
-        table: as written.
-        needed: fields of its kind; ``options`` may be empty.
-        allowed: further ones that its kind may have.
-        fields: all that some kind may have.
+        name: name of the part, for messages.
+        table: the part as written.
+        needed: fields that its kind needs; ``options`` may be empty.
+        allowed: further fields that its kind may have.
+        fields: all fields that some kind may have.
     """
     for field in fields:
         if getattr(table, field) and field not in (*needed, *allowed):
@@ -348,7 +353,7 @@ def _check_fields(
 
 
 def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
-    """Fields of its kind and no others; the texts that must say something."""
+    """Refuse fields of other kinds of sinks; return the texts that must not be empty."""
     needed = _SINK_FIELDS.get(sink.kind, ("path",))
     allowed = ("dead_letter", *(("formulas",) if sink.kind == "csv" else ()))
     fields = ("path", "topic", "servers", "options", "table", "dead_letter", "formulas")
@@ -361,7 +366,7 @@ def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
 
 
 def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
-    """Fields of its kind and no others; the texts that must say something."""
+    """Refuse fields of other kinds of sources; return the texts that must not be empty."""
     kind = source.kind
     fields = ("path", "format", "topic", "servers", "subscription", "options")
     allowed = ("format", "settle") if source.unbounded else ()

@@ -25,8 +25,11 @@ class AggregateSection(Section, frozen=True):
 
 
 class BudgetSection(Section, frozen=True):
-    """``budget``: the guarantee for one unit, and what it covers: ``window`` (each separately),
-    ``lifetime`` (all that the job publishes), or a length such as ``"week"`` or ``"28 days"``."""
+    """``budget``: the guarantee for one unit, and what it covers.
+
+    It covers a ``window`` (each separately), the ``lifetime`` (all that the job publishes), or a
+    length such as ``"week"`` or ``"28 days"``.
+    """
 
     epsilon: float
     delta: float
@@ -54,13 +57,14 @@ class MechanismSection(Section, frozen=True):
 
 
 class SinkSection(Section, frozen=True):
-    """``sink`` of a job: where releases go.
+    """``sink`` of a job: where releases are published.
 
     Attributes:
-        kind: files, or a service; path: the folder of files.
-        topic, servers, options: of Kafka; of Pub/Sub topic is ``projects/P/topics/T``.
-        table: of BigQuery, ``project.dataset.table``.
-        formulas: of CSV: ``guard`` (default) or ``keep``.
+        kind: a kind of files, or a service.
+        path: the folder of files.
+        topic, servers, options: for Kafka; for Pub/Sub topic is ``projects/P/topics/T``.
+        table: for BigQuery, ``project.dataset.table``.
+        formulas: for CSV: ``guard`` (default) or ``keep``.
     """
 
     kind: SinkKind
@@ -73,8 +77,11 @@ class SinkSection(Section, frozen=True):
 
 
 class ChoiceSection(Section, frozen=True):
-    """``[job.NAME.choice]``: where C and bounds come from; `dpstream choose` writes it, but for
-    ``range``: the declared [low, high] of an aggregate whose bounds are to be chosen."""
+    """``[job.NAME.choice]``: where C and bounds come from.
+
+    `dpstream choose` writes it, except ``range``: the declared [low, high] of an aggregate whose
+    bounds are to be chosen.
+    """
 
     how: How = "public"
     first: str | None = None
@@ -94,20 +101,22 @@ class JobSection(Section, frozen=True):
     """``[job.NAME]``: what is published again and again.
 
     Attributes:
-        table: where its records come from.
+        table: the table of its records.
         query: a file of one row-local SELECT that every row goes through first; its columns are
             the key's and the aggregates'.
-        key: columns that are grouped by, each a name, or a name with its type.
+        key: columns to group by, each a name, or a name with its type.
         aggregate: published columns by name, in their order.
         start, end, window, slide, release_every, allowed_lateness, max_skew: the public clock.
-        budget, contributions: the guarantee, and the most records of a unit that count in what
-            the budget covers; per_key_bound: the most of them on one key.
+        budget: the guarantee.
+        contributions: the most records of a unit that count in what the budget covers.
+        per_key_bound: the most of them that count on one key.
         public_keys: a CSV file of the keys; without it keys are selected privately.
         remember_keys: how long later windows publish a key again: ``run``, ``never``, a duration.
-        store: of what was released; keep_releases: how long it keeps releases that the sink has.
-        shards: of the keys; fixed when the store is made.
+        store: the private store of the job's state and releases.
+        keep_releases: how long the store keeps releases that the sink has.
+        shards: number of key shards, fixed when the store is made.
         dead_letter: the private folder of records that cannot be used.
-        threads, batch_rows, look_ahead: speed; they change no released byte.
+        threads, batch_rows, look_ahead: performance; they change no released byte.
         insecure_test_run_id: 32 hex digits, for tests on public data.
     """
 

@@ -2,7 +2,7 @@
 changes.
 
 A command finds the file in the current folder or in a parent, up to the root of the repository.
-``--env NAME`` takes the places of ``[env.NAME]``, ``--set FIELD=VALUE`` one place.  Neither can
+``--env NAME`` uses the places of ``[env.NAME]``, ``--set FIELD=VALUE`` sets one place.  Neither can
 change what a plan's hash depends on: a plan names its input as the file does, without them.
 """
 
@@ -56,10 +56,10 @@ class Project(NamedTuple):
     """A decoded project file.
 
     Attributes:
-        path: of the file, absolute; places in it start from its folder.
+        path: the file's absolute path; relative paths in it start from its folder.
         sections: with the places of the environment and of ``--set``.
         written: as the file has them; plans name inputs by these.
-        environment: its name, ``None``: none was chosen.
+        environment: the environment's name; ``None``: none was chosen.
     """
 
     path: Path
@@ -69,11 +69,11 @@ class Project(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where places start."""
+        """The folder that relative paths start from."""
         return self.path.parent
 
     def job(self, name: str | None = None) -> tuple[str, "JobSection"]:
-        """A job by its name; without one the only job.
+        """Return a job by its name; without one the only job.
 
         Raises:
             UsageError: there is no such job, or it has an unknown field or lacks one.
@@ -84,32 +84,32 @@ class Project(NamedTuple):
         return name, decoded(table, JobSection, f"job.{name}")
 
     def job_as_written(self, name: str | None = None) -> tuple[str, dict[str, Any]]:
-        """A job by its name, not decoded: one that lacks what a command adds to it."""
+        """Return a job by its name, not decoded: it may lack fields that a command adds to it."""
         return section_named(self.sections.job, "job", name)
 
     def workload(self, name: str | None = None) -> tuple[str, WorkloadSection]:
-        """A workload by its name; without one the only workload."""
+        """Return a workload by its name; without one the only workload."""
         return section_named(self.sections.workload, "workload", name)
 
     def census(self, name: str | None = None) -> tuple[str, CensusSection]:
-        """A census run by its name; without one the only one."""
+        """Return a census run by its name; without one the only one."""
         return section_named(self.sections.census, "census", name)
 
     def table(self, name: str, field: str) -> TableSection:
-        """A table by its name.
+        """Return a table by its name.
 
         Args:
-            field: that names it.
+            field: the field that has the name.
         """
         if name not in self.sections.table:
             raise UsageError(field, f"no table '{name}'", closest(name, self.sections.table))
         return self.sections.table[name]
 
     def data_set(self, name: str | None, field: str) -> tuple[str, DataSetSection]:
-        """A data set by its name; without one the only data set.
+        """Return a data set by its name; without one the only data set.
 
         Args:
-            field: that names it, or would.
+            field: the field that has the name, or could have it.
         """
         data_sets = self.sections.data_set
         if name is not None and name not in data_sets:
@@ -120,7 +120,7 @@ class Project(NamedTuple):
 def section_named(
     sections: Mapping[str, Any], kind: str, name: str | None, field: str | None = None
 ) -> tuple[str, Any]:
-    """A section by its name; without one the only section of its kind."""
+    """Return a section by its name; without one the only section of its kind."""
     where = field or kind
     if name is None and len(sections) == 1:
         return next(iter(sections.items()))
@@ -140,17 +140,17 @@ def section_named(
 
 
 def is_name(text: str) -> bool:
-    """Whether a section can have this name."""
+    """Return whether a section can have this name."""
     return _NAME.fullmatch(text) is not None
 
 
 def free_name(name: str, taken: Container[str]) -> str:
-    """The name, or it with the first number that no section of a kind has."""
+    """Return the name, or the name with the first number that makes it unused."""
     return next(n for n in (name, *(f"{name}{i}" for i in range(2, 10_000))) if n not in taken)
 
 
 def find(start: Path) -> Path | None:
-    """The project file of a folder: there or in a parent, up to the root of the repository."""
+    """Return the project file of a folder: there or in a parent, up to the repository's root."""
     for folder in (start.absolute(), *start.absolute().parents):
         if (folder / PROJECT_FILE).is_file():
             return folder / PROJECT_FILE
@@ -160,13 +160,13 @@ def find(start: Path) -> Path | None:
 
 
 def locate(path: Path | None = None) -> Path:
-    """The project file that a command uses.
+    """Return the project file that a command uses.
 
     Args:
-        path: of ``--project``: the file, or its folder.
+        path: value of ``--project``: the file, or its folder.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no project file.
     """
     if path is not None:
         path = path.absolute()
@@ -187,16 +187,18 @@ def load_project(
     settings: Sequence[str] = (),
     tries: Sequence[str] = (),
 ) -> Project:
-    """The decoded project file.
+    """Return the decoded project file.
 
     Args:
-        path: as of `locate`.
-        environment: of ``--env``; settings: ``FIELD=VALUE`` of ``--set``, the last one counts.
-        tries: the same of ``plan --try``: of any field, as if the file had it.
+        path: see `locate`.
+        environment: value of ``--env``.
+        settings: ``FIELD=VALUE`` of ``--set``; of several for one field the last one counts.
+        tries: ``FIELD=VALUE`` of ``plan --try``, for any field, as if the file had it.
 
     Raises:
-        UsageError: unreadable, not TOML, an unknown field, or a setting that is no place.
-        PolicyError: a setting through which records would decide when something is published.
+        UsageError: the file cannot be read, is not TOML, has an unknown field, or a setting is
+            not a place.
+        PolicyError: a setting by which records would decide when something is published.
     """
     path = locate(path)
     keep_beside(path)
@@ -211,7 +213,7 @@ def decode_project(
     settings: Sequence[str] = (),
     tries: Sequence[str] = (),
 ) -> Project:
-    """The project of a text; raises as `load_project` does."""
+    """Return the project of a text; raises as `load_project` does."""
     tables = parse_toml(text)
     for field, value in (_setting("--try", setting) for setting in tries):
         _put(tables, field, value)
@@ -246,13 +248,13 @@ def _sections(tables: dict[str, Any]) -> ProjectSections:
 
 
 def decoded(tables: Any, kind: type[Struct], where: str = "") -> Struct:
-    """Parsed TOML as a struct.
+    """Convert parsed TOML to a struct.
 
     Args:
         where: the field of the project file that has it.
 
     Raises:
-        UsageError: an unknown field, one that is missing, or a value of another type.
+        UsageError: an unknown field, a missing one, or a value of another type.
     """
     try:
         return msgspec.convert(tables, kind)
@@ -270,7 +272,7 @@ def _check_names(sections: ProjectSections) -> None:
 
 
 def _leaves(where: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Dotted fields of an environment with their values."""
+    """Yield the dotted fields of an environment with their values."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _leaves(where, f"{field}.{name}" if field else name, part)
@@ -279,7 +281,7 @@ def _leaves(where: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _setting(option: str, text: str) -> tuple[str, Any]:
-    """A field and its value of ``FIELD=VALUE``; the value is TOML, or a text without quotes."""
+    """Parse ``FIELD=VALUE``; the value is TOML, or a text without quotes."""
     field, equals, value = text.partition("=")
     field = field.strip()
     if not equals or len(field.split(".")) < 3:

@@ -1,8 +1,9 @@
 """Sections of ``dpstream.toml`` as frozen structs, as written; unknown fields are refused.
 
-Places, durations and instants are texts here.  What they mean together is worked out by the
-modules that use a section: `pipelines.jobs.parts` makes a job of ``[job.NAME]``, its table and its
-data set, `pipelines.sql.load` a catalog of the tables of a data set.
+Paths, durations and instants are texts here.  The modules that use a section interpret it:
+`pipelines.jobs.parts` makes a job of ``[job.NAME]``, its table and its data set,
+`pipelines.sql.load`
+a catalog of the tables of a data set.
 """
 
 from typing import Any, Literal
@@ -24,9 +25,11 @@ class UnitSection(Section, frozen=True):
 
 
 class AccountSection(Section, frozen=True):
-    """``account`` of a data set: its file or ``spanner://PROJECT/INSTANCE/DATABASE``, and its id,
-    as `dpstream init`, `dpstream account create` and `dpstream session init` write it; only the
-    last of them makes an account where there is no id yet."""
+    """``account`` of a data set: its id, and its file or ``spanner://PROJECT/INSTANCE/DATABASE``.
+
+    `dpstream init`, `dpstream account create` and `dpstream session init` write it; only the last
+    of them makes an account for a section without an id.
+    """
 
     path: str
     id: str | None = None
@@ -36,11 +39,11 @@ class DataSetSection(Section, frozen=True):
     """``[data_set.NAME]``: tables about the same privacy units, with one account and one secret.
 
     Attributes:
-        unit: absent where each record has a budget of its own (`dpstream session`).
-        secret: ``file:PATH``, ``env:NAME`` or ``gcp:projects/P/secrets/S/versions/N``: what all
-            noise comes from.
-        insecure_test_secret: 64 hex digits, for tests on public data: who knows them can subtract
-            the noise.
+        unit: absent if each record has its own budget (`dpstream session`).
+        secret: ``file:PATH``, ``env:NAME`` or ``gcp:projects/P/secrets/S/versions/N``: a reference
+            to the secret that all noise is computed from.
+        insecure_test_secret: 64 hex digits, for tests on public data: whoever knows them can
+            subtract the noise.
     """
 
     unit: UnitSection | None = None
@@ -53,21 +56,23 @@ class DataSetSection(Section, frozen=True):
 
 
 class TimeColumn(Section, frozen=True):
-    """``time_column`` with a type: whole numbers in Parquet that count microseconds since 1970."""
+    """``time_column`` with a type: whole numbers in Parquet are microseconds since 1970."""
 
     column: str
     type: Literal["micros"] | None = None
 
 
 class Via(Section, frozen=True):
-    """``unit_via``: the table that owns the rows, and pairs of (column, key column of it)."""
+    """``unit_via``: the table that has the rows' unit, and pairs of (column, key column of it)."""
 
     table: str
     on: tuple[tuple[str, str], ...]
 
 
 class DimensionSection(Section, frozen=True):
-    """``dimension.NAME`` of a table with a budget for each record; each type has some of these."""
+    """``dimension.NAME`` of a table with a budget for each record; each type uses some of the
+    fields.
+    """
 
     type: Literal["integer", "real", "timestamp", "category", "budget"]
     column: str | None = None
@@ -90,7 +95,7 @@ class AnalystQuota(Section, frozen=True):
 
 
 class QuotaSection(Section, frozen=True):
-    """``[table.NAME.quota]``: of all analysts that are not named."""
+    """``[table.NAME.quota]``: the quota of every analyst without a section of their own."""
 
     epsilon: float | None = None
     rho: float | None = None
@@ -98,7 +103,7 @@ class QuotaSection(Section, frozen=True):
 
 
 class UnlockSection(Section, frozen=True):
-    """``[table.NAME.unlock]``: so much more of an initial budget is usable each day."""
+    """``[table.NAME.unlock]``: the share of an initial budget that each day makes usable."""
 
     start: str
     share: float
@@ -109,27 +114,29 @@ class TableSection(Section, frozen=True):
     and uri.
 
     Attributes:
-        data_set: whose; needed where there are several.
-        public: its rows may be shown as they are; it has no unit.
+        data_set: the table's data set; required if there are several.
+        public: its rows may be published as they are; it has no unit.
         path: a file or a pattern of Parquet, CSV or JSON Lines (by its ending, perhaps compressed).
-        folder: a folder, or a URL prefix, of files that grows.
+        folder: a growing folder, or URL prefix, of files.
         format: of the files of a folder or the messages of a topic, or of a path whose ending
-            does not tell.
-        topic, servers, options: of Kafka; values ``env:NAME`` are looked up.
-        subscription: of Pub/Sub, ``projects/P/subscriptions/S``.
-        uri, remote: of a SQLite or PostgreSQL database, and the table's name there.
+            does not show it.
+        topic, servers, options: for Kafka; values ``env:NAME`` are looked up.
+        subscription: for Pub/Sub, ``projects/P/subscriptions/S``.
+        uri, remote: a SQLite or PostgreSQL database, and the table's name there.
         stamp: when a record became known: ``event_time`` (files), a stamp that the source gives,
-            or the column that carries it.
-        settle: how long a file must lie unchanged before it is read; it delays releases and
-            decides nothing.
-        columns: types by name where the source has none.
-        unit_column, unit_via: whose a row is; exactly one of them in a private table of a data
+            or the column with it.
+        settle: how long a file must be unchanged before it is read; it delays releases and has no
+            other effect.
+        columns: types by name, if the source has none.
+        unit_column, unit_via: the unit of a row; exactly one of them in a private table of a data
             set with a unit.
-        time_column: of jobs; record_id: the column that names a record.
-        key_columns: of a public table that a job's query looks up: no two rows have them in common.
-        dimension, coordinates, regions, quota, unlock: of a table with a budget for each record:
+        time_column: the event time, for jobs.
+        record_id: the column that names a record.
+        key_columns: for a public table that a job's query looks up: columns in which no two rows
+            are equal.
+        dimension, coordinates, regions, quota, unlock: for a table with a budget for each record:
             its public model, the private folder of its records as coordinates, the most regions
-            of its account, and its steward's rules.
+            of its account, and the data steward's rules.
     """
 
     data_set: str | None = None
@@ -159,8 +166,10 @@ class TableSection(Section, frozen=True):
 
 
 class WorkloadSection(Section, frozen=True):
-    """``[workload.NAME]``: linear queries that are asked once, of the job whose records they
-    count; ``file`` has the queries."""
+    """``[workload.NAME]``: linear queries that are asked once about the records of a job; ``file``
+    has
+    the queries.
+    """
 
     file: str
     job: str
@@ -171,7 +180,7 @@ class CensusSection(Section, frozen=True):
 
     Attributes:
         parameters, data: folders with the Bureau's parameter files, and with the input files.
-        data_set: whose records they are; needed where there are several.
+        data_set: the records' data set; required if there are several.
         program: ``p``: persons (t1, t2); ``h``: households (t3, t4).
         noise: ``census``: discrete Gaussian (zcdp) or geometric (puredp), as published;
             ``rounded``: rounded Gaussian (zcdp), which costs less.
@@ -187,7 +196,7 @@ class CensusSection(Section, frozen=True):
 
 
 class ProjectSections(Section, frozen=True):
-    """The whole file; ``[job.NAME]`` is decoded where a job is asked for (`JobSection`)."""
+    """The whole file; a job is decoded only when it is used (`JobSection`)."""
 
     version: Literal[1]
     data_set: dict[str, DataSetSection] = {}

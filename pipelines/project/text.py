@@ -1,6 +1,6 @@
-"""Texts of the project file: durations, instants, and decoding errors in the file's own words.
+"""Texts of the project file: durations, instants, and decoding errors with the file's own names.
 
-Nothing here sees a record.  Durations and instants are parsed exactly (integers and rationals,
+This module sees no record.  Durations and instants are parsed exactly (integers and rationals,
 never floats); an error names the field of the file, the rule and the fix.
 """
 
@@ -125,10 +125,13 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def duration_micros(field: str, text: str) -> int:
-    """Micros of a duration such as ``7d``, ``6 hours``, ``week``, ``86.4s`` or ``100ms``; exact.
+    """Parse a duration such as ``7d``, ``6 hours``, ``week``, ``86.4s`` or ``100ms``; exact.
+
+    Returns:
+        microseconds.
 
     Raises:
-        UsageError: no such duration, or not a whole number of microseconds.
+        UsageError: the text is not a duration, or not a whole number of microseconds.
     """
     words = _IN_WORDS.fullmatch(text.strip())
     if words is not None:
@@ -157,10 +160,13 @@ def duration_micros(field: str, text: str) -> int:
 
 
 def instant_micros(field: str, text: str) -> int:
-    """Micros since the epoch of an RFC 3339 time with its offset; exact.
+    """Parse an RFC 3339 time with its offset; exact.
+
+    Returns:
+        microseconds since the epoch.
 
     Raises:
-        UsageError: no such time, no offset, or finer than microseconds.
+        UsageError: the text is not a time, has no offset, or is finer than microseconds.
     """
     match = _INSTANT.fullmatch(text.strip())
     fix = "write it like '2013-01-01T05:00:00Z'"
@@ -185,13 +191,14 @@ def instant_micros(field: str, text: str) -> int:
 
 
 def read_at_most(path: Path, field: str, fix: str, most: int = MAX_FILE_BYTES) -> bytes:
-    """The bytes of a file that a person wrote.
+    """Return the bytes of a file that a person wrote.
 
     Args:
-        field: what the file is to its user; fix: what to do if it has more than ``most`` bytes.
+        field: the name of the file in errors.
+        fix: what to do if the file has more than ``most`` bytes.
 
     Raises:
-        UsageError: unreadable or too long.
+        UsageError: the file cannot be read or is too long.
     """
     try:
         with open(path, "rb") as file:
@@ -204,10 +211,10 @@ def read_at_most(path: Path, field: str, fix: str, most: int = MAX_FILE_BYTES) -
 
 
 def parse_toml(text: bytes) -> dict[str, Any]:
-    """The tables of a project file.
+    """Return the tables of a project file.
 
     Raises:
-        UsageError: not TOML in UTF-8; says where.
+        UsageError: the text is not TOML in UTF-8; the error shows where.
     """
     try:
         return tomllib.loads(text.decode("utf-8"))
@@ -219,7 +226,7 @@ def parse_toml(text: bytes) -> dict[str, Any]:
 
 
 def refuse_data_dependent(tables: dict[str, Any]) -> None:
-    """Refuse settings through which records would decide when something is published.
+    """Refuse settings by which records would decide when something is published.
 
     Raises:
         PolicyError: session windows, count triggers or watermark settings are asked for.
@@ -238,7 +245,7 @@ def refuse_data_dependent(tables: dict[str, Any]) -> None:
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """``did you mean 'x'; known: ...`` for a name that is not known."""
+    """Return ``did you mean 'x'; known: ...`` for an unknown name."""
     names = sorted(candidates)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
@@ -251,13 +258,13 @@ def raise_decode_error(
     tables: Mapping[str, Any] | None = None,
     prefix: str = "",
 ) -> NoReturn:
-    """Turn a decoding error into field, rule and fix.
+    """Raise a decoding error again with field, rule and fix.
 
     Args:
         error: what ``msgspec.convert(tables, root)`` raised.
         root: the struct of the whole file.
-        tables: of the file, to tell which entry of a table of named entries is wrong.
-        prefix: the field of the file that the tables are.
+        tables: tables of the file, which show the entry of a table of named entries that is wrong.
+        prefix: the field of the file that has the tables.
     """
     match = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", str(error), re.DOTALL)
     rule, path = (match[1], match[2] or "") if match else (str(error), "")
@@ -294,8 +301,10 @@ def _literals(kind: Any) -> Iterator[Any]:
 def _resolved(
     root: type[msgspec.Struct], path: str, tables: Mapping[str, Any] | None
 ) -> tuple[str, Any]:
-    """The path with the name of each entry that the decoder writes as ``[...]``, and the type of
-    what is there."""
+    """Return the path with the name of each entry that the decoder writes as ``[...]``, and the
+    type
+    at that path.
+    """
     kind: Any = root
     value: Any = tables
     out = ""
@@ -325,7 +334,7 @@ def _resolved(
 
 
 def _wrong_entry(value: Any, kind: Any) -> str:
-    """The name of the first entry that is not of a type; empty: nobody knows."""
+    """Return the name of the first entry with another type; empty if it is unknown."""
     for name, entry in value.items() if isinstance(value, dict) else ():
         try:
             msgspec.convert(entry, kind)
@@ -335,6 +344,6 @@ def _wrong_entry(value: Any, kind: Any) -> str:
 
 
 def _short(name: str) -> str:
-    """A name that somebody wrote, as a terminal may show it."""
+    """Shorten a name from the file so that a terminal can show it."""
     printable = "".join(char if char.isprintable() else "?" for char in name[:_PRINTED_CHARACTERS])
     return printable if len(name) <= _PRINTED_CHARACTERS else f"{printable}..."

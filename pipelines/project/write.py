@@ -1,5 +1,7 @@
-"""Writing the project file: whole and durable, with the rights that it has, and never over what
-another program has written meanwhile."""
+"""Writing the project file: complete and durable, with its present rights, and never over what
+another
+program has written meanwhile.
+"""
 
 import stat
 from pathlib import Path
@@ -13,12 +15,13 @@ def write_project(path: Path, text: str, before: bytes) -> None:
     """Write a project file.
 
     Args:
-        path: absolute; text: of the whole file.
-        before: what the file had when ``text`` was made of it; empty: there was no file.
+        path: the file's absolute path.
+        text: the text of the whole file.
+        before: the file's text when ``text`` was made from it; empty: there was no file.
 
     Raises:
-        PolicyError: it has something else now.
-        RunError: the operating system cannot write.
+        PolicyError: the file has another text now.
+        RunError: the operating system cannot write it.
     """
     changed = PolicyError(
         path.name, "was changed by another program meanwhile", "run the command again"
@@ -38,11 +41,12 @@ def write_project(path: Path, text: str, before: bytes) -> None:
 
 
 def flush_project(path: Path) -> None:
-    """Have a project file on disk that a command finds written as it would write it: the one that
-    did so may have died before it was there.
+    """Flush a project file to disk that already has the text a command would write.
+
+    An earlier command that wrote it may have stopped before the file was on disk.
 
     Raises:
-        RunError: the operating system cannot do it.
+        RunError: the operating system cannot flush it.
     """
     with file_errors(path.name, "cannot be written"):
         path = path.resolve()

@@ -1,1 +1,1 @@
-"""Sessions over tables whose records have budgets: the table's files, queries and answers."""
+"""Sessions on tables whose records have their own budgets: files, questions and answers."""

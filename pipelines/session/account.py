@@ -1,5 +1,6 @@
-"""The account of a session table: made once, named in the project file, and migrated to wider
-dimensions."""
+"""The account of a session table: it is made once, named in the project file, and migrated to wider
+dimensions.
+"""
 
 import contextlib
 import dataclasses
@@ -31,14 +32,14 @@ from dpstream.state.ledger.widening import widen
 
 
 def with_account(project: Project, table: str | None) -> tuple[Config, bool]:
-    """A session table whose account is there, and whether the project file names it only now.
+    """Return a session table with its account, and whether the project file was extended for it.
 
-    The account of records that is at the path is used, else one is made there.  So the same command
-    continues where a process was stopped between account and file.
+    An account of these records at the path is used; otherwise one is made there.  So the same
+    command continues where a process was stopped between making the account and writing the file.
 
     Raises:
-        PolicyError: the folder holds a table, whose account is another one then.
-        UsageError: another account is at the path, or the file cannot take the line.
+        PolicyError: the folder already holds a table, which belongs to another account.
+        UsageError: another account is at the path, or the id cannot be written into the file.
     """
     config = config_in(project, table, without_account=True)
     place = config.account
@@ -56,10 +57,10 @@ def with_account(project: Project, table: str | None) -> tuple[Config, bool]:
 
 
 def _id_of_records(place: AccountPlace) -> str:
-    """The id of an account that is at a data set's path.
+    """Return the id of the account at a data set's path.
 
     Raises:
-        UsageError: it is of another data set, or of another unit than a record.
+        UsageError: it is the account of another data set, or its unit is not a record.
     """
     created, field = history_of(read_ledger(place.path)).created, _field(place, "path")
     fix = "write another path, where `dpstream session init` makes the account"
@@ -79,14 +80,14 @@ def _field(place: AccountPlace, name: str) -> str:
 def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int | None]:
     """Embed what a table's points have spent in the wider space of another table.
 
-    Both are of one data set.  The same call again does what is left of it.
+    Both tables are of one data set.  Repeating a call does what remains to be done.
 
     Returns:
-        The new table, and how many charges were embedded; ``None``: they were before.
+        The new table, and the number of embedded charges; ``None`` if they were embedded before.
 
     Raises:
-        UsageError: the old space has no place in the new one, or the data sets differ.
-        PolicyError: the account, or the new table's folder, is of another table.
+        UsageError: the old space does not fit into the new one, or the data sets differ.
+        PolicyError: the account, or the new table's folder, belongs to another table.
     """
     old, new = config_in(project, old_name), config_in(project, new_name)
     if new.account.data_set != old.account.data_set:
@@ -113,7 +114,7 @@ def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int
 
 
 def _columns(config: Config) -> list[tuple[str | None, float | None]]:
-    """Where the coordinates of each dimension come from."""
+    """Return the source of each dimension's coordinates: its column, or its fixed value."""
     return list(zip(config.columns, config.fixed, strict=True))
 
 
@@ -122,7 +123,7 @@ def _write(project: Project, data_set: str, path: str, id_: str) -> None:
     none; everything else stays as it was written.
 
     Raises:
-        UsageError: the file has a form that takes no line; else as `write_project`.
+        UsageError: the file's layout has no place for the line; else as `write_project`.
     """
     before = read_project_text(project)
     given = before.decode("utf-8")

@@ -1,8 +1,8 @@
-"""Ask a question of a session, by the one sequence of charge and answer (`pipelines.ask`).
+"""Ask a question of a session, by the common sequence of charge and answer (`pipelines.ask`).
 
-Decision, charge and boxes are one transaction; predicates on consumption are resolved in it.
-Nothing before it, and nothing in it, looks at records, so that refusals and account are the same on
-all data.  Then one scan reads the boxes that the entry says may be read.
+Decision, charge and boxes are one transaction, in which predicates on consumption are resolved.
+Neither the transaction nor anything before it reads records, so that refusals and the account are
+the same for all data.  Then one scan reads the boxes that the account's entry allows.
 """
 
 import secrets
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
 
 
 class SessionRequest(NamedTuple):
-    """What is to be asked.
+    """A question, its points, and how it is asked.
 
     Attributes:
-        question: and its amount; selection: of which points.
+        question: the question with its amount.
+        selection: the points that it is about.
         drop: leave out points with too little budget instead of refusing.
         cover: dimensions that are charged over their whole range, so that regions merge.
-        fresh: ask anew what was answered, at a new charge.
-        allotment: run id of one that pays, empty: the points do.
-        as_of: public label, which tells askings apart that are the same question otherwise.
-        window: the part of the selection that is asked, chosen as the account stands then
-            (`standing`); ``None``: all of it.  sliding: what it is chosen by, in words; empty
-            without one.
+        fresh: ask again, at a new charge, a question that was answered before.
+        allotment: run id of the allotment that pays; empty if the points pay.
+        as_of: public label, which distinguishes otherwise equal questions.
+        window: chooses the part of the selection that is asked, by the state of the account in
+            the transaction (`sliding`); ``None``: all of it.
+        sliding: the rule of ``window`` as text; empty without one.
     """
 
     question: Question
@@ -62,7 +63,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def how(self) -> Asking:
-        """Whether it is asked anew, and with which label."""
+        """Whether to ask again at a new charge, and the label."""
         return Asking(self.fresh, self.as_of)
 
 
@@ -74,12 +75,12 @@ class SessionQuestion(NamedTuple):
 
     @property
     def kind(self) -> ChargeKind:
-        """As `ask.question.Question` says."""
+        """The kind of the charge; see `ask.question.Question`."""
         return "session"
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says."""
+        """The canonical parts of the question; see `ask.question.Question`."""
         open_table, request = self.open_table, self.request
         _check_meaning(open_table, request)  # what no receipt can hold has no canonical form either
         nothing = np.zeros((0, len(open_table.space.dimensions), 2), np.int64)
@@ -94,11 +95,11 @@ class SessionQuestion(NamedTuple):
         ]
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says."""
+        """Refuse a question that cannot be answered; see `ask.question.Question`."""
         check(self.open_table, self.request)
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says; the account's state follows from the same charges."""
+        """Return the charge; the state of the regions follows from the charges of ``account``."""
         open_table, request, question = self.open_table, self.request, self.request.question
         if not request.allotment:
             return Decision(open_table.account.decide(order_of(open_table, request), run_id))
@@ -109,20 +110,21 @@ class SessionQuestion(NamedTuple):
         )
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says: a scan reads the parts of one manifest, which stay."""
+        """Return ``None``: a scan reads the parts of one manifest, which do not change."""
         return None
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says."""
+        """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
         table = _read_and_drawn(self.open_table, self.request, charge, keys)
         return encoded(header(self.open_table, self.request, **answered_now(charge)), table)
 
 
 class AllotmentQuestion(NamedTuple):
-    """Budget that points pay at once, for questions to come: it is charged, and nothing is drawn.
+    """Budget that points pay at once, for later questions: it is charged, and no noise is drawn.
 
     Attributes:
-        order: what is charged; name: the same of the same name is charged once.
+        order: what is charged.
+        name: an allotment with the same order and name is charged only once.
     """
 
     open_table: OpenTable
@@ -132,12 +134,12 @@ class AllotmentQuestion(NamedTuple):
 
     @property
     def kind(self) -> ChargeKind:
-        """As `ask.question.Question` says."""
+        """The kind of the charge; see `ask.question.Question`."""
         return "session"
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says."""
+        """The canonical parts of the allotment; see `ask.question.Question`."""
         open_table, order = self.open_table, self.order
         return [
             b"allotment",
@@ -150,28 +152,28 @@ class AllotmentQuestion(NamedTuple):
         ]
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: the order is checked where it is decided."""
+        """Do nothing: `decide` checks the order."""
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says: its receipt is empty, and committed with the charge."""
+        """Return the charge with an empty receipt, which is committed together with it."""
         return Decision(self.open_table.account.decide(self.order, run_id), b"")
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says: nothing is read."""
+        """Return ``None``: no record is read."""
         return None
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says: never called, because the receipt is there."""
+        """Never called, because the receipt is committed with the charge."""
         return b""
 
 
 def ask(open_table: OpenTable, request: SessionRequest) -> Answer:
-    """The private answer of a question.
+    """Return the private answer of a question.
 
     Raises:
-        SessionRefusedError: points lack budget; its ``decision`` says which, and is public.
-        DpstreamError: the question has no meaning, there is no secret or table, or the ledger is not
-            this table's.
+        SessionRefusedError: points lack budget; its ``decision`` lists them, and is public.
+        DpstreamError: the question has no meaning, the secret or table is missing, or the account
+            is another table's.
     """
     return decoded(
         committed(open_table, SessionQuestion(open_table, request), request.how),
@@ -180,7 +182,7 @@ def ask(open_table: OpenTable, request: SessionRequest) -> Answer:
 
 
 def committed(open_table: OpenTable, question: Asked, how: Asking = ONCE) -> Committed:
-    """The committed answer of a question."""
+    """Return the committed answer of a question."""
     open_table.account.refresh()  # before others are kept waiting
     answer = sequence.ask(question, open_table.ledger, open_table.ring, how)
     open_table.account.refresh()
@@ -188,7 +190,7 @@ def committed(open_table: OpenTable, question: Asked, how: Asking = ONCE) -> Com
 
 
 def check(open_table: OpenTable, request: SessionRequest) -> None:
-    """Refuse what could not be answered, so that nobody pays for it; looks at no record."""
+    """Refuse a question that cannot be answered, before it is charged; read no record."""
     _check_meaning(open_table, request)
     open_table.manifest()
     if open_table.runner is not None:
@@ -206,13 +208,13 @@ def _check_meaning(open_table: OpenTable, request: SessionRequest) -> None:
 
 
 def request_of(open_table: OpenTable, request: SessionRequest) -> str:
-    """The request by which a question's answer is given again."""
+    """Return the keyed digest by which the account recognises a question."""
     question = SessionQuestion(open_table, request)
     return sequence.request_of(question.kind, question.identity, open_table.ring, request.as_of)
 
 
 def within_of(open_table: OpenTable, request: SessionRequest) -> Callable[[Views, Int64], Int64]:
-    """What a draw reads of the boxes that its allotment may read."""
+    """Return a function that limits a draw's boxes to those that its allotment may read."""
 
     def within(views: Views, allotted: Int64) -> Int64:
         return _resolved(open_table, request, common(request.selection.boxes(views), allotted))
@@ -221,7 +223,7 @@ def within_of(open_table: OpenTable, request: SessionRequest) -> Callable[[Views
 
 
 def order_of(open_table: OpenTable, request: SessionRequest) -> Order:
-    """What the account is asked."""
+    """Return the order that the account decides on."""
 
     def resolve(views: Views) -> Int64:
         chosen = request.window or request.selection.boxes
@@ -234,7 +236,7 @@ def order_of(open_table: OpenTable, request: SessionRequest) -> Order:
 
 
 def _resolved(open_table: OpenTable, request: SessionRequest, boxes: Int64) -> Int64:
-    """The parts in a cell, if their noise can be drawn."""
+    """Return the parts of the boxes that lie in a cell, if their noise can be drawn."""
     parts = request.question.cells.inside(open_table.space, boxes)
     if len(parts):
         calibrated(open_table.space, request.question, parts)
@@ -242,10 +244,10 @@ def _resolved(open_table: OpenTable, request: SessionRequest, boxes: Int64) -> I
 
 
 def header(open_table: OpenTable, request: SessionRequest, **more: Any) -> Header:
-    """The header of a question's receipt.
+    """Return the header of a question's receipt.
 
     Args:
-        more: its other fields.
+        more: the header's other fields.
     """
     return Header(
         table=open_table.table.digest,
@@ -260,7 +262,7 @@ def header(open_table: OpenTable, request: SessionRequest, **more: Any) -> Heade
 def _read_and_drawn(
     open_table: OpenTable, request: SessionRequest, charge: Charge, keys: KeyRing
 ) -> "pa.Table":
-    """In this process, or by the workers of a runner: the same bytes."""
+    """Read and draw in this process, or on the workers of a runner; both give the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
 
     question, read = request.question, region_of(charge, open_table.table).read
@@ -286,5 +288,5 @@ def _read_and_drawn(
 
 
 def nonce() -> str:
-    """Tells a request from all others."""
+    """Return a random text that distinguishes a request from all others."""
     return secrets.token_hex(16)

@@ -1,9 +1,9 @@
-"""Comparisons of a dimension with a value: which coordinates they are true for.
+"""Comparisons of a dimension with a value: the coordinates for which they are true.
 
 A coordinate of an integer, a category or an initial budget stands for one value, so that every
 comparison is exact.  One of a real number or an instant stands for a whole step: only ``<`` and
 ``>=`` at a line of the grid divide records as they divide coordinates, and everything else is
-refused, unless the value lies beyond the dimension.
+refused, unless the value lies outside the dimension's range.
 """
 
 import operator
@@ -38,14 +38,14 @@ Value = Fraction | str | int
 
 
 def true_at(dimension: Dimension, sign: str, value: Value) -> Ranges:
-    """Coordinates of values for which ``column sign value`` is true; never that of missing ones.
+    """Return the coordinates for which ``column sign value`` is true, never that of missing values.
 
     Args:
-        value: a number of integers, reals and budgets, microseconds of instants, a text of
+        value: a number for integers, reals and budgets; microseconds for instants; a text for
             categories.
 
     Raises:
-        UsageError: coordinates cannot tell, or the value is none of the column's.
+        UsageError: coordinates cannot decide the comparison, or the value has another type.
     """
     if isinstance(dimension, Category):
         return _of_codes(dimension, sign, str(value))
@@ -58,10 +58,11 @@ def true_at(dimension: Dimension, sign: str, value: Value) -> Ranges:
 
 
 def cuts(sign: str, below: int, through: int, low: int, high: int) -> Ranges:
-    """Whole numbers from low to before high by a comparison.
+    """Return the whole numbers from low to before high that a comparison selects.
 
     Args:
-        below: where those that are less end; through: where those that are less or equal end.
+        below: where the numbers that are less end.
+        through: where the numbers that are less or equal end.
     """
     parts = {
         "<": ((low, below),),
@@ -75,7 +76,7 @@ def cuts(sign: str, below: int, through: int, low: int, high: int) -> Ranges:
 
 
 def amounts_at(sign: str, value: Fraction) -> Ranges:
-    """Amounts in millionths for which ``amount sign value`` is true."""
+    """Return the amounts in millionths for which ``amount sign value`` is true."""
     micro = max(min(value * MICRO, Fraction(FAR)), Fraction(-FAR))
     return cuts(sign, ceil(micro), floor(micro) + 1, -FAR, FAR)
 
@@ -113,7 +114,7 @@ def _clipped(at: int, dimension: Dimension) -> int:
 
 
 def _of_codes(dimension: Category, sign: str, value: str) -> Ranges:
-    """Texts are compared as their bytes are."""
+    """Compare texts by their bytes."""
     value = unicodedata.normalize("NFC", value)
     if sign in ("=", "<>"):
         at = dimension.edge(value)

@@ -1,9 +1,9 @@
-"""Conditions on points, and the disjoint boxes where they hold.
+"""Conditions on points, and the disjoint boxes where they are true.
 
-A condition is known by the points where it is TRUE: negation is moved into comparisons before it
-comes here (`predicates`), so that SQL's third value needs no representation.  Where it speaks of
-consumption it is a function of what was spent, which is given when boxes are asked for: under the
-lock of the charge.
+A condition is represented by the points where it is TRUE: negation is moved into comparisons before
+(`predicates`), so that SQL's third value needs no representation.  A condition on consumption is a
+function of what was spent, which is given when its boxes are computed: under the lock of the
+charge.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,16 @@ FAR = 1 << 62
 
 
 class Views(Protocol):
-    """What conditions on consumption are resolved with (`state.ledger.regions.Views`)."""
+    """Views of what was spent, which resolve conditions on consumption
+    (`state.ledger.regions.Views`).
+    """
 
     def spent(self, kind: Kind) -> Spent:
-        """What every point has spent."""
+        """Return what every point has spent."""
 
 
 class Within(NamedTuple):
-    """A dimension's coordinate is in some ranges."""
+    """The coordinate of a dimension is in some ranges."""
 
     place: int
     ranges: Ranges
@@ -53,13 +55,13 @@ class Level(NamedTuple):
 
 
 class AllOf(NamedTuple):
-    """All parts hold; of no parts, always."""
+    """All parts are true; without parts the condition is always true."""
 
     parts: tuple["Condition", ...]
 
 
 class AnyOf(NamedTuple):
-    """At least one part holds; of no parts, never."""
+    """At least one part is true; without parts the condition is never true."""
 
     parts: tuple["Condition", ...]
 
@@ -68,7 +70,7 @@ Condition = Within | Level | AllOf | AnyOf
 
 
 def kinds_in(condition: Condition) -> frozenset[Kind]:
-    """The kinds of budget whose consumption it speaks of."""
+    """Return the kinds of budget whose consumption a condition depends on."""
     if isinstance(condition, Level):
         return frozenset({condition.kind})
     if isinstance(condition, Within):
@@ -77,10 +79,10 @@ def kinds_in(condition: Condition) -> frozenset[Kind]:
 
 
 def boxes_where(condition: Condition, space: Space, views: Views | None) -> Int64:
-    """(m, d, 2) the points where a condition holds, disjoint, as few boxes as clubbing makes.
+    """Return (m, d, 2) the points where a condition is true, as disjoint, merged boxes.
 
     Raises:
-        UsageError: it is made of too many parts.
+        UsageError: the condition has too many parts.
     """
     boxes = _boxes(condition, space, views)
     return club(boxes, np.zeros(len(boxes), np.int64))[0] if len(boxes) > 1 else boxes
@@ -109,7 +111,7 @@ def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
 
 
 def _merged(parts: Sequence[Condition], met: bool) -> list[Condition]:
-    """The same with one condition for each dimension that is compared alone."""
+    """Combine comparisons of one dimension into one condition."""
     within: dict[int, list[Ranges]] = {}
     others = list[Condition]()
     for part in parts:
@@ -122,7 +124,7 @@ def _merged(parts: Sequence[Condition], met: bool) -> list[Condition]:
 
 
 def joined(range_lists: Sequence[Ranges]) -> Ranges:
-    """Numbers that are in one of several ranges."""
+    """Return the numbers that are in at least one of several ranges."""
     merged = list[tuple[int, int]]()
     for low, high in sorted(part for ranges in range_lists for part in ranges if part[0] < part[1]):
         if merged and low <= merged[-1][1]:
@@ -133,7 +135,7 @@ def joined(range_lists: Sequence[Ranges]) -> Ranges:
 
 
 def apart(ranges: Ranges, low: int, high: int) -> Ranges:
-    """Numbers from low to before high that are in none of the ranges."""
+    """Return the numbers from low to before high that are in none of the ranges."""
     gaps, at = list[tuple[int, int]](), low
     for begin, end in joined([ranges]):
         gaps.append((at, min(begin, high)))
@@ -142,7 +144,7 @@ def apart(ranges: Ranges, low: int, high: int) -> Ranges:
 
 
 def shared(range_lists: Sequence[Ranges]) -> Ranges:
-    """Numbers that are in all of several ranges."""
+    """Return the numbers that are in all of several ranges."""
     outside = [apart(ranges, -FAR, FAR) for ranges in range_lists]
     return apart(joined(outside), -FAR, FAR)
 
@@ -158,7 +160,7 @@ def _ranged(space: Space, place: int, ranges: Ranges) -> Int64:
 
 
 def _levelled(level: Level, spent: Spent) -> Int64:
-    """Regions by what they spent; those of what is left are cut in the initial budgets."""
+    """Return regions by what they spent; for the remaining budget, cut by initial budgets."""
     if not level.left:
         good = np.zeros(len(spent.amounts), np.bool_)
         for low, high in level.ranges:
@@ -179,7 +181,7 @@ def _levelled(level: Level, spent: Spent) -> Int64:
 
 
 def _met(one: Int64, other: Int64) -> Int64:
-    """Boxes of the points of both; each is disjoint, and so is what comes out."""
+    """Return the disjoint boxes of the points that both have; each argument is disjoint."""
     small, large = sorted((one, other), key=len)
     _side(small)
     parts, count = [large[:0]], 0
@@ -192,7 +194,7 @@ def _met(one: Int64, other: Int64) -> Int64:
 
 
 def _either(one: Int64, other: Int64) -> Int64:
-    """Disjoint boxes of the points of either."""
+    """Return the disjoint boxes of the points that either has."""
     small, large = sorted((one, other), key=len)
     if not len(small):
         return large
@@ -212,7 +214,7 @@ def _side(boxes: Int64) -> None:
 
 
 def too_many() -> UsageError:
-    """Of a condition that few boxes cannot be."""
+    """Return the error for a condition that needs too many boxes."""
     return UsageError(
         "where",
         f"is made of more boxes than a query may have ({limits.MAX_QUERY_BOXES:,})",

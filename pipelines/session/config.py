@@ -96,15 +96,16 @@ class Config:
     """A checked session table; paths are absolute.
 
     Attributes:
-        name: of its section.
+        name: name of its section.
         table: the public model.
-        columns: of the records, one for each dimension; ``None``: it has a fixed ``value``.
+        columns: one column of the records for each dimension; ``None``: it has a fixed ``value``.
         fixed: the budget that every record has, for such dimensions, else ``None``.
-        record_id: the column that names a record, of strings or integers.
-        records: glob of the files; folder: of the records as coordinates.
-        account: of the data set; its id is empty before `session init` has made it.
-        secret: where the secret is.
-        rules: the steward's.
+        record_id: the column that names a record, with strings or integers.
+        records: glob of the files.
+        folder: private folder of the records as coordinates.
+        account: the data set's account; its id is empty until `session init` makes the account.
+        secret: a reference to the secret.
+        rules: the data steward's rules.
         base: folder of the project file.
     """
 
@@ -122,14 +123,14 @@ class Config:
 
     @property
     def snapshot(self) -> Path:
-        """File of the account's snapshot, which any replay of the account can make again."""
+        """The file of the account's snapshot, which can be made again by replaying the account."""
         return self.folder / "account.npz"
 
     def secret_source(self) -> SecretSource:
-        """Where the secret is.
+        """Return the reference to the secret.
 
         Raises:
-            UsageError: the data set names none, or none that can be.
+            UsageError: the data set names no secret, or the reference cannot be used.
         """
         if not self.secret.given:
             raise UsageError(
@@ -146,25 +147,27 @@ def load_config(
     environment: str | None = None,
     settings: Sequence[str] = (),
 ) -> Config:
-    """A session table of a project file.
+    """Return a session table of a project file.
 
     Args:
         project: the file or its folder; ``None``: found from the current folder.
         table: its name; ``None``: the only one.
-        environment: as ``--env``; settings: as ``--set``.
+        environment: the value of ``--env``.
+        settings: the values of ``--set``.
 
     Raises:
-        UsageError: unreadable, not TOML, unknown or missing fields, or a table that is none.
+        UsageError: the file cannot be read, is not TOML, or has unknown or missing fields, or
+            the table is not a session table.
     """
     path = None if project is None else Path(project)
     return config_in(load_project(path, environment, settings), table)
 
 
 def config_in(project: Project, table: str | None = None, without_account: bool = False) -> Config:
-    """A session table of a decoded project file; raises as `load_config` does.
+    """Return a session table of a decoded project file; raises as `load_config` does.
 
     Args:
-        without_account: its data set may name no account yet, or none with an id.
+        without_account: the data set need not name an account, nor its id.
     """
     name, section = session_table(project, table)
     where = f"table.{name}"
@@ -208,7 +211,7 @@ def config_in(project: Project, table: str | None = None, without_account: bool 
 
 
 def session_table(project: Project, name: str | None) -> tuple[str, TableSection]:
-    """A session table by its name; without one the only session table.
+    """Return a session table by its name; without one the only session table.
 
     Raises:
         UsageError: there is no such table, or its records have no budgets.
@@ -228,7 +231,7 @@ def session_table(project: Project, name: str | None) -> tuple[str, TableSection
 
 @contextlib.contextmanager
 def located(name: str, dimensions: Collection[str]) -> Iterator[None]:
-    """Errors about a model name its parts as the section of the table has them."""
+    """Rewrite errors about a model so that they name the fields of the table's section."""
     try:
         yield
     except DpstreamError as error:
@@ -275,10 +278,10 @@ def _record_id(where: str, section: TableSection) -> Field | None:
 
 
 def kind_of(path: str, field: str) -> str:
-    """``parquet``, ``csv`` or ``jsonl``, by a file's name.
+    """Return ``parquet``, ``csv`` or ``jsonl``, by a file's name.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: the name ends otherwise.
     """
     kind = file_kind(path)
     if kind is None:
@@ -366,7 +369,7 @@ def _coordinates(field: str, value: Fraction, of: str) -> int:
 
 
 def _steps(where: str, grid: Fraction, step: Fraction) -> int:
-    """A cell's width as a number of coordinates."""
+    """Return a cell's width in coordinates."""
     if step <= 0:
         raise UsageError(f"{where}.step", "must be above 0", "use a positive step")
     return _coordinates(f"{where}.grid", grid / step, "steps")

@@ -1,8 +1,8 @@
 """Draws what `pictures` computes: PNG files, and SVG for a page; the same bytes for the same
 numbers.
 
-Names of dimensions are the table's own, which are public; they are shown with pictures of the
-table and nowhere else.
+Names of dimensions are the table's own, which are public; they appear in pictures of the table and
+nowhere else.
 """
 
 import io
@@ -35,19 +35,23 @@ LINES = ("most of any point", "mean over the space")
 
 
 def heat(space: Space, heat_map: HeatMap, kind: str, name: str) -> Picture:
-    """The map as SVG; name: of its ids, which no other picture of the page has."""
+    """Draw the map as SVG.
+
+    Args:
+        name: prefix of the SVG's ids, unique on its page.
+    """
     figure = _heat(space, heat_map, kind)
     description = heat_text(space, heat_map, kind)
     return Picture(charts.svg(figure, f"map-{name}", description), description)
 
 
 def heat_png(space: Space, heat_map: HeatMap, kind: str) -> bytes:
-    """The map as a PNG file."""
+    """Draw the map as a PNG file."""
     return _png(_heat(space, heat_map, kind))
 
 
 def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
-    """What the map shows."""
+    """Describe the map as text."""
     across, up = (space.dimensions[place].name for place in (heat_map.across, heat_map.up))
     blank = np.isnan(heat_map.left)
     least, most = (
@@ -159,7 +163,7 @@ def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
 
 
 def spending_text(moments: Sequence[Moment], kind: str) -> str:
-    """What the picture over time shows."""
+    """Describe the picture of spending over time as text."""
     if not moments:
         return f"Nothing of {kind} is spent"
     last = moments[-1]

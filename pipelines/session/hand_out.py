@@ -1,10 +1,11 @@
-"""Hand out a question's ticket, to be worked off where the ledger is not (Dataflow).
+"""Hand out a question's ticket, from which a service without the account answers it (Dataflow).
 
-It is asked as any question (`pipelines.ask.sequence`); what is drawn is the ticket, written as a
-draft, and what is committed is its name.  Only then the draft gets the name that was asked for: see
-`ticket`.  A question has an answer or a ticket, never both: whoever comes second is told so, and
-the draft goes.  So no file of a ticket is to be had whose name does not stand in the ledger: worked
-off beside an answer of other records it would be a second answer of one charge.
+The question follows the common sequence (`pipelines.ask.sequence`): the ticket is drawn and written
+as a draft, and its name is committed as the receipt.  Only then is the draft renamed to the file
+that was asked for: see `ticket`.  A question has an answer or a ticket, never both: a second
+request
+of the other form is refused, and its draft is removed.  So every ticket file has a name in the
+account: otherwise a ticket could give a second answer, from other records, for one charge.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ class TicketQuestion(NamedTuple):
     """A question whose ticket is handed out, for `ask.sequence`.
 
     Attributes:
-        question: the question; out: the ticket's file.
+        question: the question.
+        out: the ticket's file.
     """
 
     question: SessionQuestion
@@ -39,28 +41,28 @@ class TicketQuestion(NamedTuple):
 
     @property
     def kind(self) -> ChargeKind:
-        """As `ask.question.Question` says."""
+        """The kind of the charge; see `ask.question.Question`."""
         return self.question.kind
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says: with a ticket or without, it is one question."""
+        """The canonical parts; with or without a ticket it is the same question."""
         return self.question.identity
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says."""
+        """Refuse a question that cannot be answered; see `ask.question.Question`."""
         self.question.check(keys)
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says."""
+        """Return the charge of the question; see `ask.question.Question`."""
         return self.question.decide(run_id, account)
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says."""
+        """Return the question's stamp; see `ask.question.Question`."""
         return self.question.stamp()
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says: the ticket's name, which stands for the answer."""
+        """Write the ticket as a draft; return its name, the receipt in place of an answer."""
         open_table, question = self.question.open_table, self.question.request.question
         parts = tuple(open_table.manifest().usable())
         read = region_of(charge, open_table.table).read
@@ -76,10 +78,11 @@ class TicketQuestion(NamedTuple):
 
 
 def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Committed:
-    """Write the ticket of a question to a new file, private; charged as the question.
+    """Write the ticket of a question to a new private file; it is charged as the question.
 
     Raises:
-        PolicyError: it was answered, or its ticket is another file; the file is another's.
+        PolicyError: the question was answered, its ticket is another file, or the file exists
+            and is not this ticket.
         DpstreamError: see `ask.ask`.
     """
     if out.exists() and _read(open_table, out) is None:
@@ -105,7 +108,7 @@ def _draft(out: Path, run_id: str) -> Path:
 
 
 def _settled(open_table: OpenTable, draft: Path, out: Path, name: str | None) -> None:
-    """The draft gets its file's name if it is the ticket that stands, else it goes."""
+    """Rename the draft to its file if it is the committed ticket, else remove it."""
     ticket = _read(open_table, draft)
     if ticket is not None and ticket[1] == name:
         put_once(out, draft.read_bytes(), PRIVATE)
@@ -113,7 +116,7 @@ def _settled(open_table: OpenTable, draft: Path, out: Path, name: str | None) ->
 
 
 def _read(open_table: OpenTable, out: Path) -> tuple[Ticket, str] | None:
-    """A ticket's file and its name, ``None`` if it is none of this key, or not there."""
+    """Return a ticket and its name from a file; ``None`` if there is none of this secret."""
     try:
         return opened(out.read_bytes(), open_table.ring)
     except (FileNotFoundError, PolicyError):

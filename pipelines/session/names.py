@@ -1,5 +1,6 @@
 """Names of the command line, in a public file beside the project file: predicates of subspaces, and
-run ids of allotments."""
+run ids of allotments.
+"""
 
 import shlex
 from pathlib import Path
@@ -16,15 +17,16 @@ MAX_BYTES = 16 << 20
 
 
 def file_of(config: Config) -> Path:
-    """Where the names of a table are."""
+    """Return the file with the names of a table."""
     return config.base / f"{config.name}.names.json"
 
 
 class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What names stand for.
+    """The predicates and run ids that names stand for.
 
     Attributes:
-        subspaces: predicates by name; allotments: run ids by name.
+        subspaces: predicates by name.
+        allotments: run ids by name.
     """
 
     subspaces: dict[str, str] = {}
@@ -32,10 +34,11 @@ class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(config: Config) -> Names:
-    """The names of a table; none without a file.
+    """Return the names of a table; none if there is no file.
 
     Raises:
-        PolicyError: the file is none of ours; RunError: it cannot be read.
+        PolicyError: the file has another format.
+        RunError: the file cannot be read.
     """
     try:
         with open(file_of(config), "rb") as file:
@@ -49,13 +52,13 @@ def read(config: Config) -> Names:
 
 
 def predicate(config: Config, name: str, flags: str = "") -> str:
-    """The predicate of a name.
+    """Return the predicate that a name stands for.
 
     Args:
-        flags: that say which project file, as they are typed.
+        flags: the options that locate the project file, as they are typed.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such name.
     """
     predicates = read(config).subspaces
     if name not in predicates:
@@ -66,14 +69,14 @@ def predicate(config: Config, name: str, flags: str = "") -> str:
 
 
 def allotment(config: Config, text: str) -> str:
-    """The run id of a name; of anything else, itself."""
+    """Return the run id that a name stands for; any other text is returned as it is."""
     return read(config).allotments.get(text, text)
 
 
 def write(config: Config, name: str, predicate: str = "", run_id: str = "") -> None:
-    """Give a predicate or an allotment a name, which may have stood for another.
+    """Give a predicate or an allotment a name; an earlier meaning of the name is replaced.
 
-    Who writes at the same time waits: no name is lost.
+    Concurrent writers wait for each other, so that no name is lost.
 
     Raises:
         RunError: the file cannot be written.
@@ -90,10 +93,10 @@ def write(config: Config, name: str, predicate: str = "", run_id: str = "") -> N
 
 
 def check(name: str) -> None:
-    """Refuse a name that is none.
+    """Refuse a text that cannot be a name.
 
     Raises:
-        UsageError: see above.
+        UsageError: the text cannot be a name.
     """
     if not name.isidentifier():
         raise UsageError("NAME", "must be letters, digits and _", "choose another name")

@@ -1,5 +1,4 @@
-"""What a session holds open: the account, the answers, the secret, and the records when they are
-read."""
+"""The open resources of a session: account, answers, secret, and the records once they are read."""
 
 import contextlib
 from types import TracebackType
@@ -29,12 +28,13 @@ class OpenTable:
     """An open table; a context that closes it.
 
     Attributes:
-        config: of the project file; table, space: its public model.
+        config: the table's section of the project file.
+        table, space: its public model.
         analyst: who asks.
-        ledger, account, answers: of its data set.
-        held: whether records are copied into memory, for sessions of many questions.
+        ledger, account, answers: those of its data set.
+        held: whether records are copied into memory, for sessions with many questions.
         looking: whether nothing is asked: no file is made or written, and no record is read.
-        runner: whose workers read and draw; ``None``: this process.
+        runner: the runner whose workers read and draw; ``None``: this process.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class OpenTable:
 
     @property
     def ring(self) -> KeyRing:
-        """The secret, read when it is needed first.
+        """The key ring of the secret, which is read when it is first needed.
 
         Raises:
-            DpstreamError: there is none.
+            DpstreamError: there is no secret.
         """
         if self._ring is None:
             self._ring = self.config.secret_source().ring()
@@ -83,7 +83,7 @@ class OpenTable:
         return self.config.secret.insecure_test_secret is not None
 
     def manifest(self) -> Manifest:
-        """The version of the table that counts now; no record is read.
+        """Return the current version of the table; no record is read.
 
         Raises:
             DpstreamError: there is no table, it is another account's, or its manifest is damaged.
@@ -93,10 +93,10 @@ class OpenTable:
         return manifest
 
     def scan(self) -> "Scan":
-        """The records as they are now: to be called behind a charge only.
+        """Return the present records; call it only after a charge.
 
         Raises:
-            DpstreamError: there is no table, or not as it was written.
+            DpstreamError: there is no table, or its files have changed.
         """
         from dpstream.pipelines.session.records.scan import Scan
 
@@ -111,7 +111,7 @@ class OpenTable:
         return self._scan
 
     def close(self) -> None:
-        """Close everything; destroy the key ring; note what was charged beside the table."""
+        """Close the files, destroy the key ring, save the account's snapshot beside the table."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.ledger.close)
             if "account" in self.__dict__:

@@ -1,4 +1,4 @@
-"""What is left: the account of a part of the space in figures; public and free."""
+"""What a part of the space has spent and has left, as figures of the account; public and free."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from dpstream.pipelines.session.selection import Selection
 
 
 def overview(open_table: OpenTable, selection: Selection) -> dict[str, Any]:
-    """The account of some points as of now.
+    """Return the present account of some points.
 
     Returns:
         ``table``, ``data_set``, ``unit``, ``entries``, and for each kind of budget the most and
@@ -26,7 +26,7 @@ def overview(open_table: OpenTable, selection: Selection) -> dict[str, Any]:
         and the regions of most spending (``spent`` is ``None`` where it is closed).
 
     Raises:
-        UsageError: there is no point.
+        UsageError: the selection has no point.
     """
     boxes = selection.boxes(open_table.account)
     if not len(boxes):
@@ -71,7 +71,7 @@ def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
 
 
 def _met(spent: Spent, boxes: Int64) -> tuple[Int64, Int64]:
-    """Parts of regions in some boxes, and what their points spent."""
+    """Return the parts of regions in some boxes, and what their points have spent."""
     parts, amounts = list[Int64](), list[Int64]()
     for box in boxes:
         at = overlapped(spent.boxes, box)
@@ -81,7 +81,7 @@ def _met(spent: Spent, boxes: Int64) -> tuple[Int64, Int64]:
 
 
 def _quotas(open_table: OpenTable) -> dict[str, Any]:
-    """Of the analyst: the most that one point may be charged by them, and the most it was."""
+    """Return the analyst's quota: the most that they may charge to one point, and have charged."""
     quotas: dict[str, Any] = {}
     for kind in kinds(open_table.space):
         quota = open_table.config.rules.quotas.of(kind, open_table.analyst)

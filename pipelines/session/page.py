@@ -1,8 +1,8 @@
 """The page of a table's account: what is left, over two dimensions and over time, and what was
 asked; and its pictures as files.
 
-It is made of the ledger alone, which is public: neither records nor answers nor the key are read,
-so that it can be given to every analyst.
+It is made of the account alone, which is public: neither records nor answers nor the secret are
+read, so that every analyst may have it.
 """
 
 from collections.abc import Sequence
@@ -39,13 +39,14 @@ MOST_LINES = 500
 
 
 class Chosen(NamedTuple):
-    """What is drawn.
+    """The options of a page or picture.
 
     Attributes:
-        by: dimensions of the maps; none: the first two that are no budgets.
-        initial: budget that the maps are of, in millionths; ``None``: the most.
-        within: (d, 2) box that the maps look at, ``None``: the whole space.
-        kind: of a picture, ``None``: the first; over_time: instead of a map.
+        by: dimensions of the maps; none: the first two that are not budgets.
+        initial: initial budget of the points in the maps, in millionths; ``None``: the most.
+        within: (d, 2) box that the maps show; ``None``: the whole space.
+        kind: kind of budget of a picture; ``None``: the first.
+        over_time: draw spending over time instead of a map.
     """
 
     by: tuple[tuple[str, str], ...] = ()
@@ -56,10 +57,10 @@ class Chosen(NamedTuple):
 
 
 def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Pairs of dimensions, each written as ``NAME,NAME``.
+    """Return pairs of dimensions, each written as ``NAME,NAME``.
 
     Raises:
-        UsageError: one is none.
+        UsageError: a text is not such a pair.
     """
     pairs = [tuple(part.strip() for part in text.split(",")) for text in texts]
     if any(len(pair) != 2 for pair in pairs):
@@ -68,19 +69,19 @@ def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def initial_of(text: str | None) -> int | None:
-    """An initial budget in millionths.
+    """Return an initial budget in millionths.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a budget.
     """
     return None if text is None else amounts.initial_of(text, "--epsilon")
 
 
 def frame_of(boxes: Int64) -> Int64:
-    """(d, 2) the least box with all boxes in it.
+    """Return (d, 2) the least box with all boxes in it.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no box.
     """
     if not len(boxes):
         raise UsageError("where", "is true nowhere", "name at least one point")
@@ -113,7 +114,7 @@ def png(open_table: OpenTable, chosen: Chosen) -> bytes:
 
 
 def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
-    """What the template is given; only `Markup` is not escaped."""
+    """Return the values of the template; only `Markup` is not escaped."""
     summary = overview(open_table, Selection(open_table.space))
     lines = transcript(open_table)[::-1]
     return {
@@ -162,7 +163,7 @@ def _kind(
 
 
 def _top(spent: Spent, chosen: Chosen) -> int | None:
-    """The chosen initial budget, if records can have it of this kind; else the most."""
+    """Return the chosen initial budget, if records can have it of this kind; else the most."""
     dimension = spent.space.dimensions[spent.place]
     dimension = instance(dimension, Budget)
     most = (dimension.values - 1) * dimension.step
@@ -178,18 +179,19 @@ def _amount(budget: float) -> str:
 
 
 def default_by(open_table: OpenTable) -> tuple[tuple[str, str], ...]:
-    """The first two dimensions that are no budgets; of fewer, with a budget."""
+    """Return the first two dimensions that are not budgets; if there is only one, with a budget."""
     names = [d.name for d in open_table.space.dimensions if not isinstance(d, Budget)]
     names += [d.name for d in open_table.space.dimensions if isinstance(d, Budget)]
     return ((names[0], names[1]),) if len(names) > 1 else ()
 
 
 def write(out: Path, text: str | bytes) -> None:
-    """Put a page or picture at a path; only one of its own kind is replaced.
+    """Write a page or picture; replace an existing file only if it is one of the same kind.
 
     Raises:
-        UsageError: the path ends otherwise; PolicyError: another file is there.
-        RunError: it cannot be written.
+        UsageError: the path ends otherwise.
+        PolicyError: another file is there.
+        RunError: the file cannot be written.
     """
     data = text.encode() if isinstance(text, str) else text
     first = MARK.encode() if isinstance(text, str) else _PNG
@@ -201,10 +203,10 @@ def write(out: Path, text: str | bytes) -> None:
 
 
 def kind_of(out: Path) -> str:
-    """``html`` or ``png``, by the name of a file.
+    """Return ``html`` or ``png``, by the name of a file.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the name ends otherwise.
     """
     ending = out.suffix.lower().removeprefix(".")
     if ending not in ("html", "png"):

@@ -36,7 +36,7 @@ class HeatMap(NamedTuple):
         across, up: numbers of the dimensions.
         columns, rows: edges of the pixels, in coordinates.
         left: (rows, columns) the least that is left, as a budget; NaN where all is closed.
-        initial: the initial budget that it is of, ``None`` where that is one of the dimensions.
+        initial: the initial budget of the points; ``None`` if it is one of the dimensions.
     """
 
     across: int
@@ -50,15 +50,15 @@ class HeatMap(NamedTuple):
 def heat_map(
     spent: Spent, across: str, up: str, initial: int | None = None, within: Int64 | None = None
 ) -> HeatMap:
-    """The least that is left of an initial budget, over all other dimensions.
+    """Return the least that is left of an initial budget, over all other dimensions.
 
     Args:
         across, up: two dimensions.
         initial: in millionths, by default the most that a record can have.
-        within: (d, 2) a box to look at, by default the whole space.
+        within: (d, 2) a box to show, by default the whole space.
 
     Raises:
-        UsageError: the dimensions are one or none, or no record can have that budget.
+        UsageError: the dimensions are equal or absent, or no record can have that budget.
     """
     space, place = spent.space, spent.place
     x, y = space.place(across), space.place(up)
@@ -92,7 +92,7 @@ def _edges(side: Int64) -> Int64:
 
 
 def _highest(spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[int, Int64]) -> Int64:
-    """(rows, columns) the most that an open point of each pixel has spent, -1 without one."""
+    """Return (rows, columns) the most that an open point of a pixel has spent; -1 without one."""
     met = ((spent.boxes[:, :, 0] < frame[:, 1]) & (spent.boxes[:, :, 1] > frame[:, 0])).all(axis=1)
     met &= spent.amounts < MOST
     boxes, amounts = spent.boxes[met], spent.amounts[met]
@@ -122,12 +122,12 @@ def _highest(spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[in
 
 
 class Moment(NamedTuple):
-    """The account after one entry.
+    """The state of the account after one entry.
 
     Attributes:
         at: microseconds since 1970.
         most, mean: spent by a point, at most and on average over the space, as budgets.
-        regions: how many boxes the account holds.
+        regions: number of boxes in the account.
     """
 
     at: int
@@ -139,7 +139,7 @@ class Moment(NamedTuple):
 def over_time(
     table: SessionTable, kind: str, history: list[tuple[str, RegionCharge]]
 ) -> list[Moment]:
-    """The account of one kind of budget after each of its entries."""
+    """Return the states of the account for one kind of budget, one after each of its entries."""
     if kind not in ("epsilon", "rho"):
         raise InvariantError("kind in ('epsilon', 'rho')")
     spent = untouched(table.space, kind, table.cap)  # type: ignore[arg-type]
@@ -156,5 +156,5 @@ def over_time(
 
 
 def kinds(space: Space) -> list[str]:
-    """Of the budgets that records have."""
+    """Return the kinds of budget that records have."""
     return [d.kind for d in space.dimensions if isinstance(d, Budget)]

@@ -1,5 +1,7 @@
-"""What a question would be told now: its errors, what it charges, what lacks budget; nothing is
-spent, and no record is read."""
+"""The plan of a question: its errors, what it would charge, which points lack budget.
+
+A plan spends nothing and reads no record.
+"""
 
 from typing import Any, NamedTuple
 
@@ -27,21 +29,23 @@ _UNIT = {"value": "", "value times records": " / records", "rank": " records of 
 
 
 class Plan(NamedTuple):
-    """What is known of a question before it is asked.
+    """The plan of a question, before it is asked.
 
     Attributes:
-        question: its own; decision: of the account.
-        errors: of each figure, none if it would be refused.
-        left: of the allotment that would be drawn on, in millionths; ``None``: points pay.
-        regions: of the account now; after: behind the charge.
-        waste: charged points for each point that is asked: of snapping and ``cover``.
+        question: the question.
+        decision: the account's decision.
+        errors: of each figure; none if the question would be refused.
+        left: what is left of the allotment that would pay, in millionths; ``None``: points pay.
+        regions: number of regions of the account now.
+        after: number of regions after the charge.
+        waste: charged points for each point that is asked, by snapping and ``cover``.
         acceptance: whether it would be answered now, and what its entry would state.
-        answered: when it was answered already, which would be free; empty if it was not.
-        union: a count or sum that answers of disjoint parts give, free; ``None``: they do not, or
-            it was not searched.
-        searched: whether it was.
-        enough: the condition on initial budgets under which a refused question lacks nothing;
-            empty if there is none.
+        answered: when it was answered already, so that it is free; empty if it was not.
+        union: a count or sum from answers of disjoint parts, free; ``None``: there is none, or
+            it was not searched for.
+        searched: whether ``union`` was searched for.
+        enough: the condition on initial budgets under which a refused question would be
+            accepted; empty if there is none.
     """
 
     question: Question
@@ -59,14 +63,14 @@ class Plan(NamedTuple):
 
 
 def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) -> Plan:
-    """The plan of a question.
+    """Return the plan of a question.
 
     Args:
-        union: search for answers of disjoint parts too, which decodes every answer that read some
-            of the points.
+        union: also search for answers of disjoint parts, which decodes every answer that read
+            some of the points.
 
     Raises:
-        DpstreamError: it has no meaning, or there is no secret or table.
+        DpstreamError: the question has no meaning, or the secret or table is missing.
     """
     check(open_table, request)
     question = request.question
@@ -98,8 +102,9 @@ def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) ->
 def _decided(
     open_table: OpenTable, request: SessionRequest
 ) -> tuple[Planned, int | None, DpstreamError | None]:
-    """What would be charged and read, what is left of the allotment that is drawn on, and the
-    refusal.  A draw charges no point."""
+    """Return what would be charged and read, what is left of the allotment that pays, and the
+    refusal.  An allotment's draw charges no point.
+    """
     question = request.question
     if not request.allotment:
         planned = open_table.account.plan(order_of(open_table, request))
@@ -119,7 +124,7 @@ def _decided(
 def _acceptance(
     open_table: OpenTable, request: SessionRequest, refusal: DpstreamError | None
 ) -> Acceptance:
-    """As `Register.begin` decides: what was charged before goes on, whatever is left."""
+    """Decide as `Register.begin` does: what was charged before continues, whatever is left."""
     question, run_id = (
         request.question,
         open_table.answers.goes_on(request_of(open_table, request), request.fresh),
@@ -132,7 +137,7 @@ def _acceptance(
 
 
 def _answered(open_table: OpenTable, run_id: str | None) -> str:
-    """When the run that goes on was answered."""
+    """Return when the run that continues was answered."""
     from dpstream.pipelines.session.receipt import header_of, is_answer
 
     committed = None if run_id is None else open_table.answers.read(run_id)
@@ -142,7 +147,7 @@ def _answered(open_table: OpenTable, run_id: str | None) -> str:
 
 
 def _union(open_table: OpenTable, request: SessionRequest, read: Int64) -> Union | None:
-    """The one figure of one cell, from other answers."""
+    """Return the one figure of one cell, put together from other answers."""
     [figure, *more] = request.question.aggregates
     if more or request.question.cells.axes or figure.what not in ("count", "sum"):
         return None
@@ -154,7 +159,7 @@ def _union(open_table: OpenTable, request: SessionRequest, read: Int64) -> Union
 
 
 def as_builtins(plan: Plan) -> dict[str, Any]:
-    """A plan for machines, without its decision."""
+    """Return a plan as values for JSON, without its decision."""
     return {
         "question": sentences.question(plan.question),
         "kind": plan.question.kind,
@@ -183,7 +188,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
 
 
 def lines(plan: Plan) -> list[str]:
-    """A plan for people."""
+    """Return a plan as text."""
     question, decision = plan.question, plan.decision
     paid = f"{question.kind} {sentences.amount(question.amount)}"
     text_lines = [f"Question    {sentences.question(question)}", *plan.acceptance.answer("Can ask")]
@@ -221,7 +226,7 @@ def lines(plan: Plan) -> list[str]:
 
 
 def _charge(plan: Plan, paid: str) -> list[str]:
-    """What points would pay."""
+    """Describe what points would pay."""
     decision, text_lines = plan.decision, list[str]()
     text_lines.append(
         f"Charge      {paid} to each point of {len(decision.charged):,} boxes"

@@ -91,8 +91,10 @@ class Predicate(NamedTuple):
     """A checked predicate.
 
     Attributes:
-        space: of the points; condition: when it is true.
-        characters, words: of its text; depth: how deep that is nested.
+        space: of the points.
+        condition: where the predicate is true.
+        characters, words: of its text.
+        depth: how deep its text is nested.
     """
 
     space: Space
@@ -102,10 +104,10 @@ class Predicate(NamedTuple):
     depth: int = 0
 
     def both(self, other: "Predicate") -> "Predicate":
-        """What ``(THIS) AND (OTHER)`` is parsed to, without parsing either again.
+        """Return what ``(THIS) AND (OTHER)`` is parsed to, without parsing either again.
 
         Raises:
-            UsageError: it is too large, as that text would be.
+            UsageError: the combined predicate is too large.
         """
         predicate = Predicate(
             self.space,
@@ -121,17 +123,17 @@ class Predicate(NamedTuple):
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds of budget whose consumption it speaks of."""
+        """The kinds of budget whose consumption the predicate depends on."""
         return kinds_in(self.condition)
 
     def boxes(self, views: Views | None = None) -> Int64:
-        """(m, d, 2) the points where it is true, as disjoint boxes; perhaps none.
+        """Return (m, d, 2) the points where it is true, as disjoint boxes; perhaps none.
 
         Args:
-            views: needed if ``kinds`` are any.
+            views: required if the predicate has ``kinds``.
 
         Raises:
-            UsageError: more boxes than one query may have.
+            UsageError: it needs more boxes than one query may have.
         """
         boxes = boxes_where(self.condition, self.space, views)
         if len(boxes) > limits.MAX_QUERY_BOXES:
@@ -140,15 +142,16 @@ class Predicate(NamedTuple):
 
 
 def boxes_of(text: str, space: Space, views: Views | None = None) -> Int64:
-    """``predicate_of(text, space).boxes(views)``."""
+    """Return ``predicate_of(text, space).boxes(views)``."""
     return predicate_of(text, space).boxes(views)
 
 
 def predicate_of(text: str, space: Space) -> Predicate:
-    """The predicate of a text; an empty one is true everywhere.
+    """Parse a predicate; an empty text is true everywhere.
 
     Raises:
-        UsageError: it is none; says where and what to write, never a value.
+        UsageError: the text is not a predicate; the error shows where and what to write, never a
+            value.
     """
     if len(text) > MAX_CHARACTERS:
         raise _too_large()
@@ -173,7 +176,7 @@ def predicate_of(text: str, space: Space) -> Predicate:
 
 
 def _tree(text: str) -> tuple[exp.Expr, int, int]:
-    """The tree of a text, how many words it has, and how deep its brackets are nested."""
+    """Return the tree of a text, its number of words, and how deep its brackets are nested."""
     tokens = _DIALECT.tokenize(text)
     depth = deepest = 0
     for token in tokens:
@@ -200,7 +203,7 @@ def _words(tree: exp.Expr) -> int:
 
 
 def _longest(tokens: list) -> int:  # type: ignore[type-arg]
-    """The most NOTs and signs in a row."""
+    """Return the largest number of NOTs and signs in a row."""
     longest = run = 0
     for token in tokens:
         run = run + 1 if token.token_type in _NESTING else 0
@@ -220,7 +223,7 @@ class _Reader:
         self._folded = {name: at[0] for name, at in folded.items() if len(at) == 1}
 
     def condition(self, node: exp.Expr, true: bool) -> Condition:
-        """When a node is true, or is false."""
+        """Return where a node is true, or where it is false."""
         while isinstance(node, exp.Paren | exp.Not):
             true ^= isinstance(node, exp.Not)
             node = node.this
@@ -281,7 +284,7 @@ class _Reader:
         return Within(place, ranges) if level is None else Level(*level, ranges)
 
     def _missing(self, column: exp.Column, true: bool) -> Condition:
-        """IS NULL: what was spent is always there."""
+        """Return the condition of IS NULL; what was spent is never missing."""
         if self._level(column) is not None:
             return AnyOf(()) if true else AllOf(())
         place = self._place(column)
@@ -336,7 +339,7 @@ def _bare(node: exp.Expr) -> exp.Expr:
 
 
 def _column(node: exp.Expr, around: exp.Expr) -> exp.Column:
-    """The column that is compared; it has no table's name before it."""
+    """Return the column that is compared; it must have no table's name before it."""
     node = _bare(node)
     if not isinstance(node, exp.Column) or _more(node, "this"):
         _refuse(around, "compares something else than a dimension with a literal", _COMPARE)
@@ -344,7 +347,7 @@ def _column(node: exp.Expr, around: exp.Expr) -> exp.Column:
 
 
 def _more(node: exp.Expr, *part_names: str) -> bool:
-    """Whether a node has other parts than these."""
+    """Return whether a node has other parts than these."""
     return any(value for part, value in node.args.items() if part not in part_names)
 
 

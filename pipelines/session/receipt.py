@@ -1,7 +1,7 @@
 """The answer of a session's question: header and table of a receipt.
 
-What was charged and read stands in the ledger's entry of the same run id.  An allotment has an
-empty receipt, and a question whose ticket was handed out one with the ticket's name and no table.
+The account's entry of the same run id lists what was charged and read.  An allotment has an empty
+receipt; a question whose ticket was handed out has one with the ticket's name and no table.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Header(receipt.Header, frozen=True, kw_only=True):
-    """What an answer says of itself.
+    """The description of an answer.
 
     Attributes:
         table: digest of the table's model.
-        where: the predicate that was asked; empty for everything.
-        question: what was asked of which cells, and the amount.
-        drop: points with too little budget were left out.
-        allotment: run id of the allotment that paid, empty if the points did.
-        ticket: the name of the ticket that was handed out instead of an answer; empty: none was.
+        where: the predicate of the points; empty for all points.
+        question: figures, cells and amount.
+        drop: whether points with too little budget were left out.
+        allotment: run id of the allotment that paid; empty if the points paid.
+        ticket: the name of the ticket that was handed out instead of an answer; empty if none.
     """
 
     table: str
@@ -38,15 +38,16 @@ class Header(receipt.Header, frozen=True, kw_only=True):
 
 
 class Answer(NamedTuple):
-    """An answer, as it was committed.
+    """A committed answer.
 
     Attributes:
-        header: what was asked, and when it was first answered.
+        header: the question, and when it was first answered.
         table: a row for each cell: its range along each axis, and of each figure its value, the sd
             of its noise and both ends of its 95% interval.
-        receipt: the committed bytes; digest: binds them to the charge.
-        charged: this very call was charged for it.
-        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
+        receipt: the committed bytes.
+        digest: binds the receipt to the charge.
+        charged: whether this very call was charged.
+        insecure: whether a fixed test secret was used: whoever knows it can subtract the noise.
     """
 
     header: Header
@@ -58,16 +59,16 @@ class Answer(NamedTuple):
 
     @property
     def value(self) -> float | None:
-        """The figure of an answer of one cell and one figure; ``None``: too few records.
+        """The figure of an answer with one cell and one figure; ``None``: too few records.
 
         Raises:
-            UsageError: it has several.
+            UsageError: the answer has several figures or cells.
         """
         return self._figure("")
 
     @property
     def sd(self) -> float | None:
-        """Of the noise of the one figure; raises as ``value`` does."""
+        """The standard deviation of the noise of the one figure; raises as ``value`` does."""
         return self._figure(PARTS[0])
 
     @property
@@ -84,10 +85,10 @@ class Answer(NamedTuple):
 
 
 def check(header: Header) -> None:
-    """Refuse what could not be written down and read again, so that nobody pays for it.
+    """Refuse a header that could not be written and read again, before it is charged.
 
     Raises:
-        UsageError: a part is of another type than it says, or no text.
+        UsageError: a part has another type than declared, or is not valid text.
     """
     try:
         msgspec.json.decode(msgspec.json.encode(header), type=Header)
@@ -103,30 +104,29 @@ def check(header: Header) -> None:
 
 
 def header_of(committed: bytes) -> Header:
-    """The header of an answer's bytes.
+    """Return the header of an answer's bytes.
 
     Raises:
-        PolicyError: they are of another form.
+        PolicyError: the bytes have another form.
     """
     return receipt.header_of(committed, Header)
 
 
 def ticket_name(committed: bytes) -> str | None:
-    """The name of the ticket that was handed out; ``None``: it is an answer, or an allotment."""
+    """Return the name of the ticket that was handed out; ``None`` for an answer or an allotment."""
     return header_of(committed).ticket or None if committed else None
 
 
 def is_answer(committed: bytes) -> bool:
-    """Whether committed bytes are an answer: neither a ticket's name nor those of an allotment,
-    which are empty."""
+    """Return whether committed bytes are an answer, not a ticket's name or an empty receipt."""
     return bool(committed) and ticket_name(committed) is None
 
 
 def decoded(committed: Committed, insecure: bool) -> Answer:
-    """The answer of committed bytes.
+    """Return the answer of committed bytes.
 
     Raises:
-        PolicyError: they are of another form, or a ticket's name.
+        PolicyError: the bytes have another form, or are a ticket's name.
     """
     header = header_of(committed.receipt)
     if header.ticket:

@@ -1,8 +1,8 @@
-"""What a query selects: a predicate over dimensions and consumption, perhaps on boxes that are
-fixed.
+"""What a query selects: a predicate over dimensions and consumption, perhaps limited to fixed
+boxes.
 
-A predicate on consumption means other points after each charge.  It is resolved in the transaction
-that charges (`boxes`), so that no charge of others comes between the look and the payment.
+After each charge a predicate on consumption selects other points.  It is resolved in the
+transaction that charges (`boxes`), so that no other charge comes between.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ class Selection:
     """A part of a space.
 
     Attributes:
-        space: of which points.
-        text: a predicate, empty for all points.
-        fixed: (m, d, 2) disjoint boxes that it is cut to, ``None``: the whole space.
-        parsed: the text as it was parsed, ``None``: it was not yet.
+        space: the space of the points.
+        text: a predicate; empty for all points.
+        fixed: (m, d, 2) disjoint boxes that limit the selection; ``None``: the whole space.
+        parsed: the parsed text; ``None``: it is not parsed yet.
     """
 
     space: Space
@@ -35,10 +35,10 @@ class Selection:
     parsed: Predicate | None = None
 
     def where(self, text: str) -> "Selection":
-        """The part of it where a predicate is true as well.
+        """Return the part in which a predicate is true as well.
 
         Raises:
-            UsageError: it is none.
+            UsageError: the text is not a predicate.
         """
         predicate = predicate_of(text, self.space)  # by itself: not half of a bracket
         if not text.strip():
@@ -49,15 +49,15 @@ class Selection:
         return dataclasses.replace(self, text=text, parsed=predicate)
 
     def cut_to(self, boxes: Int64) -> "Selection":
-        """The part of it in boxes that do not change."""
+        """Return the part that lies in some fixed boxes."""
         fixed = boxes if self.fixed is None else common(self.fixed, boxes)
         return dataclasses.replace(self, fixed=fixed)
 
     def boxes(self, views: Views | None = None) -> Int64:
-        """(m, d, 2) its points as disjoint boxes, perhaps none.
+        """Return (m, d, 2) the points as disjoint boxes, perhaps none.
 
         Args:
-            views: needed if it speaks of consumption.
+            views: required if the predicate depends on consumption.
         """
         return self._boxes(views) if self.moves else self._still
 
@@ -72,19 +72,21 @@ class Selection:
 
     @functools.cached_property
     def _still(self) -> Int64:
-        """The boxes of one that does not move."""
+        """The boxes of a selection that does not depend on consumption."""
         boxes = self._boxes(None)
         boxes.setflags(write=False)
         return boxes
 
     @property
     def moves(self) -> bool:
-        """Whether a charge can change which points it has."""
+        """Whether a charge can change which points are selected."""
         return bool(self.predicate.kinds)
 
     @property
     def identity(self) -> bytes:
-        """Equal for selections of the same points: the text where it speaks of consumption."""
+        """Bytes that are equal for selections of the same points; the text, if it depends on
+        consumption.
+        """
         if not self.moves:
             return b"boxes " + _canonical(self.boxes())
         fixed = b"" if self.fixed is None else _canonical(self.fixed)
@@ -92,16 +94,16 @@ class Selection:
 
 
 def _canonical(boxes: Int64) -> bytes:
-    """Of the boxes in order; not deflated, which every version of zlib does in its own way."""
+    """Encode boxes in order; uncompressed, because versions of zlib compress differently."""
     order = np.lexsort(boxes.reshape(len(boxes), 2 * boxes.shape[1]).T[::-1])
     return len(boxes).to_bytes(4, "little") + np.ascontiguousarray(boxes[order], "<i8").tobytes()
 
 
 def common(boxes: Int64, others: Int64) -> Int64:
-    """(k, d, 2) the points that are in boxes of both, each disjoint.
+    """Return (k, d, 2) the points that are in boxes of both; each argument is disjoint.
 
     Raises:
-        UsageError: they are more boxes than one query may have.
+        UsageError: the result has more boxes than one query may have.
     """
     few, many = (boxes, others) if len(boxes) <= len(others) else (others, boxes)
     parts = [cut(taken(many, at), box) for box in few if len(at := overlapped(many, box))]

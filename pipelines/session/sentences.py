@@ -1,6 +1,6 @@
-"""Boxes, amounts and questions in words: predicates that can be asked again, and sentences.
+"""Boxes, amounts and questions as text: predicates that can be asked again, and sentences.
 
-All of it is public: made of the table's model, queries and the ledger.
+All of it is public: made from the table's model, queries and the account.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ def amount(micro: int) -> str:
 
 
 def decimal(number: Fraction) -> str:
-    """A fraction with a finite decimal, as that."""
+    """Return a fraction that has a finite decimal as that decimal."""
     if number.denominator == 1:
         return str(number.numerator)
     digits, power = 0, number.denominator
@@ -50,14 +50,14 @@ def decimal(number: Fraction) -> str:
 
 
 def instant(micros: int) -> str:
-    """An instant in microseconds since 1970 as ISO text."""
+    """Return an instant in microseconds since 1970 as ISO text."""
     at = _EPOCH + timedelta(microseconds=int(micros))
     whole_second = at.microsecond == 0
     return at.strftime("%Y-%m-%dT%H:%M:%SZ" if whole_second else "%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def line(dimension: Dimension, coordinate: int) -> str:
-    """The value at which a coordinate begins, as a predicate writes it."""
+    """Return the value at which a coordinate begins, as predicates write it."""
     match dimension:
         case Integer(low=low):
             return str(low + coordinate)
@@ -73,13 +73,13 @@ def line(dimension: Dimension, coordinate: int) -> str:
 
 
 def name(dimension: Dimension) -> str:
-    """A dimension's name as a predicate writes it."""
+    """Return a dimension's name as predicates write it."""
     plain = dimension.name.isidentifier() and dimension.name.isascii()
     return dimension.name if plain else '"' + dimension.name.replace('"', '""') + '"'
 
 
 def side(dimension: Dimension, low: int, high: int) -> str:
-    """A range of one dimension as a predicate; empty where it is the whole."""
+    """Return a range of one dimension as a predicate; empty for the whole range."""
     if low == 0 and high == dimension.size:
         return ""
     if high <= dimension.values:
@@ -106,20 +106,20 @@ def _values(dimension: Dimension, low: int, high: int) -> str:
 
 
 def box(space: Space, one: Int64) -> str:
-    """A box as a predicate that can be asked."""
+    """Return a box as a predicate that can be asked."""
     ranges = zip(space.dimensions, one.tolist(), strict=True)
     parts = [part for dimension, (low, high) in ranges if (part := side(dimension, low, high))]
     return " AND ".join(parts) or EVERYTHING
 
 
 def boxes(space: Space, many: Int64, most: int = MOST_LISTED) -> list[str]:
-    """The first boxes as predicates, and how many more there are."""
+    """Return the first boxes as predicates, and how many more there are."""
     lines = [box(space, one) for one in many[:most]]
     return [*lines, f"... and {len(many) - most:,} more"] if len(many) > most else lines
 
 
 def aggregate(one: Aggregate) -> str:
-    """What is asked: ``average(fare)``."""
+    """Return a figure as text: ``average(fare)``."""
     if one.what == "count":
         return "count"
     if one.what == "quantiles":
@@ -128,12 +128,12 @@ def aggregate(one: Aggregate) -> str:
 
 
 def question(query: Question) -> str:
-    """What is asked of which cells: ``count, sum(fare) by hour``."""
+    """Return figures and cells as text: ``count, sum(fare) by hour``."""
     what = ", ".join(map(aggregate, query.aggregates))
     by = [f"{axis.name} ({axis.count})" for axis in query.cells.axes]
     return f"{what} by {', '.join(by)}" if by else what
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names with commas, ``none`` where there are none."""
+    """Return names separated by commas; ``none`` without names."""
     return ", ".join(names) or "none"

@@ -1,4 +1,4 @@
-"""Sessions in Python: explore a table whose records have budgets of their own.
+"""Sessions in Python: explore a table in which each record has its own budget.
 
     with Session(table="rides", analyst="bob") as session:
         night = session.where("pickup_hour >= 22", name="night")
@@ -9,7 +9,8 @@
             allotment.average("fare", 0.25)
             allotment.median("distance", 0.25)
 
-What is asked is charged in the ledger before a record is read and committed before it is seen.
+A question is charged in the account before a record is read, and its answer is committed before it
+is shown.
 """
 
 import warnings
@@ -40,23 +41,26 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """An open table, and who asks; a context that closes it.
+    """An open table, and the analyst who asks; a context that closes it.
 
     Args:
-        project: the project file or its folder; ``None``: found from the current folder; or what
-            `load_config` gave of it, which has all of it.
+        project: the project file or its folder; ``None``: found from the current folder; or the
+            result of `load_config`, which replaces all of ``project``, ``table``,
+            ``environment`` and ``settings``.
         table: its name in the project file; ``None``: the only one.
-        environment: as ``--env``; settings: as ``--set``.
-        analyst: whose quota is charged.
-        held: copy the records into memory at the first question, for sessions of many.
-        runner: whose workers read and draw, with the same bytes; ``None``: this process.
+        environment: the value of ``--env``.
+        settings: the values of ``--set``.
+        analyst: the analyst whose quota is charged.
+        held: copy the records into memory at the first question, for sessions with many.
+        runner: the runner whose workers read and draw, with the same bytes; ``None``: this
+            process.
         looking: ask nothing: no file is made or written, and no record is read.
 
     Attributes:
         names: subspaces by name.
 
     Raises:
-        DpstreamError: the file is not usable, or the account is not this table's.
+        DpstreamError: the file cannot be used, or the account is another table's.
     """
 
     def __init__(
@@ -80,28 +84,28 @@ class Session:
 
     @property
     def table(self) -> "Subspace":
-        """Every point."""
+        """The subspace of every point."""
         return Subspace(self, Selection(self.open_table.space))
 
     def where(self, predicate: str, name: str | None = None) -> "Subspace":
-        """The points where a predicate is true; see `Subspace.where`."""
+        """Return the points where a predicate is true; see `Subspace.where`."""
         return self.table.where(predicate, name)
 
     def __getitem__(self, name: str) -> "Subspace":
-        """A subspace by its name.
+        """Return a subspace by its name.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such name.
         """
         if name not in self.names:
             raise UsageError("subspace", "has no such name", "name one with where(..., name=NAME)")
         return self.names[name]
 
     def allotment(self, run_id: str) -> "Allotment":
-        """An allotment that was made before, perhaps by another program.
+        """Return an allotment that was made before, perhaps by another program.
 
         Raises:
-            PolicyError: there is none.
+            PolicyError: there is no such allotment.
         """
         for entry, charge in self.open_table.account.history():
             if entry == run_id and charge.allots and charge.budget != "closed":
@@ -111,7 +115,7 @@ class Session:
         raise PolicyError("allotment", "is not in the account", fix)
 
     def close(self) -> None:
-        """Let go of the ledger and wipe the key."""
+        """Close the account and erase the secret from memory."""
         self.open_table.close()
 
     def __enter__(self) -> "Session":
@@ -127,20 +131,20 @@ class Session:
 
 
 class Asker:
-    """What can be asked of points; ``Subspace`` and ``Allotment`` say who pays.
+    """The questions that can be asked; a ``Subspace`` or an ``Allotment`` defines who pays.
 
     Every figure takes its ``budget``, and as keywords ``kind`` (``epsilon`` or ``rho``), ``fresh``
-    (ask anew, at a new charge, what was answered before) and ``as_of`` (a public label of the state
-    of the records, by which the same question is another one).  Of a subspace also ``drop`` (leave
-    out points with too little budget instead of refusing) and ``cover`` (dimensions that are
-    charged over their whole range).
+    (ask again, at a new charge, a question that was answered before) and ``as_of`` (a public label
+    of the state of the records; the same question with another label is another question).  A
+    subspace also takes ``drop`` (leave out points with too little budget instead of refusing) and
+    ``cover`` (dimensions that are charged over their whole range).
     """
 
     session: Session
     selection: Selection
 
     def count(self, budget: Number, **how: Any) -> Answer:
-        """How many records there are."""
+        """The number of records."""
         return self.ask((COUNT,), budget, **how)
 
     def sum(self, column: str, budget: Number, **how: Any) -> Answer:
@@ -148,7 +152,7 @@ class Asker:
         return self.ask((figures.sum_of(column),), budget, **how)
 
     def average(self, column: str, budget: Number, **how: Any) -> Answer:
-        """The average of a column, of the records that have a value."""
+        """The average of a column over the records that have a value."""
         return self.ask((figures.average(column),), budget, **how)
 
     def median(self, column: str, budget: Number, **how: Any) -> Answer:
@@ -167,11 +171,13 @@ class Asker:
         figure: Aggregate = COUNT,
         **how: Any,
     ) -> Answer:
-        """A figure of each range of one dimension; the ranges share no point, so that a point pays
+        """A figure for each range of one dimension; the ranges share no point, so that a point pays
         once.
 
         Args:
-            edges: values between them, a number of equal ranges, or ``None``: a range each value.
+            edges: values between the ranges, a number of equal ranges, or ``None``: a range for
+            each
+                value.
         """
         return self.ask((figure,), budget, {by: edges}, **how)
 
@@ -182,7 +188,7 @@ class Asker:
         figures: Sequence[Aggregate] = (COUNT,),
         **how: Any,
     ) -> Answer:
-        """Figures of each cell of a grid: a batch of one charge and one scan, all or nothing."""
+        """Figures for each cell of a grid: one charge and one scan, all or nothing."""
         return self.ask(tuple(figures), budget, by, **how)
 
     def ask(
@@ -196,8 +202,8 @@ class Asker:
         """Any figures of any cells for one budget.
 
         Raises:
-            SessionRefusedError: points lack budget; ``decision`` says which.
-            DpstreamError: it has no meaning.
+            SessionRefusedError: points lack budget; ``decision`` lists them.
+            DpstreamError: the question has no meaning.
         """
         return asking.ask(
             self.session.open_table, self.request(aggregates, budget, by, kind, **how)
@@ -211,7 +217,7 @@ class Asker:
         kind: Kind | None = None,
         **how: Any,
     ) -> SessionRequest:
-        """The question, not asked yet."""
+        """Return the question without asking it."""
         cells = cells_of(self.session.open_table, self.selection, by) if by else Cells()
         question = Question(
             kind=kind or "epsilon",
@@ -227,10 +233,10 @@ class Asker:
 def cells_of(
     open_table: OpenTable, selection: Selection, by: Mapping[str, Sequence[Any] | int | None]
 ) -> Cells:
-    """The cells of a grid by dimension: edges, a number of equal ranges, or every value.
+    """Return the cells of a grid by dimension: edges, a number of equal ranges, or every value.
 
-    Without edges they lie within what is selected, of a predicate on consumption within the
-    dimension: what the points have spent must not change what is asked.
+    Without edges the cells lie within the selection, or within the whole dimension if the
+    predicate depends on consumption: what the points have spent must not change the question.
     """
     space, axes = open_table.space, list[Axis]()
     boxes = space.everything if selection.moves else selection.boxes()
@@ -254,24 +260,25 @@ def cells_of(
 
 
 class Subspace(Asker):
-    """Points of the space; each of them pays for what is asked of it.
+    """Points of the space; each of them pays for the questions about it.
 
     Attributes:
-        session: whose; selection: which points.
+        session: the session that asks.
+        selection: the points.
     """
 
     def __init__(self, session: Session, selection: Selection) -> None:
         self.session, self.selection = session, selection
 
     def where(self, predicate: str, name: str | None = None) -> "Subspace":
-        """The part where a predicate is true as well: comparisons of dimensions, and of
+        """Return the part where a predicate is true as well: comparisons of dimensions, and of
         ``consumed_epsilon``, ``remaining_epsilon`` and the same of rho.
 
         Args:
-            name: to find it by in the session.
+            name: a name by which the session finds the subspace again.
 
         Raises:
-            UsageError: the predicate is none.
+            UsageError: the text is not a predicate.
         """
         subspace = Subspace(self.session, self.selection.where(predicate))
         if name is not None:
@@ -279,19 +286,20 @@ class Subspace(Asker):
         return subspace
 
     def max_consumed(self, kind: Kind = "epsilon") -> float:
-        """The most that any of the points has spent; free.
+        """Return the most that any of the points has spent; free.
 
         Raises:
-            UsageError: there is no point.
+            UsageError: the subspace has no point.
         """
         account = self.session.open_table.account
         return account.spent(kind).most_in(self.boxes()) / MICRO
 
     def with_budget(self, budget: Number, kind: Kind = "epsilon") -> "Subspace":
-        """The points that have a budget left now; free.  They stay the same after it is spent.
+        """Return the points that have a budget left now; free.  A later charge does not change
+        them.
 
         Raises:
-            PolicyError: no point has so much.
+            PolicyError: no point has that much left.
         """
         boxes = self.enough(charge_of(budget), kind)
         if not len(boxes):
@@ -301,9 +309,9 @@ class Subspace(Asker):
         return Subspace(self.session, self.selection.cut_to(boxes))
 
     def enough(self, amount: int, kind: Kind) -> Int64:
-        """(m, d, 2) the points that have so many millionths, perhaps none.
+        """Return (m, d, 2) the points that have so many millionths left, perhaps none.
 
-        Boxes begin on the grid of initial budgets: they are snapped when they are asked, and have
+        Boxes begin on the grid of initial budgets: a question snaps them to it, and then each has
         enough as a whole.
         """
         open_table = self.session.open_table
@@ -315,13 +323,13 @@ class Subspace(Asker):
         return boxes[boxes[:, place, 0] < boxes[:, place, 1]]
 
     def boxes(self) -> Int64:
-        """(m, d, 2) its points as of now; free."""
+        """Return (m, d, 2) the present points; free."""
         return self.selection.boxes(self.session.open_table.account)
 
     def plan(
         self, budget: Number, kind: Kind = "epsilon", drop: bool = False, cover: Sequence[str] = ()
     ) -> Planned:
-        """What a question would be told now, without charging it."""
+        """Return the plan of a question, without charging it."""
         request = self.request((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
         return self.session.open_table.account.plan(
             asking.order_of(self.session.open_table, request)
@@ -334,11 +342,11 @@ class Subspace(Asker):
         cover: Sequence[str] = (),
         name: str | None = None,
     ) -> "Allotment":
-        """Charge a whole budget now, and ask until it is used up.
+        """Charge a budget now, and ask until it is used up.
 
         Args:
-            name: the same allotment of the same name is charged once, also by a program that was
-                killed before it could say which run id it had.
+            name: an allotment with the same name is charged once, also if a program was killed
+                before it could store the run id.
 
         Raises:
             SessionRefusedError: ANY point has less left.
@@ -354,20 +362,21 @@ class Subspace(Asker):
         return Allotment(self.session, selection, made.run_id, kind, amount, made.charged)
 
     def union(self, figure: Aggregate = COUNT) -> Union:
-        """A count or sum from answers of disjoint parts that were given before; free.
+        """Return a count or sum from earlier answers of disjoint parts; free.
 
         Raises:
-            PolicyError: they do not cover it.
+            PolicyError: the answers do not cover the subspace.
         """
         return assembled(self.session.open_table, self.boxes(), figure)
 
 
 class Allotment(Asker):
-    """Points that paid a budget at once, of which questions are answered until it is used up.
+    """Points that paid a budget at once, which questions then use up.
 
     Attributes:
-        run_id: names it, in other programs too (`Session.allotment`).
-        kind, amount: of what was paid, in millionths; charged: by the call that gave it.
+        run_id: its name, in other programs too (`Session.allotment`).
+        kind, amount: what was paid, in millionths.
+        charged: whether the call that returned it was charged.
     """
 
     def __init__(
@@ -384,13 +393,13 @@ class Allotment(Asker):
 
     @property
     def left(self) -> float:
-        """What is not used yet."""
+        """The part of the budget that is not used yet."""
         history = self.session.open_table.account.history()
         used = sum(charge.amount for _, charge in history if charge.draws_on == self.run_id)
         return (self.amount - used) / MICRO
 
     def where(self, predicate: str) -> "Allotment":
-        """The part where a predicate is true; it draws on the same budget."""
+        """Return the part where a predicate is true; it uses the same budget."""
         return Allotment(
             self.session, self.selection.where(predicate), self.run_id, self.kind, self.amount
         )
@@ -403,10 +412,10 @@ class Allotment(Asker):
         kind: Kind | None = None,
         **how: Any,
     ) -> SessionRequest:
-        """The question, not asked yet.
+        """Return the question without asking it.
 
         Raises:
-            UsageError: it says who pays, which is the allotment.
+            UsageError: an argument states who pays, although the allotment pays.
         """
         strange = sorted(set(how) - {"fresh", "as_of"})
         if strange or kind not in (None, self.kind):

@@ -1,14 +1,16 @@
-"""SlidingQuestion queries over records that keep arriving, and ranges of arrival that are closed.
+"""Standing queries over records that keep arriving, and ranges of arrival that are closed.
 
-A standing query asks the same question again and again, of a window of arrival.  As long as every
-point of the window has enough budget the window stays; when its budget is gone it slides on to the
-earliest later window that has.  Which one that is follows from the ledger alone, and is decided in
-the transaction that charges, so that programs that run the same standing query share its windows
-and never overspend them.
+A standing query asks the same question again and again, about a window of arrival.  As long as
+every
+point of the window has enough budget the window stays; when its budget is used up the window slides
+to the earliest later window that has enough.  The account alone determines that window, in the
+transaction that charges, so that programs that run the same standing query share its windows and
+never overspend them.
 
-**Ticks.**  Each asking is named by a public tick, the instant at which it is due for instance: the
+**Ticks.**  Each question is named by a public tick, for instance the instant at which it is due:
+the
 same tick asked twice is answered once, the next tick is a new charge.  Windows end at or before
-``until``: a window over arrivals to come would pay for records that are not there yet.
+``until``: a window over future arrivals would pay for records that do not exist yet.
 """
 
 from typing import Any, NamedTuple
@@ -36,8 +38,10 @@ class SlidingQuestion(NamedTuple):
     """A standing query.
 
     Attributes:
-        question: and its amount; selection: of which points, of whatever arrival.
-        arrival: the dimension of arrival; width: of a window, in whole cells of its grid.
+        question: the question with its amount.
+        selection: the points, of any arrival.
+        arrival: the dimension of arrival.
+        width: width of a window, in whole cells of the dimension's grid.
         start: coordinate at which the first window may begin.
     """
 
@@ -49,10 +53,10 @@ class SlidingQuestion(NamedTuple):
 
 
 def arrival_of(space: Space, name: str) -> int:
-    """The number of a dimension that can be one of arrival.
+    """Return the number of a dimension that can be the dimension of arrival.
 
     Raises:
-        UsageError: it has no order of values.
+        UsageError: its values have no order.
     """
     place = space.place(name)
     if not isinstance(space.dimensions[place], Timestamp | Integer | Real):
@@ -61,10 +65,10 @@ def arrival_of(space: Space, name: str) -> int:
 
 
 def cells_wide(space: Space, name: str, coordinates: int) -> int:
-    """A width in coordinates, checked to be whole cells of the dimension's grid.
+    """Check that a width in coordinates is whole cells of the dimension's grid; return it.
 
     Raises:
-        UsageError: it is not: a window would pay beside itself.
+        UsageError: it is not; such a window would also charge points outside it.
     """
     grid = int(space.grids[arrival_of(space, name)])
     if coordinates < 1 or coordinates % grid:
@@ -73,14 +77,14 @@ def cells_wide(space: Space, name: str, coordinates: int) -> int:
 
 
 def tick(open_table: OpenTable, query: SlidingQuestion, until: int, name: str) -> Answer:
-    """Ask once.
+    """Ask one tick of a standing query.
 
     Args:
-        until: coordinate that windows end at or before: arrivals so far.
-        name: of the tick; the same is answered once.
+        until: coordinate at or before which windows end: the arrivals so far.
+        name: the tick's name; the same tick is answered once.
 
     Raises:
-        PolicyError: no window has enough; later arrivals may.
+        PolicyError: no window has enough budget; later arrivals may.
         DpstreamError: see `ask.ask`.
     """
     if not name or not name.isprintable() or len(name) > MAX_TICK:
@@ -103,10 +107,10 @@ def tick(open_table: OpenTable, query: SlidingQuestion, until: int, name: str) -
 def first_window(
     space: Space, query: SlidingQuestion, views: Views, until: int, own: Own | None = None
 ) -> Int64:
-    """(m, d, 2) the points of the earliest window whose points all have enough.
+    """Return (m, d, 2) the points of the earliest window whose points all have enough.
 
     Raises:
-        PolicyError: none has.
+        PolicyError: no window has enough.
     """
     place = arrival_of(space, query.arrival)
     width, grid = query.width, int(space.grids[place])
@@ -133,7 +137,7 @@ def first_window(
 
 
 def _gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | None:
-    """The first line of the grid from where on so many coordinates are in none of the ranges."""
+    """Return the first line of the grid from which ``width`` coordinates are in no range."""
     low = begin
     for first, last in taken_up[np.argsort(taken_up[:, 0], kind="stable")].tolist():
         if low + width <= first:
@@ -143,13 +147,13 @@ def _gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | 
 
 
 def close_before(open_table: OpenTable, arrival: str, before: Any) -> bool:
-    """Close all arrivals before a value, for ever; whether they were open.
+    """Close all arrivals before a value for ever; return whether they were open.
 
     Args:
         before: a value of the dimension, on its grid.
 
     Raises:
-        UsageError: it is none, or between two lines of the grid.
+        UsageError: it is not a value of the dimension, or lies between two lines of the grid.
     """
     place = arrival_of(open_table.space, arrival)
     edge = open_table.space.dimensions[place].edge(before)

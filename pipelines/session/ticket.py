@@ -1,18 +1,20 @@
-"""A ticket: a batch that was paid, written down for workers that reach neither ledger nor analyst.
+"""A ticket: a charged batch of questions, written to a file for workers without access to the
+account.
 
-A service (Dataflow) works while nobody waits, and no ledger is on its machines.  So the batch is
-charged first, where the ledger is, and what is handed over is the ticket: run id, question, boxes
-of the charge, and the table's parts by their digests.  All that the answer depends on is in it,
-but the secret: whoever works it off, and however often, gets the same bytes.  That is why its
-name is committed as the request's receipt BEFORE it is handed over (``state.ledger.answers``): to
-commit what fixes the answer is to commit the answer.  A second ticket of one run id, of other
-records, would be the same noise on other sums; the name that stands first is the only one.
+A service (Dataflow) computes later, on machines that cannot reach the account.  So the batch is
+charged first, where the account is, and the ticket is handed over: run id, question, boxes of the
+charge, and the table's parts by their digests.  The ticket and the secret fix the answer: every
+computation from it, however often, gives the same bytes.  That is why its name is committed as the
+request's receipt BEFORE it is handed over (``state.ledger.answers``): to commit what fixes the
+answer is to commit the answer.  A second ticket of one run id, of other records, would be the same
+noise on other sums; only the ticket whose name is committed first is valid.
 
-The name is a MAC of the ticket under the secret.  Nobody else can write one, so that none is
-worked off that was not paid; and it says nothing of records: no two run ids have one name.
+The name is a MAC of the ticket under the secret.  So nobody without the secret can write a valid
+ticket that was not charged; and the name reveals nothing about records: no two run ids have the
+same name.
 
-PRIVATE: digests and sizes of parts are functions of the records, without noise.  A ticket lies
-where the table lies; the ledger and the output have its name alone.
+PRIVATE: digests and sizes of parts are functions of the records, without noise.  Store a ticket
+where the table is stored; the account and the output have only its name.
 """
 
 import hmac
@@ -30,13 +32,16 @@ from dpstream.state.ledger.region_charge import packed, unpacked
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What fixes the bytes of an answer, with the secret.
+    """What fixes the bytes of an answer, together with the secret.
 
     Attributes:
-        table: its model; parts: the records, by digest.
-        question: that was paid; read: the boxes of its charge, packed.
-        run_id: of the charge; key: fingerprint of the secret.
-        form: of this file.
+        table: its model.
+        parts: the files of the records, by digest.
+        question: the question that was charged.
+        read: the boxes of its charge, packed.
+        run_id: the charge's run id.
+        key: fingerprint of the secret.
+        form: version of this file's format.
     """
 
     table: SessionTable
@@ -49,12 +54,12 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def boxes(self) -> Int64:
-        """(m, d, 2) that are read."""
+        """Return (m, d, 2) the boxes that may be read."""
         return unpacked(self.read)
 
 
 class Sealed(NamedTuple):
-    """A ticket as it is kept, private, and its name, public: the receipt of its charge."""
+    """A private ticket as it is stored, and its public name: the receipt of its charge."""
 
     data: bytes
     name: str
@@ -68,10 +73,11 @@ def ticket_of(
     run_id: str,
     keys: KeyRing,
 ) -> Sealed:
-    """The ticket of a charge; its name is to be committed as the receipt before it is handed over.
+    """Return the ticket of a charge; commit its name as the receipt before handing it over.
 
     Args:
-        parts: usable ones of the table's manifest; read: (m, d, 2) boxes of the charge.
+        parts: the usable parts of the table's manifest.
+        read: (m, d, 2) boxes of the charge.
     """
     ticket = Ticket(
         table=table,
@@ -87,7 +93,7 @@ def ticket_of(
 
 
 def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
-    """A ticket of its bytes, and its name.
+    """Return a ticket and its name from its bytes.
 
     Raises:
         PolicyError: it was not written with this secret, or was changed since.

@@ -1,4 +1,4 @@
-"""What was asked and paid of a table, in order: the ledger's entries in words, all public."""
+"""The transcript of a table: what was asked and paid, in order, from the account; all public."""
 
 from typing import Any, NamedTuple
 
@@ -15,16 +15,20 @@ HANDED = "ticket"
 
 
 class Line(NamedTuple):
-    """An entry.
+    """An entry of the transcript.
 
     Attributes:
-        at: when it was charged (UTC); run_id: of it; analyst: who.
-        what: one of the words above; a question that was charged and not answered is cut off, or
-            is being answered now; of one that was handed out the ledger has the ticket's name.
-        question: in words; kind, amount: of what was paid, or drawn from an allotment.
-        allotment: run id of the one that it draws on, empty for none.
-        where: the boxes that paid, as predicates; of a draw, those that it read.
-        answered: when the answer was drawn, empty without one.
+        at: when it was charged (UTC).
+        run_id: the entry's run id.
+        analyst: who asked.
+        what: one of the words above; a question that was charged and not answered was
+            interrupted, or is being answered now; for one that was handed out the account has the
+            ticket's name.
+        question: the question as text.
+        kind, amount: what was paid, or used of an allotment.
+        allotment: run id of the allotment that it uses; empty for none.
+        where: the boxes that paid, as predicates; for a use of an allotment, those that it read.
+        answered: when the answer was drawn; empty without one.
     """
 
     at: str
@@ -39,12 +43,12 @@ class Line(NamedTuple):
     answered: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines; the amount as a number."""
+        """Return the entry as values for JSON; the amount as a number."""
         return self._asdict() | {"amount": self.amount / MICRO}
 
 
 def transcript(open_table: OpenTable) -> list[Line]:
-    """All entries of the table."""
+    """Return all entries of the table."""
     return [_line(open_table, run_id, charge) for run_id, charge in open_table.account.history()]
 
 

@@ -45,9 +45,10 @@ class Part(NamedTuple):
     """A figure of some points.
 
     Attributes:
-        boxes: (m, d, 2) the points; size: how many they are.
-        value, sd, half: the figure, and half of its 95% interval.
-        answered: when; run_id: of which answer.
+        boxes: (m, d, 2) the points; size: their number.
+        value, sd, half: the figure, the sd of its noise, and half of its 95% interval.
+        answered: when it was answered.
+        run_id: the run id of the answer.
     """
 
     boxes: Int64
@@ -60,11 +61,12 @@ class Part(NamedTuple):
 
 
 class Union(NamedTuple):
-    """A figure that was put together.
+    """A figure that is put together from several answers.
 
     Attributes:
-        value, sd, low, high: with the ends of a 95% interval.
-        parts: how many cells; run_ids: of which answers.
+        value, sd, low, high: the figure, its sd, and the ends of its 95% interval.
+        parts: number of cells.
+        run_ids: the answers' run ids.
         first, last: when the oldest and the newest of them were given.
     """
 
@@ -79,21 +81,21 @@ class Union(NamedTuple):
 
     @property
     def table(self) -> "pa.Table":
-        """As a row."""
+        """Return the figure as a table of one row."""
         import pyarrow as pa
 
         return pa.table({name: [getattr(self, name)] for name in ("value", "sd", "low", "high")})
 
 
 def assembled(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Union:
-    """A count or sum of some boxes from the answers in the ledger.
+    """Return a count or sum of some boxes from the answers in the account.
 
     Args:
         boxes: (m, d, 2) disjoint.
 
     Raises:
         UsageError: the figure does not add up, or there is no box.
-        PolicyError: the answers do not cover the boxes; says what they leave.
+        PolicyError: the answers do not cover the boxes; the error names what they leave.
     """
     if figure.what not in ("count", "sum"):
         raise UsageError("union", "is for counts and sums", "ask the points themselves")
@@ -126,9 +128,9 @@ def _together(parts: Sequence[Part]) -> Union:
 
 
 def _parts(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Iterator[Part]:
-    """Every cell of every answer to the same figure that lies within the boxes.
+    """Yield every cell of every answer to the same figure that lies within the boxes.
 
-    Only answers that read one of their points are looked up.
+    Only answers that read one of the points are looked up.
     """
     for run_id, charge in open_table.account.history():
         if charge.budget == "closed":
@@ -186,7 +188,7 @@ def _cells(
 
 
 def _hulls(space: Space, cells: Cells, around: Int64) -> tuple[Int64, Int64]:
-    """(k,) number and (k, d, 2) range of every cell that can lie within a box."""
+    """Return (k,) number and (k, d, 2) range of every cell that can lie within a box."""
     number, hulls = np.zeros(1, np.int64), space.everything[:1]
     for axis in cells.axes:
         place, edges = space.place(axis.name), np.asarray(axis.edges, np.int64)
@@ -204,7 +206,7 @@ def _in(boxes: Int64, hull: Int64) -> Int64:
 
 
 def _in_one(cells: Int64, boxes: Int64) -> npt.NDArray[np.bool_]:
-    """Which cells lie within a single one of the boxes."""
+    """Return which cells lie within a single one of the boxes."""
     within = np.zeros(len(cells), np.bool_)
     for box in boxes:
         within |= ((cells[:, :, 0] >= box[:, 0]) & (cells[:, :, 1] <= box[:, 1])).all(axis=1)
@@ -212,12 +214,16 @@ def _in_one(cells: Int64, boxes: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _within(cell: Int64, boxes: Int64, size: int) -> bool:
-    """Whether all points of a cell, so many, are in the boxes."""
+    """Return whether all points of a cell are in the boxes.
+
+    Args:
+        size: number of the cell's points.
+    """
     return sum(points(_in(cell, box)) for box in boxes) == size
 
 
 def _least_noisy(parts: list[Part]) -> list[Part]:
-    """Of parts of the same points the one with the least noise; those come first."""
+    """Keep, of parts with the same points, the one with the least noise; sort by noise."""
     by_points = dict[bytes, Part]()
     for part in sorted(parts, key=lambda part: part.sd):
         by_points.setdefault(np.ascontiguousarray(part.boxes).tobytes(), part)
@@ -225,7 +231,7 @@ def _least_noisy(parts: list[Part]) -> list[Part]:
 
 
 def _orders(parts: list[Part]) -> Iterator[list[int]]:
-    """Ways to go through the parts, which come by noise: of equal ones the one with less first."""
+    """Yield orders of the parts, which are sorted by noise: of equal ones, less noise first."""
     numbers = range(len(parts))
     by_size = sorted(numbers, key=lambda k: -parts[k].size)
     yield by_size
@@ -239,7 +245,7 @@ def _orders(parts: list[Part]) -> Iterator[list[int]]:
 
 
 class _Conflicts:
-    """Which parts share a point with a part: looked up once, in an index."""
+    """An index of the parts that share a point with a part."""
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts, self._of = parts, dict[int, Int64]()
@@ -247,7 +253,7 @@ class _Conflicts:
         self._index = BoxIndex(stacked([part.boxes for part in parts]))
 
     def of(self, number: int) -> Int64:
-        """Numbers of the parts that share a point with one, itself too."""
+        """Return the numbers of the parts that share a point with a part, including itself."""
         if number not in self._of:
             met = [self._index.overlapped(box) for box in self._parts[number].boxes]
             self._of[number] = self._owner[np.concatenate(met)]
@@ -257,7 +263,7 @@ class _Conflicts:
 def _disjoint(
     order: list[int], parts: list[Part], conflicts: _Conflicts, wanted: int
 ) -> list[Part]:
-    """Parts in their order that share no point, if they fill so many; else none."""
+    """Return parts in their order that share no point, if they fill all points; else none."""
     chosen, filled, blocked = list[Part](), 0, np.zeros(len(parts), np.bool_)
     for number in order:
         part = parts[number]

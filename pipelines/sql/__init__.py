@@ -1,1 +1,1 @@
-"""Differentially private SQL: the front that reads, checks and rewrites a statement."""
+"""Differentially private SQL: reads, checks, rewrites and answers a statement."""

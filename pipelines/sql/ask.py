@@ -1,18 +1,19 @@
-"""Ask a statement, by the one sequence of charge and answer (`pipelines.ask`).
+"""Ask a statement, by the common sequence of charge and answer (`pipelines.ask`).
 
 The statement is parsed, validated and planned from public parts, and its rewritten form is tried on
 tables without rows before it is charged.  HAVING, ORDER BY, LIMIT, arithmetic and public tables
 come after the noise.
 
-The outer query's rows are the view of the receipt (`pipelines.ask.sequence`), which is kept: a
-repeated statement is answered with it, also where a public table has changed since.  An outer query
-that fails (memory, or a public table that went away or changed meanwhile) does not undo the draw:
-whoever asks again asks it alone, of the committed released rows and the tables as they are then.
+The outer query's rows are the view of the receipt (`pipelines.ask.sequence`), which is stored: a
+repeated statement is answered with it, even if a public table has changed since.  An outer query
+that fails (memory, or a public table that was removed or changed meanwhile) does not undo the draw:
+asking again runs the outer query alone, on the committed released rows and the present tables.
 
-**What a statement is known by.**  The statement, the catalog, where its private tables lie, and
-the content of public tables that are read before the noise (public groups, and look-ups in the
-private relation): of a changed public table it is another question.  Public tables of the outer
-query alone are no part of it.
+**The identity of a statement.**  It consists of the statement, the catalog, the paths of its
+private
+tables, and the content of public tables that are read before the noise (public groups, and look-ups
+in the private relation): with a changed public table it is another question.  Public tables that
+only the outer query reads are not part of it.
 """
 
 import contextlib
@@ -52,9 +53,11 @@ class StatementQuestion:
     """A statement about a catalog's tables, for `ask.sequence`.
 
     Args:
-        source: where the secret is; ``keys`` of ``draw`` are its own.
-        shards: of units; no released byte depends on it (default: by the size of the files).
-        runner: whose workers do stage 1; ``None``: this process.  No released byte depends on it.
+        source: the reference to the secret; ``keys`` of ``draw`` belong to it.
+        shards: number of shards of units; no released byte depends on it (default: by the size of
+            the files).
+        runner: the runner whose workers do stage 1; ``None``: this process.  No released byte
+            depends on it.
     """
 
     def __init__(
@@ -75,14 +78,14 @@ class StatementQuestion:
 
     @functools.cached_property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says; ``draw`` refuses public tables that changed since."""
+        """The parts that identify the statement; ``draw`` refuses a public table that changed."""
         self._digested = self._public_state()
         return identity_of(self._question, self._catalog)
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: on tables without rows.
+        """Run the rewritten statement on tables without rows; see `ask.question.Question`.
 
-        Declared keys are checked in the files as they are now: ``draw`` refuses others.
+        Declared keys are checked in the present files: ``draw`` refuses other files.
         """
         check(self._question, self._catalog)
         self._workers()
@@ -92,24 +95,24 @@ class StatementQuestion:
         require_fitting(self._catalog, self._tables)
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says."""
+        """Choose the family of noise by the account's limit, and return the charge."""
         question = self._question
         question = question.taking(question.families.taken(limit_of(account)))
         return Decision(question.charge(self._catalog, run_id))
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says: of tables that are read before the noise."""
+        """Return the state of the tables that are read before the noise."""
         names = _before_noise(self._question, self._catalog)
         return stamps(self._catalog, names), self._public_state()
 
     def _public_state(self) -> object:
-        """What differs when a public table that is read before the noise has changed."""
+        """Return a value that differs if a public table changes that is read before the noise."""
         tables = [self._catalog.tables[name] for name in self._public]
         databases = [contents_of(self._catalog, t.name) for t in tables if t.kind not in FILES]
         return stamps(self._catalog, self._public), databases
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says."""
+        """Read the rows, draw the noise and return the receipt; see `ask.question.Question`."""
         now = stamps(self._catalog, self._declared), self._public_state()
         if now != (self._checked, self._digested):
             raise sequence.changed()
@@ -131,15 +134,16 @@ def ask(
     shards: int | None = None,
     runner: Runner | None = None,
 ) -> SqlAnswer:
-    """The private answer of a statement.
+    """Return the private answer of a statement.
 
     Args:
-        how: whether it is asked anew, and of which state of the data.
+        how: whether to ask again at a new charge, and about which state of the data.
         shards, runner: see `StatementQuestion`.
 
     Raises:
-        DpstreamError: not usable or not private as written; beyond the account's limit; no secret;
-            a table that cannot be read, or has a declared key that was not checked.
+        DpstreamError: the statement cannot be used, or not privately as it is written; its charge
+            exceeds the account's limit; there is no secret; or a table cannot be read, or has a
+            declared key that was not checked.
     """
     question, ledger = question_of(text, catalog), catalog.ledger
     source = catalog.secret
@@ -156,7 +160,7 @@ def ask(
 
 
 def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
-    """What a statement is known by; see the module.
+    """Return the parts that identify a statement; see the module.
 
     Raises:
         DpstreamError: a public table that is read before the noise cannot be read.
@@ -171,10 +175,10 @@ def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
 
 
 def _view(question: Question, catalog: Catalog, receipt: bytes) -> bytes:
-    """The rows of the outer query, of a receipt's released rows.
+    """Return the rows of the outer query on the released rows of a receipt.
 
     Raises:
-        DpstreamError: it cannot be run, or a public table changed meanwhile.
+        DpstreamError: the query fails, or a public table changed meanwhile.
     """
     public = named_tables([question.statement.outer], catalog)
     before = stamps(catalog, public)
@@ -189,7 +193,7 @@ def _view(question: Question, catalog: Catalog, receipt: bytes) -> bytes:
 
 
 def request_of(question: Question, catalog: Catalog, as_of: str = "") -> str:
-    """The request by which a statement's answer is given again.
+    """Return the keyed digest by which the account recognises a statement.
 
     Raises:
         DpstreamError: there is no secret.
@@ -199,16 +203,16 @@ def request_of(question: Question, catalog: Catalog, as_of: str = "") -> str:
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:
-    """Tables that a statement reads, public ones too."""
+    """Return the tables that a statement reads, including public ones."""
     statement = question.statement
     return named_tables([statement.source, statement.public, statement.outer], catalog)
 
 
 def check(question: Question, catalog: Catalog) -> None:
-    """Run every rewritten query on tables without rows: nobody pays for one that cannot run.
+    """Run every rewritten query on tables without rows, before the statement is charged.
 
     Raises:
-        RunError: DuckDB does not take it.
+        RunError: DuckDB refuses a query.
     """
     statement, names = question.statement, _before_noise(question, catalog)
     query = stage_one(question.per_column, catalog, grids_of(question.sketched()))
@@ -228,7 +232,7 @@ def drawn(
     shards: int | None = None,
     place: Place | None = None,
 ) -> bytes:
-    """Read and draw under a run id that is charged: the receipt."""
+    """Read rows and draw noise under the charge's run id; return the receipt."""
     names = _before_noise(question, catalog)
     with contextlib.ExitStack() as stack:
         if place is None:
@@ -238,7 +242,7 @@ def drawn(
 
 
 def _before_noise(question: Question, catalog: Catalog) -> set[str]:
-    """Tables that are read before the noise is drawn."""
+    """Return the tables that are read before the noise is drawn."""
     return named_tables([question.statement.source, question.statement.public], catalog)
 
 

@@ -1,4 +1,4 @@
-"""Lines below an answer: what its intervals cover, and estimates of what its bounds cut."""
+"""Lines below an answer: what its intervals cover, and estimates of what its bounds leave out."""
 
 from dpstream.accounting.figures import human
 from dpstream.accounting.query.cuts import Cut
@@ -13,11 +13,12 @@ _SQUARED = (
 
 
 def lines_of(header: Header, unit: str, group: str, intervals: bool = True) -> list[str]:
-    """A line for each chosen bound, with the estimate of its cut, and one for the others.
+    """Return a line for each chosen bound, with the estimate of its cut, and one for the others.
 
     Args:
-        unit: what the privacy unit is called; group: what a group is, empty without groups.
-        intervals: the answer has some.
+        unit: the name of the privacy unit.
+        group: the name of a group; empty without groups.
+        intervals: whether the answer has intervals.
     """
     lines = [INTERVALS] * intervals
     lines += [_line(name, cut, unit, group) for name, cut in header.cuts.items()]
@@ -52,7 +53,7 @@ def _line(name: str, cut: Cut, unit: str, group: str) -> str:
 
 
 def _amount(cut: Cut, of: str) -> str:
-    """The share of the amount that is cut, after a figure of how many are."""
+    """Return the share of the amount that is cut, after the share of the number."""
     if cut.amount is None or cut.amount_at_most is None:
         return ""
     most = f"up to {_share(cut.amount_at_most)} if the largest fall as slowly as a power law"
@@ -60,5 +61,5 @@ def _amount(cut: Cut, of: str) -> str:
 
 
 def _share(part: float) -> str:
-    """A share as a percentage of two digits, and no finer than a hundredth."""
+    """Return a share as a percentage with two digits, no finer than a hundredth."""
     return "0%" if part < 5e-5 else "100%" if part >= 0.995 else f"{100 * part:.2g}%"

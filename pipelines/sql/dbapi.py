@@ -5,9 +5,10 @@
         cursor.execute("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(...) ...")
         rows, table = cursor.fetchall(), cursor.fetch_arrow_table()
 
-A statement takes no parameters (every literal of it is public, and is part of what was asked), and
-there are no transactions: an answer is charged and committed by ``execute``.  A statement that
-begins with EXPLAIN gives its plan, reads no data and costs nothing.
+A statement takes no parameters (every literal of it is public, and part of the question), and there
+are no transactions: ``execute`` charges and commits an answer.  A statement that begins with
+EXPLAIN
+returns its plan, reads no data and costs nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,22 +47,23 @@ def connect(
     settings: Sequence[str] = (),
     runner: Runner | None = None,
 ) -> "Connection":
-    """A connection to the tables of a data set.
+    """Connect to the tables of a data set.
 
     Args:
         project: the project file or its folder; ``None``: found from the current folder.
         data_set: its name in the file; ``None``: the only one.
-        environment: as ``--env``; settings: as ``--set``.
-        runner: whose workers read the rows; ``None``: this process.
+        environment: the value of ``--env``.
+        settings: the values of ``--set``.
+        runner: the runner whose workers read the rows; ``None``: this process.
 
     Raises:
-        DpstreamError: the file, or a table of the data set, is not usable.
+        DpstreamError: the file, or a table of the data set, cannot be used.
     """
     return Connection(load_catalog(project, data_set, environment, settings), runner)
 
 
 class Connection:
-    """Tables of a catalog, and its account; a context that closes it."""
+    """The tables and the account of a catalog; a context that closes it."""
 
     def __init__(self, catalog: Catalog, runner: Runner | None = None) -> None:
         self._catalog: Catalog | None = catalog
@@ -85,14 +87,18 @@ class Connection:
         return Cursor(self)
 
     def execute(self, statement: str, *, fresh: bool = False) -> "Cursor":
-        """A new cursor with the answer of a statement."""
+        """Return a new cursor with the answer of a statement.
+
+        Args:
+            fresh: ask again, at a new charge, a statement that was answered before.
+        """
         return self.cursor().execute(statement, fresh=fresh)
 
     def commit(self) -> None:
-        """Nothing: every answer was committed before it was seen."""
+        """Do nothing: every answer was committed before it was returned."""
 
     def close(self) -> None:
-        """End it; its cursors cannot be used any more."""
+        """Close the connection; its cursors cannot be used any more."""
         self._catalog = None
 
     def __enter__(self) -> "Connection":
@@ -108,11 +114,12 @@ class Connection:
 
 
 class Cursor:
-    """Asks statements and gives their rows.
+    """Asks statements and returns their rows.
 
     Attributes:
-        answer: of the last statement, with its intervals and its cost; ``None`` of EXPLAIN.
-        arraysize: rows of ``fetchmany`` unless it is told.
+        answer: the answer of the last statement, with its intervals and its cost; ``None`` for
+            EXPLAIN.
+        arraysize: number of rows that ``fetchmany`` returns by default.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -124,14 +131,14 @@ class Cursor:
 
     @property
     def description(self) -> list[tuple[Any, ...]] | None:
-        """Name and type of every column, ``None`` before a statement."""
+        """Name and type of every column; ``None`` before a statement."""
         if self._table is None:
             return None
         return [(field.name, str(field.type), *(None,) * 5) for field in self._table.schema]
 
     @property
     def rowcount(self) -> int:
-        """Rows of the answer, -1 before a statement."""
+        """The number of rows of the answer; -1 before a statement."""
         return -1 if self._table is None else self._table.num_rows
 
     def execute(
@@ -145,11 +152,12 @@ class Cursor:
         """Ask a statement.
 
         Args:
-            parameters: none are allowed; fresh: ask anew, at a new charge.
+            parameters: must be empty.
+            fresh: ask again, at a new charge, a statement that was answered before.
             as_of: a public label of the state of the data that is asked about.
 
         Raises:
-            DpstreamError: refused, or failed.
+            DpstreamError: the statement was refused, or failed.
         """
         from dpstream.pipelines.ask.question import Asking
         from dpstream.pipelines.sql.ask import ask
@@ -175,33 +183,33 @@ class Cursor:
         raise UsageError("parameters", "are not supported", "execute one statement at a time")
 
     def fetchone(self) -> Row | None:
-        """The next row."""
+        """Return the next row."""
         rows = self.fetchmany(1)
         return rows[0] if rows else None
 
     def fetchmany(self, size: int | None = None) -> list[Row]:
-        """The next rows."""
+        """Return the next rows."""
         rows = self._answered().slice(self._next, self.arraysize if size is None else size)
         self._next += rows.num_rows
         columns = [python_values(column) for column in rows.columns]
         return list(zip(*columns, strict=True))
 
     def fetchall(self) -> list[Row]:
-        """All further rows."""
+        """Return all remaining rows."""
         return self.fetchmany(self._answered().num_rows)
 
     def fetch_arrow_table(self) -> pa.Table:
-        """The whole answer as Arrow."""
+        """Return the whole answer as an Arrow table."""
         return self._answered()
 
     def setinputsizes(self, sizes: Sequence[Any]) -> None:
-        """Nothing, as PEP 249 allows."""
+        """Do nothing, as PEP 249 allows."""
 
     def setoutputsize(self, size: int, column: int | None = None) -> None:
-        """Nothing, as PEP 249 allows."""
+        """Do nothing, as PEP 249 allows."""
 
     def close(self) -> None:
-        """Forget the answer."""
+        """Release the answer."""
         self._table = self.answer = None
 
     def __iter__(self) -> Iterator[Row]:

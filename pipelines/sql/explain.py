@@ -1,8 +1,7 @@
-"""What statements would cost, whether they would be answered, and how good their answers would be;
-charges nothing.  Of the data nothing is read.
+"""What statements would cost, whether they would be answered, and how exact their answers would be.
 
-All of it is public: plans, noise and thresholds are fixed before a row is read, and the ledger
-holds figures of guarantees only.
+Nothing is charged and no data is read.  All of the result is public: plans, noise and thresholds
+are fixed before a row is read, and the account has only figures of guarantees.
 """
 
 import contextlib
@@ -31,15 +30,15 @@ from dpstream.state.ledger.open import read_history
 
 
 class Explained(NamedTuple):
-    """One statement.
+    """The explanation of one statement.
 
     Attributes:
-        plan: what DuckDB would run, in its dialect.
-        columns: noise of each, as of `accounting.query.outlook.Outlook`.
+        plan: the query that DuckDB would run, in its dialect.
+        columns: the noise of each column, as in `accounting.query.outlook.Outlook`.
         cost: epsilon, delta, mu and threshold_delta of its charge.
-        warnings: of what its guarantee promises.
+        warnings: about what its guarantee promises.
         selection: thresholds, as there; ``None`` if no groups are selected.
-        families: each family of noise that it can take, as of `families.Families.described`.
+        families: each family of noise that it can use, as in `families.Families.described`.
     """
 
     plan: str
@@ -51,10 +50,10 @@ class Explained(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Statements together.
+    """The explanation of several statements together.
 
     Attributes:
-        together: epsilon that all of them spend at the limit's delta, were they the only ones.
+        together: epsilon that all of them alone would spend at the limit's delta.
         acceptance: whether they would be answered now, one after the other.
     """
 
@@ -67,10 +66,10 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
     """Explain one statement or several.
 
     Args:
-        how: whether they would be asked anew, and of which state of the data.
+        how: whether they would be asked again at a new charge, and about which state of the data.
 
     Raises:
-        DpstreamError: one of them is not usable or not private as written.
+        DpstreamError: a statement cannot be used, or not privately as it is written.
     """
     texts = [statements] if isinstance(statements, str) else list(statements)
     decided = _decided([question_of(text, catalog) for text in texts], catalog, how)
@@ -92,7 +91,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
 
 
 class _Decided(NamedTuple):
-    """A question in the family that it would take after the charges of the questions before it."""
+    """A question in the family that it would use after the charges of the questions before it."""
 
     question: Question
     charge: Charge
@@ -100,7 +99,7 @@ class _Decided(NamedTuple):
 
 
 def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> list[_Decided]:
-    """Questions as `ask.StatementQuestion.decide` would decide them, one after the other."""
+    """Decide questions as `ask.StatementQuestion.decide` would, one after the other."""
     account, more, out = History(), list[Charge](), list[_Decided]()
     with contextlib.suppress(DpstreamError):  # which is the refusal of `explain`
         account = read_history(catalog.ledger)
@@ -136,8 +135,10 @@ def _request(question: Question, catalog: Catalog, as_of: str) -> str:
 
 
 def budget(catalog: Catalog) -> dict[str, Any]:
-    """What the data set's ledger holds: limit, spent, left (a plain epsilon, or mu of Gaussian
-    noise), number of charges."""
+    """Return the state of the data set's account: limit, spent, left, number of charges.
+
+    What is left is epsilon of pure noise, or mu of Gaussian noise.
+    """
     account = read_history(catalog.ledger)
     charges, (epsilon, delta) = account.charges, account.persons_limit()
     spent = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
@@ -170,7 +171,7 @@ def _explained(decided: _Decided, catalog: Catalog) -> Explained:
 
 
 def as_builtins(explanation: Explanation) -> dict[str, Any]:
-    """The same for JSON."""
+    """Return the explanation as values for JSON."""
     out = explanation._asdict()
     out["statements"] = [one._asdict() for one in explanation.statements]
     out["acceptance"] = explanation.acceptance.as_dict()

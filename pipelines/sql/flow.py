@@ -1,11 +1,11 @@
-"""Stage 1 as a Beam pipeline: rows go to the shard of their unit, each shard does its work once.
+"""Stage 1 as a Beam pipeline: rows go to the shard of their unit, and each shard is processed once.
 
     pieces of files -> rows -> (shard of the unit, rows) -> one shuffle -> `Work` of each shard
 
-A row whose unit comes by a key meets the row that owns it in a shuffle by that key before.  What
-decides are keyed hashes of units and of keys; no released byte depends on how many shards there
-are.  Workers get a reference to the secret, never the secret, and hand over files (`handed`):
-the pipeline itself has no output but the numbers of shards that are done.
+A row whose unit is found by a key is first joined with the row that owns it, in a shuffle by that
+key.  Shuffles use keyed hashes of units and of keys; no released byte depends on the number of
+shards.  Workers get a reference to the secret, never the secret, and write files (`handed`): the
+pipeline itself outputs only the numbers of finished shards.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,14 +43,18 @@ Routed = tuple[int, tuple[int, pa.RecordBatch]]
 
 
 class Task(NamedTuple):
-    """What the workers are told; public, without the secret.
+    """The task of the workers; public, without the secret.
 
     Attributes:
-        work: of each shard; design: of the histograms, if these are what it is about.
-        catalog: of the tables that are read, without a secret and without databases.
-        columns: of each private table, those that matter; the tables that own others come first.
-        weights: of selection; shards: how many; folder: where they hand over.
-        keys: where a worker finds the secret.
+        work: the work of each shard.
+        design: of the histograms, if the task counts histograms.
+        catalog: the tables that are read, without a secret and without databases.
+        columns: for each private table the columns that are needed; tables that own others come
+            first.
+        weights: of selection.
+        shards: number of shards.
+        folder: the folder that workers write to.
+        keys: the reference to the secret.
     """
 
     work: Work
@@ -64,7 +68,7 @@ class Task(NamedTuple):
 
 
 def build(pipeline: beam.Pipeline, task: Task, pieces: Sequence[Piece]) -> beam.PCollection:
-    """The pipeline; its output are the numbers of the shards that are done."""
+    """Build the pipeline, which outputs the numbers of the finished shards."""
     owned: dict[str, beam.PCollection] = {}
     routed = [
         pipeline
@@ -95,7 +99,7 @@ def build(pipeline: beam.Pipeline, task: Task, pieces: Sequence[Piece]) -> beam.
 def _owned(
     task: Task, name: str, number: int, rows: Any, owned: dict[str, beam.PCollection]
 ) -> beam.PCollection:
-    """Rows with the shard of their unit."""
+    """Return rows with the shard of their unit."""
     table = task.catalog.tables[name]
     column = unit_of(table)
     if column is not None:
@@ -121,7 +125,7 @@ def _owned(
 
 
 def unit_of(table: Table) -> str | None:
-    """A column of the table's own that is its unit, ``None``: it has none."""
+    """Return the table's own column with its unit; ``None`` if it has none."""
     return next((column for column in table.units if column in table.columns), None)
 
 
@@ -134,26 +138,26 @@ class _Keyed(Keyed):
 
 
 class Begin(beam.DoFn):
-    """Something for every shard, so that each one hands something over."""
+    """Emits an element for every shard, so that each shard writes its file."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def process(self, shard: int) -> Iterator[Routed]:
-        """An empty batch, of no table."""
+        """Yield an empty batch, of no table."""
         empty = pa.RecordBatch.from_arrays([numbers(np.zeros(0, np.int64))], ["nothing"])
         yield shard, (self._number, empty)
 
 
 class Read(beam.DoFn):
-    """Rows of a piece of a table, as statements see them."""
+    """Reads the rows of a piece of a table, as statements see them."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     @guarded("query")
     def process(self, encoded: str) -> Iterator[pa.RecordBatch]:
-        """Those columns of the piece that matter."""
+        """Yield the needed columns of the piece."""
         piece = msgspec.json.decode(encoded, type=Piece)
         columns = ", ".join(f'"{name}"' for name in self._task.columns[piece.table])
         with Engine(self._task.catalog, [piece.table], piece=piece) as engine:
@@ -162,7 +166,7 @@ class Read(beam.DoFn):
 
 
 class Own(_Keyed):
-    """The shard of rows that have their unit themselves; those that have none are dropped."""
+    """Adds the shard to rows that have their unit; drops rows without a unit."""
 
     def __init__(self, task: Task, column: str) -> None:
         super().__init__(task)
@@ -170,7 +174,7 @@ class Own(_Keyed):
 
     @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """By the keyed id of the unit."""
+        """Compute the shard from the keyed id of the unit."""
         rows = rows.filter(pc.is_valid(rows.column(self._column)))
         if rows.num_rows:
             unit = self._task.catalog.unit.type
@@ -180,7 +184,7 @@ class Own(_Keyed):
 
 
 class ToKey(_Keyed):
-    """Rows on their way to whom they share a key with: owners (side 0) and rows (side 1)."""
+    """Routes rows by a key that they share: owners (side 0) and rows (side 1)."""
 
     def __init__(self, task: Task, side: int, table: str, columns: tuple[str, ...]) -> None:
         super().__init__(task)
@@ -190,7 +194,7 @@ class ToKey(_Keyed):
 
     @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
-        """By the keyed id of the key; one with a NULL fits nothing."""
+        """Route by the keyed id of the key; a key with a NULL matches nothing."""
         for column in self._columns:
             rows = rows.filter(pc.is_valid(rows.column(column)))
         if not rows.num_rows:
@@ -209,11 +213,11 @@ class ToKey(_Keyed):
 
 
 class Owners(beam.DoFn):
-    """Gives rows the shard of the row that owns them; those that nobody owns are dropped."""
+    """Adds to rows the shard of the row that owns them; drops rows without an owner."""
 
     @guarded("query")
     def process(self, met: tuple[int, Iterable[tuple[int, pa.RecordBatch]]]) -> Iterator[Any]:
-        """By the one row with their key."""
+        """Use the one row with the same key."""
         sides: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = [], []
         for side, batch in met[1]:
             sides[side].append(batch)
@@ -231,25 +235,25 @@ class Owners(beam.DoFn):
 
 
 class ToShard(beam.DoFn):
-    """Rows of a table on their way to their shard."""
+    """Routes the rows of a table to their shard."""
 
     def __init__(self, task: Task, number: int) -> None:
         self._shards, self._number = task.shards, number
 
     @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
-        """By the number that they have."""
+        """Route by the shard's number in the row."""
         shard = values_of(rows.column(_SHARD))
         for number, batch in split_by_shard(rows.drop_columns([_SHARD]), shard, self._shards):
             yield number, (self._number, batch)
 
 
 class DoWork(_Keyed):
-    """Stage 1 and the bounds of a shard's units, and their sums by group."""
+    """Computes stage 1 and the bounds of a shard's units, and their sums by group."""
 
     @guarded("query")
     def process(self, met: tuple[int, Iterable[tuple[int, pa.RecordBatch]]]) -> Iterator[int]:
-        """Hand the sums over; the number of the shard says that they are there."""
+        """Write the sums to a file, then yield the number of the shard."""
         task, (shard, batches) = self._task, met
         parts: list[list[pa.RecordBatch]] = [[] for _ in range(len(task.columns) + 1)]
         for number, batch in batches:

@@ -1,8 +1,8 @@
-"""What a worker hands to the launcher: sums of a shard's units, in a file of the run's folder.
+"""The files that workers write for the launcher: sums of a shard's units, in the run's folder.
 
-PRIVATE: the folder is for its owner alone, and gone when the answer is drawn
-(`state.private_folders`).  Sums are exact and by group; no unit is in them.  The rows that
-quantiles are read from are (group, value, weight).
+PRIVATE: only the owner can read the folder, which is removed when the answer is drawn
+(`state.private_folders`).  Sums are exact and by group, without units.  The rows that quantiles are
+computed from are (group, value, weight).
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,20 @@ _NONE = np.zeros(0, np.int64)
 
 
 def place_of(folder: Path, shard: int) -> Path:
-    """A shard's file; how many shards there are is public."""
+    """Return a shard's file; the number of shards is public."""
     return folder / f"shard-{shard:04d}.arrow"
 
 
 def write_counts(path: Path, counts: dict[str, Int64]) -> None:
-    """Histograms of a shard."""
+    """Write the histograms of a shard."""
     _write(path, [pa.table({"count": numbers(cells)}) for cells in counts.values()])
 
 
 def read_counts(folder: Path, shards: int, names: Sequence[str]) -> dict[str, Int64]:
-    """Histograms of all shards.
+    """Return the histograms of all shards, added up.
 
     Raises:
-        RunError: one is missing.
+        RunError: a shard's file is missing.
     """
     out = dict[str, Int64]()
     for shard in range(shards):
@@ -47,7 +47,7 @@ def read_counts(folder: Path, shards: int, names: Sequence[str]) -> dict[str, In
 
 
 def write_sums(path: Path, groups: Groups, totals: Totals, rows: Bounded) -> None:
-    """Sums of a shard by group, and its rows for quantiles."""
+    """Write the sums of a shard by group, and its rows for quantiles."""
     columns = {f"sum_{i}": numbers(part) for i, part in totals.sums.items()}
     columns |= {"units": numbers(totals.units), "weighted": numbers(totals.weighted)}
     values = groups.values
@@ -70,10 +70,10 @@ def write_sums(path: Path, groups: Groups, totals: Totals, rows: Bounded) -> Non
 def read_sums(
     folder: Path, shards: int, groups: Groups, names: Sequence[str]
 ) -> Iterator[tuple[Totals, Bounded]]:
-    """Sums of each shard by the launcher's codes of groups, which learns those it meets.
+    """Yield the sums of each shard by the launcher's codes of groups, to which new ones are added.
 
     Args:
-        names: of the quantiles columns.
+        names: names of the quantiles columns.
 
     Raises:
         RunError: a shard's file is missing.
@@ -110,7 +110,7 @@ def _write(path: Path, tables: Sequence[pa.Table]) -> None:
 
 
 def _read(path: Path, tables: int) -> list[pa.Table]:
-    """Some tables of a file, one behind the other."""
+    """Read several tables from one file, one after the other."""
     try:
         with pa.memory_map(str(path)) as file:
             return [pa.ipc.open_stream(file).read_all() for _ in range(tables)]

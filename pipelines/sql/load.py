@@ -52,15 +52,17 @@ def load_catalog(
     environment: str | None = None,
     settings: Sequence[str] = (),
 ) -> Catalog:
-    """The catalog of a data set of a project file.
+    """Return the catalog of a data set of a project file.
 
     Args:
         project: the file or its folder; ``None``: found from the current folder.
         data_set: its name; ``None``: the only one.
-        environment: as ``--env``; settings: as ``--set``.
+        environment: the value of ``--env``.
+        settings: the values of ``--set``.
 
     Raises:
-        UsageError: unreadable, not TOML, unknown or missing fields, a table or column that is not.
+        UsageError: the file cannot be read, is not TOML, has unknown or missing fields, or names
+            a table or column that does not exist.
         PolicyError: a table is neither private nor public, or its unit is not the account's.
     """
     path = None if project is None else Path(project)
@@ -68,7 +70,7 @@ def load_catalog(
 
 
 def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
-    """The catalog of a data set of a decoded project file; raises as `load_catalog` does."""
+    """Return the catalog of a data set of a decoded project file; raises as `load_catalog` does."""
     name, _ = project.data_set(data_set, "--data-set")
     where = f"data_set.{name}"
     unit = unit_of(project, name, "statements")
@@ -96,7 +98,7 @@ def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
 
 
 def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
-    """Tables that statements can name: of the data set, and public ones that name none.
+    """Return the tables that statements can name: the data set's, and public ones without one.
 
     Raises:
         UsageError: a private table names no data set, and there are several.
@@ -120,10 +122,10 @@ def _streamed(table: TableSection) -> bool:
 
 
 def _refuse_both(tables: dict[str, Table]) -> None:
-    """Refuse what is private under one name and public under another.
+    """Refuse a file that is private under one name and public under another.
 
     Raises:
-        PolicyError: see above.
+        PolicyError: there is such a file.
     """
     private = {f"table {table.name}": table for table in tables.values() if table.unit is not None}
     public = {f"table {table.name}": table for table in tables.values() if table.unit is None}
@@ -169,7 +171,7 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
 
 
 def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSection) -> None:
-    """The path ends at a table with a unit column, its columns exist and have one type."""
+    """Check that the path ends at a table with a unit column, and its columns exist and match."""
     if table.via is None:
         return
     field = f"{where}.unit_via"
@@ -198,7 +200,7 @@ def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSe
 
 
 def _with_units(table: Table, tables: dict[str, Table]) -> Table:
-    """The table with all columns that are its rows' unit."""
+    """Return the table with all columns that contain its rows' unit."""
     return msgspec.structs.replace(table, units=tuple(sorted(_units(table, tables))))
 
 

@@ -1,9 +1,9 @@
-"""From a checked statement to the plan of a query with its grids, and what the query costs.
+"""From a checked statement to the plan of a query with its grids, and the query's cost.
 
 Grids are those of ``accounting.query.grids``.
 
-**Columns.**  A column of the plan is named as its function.  Quantile functions of one argument,
-bounds and norm share a column, so that one noisy tree answers all of them.
+**Columns.**  A column of the plan has the name of its function.  Quantile functions with the same
+argument, bounds and norm share a column, so that one noisy tree answers all of them.
 """
 
 import hashlib
@@ -27,21 +27,22 @@ from dpstream.state.ledger.charges import Charge, ChargeKind
 
 
 class Output(NamedTuple):
-    """Where a function's answer is: a column of the plan and places among its quantiles."""
+    """Where a function's answer is: a column of the plan, and positions among its quantiles."""
 
     column: str
     places: tuple[int, ...] = ()
 
 
 class Question(NamedTuple):
-    """A statement with all that is fixed before a row is read; public.
+    """A statement with everything that is fixed before a row is read; public.
 
     Attributes:
-        statement: as it was checked; per_column: the same with one function for each column.
-        families: its plan in each family of noise that it can take.
-        gridded: the plan in the family that is taken; once there is a charge, in its family.
+        statement: the checked statement.
+        per_column: the same with one function for each column.
+        families: its plan in each family of noise that it can use.
+        gridded: the plan in the family that is used; after a charge, in the charge's family.
         outputs: by label of the statement's functions.
-        digest: of everything here but the family that is taken, and of the catalog.
+        digest: covers everything here except the family that is used, and the catalog.
     """
 
     statement: Statement
@@ -53,48 +54,48 @@ class Question(NamedTuple):
 
     @property
     def plan(self) -> QueryPlan:
-        """Its plan; bounds may be left to the query."""
+        """The plan; the query may choose its bounds."""
         return self.gridded.plan
 
     @property
     def design(self) -> BoundsDesign | None:
-        """Design of the bounds that the query chooses; ``None`` if all are given."""
+        """The design of the bounds that the query chooses; ``None`` if all are given."""
         return self.gridded.design
 
     @property
     def bits(self) -> int:
-        """Bits of the grids, fewer than BITS where noise is large."""
+        """The number of bits of the grids, fewer than BITS if noise is large."""
         return self.gridded.bits
 
     def taking(self, gridded: Gridded) -> "Question":
-        """The same question with the plan of one of its families."""
+        """Return the same question with the plan of one of its families."""
         return self._replace(gridded=gridded)
 
     @property
     def kind(self) -> ChargeKind:
-        """Of its charge: a question of keys alone, or of figures."""
+        """The kind of its charge: a question of keys alone, or of figures."""
         return "sql" if self.plan.columns else "keys"
 
     def charge(self, catalog: Catalog, run_id: str) -> Charge:
-        """What one run of it costs."""
+        """Return the charge of one run."""
         cost = cost_of(self.plan)
         figures = (cost.epsilon, cost.delta, cost.mu, cost.threshold_delta)
         return Charge(run_id, self.digest, catalog.unit.text, *figures, kind=self.kind)
 
     def budget(self, plan: QueryPlan) -> QueryBudget:
-        """Noise and thresholds of the plan with its bounds."""
+        """Return noise and thresholds of the plan with its bounds."""
         return self.gridded.budget(plan)
 
     def sketched(self) -> QueryPlan:
-        """The plan with bounds (0, 1) where they are the query's to choose: for estimates."""
+        """The plan with bounds (0, 1) for those that the query chooses: for estimates."""
         return self.gridded.sketched()
 
 
 def question_of(text: str, catalog: Catalog) -> Question:
-    """The question that a statement asks; reads no data.
+    """Return the question that a statement asks; reads no data.
 
     Raises:
-        DpstreamError: it is not usable, not private, or its noise cannot be drawn.
+        DpstreamError: it cannot be used, is not private, or its noise cannot be drawn.
     """
     statement = statement_of(text, catalog)
     distinct, outputs = _shared(statement)
@@ -105,7 +106,7 @@ def question_of(text: str, catalog: Catalog) -> Question:
 
 
 def canonical(statement: Statement) -> str:
-    """A statement in one spelling: names resolved, without comments and white space."""
+    """Return a statement's canonical text: names resolved, without comments and white space."""
     sql: Any = lambda node: None if node is None else node.sql("bigquery", comments=False)  # noqa: E731
     parts = [
         _canonical_options(statement.options),
@@ -123,7 +124,7 @@ def canonical(statement: Statement) -> str:
 
 
 def _canonical_options(options: Options) -> dict[str, Any]:
-    """The options of a statement by frozen names."""
+    """Return the options of a statement by names that never change."""
     return {
         "epsilon": options.epsilon,
         "delta": options.delta,
@@ -168,7 +169,7 @@ def _column(function: Function, rows: int, bits: int) -> QueryColumn:
 
 
 def _shared(statement: Statement) -> tuple[Statement, dict[str, Output]]:
-    """Quantile functions of one column together."""
+    """Combine quantile functions of one column."""
     columns: dict[Any, Function] = {}
     outputs: dict[str, Output] = {}
     for function in statement.functions:
@@ -186,7 +187,7 @@ def _shared(statement: Statement) -> tuple[Statement, dict[str, Output]]:
 
 
 def named_tables(nodes: Sequence[exp.Expr | None], catalog: Catalog) -> set[str]:
-    """Tables of the catalog that queries read, and those that own their rows."""
+    """Return the tables of the catalog that queries read, and those that own their rows."""
     names = set[str]()
     for node in nodes:
         for table in () if node is None else node.find_all(exp.Table):

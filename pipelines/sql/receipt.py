@@ -20,14 +20,16 @@ PARTS, MARK = ("sd", "low", "high"), "\x1f"
 
 
 class Header(receipt.Header, frozen=True, kw_only=True):
-    """What an answer says of itself.
+    """The description of an answer.
 
     Attributes:
         epsilon, delta, mu, threshold_delta: what it cost.
         reports: columns whose interval was asked for (WITH REPORT).
-        bounds: that the query chose, by function; nulls: functions without, which are NULL.
+        bounds: the bounds that the query chose, by function.
+        nulls: functions without bounds, which are NULL.
         cuts: private estimates of what chosen bounds leave out, by what was chosen: a function, its
-            rows, or groups; not_estimated: bounds that were given, whose cut nothing tells.
+            rows, or groups.
+        not_estimated: bounds that were given, for which there is no estimate.
     """
 
     epsilon: float
@@ -42,7 +44,7 @@ class Header(receipt.Header, frozen=True, kw_only=True):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a released table says of itself in its schema, beside its figures."""
+        """Return the description of a released table for its schema."""
         encode = msgspec.json.encode
         return {
             "dpstream.intervals": "95% of the noise; not of what the bounds leave out",
@@ -52,15 +54,16 @@ class Header(receipt.Header, frozen=True, kw_only=True):
 
 
 class SqlAnswer(NamedTuple):
-    """An answer, as it was committed.
+    """A committed answer.
 
     Attributes:
         table: the statement's columns; after one WITH REPORT its sd, low and high.
-        intervals: by column, (sd, low, high) of 95% of the noise.
+        intervals: by column, (sd, low, high) of the noise's 95% interval.
         header: what it cost, and when it was first given.
-        receipt: the committed bytes; digest: binds them to the charge.
-        charged: this very call was charged for it.
-        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
+        receipt: the committed bytes.
+        digest: binds the receipt to the charge.
+        charged: whether this very call was charged.
+        insecure: whether a fixed test secret was used: whoever knows it can subtract the noise.
     """
 
     table: pa.Table
@@ -79,18 +82,19 @@ def estimated(
     many: bool = False,
     absent: bool = False,
 ) -> dict[str, pa.Array]:
-    """A column of an answer and its interval, by name; NaN is NULL.
+    """Return a column of an answer and its interval, by name; NaN becomes NULL.
 
     Args:
-        places: of a quantiles column, which of its numbers are asked for; many: as lists of them.
-        absent: all of it is NULL.
+        places: for a quantiles column, positions of the numbers that are asked for.
+        many: whether to return them as lists.
+        absent: whether all of the column is NULL.
     """
     named = {name: estimate.value} | {f"{name}{MARK}{p}": getattr(estimate, p) for p in PARTS}
     return {name: _array(values, places, many, absent) for name, values in named.items()}
 
 
 def _array(values: Float64, places: tuple[int, ...], many: bool, absent: bool) -> pa.Array:
-    """Numbers, or lists of them; NaN is NULL."""
+    """Return numbers, or lists of them, as an array; NaN becomes NULL."""
     if places:
         values = values[:, list(places)] if many else values[:, places[0]]
     null = np.isnan(values) | absent
@@ -102,7 +106,7 @@ def _array(values: Float64, places: tuple[int, ...], many: bool, absent: bool) -
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Values as Python's; days and instants beyond its calendar as their numbers."""
+    """Return values as Python's; days and instants outside its calendar as their numbers."""
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
@@ -111,10 +115,10 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def decoded(answer: Answer, insecure: bool) -> SqlAnswer:
-    """The answer of committed bytes: the rows of its view, or the released rows without one.
+    """Return the answer of committed bytes: the rows of its view, or the released rows without one.
 
     Raises:
-        PolicyError: they are of another form.
+        PolicyError: the bytes have another form.
     """
     header = receipt.header_of(answer.receipt, Header)
     view = answer.view

@@ -1,8 +1,9 @@
-"""What is done with released columns: intervals beside them, and the statement's outer query.
+"""Post-processing of released columns: their intervals, and the statement's outer query.
 
-Everything here is post-processing: the outer query (HAVING, ORDER BY, LIMIT, arithmetic, joins with
-public tables) runs on the released rows alone.  A column that the outer query passes on as it is
-keeps its interval: three more columns (sd, low, high), whose names no statement can write.
+The outer query (HAVING, ORDER BY, LIMIT, arithmetic, joins with public tables) runs on the released
+rows alone.  A column that the outer query passes on unchanged keeps its interval: three more
+columns
+(sd, low, high), with names that no statement can write.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ _AGGREGATES = tuple(AGGREGATES)
 
 
 def released(question: Question, private_answer: StageAnswer) -> pa.Table:
-    """The released relation with intervals, sorted by its groups: their order says nothing."""
+    """Return the released relation with intervals; sorted, so that the order reveals nothing."""
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     groups = private_answer.groups.values
     if groups is not None:
@@ -41,7 +42,7 @@ def released(question: Question, private_answer: StageAnswer) -> pa.Table:
 
 
 def empty(question: Question, types: Iterable[pa.DataType]) -> pa.Table:
-    """A released relation without rows, to check the outer query on."""
+    """Return a released relation without rows, to check the outer query on."""
     columns = {
         group.name: pa.nulls(0, kind)
         for group, kind in zip(question.statement.groups, types, strict=True)
@@ -54,10 +55,11 @@ def empty(question: Question, types: Iterable[pa.DataType]) -> pa.Table:
 
 
 def outer(question: Question, catalog: Catalog, rows: pa.Table, check: bool = False) -> pa.Table:
-    """The rows of the outer query, intervals of plain columns among them.
+    """Return the rows of the outer query, with the intervals of unchanged columns.
 
     Args:
-        rows: of the released relation; check: public tables are taken as empty.
+        rows: the released relation.
+        check: whether public tables are replaced by empty ones.
     """
     tree = question.statement.outer.copy()
     names = {f.name for f in question.statement.functions}
@@ -69,7 +71,7 @@ def outer(question: Question, catalog: Catalog, rows: pa.Table, check: bool = Fa
 
 
 def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:
-    """Add the intervals of plain columns to a query; gives the columns that have one."""
+    """Add the intervals of unchanged columns to a query; return the columns that have one."""
     if isinstance(node, exp.Subquery):
         return _with_intervals(node.this, names)
     if not isinstance(node, exp.Select):

@@ -68,18 +68,18 @@ class Grid(NamedTuple):
 
     @property
     def middle(self) -> int:
-        """What a mean subtracts from each value, in steps."""
+        """The number of steps that a mean subtracts from each value."""
         return (self.low + self.high) // 2
 
 
 def stage_one(
     statement: Statement, catalog: Catalog, grids: Mapping[str, tuple[float, int, int]]
 ) -> exp.Select:
-    """The DuckDB query of a statement's partials (``.sql("duckdb")`` is its text).
+    """Return the DuckDB query of a statement's partials (``.sql("duckdb")`` is its text).
 
     Args:
-        statement: checked.
-        catalog: of its tables.
+        statement: the checked statement.
+        catalog: the catalog of its tables.
         grids: (step, low, high) of every function but units, by label; bounds in whole steps.
     """
     source = safe_query(statement.source)
@@ -107,7 +107,7 @@ def stage_one(
 
 
 def columns(statement: Statement) -> list[str]:
-    """Names of the columns of `stage_one`, in order."""
+    """Return the names of the columns of `stage_one`, in order."""
     names = ["unit", *(f"group_{i}" for i in range(len(statement.groups)))]
     for i, function in enumerate(statement.functions):
         kind = function.kind
@@ -121,13 +121,13 @@ def columns(statement: Statement) -> list[str]:
 
 
 def _sql(text: str, **parts: exp.Expr) -> exp.Expr:
-    """An expression of DuckDB's with parts put in."""
+    """Parse an expression of DuckDB with placeholders for its parts."""
     tree = exp.maybe_parse(text, dialect="duckdb")
     return exp.replace_placeholders(tree, **parts)
 
 
 def _per_row(function: Function, grid: Grid) -> exp.Expr:
-    """The whole number that a row adds: 1 or NULL of a count, grid steps of the others."""
+    """Return the whole number that a row adds: 1 or NULL for a count, grid steps for the others."""
     if function.argument is None:
         return exp.Literal.number(1)
     value = tried(function.argument.copy())
@@ -145,7 +145,7 @@ def _per_row(function: Function, grid: Grid) -> exp.Expr:
 
 
 def _listed(source: exp.Select, by: list[str]) -> str:
-    """The aggregate that gives a column's values as a list."""
+    """Return the aggregate that collects a column's values in a list."""
     if source.find(exp.Join) is None:  # as many as a file has
         return "LIST(CAST({x} AS BIGINT))"
     key = ", ".join(f'"{name}"' for name in by)

@@ -1,8 +1,9 @@
-"""Stage 1 on a runner: files are read in pieces, units are shuffled to shards, sums come back.
+"""Stage 1 on a runner: files are read in pieces, units are shuffled to shards, sums are returned.
 
-The order of an answer is the same as without a runner: charged before the pipeline is built, drawn
-here under the run id, committed before it is seen.  A pipeline that fails is run again by whoever
-asks again, under the same run id and at no charge.
+The order of charge and answer is the same as without a runner: the question is charged before the
+pipeline is built, the noise is drawn here under the run id, and the answer is committed before it
+is
+shown.  If a pipeline fails, asking again runs it again, under the same run id and at no charge.
 """
 
 import dataclasses
@@ -37,10 +38,11 @@ T = TypeVar("T")
 
 
 class Spread:
-    """A runner's workers for one question; makes sure, before anything is charged, that they can.
+    """A runner's workers for one question; checks before the charge that they can be used.
 
     Args:
-        shards: of units, ``None``: by the size of the files and the workers there are.
+        shards: number of shards of units; ``None``: by the size of the files and the number of
+            workers.
 
     Raises:
         UsageError: the runner cannot be used, or a table cannot be read in pieces.
@@ -67,7 +69,7 @@ class Spread:
         self._pieces = [piece for table in private for piece in _pieces(table)]
 
     def place(self, keys: SecretSource, ring: KeyRing, run_id: str) -> "Workers":
-        """The place of a charged run."""
+        """Return the workers of a charged run."""
         bound = keys.of_run(run_id, ring.fingerprint)
         return Workers(self, bound, ring, run_id)
 
@@ -83,7 +85,7 @@ class Spread:
         """Run the pipeline to its end.
 
         Raises:
-            DpstreamError: it failed.
+            DpstreamError: the pipeline failed.
         """
         from dpstream.pipelines.sql.flow import Task, build
 
@@ -102,35 +104,35 @@ class Spread:
         )
 
     def _expected_errors(self) -> list[DpstreamError]:
-        """What workers may say of files and of memory; less memory is the last of it."""
+        """Return the errors that workers may raise about files and memory; the last is memory."""
         tables = self._catalog.tables.values()
         return [*(one for table in tables for one in errors_of(table)), not_run(), too_large()]
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """The number of shards."""
         return self._shards
 
     @property
     def beside(self) -> Path:
-        """Where workers hand over: the ledger's folder."""
+        """The folder that workers write to: the account's."""
         return self._folder
 
     def public(self) -> Engine:
-        """The public tables."""
+        """Return an engine with the public tables."""
         names = [table.name for table in self._catalog.tables.values() if table.unit is None]
         return Engine(self._catalog, names)
 
 
 class Workers:
-    """A runner's workers as the place of stage 1."""
+    """A runner's workers, which do stage 1."""
 
     def __init__(self, spread: Spread, keys: SecretSource, ring: KeyRing, run_id: str) -> None:
         self._spread, self._keys, self._ring, self._run_id = spread, keys, ring, run_id
         self._shards = spread.shards
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
-        """As `stage.Place` says."""
+        """Return bounded partials of all units, summed; see `stage.Place`."""
         names = [column.name for column in work.plan.columns if column.kind == "quantiles"]
 
         def read(folder: Path) -> Sums:
@@ -145,7 +147,7 @@ class Workers:
         return self._done(work, weights, None, read)
 
     def counted(self, work: Work, design: BoundsDesign) -> dict[str, Int64]:
-        """As `stage.Place` says."""
+        """Return exact histograms of all units; see `stage.Place`."""
         names = [column.name for column in work.plan.columns]
         return self._done(work, (), design, lambda folder: read_counts(folder, self._shards, names))
 
@@ -156,7 +158,7 @@ class Workers:
         design: BoundsDesign | None,
         read: Callable[[Path], T],
     ) -> T:
-        """Run and read; with more shards if a worker's memory does not suffice."""
+        """Run and read the result; if a worker's memory is too small, repeat with more shards."""
         while True:
             try:
                 with private_folder(self._spread.beside, "account.path") as folder:
@@ -171,7 +173,7 @@ class Workers:
 
 
 def _check(table: Table) -> None:
-    """Refuse what pieces would read otherwise than the whole."""
+    """Refuse a table whose pieces would be read differently from the whole."""
     if table.kind not in FILES:
         raise UsageError(
             f"table {table.name}",
@@ -195,7 +197,7 @@ def _check(table: Table) -> None:
 
 
 def _pieces(table: Table) -> Iterator[Piece]:
-    """Files; large ones of Parquet by row groups."""
+    """Yield the files; large Parquet files by row groups."""
     for path in files_of(table):
         if table.kind != "parquet" or not divisible(table, path):
             yield Piece(table.name, path)
@@ -212,7 +214,7 @@ def _pieces(table: Table) -> Iterator[Piece]:
 
 
 def _owners_first(tables: dict[str, Table]) -> list[Table]:
-    """Each table after the one that owns its rows."""
+    """Sort tables so that each follows the table that owns its rows."""
 
     def depth(table: Table) -> int:
         return 0 if table.via is None else 1 + depth(tables[table.via.table])
@@ -221,7 +223,7 @@ def _owners_first(tables: dict[str, Table]) -> list[Table]:
 
 
 def _columns(question: Question) -> set[str]:
-    """Names of all columns that a question speaks of, whoever has them."""
+    """Return the names of all columns in a question, of whatever table."""
     statement = question.statement
     nodes: list[exp.Expr] = [statement.source, statement.unit]
     nodes += [group.expression for group in statement.groups]
@@ -232,7 +234,7 @@ def _columns(question: Question) -> set[str]:
 
 
 def _needed(table: Table, tables: dict[str, Table], columns: Iterable[str]) -> tuple[str, ...]:
-    """Columns of a table that are asked for, lead to its owner, or own others."""
+    """Return a table's columns that are asked for, lead to its owner, or own others."""
     needed = {*columns, *table.units}
     if table.via is not None:
         needed |= {mine for mine, _ in table.via.on}

@@ -1,9 +1,11 @@
-"""Stage 1 to stage 2: rows of DuckDB, shard by shard of units, become partials, and an answer.
+"""Stage 1 to stage 2: rows of DuckDB, one shard of units after the other, become partials and an
+answer.
 
-An accepted relation is local to its unit (`ownership`), so units can be worked on in turns, or on
-the workers of a runner (`spread`): the same query on some units gives their rows.  How many turns
-there are follows the size of the files, or the memory that DuckDB asked for; no released byte
-depends on it.
+An accepted relation is local to its unit (`ownership`), so that shards of units can be processed in
+turn, or on the workers of a runner (`spread`): the same query on some units returns their rows.
+The
+number of shards depends on the size of the files, or on the memory that DuckDB needed; no released
+byte depends on it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +43,7 @@ class StageAnswer(NamedTuple):
     """A private answer, and the plan with the bounds that were chosen for it.
 
     Attributes:
-        nulls: columns without bounds, because too few units have a value: NULL.
+        nulls: columns that are NULL, because too few units have a value to choose bounds.
         cuts: what chosen bounds leave out, by column.
     """
 
@@ -56,7 +58,9 @@ class Sums(NamedTuple):
     """PRIVATE sums over all units.
 
     Attributes:
-        groups: that were met; totals: of them; rows: of quantiles columns, of some units each.
+        groups: the groups that occur.
+        totals: sums by group.
+        rows: rows of quantiles columns, each element of some units.
     """
 
     groups: Groups
@@ -65,21 +69,25 @@ class Sums(NamedTuple):
 
 
 class Place(Protocol):
-    """Where stage 1 is done."""
+    """The interface of what does stage 1: this process, or a runner's workers."""
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
-        """Bounded partials of all units, summed; ``weights``: of selection."""
+        """Return bounded partials of all units, summed.
+
+        Args:
+            weights: of selection.
+        """
 
     def counted(self, work: Work, design: BoundsDesign) -> dict[str, Int64]:
-        """Exact histograms of all units."""
+        """Return exact histograms of all units."""
 
 
 class LocalShards:
-    """Shards of units in turn, in this process.
+    """Shards of units, one after the other in this process.
 
     Args:
-        engine: with the tables; shards: turns of units, ``None``: as many as the size of the files
-            asks for.
+        engine: DuckDB with the tables.
+        shards: number of shards of units; ``None``: by the size of the files.
     """
 
     def __init__(self, engine: Engine, ring: KeyRing, shards: int | None = None) -> None:
@@ -87,7 +95,7 @@ class LocalShards:
         self._shards = shards or min(MAX_SHARDS, 1 + engine.rows // ROWS_AT_ONCE)
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
-        """As `Place` says."""
+        """Return bounded partials of all units, summed; see `Place`."""
 
         def once() -> Sums:
             groups, totals = work.initial_groups(self._engine, self._ring), list[Totals]()
@@ -108,7 +116,7 @@ class LocalShards:
         return self._fitted(once)
 
     def counted(self, work: Work, design: BoundsDesign) -> dict[str, Int64]:
-        """As `Place` says."""
+        """Return exact histograms of all units; see `Place`."""
 
         def once() -> dict[str, Int64]:
             groups, out = work.initial_groups(self._engine, self._ring), dict[str, Int64]()
@@ -120,7 +128,7 @@ class LocalShards:
         return self._fitted(once)
 
     def _fitted(self, once: Callable[[], T]) -> T:
-        """What is done, in more turns if DuckDB's memory does not suffice."""
+        """Run a function; if DuckDB's memory is too small, repeat it with more shards."""
         while True:
             try:
                 return once()
@@ -130,7 +138,7 @@ class LocalShards:
                 self._shards = min(MAX_SHARDS, 4 * self._shards)
 
     def _rows(self, work: Work) -> Iterator[pa.Table]:
-        """Rows of stage 1, shard by shard."""
+        """Yield the rows of stage 1, shard by shard."""
         for shard in range(self._shards):
             unit_rows = self._engine.run(work.stage_one(self._shards, shard))
             self._engine.release()
@@ -142,7 +150,7 @@ class Stage:
     """One run of a question.
 
     Args:
-        place: where the units' rows are worked on.
+        place: where the units' rows are processed.
     """
 
     def __init__(
@@ -152,10 +160,10 @@ class Stage:
         self._ring, self._name = ring, (bytes.fromhex(run_id), question.digest.encode())
 
     def run(self) -> StageAnswer:
-        """Read, bound, aggregate, draw.
+        """Read rows, bound and aggregate contributions, draw noise.
 
         Raises:
-            RunError: DuckDB cannot run it.
+            RunError: DuckDB cannot run the query.
         """
         question, settled = self._question, Settled(self._question.plan, frozenset(), {})
         if question.design is not None:
@@ -169,7 +177,7 @@ class Stage:
         return StageAnswer(drawn, plan, groups, settled.nulls, settled.cuts)
 
     def _bounds(self, design: BoundsDesign) -> Settled:
-        """The plan with bounds from histograms that this run pays for."""
+        """Return the plan with bounds from histograms that this run pays for."""
         question = self._question
         named = {column.name: column for column in question.plan.columns if column.automatic}
         asked_for = tuple(f for f in question.per_column.functions if f.name in named)

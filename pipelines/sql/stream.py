@@ -1,7 +1,7 @@
-"""A statement as a stream job: what it asks becomes a job's key, aggregates, C and query.
+"""A statement as a stream job: it becomes a job's key, aggregates, C and query.
 
-The job gives windows, triggers, table, sink, store; the statement the rest.  Nothing runs here: the
-result is a complete job of the project, which any runner takes.
+The job defines windows, trigger times, table, sink and store; the statement defines the rest.
+Nothing runs here: the result is a complete job of the project, for any runner.
 
 | statement | job |
 | --- | --- |
@@ -13,10 +13,11 @@ result is a complete job of the project, which any runner takes.
 | AVG | kind ``mean``, the engine's own: a noisy centred sum over the noisy count |
 | FROM, WHERE, expressions, public look-ups | ``query`` (`row_local`), if there are any |
 
-C rows count of a unit in all groups together.  Bounds are those of one row, in either spelling: a
-stream cuts every row as it comes, and a unit adds at most C of them.  A row whose group or
-argument is NULL is no record: it is a dead letter, where an answer from tables would count it in
-COUNT(*).  What both the job and the statement say must be the same.
+At most C rows of a unit count, in all groups together.  Bounds are those of one row, in either
+spelling: a stream holds every row within them, and a unit adds at most C rows.  A row whose group
+or
+argument is NULL is a dead letter, whereas an answer from tables would count it in COUNT(*).  What
+both the job and the statement define must be the same.
 """
 
 import copy
@@ -64,12 +65,12 @@ BITS = tuple(range(16, 3, -2))
 
 
 class StreamJob(NamedTuple):
-    """A job that a statement asks for.
+    """A job that is made of a section and a statement.
 
     Attributes:
-        job: checked.
-        section: ``[job.NAME]`` with what the statement says.
-        query: the text that every row goes through first; ``None``: it needs none.
+        job: the checked job.
+        section: ``[job.NAME]`` with what the statement defines.
+        query: the text that every row goes through first; ``None`` if none is needed.
     """
 
     job: Job
@@ -78,14 +79,14 @@ class StreamJob(NamedTuple):
 
 
 def stream_job(project: Project, name: str | None, statement: str) -> StreamJob:
-    """The job of a statement; no row is read.
+    """Return the job of a statement; no row is read.
 
     Args:
-        name: of the job that lacks what the statement says; ``None``: the only one.
+        name: name of the job that lacks what the statement defines; ``None``: the only one.
         statement: one differentially private SELECT.
 
     Raises:
-        DpstreamError: the job or the statement is not usable, or not private as a stream.
+        DpstreamError: the job or the statement cannot be used, or not privately as a stream.
     """
     name, section = project.job_as_written(name)
     job_tables = _readable(project, name, section)
@@ -111,7 +112,8 @@ def write_job(project: Project, translation: StreamJob, new: str) -> None:
     """Write the job under a new name into the project file, and its query beside it.
 
     Raises:
-        UsageError: the name is taken by something else; RunError: a file cannot be written.
+        UsageError: the name is taken by something else.
+        RunError: a file cannot be written.
     """
     check_new_name(project, new, "--emit", existing=new != translation.job.name)
     text, filled = read_project_text(project), translation.section
@@ -137,7 +139,7 @@ def write_job(project: Project, translation: StreamJob, new: str) -> None:
 
 
 def _readable(project: Project, name: str, section: dict[str, Any]) -> Readable:
-    """What statements on a job can name."""
+    """Return what statements about a job can name."""
     for field in ("key", "aggregate", "query"):
         if field in section:
             raise UsageError(
@@ -157,7 +159,7 @@ def _readable(project: Project, name: str, section: dict[str, Any]) -> Readable:
 
 
 def _select_from_private(parsed: Statement, items: list[exp.Expr]) -> exp.Select:
-    """The private relation with a select list."""
+    """Return the private relation with a select list."""
     query = parsed.source.copy()
     query.set("expressions", items)
     return query
@@ -166,7 +168,7 @@ def _select_from_private(parsed: Statement, items: list[exp.Expr]) -> exp.Select
 def _filled(
     name: str, section: dict[str, Any], parsed: Statement, job_tables: Readable, bits: int
 ) -> tuple[dict[str, Any], str | None]:
-    """The job with what the statement says, and the text of its query."""
+    """Return the job with what the statement defines, and the text of its query."""
     filled = copy.deepcopy(section)
     columns, query = _columns(parsed, job_tables)
     filled["key"] = [{"column": columns[g.name], "type": KEYS[g.type]} for g in parsed.groups]
@@ -200,9 +202,10 @@ def _agree(table: dict[str, Any], where: str, field: str, value: float) -> None:
 
 
 def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], str | None]:
-    """The input column of each group and argument, and the text of the query that makes them.
+    """Return the input column of each group and argument, and the text of the query that makes
+    them.
 
-    A statement that takes columns of the source as they are needs no query: its job is the one
+    A statement that uses columns of the source unchanged needs no query: its job is the one
     that would be written by hand.
     """
     arguments = {f.name: f.argument for f in parsed.functions if f.argument is not None}
@@ -230,14 +233,14 @@ def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], s
 
 
 def _own(node: exp.Expr, job_tables: Readable) -> str | None:
-    """The source's own column that an expression is."""
+    """Return the source's own column that an expression is, if it is one."""
     if isinstance(node, exp.Column) and node.name in job_tables.tables.rows.columns:
         return job_tables.reads[node.name]
     return None
 
 
 def _number(node: exp.Expr) -> exp.Expr:
-    """An argument as a number."""
+    """Return an argument as a number."""
     if type_of(node) in _NUMBERS:
         return node.copy()
     return exp.Cast(this=node.copy(), to=exp.DataType.build("DOUBLE"))
@@ -250,7 +253,7 @@ def _inline(values: dict[str, Any]) -> Any:
 
 
 def _aggregate(function: Function, columns: dict[str, str], bits: int) -> dict[str, Any]:
-    """One published column, as the project file has it."""
+    """Return one published column, as the project file has it."""
     aggregate: dict[str, Any] = {"kind": KINDS[function.kind]}
     if function.low is not None and function.high is not None:
         low, high = function.low, function.high
@@ -263,8 +266,11 @@ def _aggregate(function: Function, columns: dict[str, str], bits: int) -> dict[s
 
 
 def grid_of(low: float, high: float, bits: int, integer: bool) -> float:
-    """The step that values are counted in: 1 for whole numbers, else the largest power of two with
-    more than 2^(bits - 1) of them in the largest of |low|, |high| and high - low."""
+    """Return the step that values are counted in.
+
+    It is 1 for whole numbers, else the largest power of two with more than 2^(bits - 1) of them in
+    the largest of |low|, |high| and high - low.
+    """
     most, step = max(abs(low), abs(high), high - low), 1.0
     while most / step > 2.0**bits:
         step *= 2

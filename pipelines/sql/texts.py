@@ -1,4 +1,4 @@
-"""Texts of statements: several in one, EXPLAIN before one, answers as a table for people."""
+"""Texts of statements: splitting several, EXPLAIN before one, and answers as aligned tables."""
 
 import math
 from typing import Any
@@ -17,10 +17,10 @@ _EXPLAIN = "EXPLAIN"
 
 
 def split(text: str) -> list[str]:
-    """The statements of a text, divided by semicolons outside of literals and comments.
+    """Return the statements of a text, divided by semicolons outside literals and comments.
 
     Raises:
-        DpstreamError: it cannot be read as SQL.
+        DpstreamError: the text cannot be read as SQL.
     """
     if len(text) > MAX_CHARACTERS:
         raise refusal("too-large")
@@ -39,7 +39,7 @@ def split(text: str) -> list[str]:
 
 
 def explained(text: str) -> str | None:
-    """What follows EXPLAIN, ``None`` if the text does not begin with it."""
+    """Return the text after EXPLAIN; ``None`` if the text does not begin with it."""
     stripped = text.lstrip()
     if stripped[: len(_EXPLAIN)].upper() == _EXPLAIN and stripped[len(_EXPLAIN) :][:1].isspace():
         return stripped[len(_EXPLAIN) :]
@@ -47,7 +47,7 @@ def explained(text: str) -> str | None:
 
 
 def answer_text(answer: SqlAnswer) -> str:
-    """The rows as an aligned table; a column with an interval has its half-width beside it."""
+    """Return the rows as an aligned table; a column with an interval shows its half-width."""
     reports = [name for name in answer.header.reports if name in answer.intervals]
     extra = {f"{name}_{label}" for name in reports for label in LABELS.values()}
     names = [n for n in answer.table.column_names if n not in extra]
@@ -67,7 +67,7 @@ def answer_text(answer: SqlAnswer) -> str:
 
 
 def records(answer: SqlAnswer) -> list[dict[str, Any]]:
-    """The rows for JSON: values, and under ``intervals`` the sd and ends of each column's."""
+    """Return the rows for JSON: values, and under ``intervals`` each column's sd and ends."""
     values = {name: python_values(answer.table.column(name)) for name in answer.table.column_names}
     between = {name: table.to_pylist() for name, table in answer.intervals.items()}
     return [
@@ -106,7 +106,7 @@ def _cell(value: Any) -> str:
 
 
 def _with_bar(cell: str, low: Any, high: Any) -> str:
-    """The half-width of an interval, at two digits."""
+    """Return a value with the half-width of its interval, at two digits."""
     if not isinstance(low, float) or not isinstance(high, float) or not math.isfinite(high - low):
         return cell
     return f"{cell} ±{(high - low) / 2:.2g}" if high - low < 200 else f"{cell} ±{_half(high - low)}"

@@ -1,7 +1,7 @@
-"""What is done with the units of a shard: rows of DuckDB become partials, bounds and sums.
+"""The work on the units of a shard: rows of DuckDB become partials, bounds and sums.
 
-It is the same wherever it is done, in turns of this process or on a runner's workers, and all of
-it is public but the secret, which comes from elsewhere.
+It is the same in this process and on a runner's workers.  All of it is public except the secret,
+which comes from elsewhere.
 """
 
 from typing import NamedTuple
@@ -49,11 +49,11 @@ class Work(NamedTuple):
     """The work of one pass over the units.
 
     Attributes:
-        query: stage 1, in DuckDB's words, up to the columns that it groups ``by``.
+        query: the DuckDB query of stage 1, before it groups ``by`` its columns.
         public: the query of the public groups.
-        groups: the group columns' names, and their types.
+        groups: names and types of the group columns.
         unit: type of the unit's ids.
-        plan: its columns are those of stage 1, in order.
+        plan: the plan; its columns are those of stage 1, in order.
         name: run id and digest of the question.
     """
 
@@ -74,7 +74,11 @@ class Work(NamedTuple):
         name: tuple[bytes, bytes],
         wide: bool = False,
     ) -> "Work":
-        """The work of a statement; ``wide``: within bounds that nothing reaches."""
+        """Return the work of a statement.
+
+        Args:
+            wide: use bounds that no value reaches.
+        """
         if wide:
             low = {c.name: 0 if c.kind == "count" else -_WIDE for c in plan.columns}
             grids = {c.name: (c.grid, low[c.name], _WIDE) for c in plan.columns}
@@ -91,18 +95,18 @@ class Work(NamedTuple):
         return cls(text, by, public, groups, catalog.unit.type, plan, name)
 
     def stage_one(self, shards: int = 1, shard: int = 0) -> str:
-        """The query of stage 1 for one of so many turns of units."""
+        """Return the query of stage 1 for one shard of units."""
         mine = "" if shards == 1 else f" WHERE HASH(unit) % {shards} = {shard}"
         return f"{self.query}{mine} {self.by}"
 
     def initial_groups(self, engine: Engine, ring: KeyRing) -> Groups:
-        """The groups before a row is read: none, or the public ones."""
+        """Return the groups before a row is read: none, or the public ones."""
         public = None if self.public is None else engine.run(self.public)
         names, kinds = [name for name, _ in self.groups], [KINDS[kind] for _, kind in self.groups]
         return Groups(names, kinds, ring.key, public)
 
     def partials(self, unit_rows: pa.Table, groups: Groups, ring: KeyRing) -> Partials:
-        """Stage 1's rows of some units."""
+        """Convert stage 1's rows of some units to partials."""
         unit, unit_ids = self._units(unit_rows, ring)
         group = self._codes(unit_rows, groups)
         partials = Partials(unit, group, unit_ids, groups.ids)
@@ -122,13 +126,13 @@ class Work(NamedTuple):
         return partials._replace(sums=tuple(sums), rows=rows)
 
     def bounded(self, partials: Partials, ring: KeyRing) -> Bounded:
-        """Partials of some units within the plan's bounds."""
+        """Hold the partials of some units within the plan's bounds."""
         return bounded(self.plan, partials, ring, self.name)
 
     def counted(
         self, unit_rows: pa.Table, groups: Groups, ring: KeyRing, design: BoundsDesign
     ) -> dict[str, Int64]:
-        """PRIVATE exact histograms that bounds are chosen from, of some units; they add up."""
+        """Return PRIVATE exact histograms of some units, for the choice of bounds; they add up."""
         unit, ids = self._units(unit_rows, ring)
         group = self._codes(unit_rows, groups)
         out = {}
@@ -139,7 +143,7 @@ class Work(NamedTuple):
         return out
 
     def _units(self, unit_rows: pa.Table, ring: KeyRing) -> tuple[Int64, Ids]:
-        """(rows,) slots of units, and their ids."""
+        """Return (rows,) slots of units, and their ids."""
         slots, values = encoded(unit_rows.column("unit"))
         return slots, keyed(ring.unit, [self.unit], [values])
 
@@ -151,7 +155,7 @@ class Work(NamedTuple):
     def _moments(
         self, column: QueryColumn, partials: Partials, at: Int64, value: Int64, ring: KeyRing
     ) -> tuple[Int64, Int64, Int64]:
-        """Sum, squares and count of at most r of each partial's rows, by a keyed choice."""
+        """Return sum, squares and count of at most r rows of each partial, by a keyed choice."""
         counts = np.bincount(at, minlength=len(partials.unit))
         over = np.flatnonzero((counts > column.most_rows)[at])
         if over.size:
@@ -169,14 +173,14 @@ class Work(NamedTuple):
 
 
 def typed_public(statement: Statement) -> exp.Expr:
-    """The query of the public groups, in the form that no row makes fail."""
+    """Return the query of the public groups, in a form that fails for no row."""
     if not isinstance(statement.public, exp.Select):
         raise InvariantError("isinstance(statement.public, exp.Select)")
     return safe_query(statement.public)
 
 
 def _values(unit_rows: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
-    """What a column's bounds are for: each row's value, or each (unit, group)'s."""
+    """Return the values that a column's bounds limit: each row's, or each (unit, group)'s."""
     if f"rows_{i}" in unit_rows.column_names:
         at, value = _lists(unit_rows, i)
         return Rows(unit[at], group[at], value)
@@ -188,14 +192,14 @@ def _values(unit_rows: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
 
 
 def _ints(unit_rows: pa.Table, name: str) -> Int64:
-    """Whole numbers; 0 for a partial that is absent."""
+    """Return whole numbers; 0 for an absent partial."""
     column = unit_rows.column(name)
     values = np.asarray(values_of(column), np.int64)
     return np.where(valid_of(column), values, 0) if column.null_count else values
 
 
 def _lists(unit_rows: pa.Table, i: int) -> tuple[Int64, Int64]:
-    """Rows of a list column: the number of the partial, and the value."""
+    """Return a list column as the number of the partial and the value."""
     column = unit_rows.column(f"rows_{i}")
     lengths = pc.list_value_length(column)
     sizes = np.where(valid_of(lengths), values_of(lengths), 0).astype(np.int64)

@@ -1,1 +1,1 @@
-"""Streams: charged when they begin, run from source to sink, and grown by files that join."""
+"""Streams: charged when they begin, run from source to sink, continued when new files are added."""

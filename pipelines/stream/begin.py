@@ -1,6 +1,6 @@
-"""Begin a run: store, run id, charge and manifest, in the order that is the guarantee.
+"""Begin a run: store, run id, charge and manifest, in the order that gives the guarantee.
 
-Whoever runs a job calls `begin`; whoever has a plan and no job gives `DPStream` or `begin_run` a
+A job's run is begun by `begin`; a plan without a job is run by `DPStream` or `begin_run` with a
 `frames.account`, which charges by the same functions.
 """
 
@@ -47,22 +47,22 @@ def begin(
 ) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
-    The order is the guarantee.  The store commits the run id before the ledger charges it, so
-    a begin that is cut off charges nothing (no run id yet) or is found by its run id and not
-    charged again; what a charge would refuse is refused before the store is made.  The sink is
-    checked before the charge and named after it: a refused store costs nothing, and a manifest
-    without a store means that the store was lost.
+    The order gives the guarantee.  The store commits the run id before the account charges it.  So
+    a begin that is interrupted has charged nothing (no run id yet), or its run id is found and not
+    charged again; a charge that would be refused is refused before the store is made.  The sink is
+    checked before the charge and gets its manifest after it: a refused store costs nothing, and a
+    manifest without a store means that the store was lost.
 
     Args:
-        source: parts that tell the input from others, where it is not the job's own source.
-        public: canonical public keys of the plan, where they are not in the job's own list.
-        accept: of a run that is not charged yet: may refuse it by the charges before it.
+        source: parts that identify the input, if it is not the job's own source.
+        public: canonical public keys of the plan, if they are not in the job's own list.
+        accept: may refuse a run that is not charged yet, by the charges before it.
 
     Returns:
-        (run, whether it goes on from an existing store).
+        (run, whether it continues from an existing store).
 
     Raises:
-        PolicyError: the store, the input, the sink or the ledger forbids it.
+        PolicyError: the store, the input, the sink or the account does not allow the run.
     """
     run, resumed, caught_up = prepare(job, source, public, accept)
     charge(job, run, accept)
@@ -79,7 +79,7 @@ def prepare(
     public: pa.Table | None = None,
     accept: Accept | None = None,
 ) -> tuple[Run, bool, bool]:
-    """``begin`` up to the charge: the store exists and its run id is committed.
+    """Do the part of ``begin`` before the charge: make the store and commit its run id.
 
     Returns:
         (run, whether the store existed, whether it has committed all that is published).
@@ -122,8 +122,10 @@ def prepare(
 
 
 def charge(job: Ledgered, run: Run, accept: Accept | None = None) -> None:
-    """Charge a begun run in the data set's ledger, once per run id and epoch, and make its
-    store the one copy that goes on; see ``state.ledger.lineage``."""
+    """Charge a begun run in the data set's account, once for each run id and epoch.
+
+    This also makes its store the one copy that may continue; see ``state.ledger.lineage``.
+    """
     store = run.open()
     if job.ledger is None and tokens.remembered(store) is not None:
         raise unnamed_ledger()
@@ -135,7 +137,7 @@ def charge(job: Ledgered, run: Run, accept: Accept | None = None) -> None:
 
 
 def charge_restored(job: Job, identity: RunIdentity) -> None:
-    """Charge a further epoch of a run before its store is there; `begin` finds it charged."""
+    """Charge a further epoch of a run before its store exists; `begin` then finds it charged."""
     with opened_ledger(job) as ledger:
         if job.ledger is not None and ledger is not None:
             budget = calibrated(job.plan, identity.calibration).budget
@@ -144,7 +146,7 @@ def charge_restored(job: Job, identity: RunIdentity) -> None:
 
 
 def begun_epoch(job: Job, run_id: str) -> int:
-    """The last epoch of a run that the job's ledger or sink knows to have begun; -1: none."""
+    """Return the last epoch of a run that the job's account or sink has begun; -1: none."""
     begun = [published_epoch(sink_of(job), run_id)]
     with opened_ledger(job) as ledger:
         if ledger is not None:
@@ -153,12 +155,12 @@ def begun_epoch(job: Job, run_id: str) -> int:
 
 
 def leave(job: Job, run: Run) -> None:
-    """Tell the ledger that a run has ended, so that copies taken while it ran are refused.
+    """Record in the account that a run has ended, so that copies taken while it ran are refused.
 
-    A ledger that cannot be reached now only leaves copies of the running store unmarked.
+    If the account cannot be reached now, only such copies are not refused.
 
     Raises:
-        PolicyError: another copy of the store has gone on meanwhile.
+        PolicyError: another copy of the store has continued meanwhile.
     """
     with contextlib.suppress(RunError), opened_ledger(job) as ledger:
         if ledger is not None:
@@ -167,7 +169,7 @@ def leave(job: Job, run: Run) -> None:
 
 @contextlib.contextmanager
 def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
-    """The job's ledger, if it names one."""
+    """Yield the job's account, if it names one."""
     if job.ledger is None:
         yield None
         return

@@ -1,5 +1,5 @@
-"""`dpstream run --fresh`: the store and the releases of the run that is there are moved away, so
-that a new run begins: another run id, fresh noise, a new charge.
+"""`dpstream run --fresh`: moves the store and the releases of the existing run away, so that a new
+run begins, with another run id, new noise and a new charge.
 
 Nothing is deleted or overwritten: store and releases stay in their folders under names with the
 run's id, and a job that names them can inspect or continue the old run.  All checks that can
@@ -26,7 +26,7 @@ from dpstream.state.sqlite.file import alone
 
 
 class Moved(NamedTuple):
-    """Where the old run is now; ``None``: there was none of it.
+    """The present paths of the old run; ``None`` for a part that did not exist.
 
     Attributes:
         store: its file.
@@ -42,10 +42,11 @@ def set_aside(job: Job, accept: Accept | None = None) -> Moved:
     """Move the store, the releases and the dead letters of a job's run away, if there are any.
 
     Args:
-        accept: of the new run: may refuse it by the charges before it, before anything is moved.
+        accept: may refuse the new run by the charges before it, before anything is moved.
 
     Raises:
-        UsageError: the store is a database or the releases are in no folder: they cannot be moved.
+        UsageError: the store is a database or the releases are in no folder, so that they cannot
+            be moved.
         DpstreamError: the new run would be refused.
         RunError: a run has the store open, or the operating system cannot move a file.
     """
@@ -80,7 +81,7 @@ def _moved(store: Path, folder: Path, dead: Path, name: str) -> Moved:
 
 
 def _renamed(path: Path, name: str) -> Path:
-    """Give a file or folder a free name in its folder."""
+    """Rename a file or folder to an unused name in its folder."""
     names = (
         f"{path.stem}-{name}{n}{path.suffix}" for n in ("", *(f"-{i}" for i in range(2, 1000)))
     )

@@ -1,14 +1,15 @@
-"""Bounded input that grows: a run goes on with files that join it, one pass after the other.
+"""Bounded input that grows: a run continues with files that are added, one pass after the other.
 
-``dpstream run JOB --through INSTANT`` releases what is due by then.  Run again with a later instant
-it reads the files that have come since, and those that held rows beyond the instant before; all
-others are only held against their fingerprints.  The instant is the operator's word (or a clock on
-the wall), never a record's, and it is committed in the store with the files of the pass before
-a row is read: whoever repeats a pass reads the same files through the same trigger time, and gets
-the same bytes.
+``dpstream run JOB --through INSTANT`` releases what is due by then.  Run again with a later
+instant,
+it reads the files that were added since, and those that held rows beyond the earlier instant; all
+other files are only compared with their fingerprints.  The operator (or a wall clock) gives the
+instant, never a record.  It is committed in the store, with the files of the pass, before a row is
+read: repeating a pass reads the same files through the same trigger time, and gives the same bytes.
 
-A pass that was cut off is done again by itself before files join: a record's trigger is then a
-function of its own times and of the pass that its file joined in (`connectors.files.joining`).
+A pass that was interrupted is repeated alone, before files are added: a record's trigger time is
+then a function of its own times and of the pass in which its file was added
+(`connectors.files.joining`).
 """
 
 import time
@@ -44,10 +45,10 @@ class Due(NamedTuple):
     """A pass that is to be run.
 
     Attributes:
-        source: what it reads.
-        noted: what the store says of the passes, ``None`` before the first.
-        passes: what it is to say before a row is read.
-        joined: how many files join with it.
+        source: the files that it reads.
+        noted: the passes in the store; ``None`` before the first pass.
+        passes: the passes to commit before a row is read.
+        joined: number of files that are added in it.
     """
 
     source: JoinedFiles
@@ -57,32 +58,36 @@ class Due(NamedTuple):
 
     @property
     def first(self) -> int:
-        """First trigger time that it releases."""
+        """The first trigger time that it releases."""
         return self.passes.done + 1
 
     @property
     def through(self) -> int:
-        """Last trigger time that it releases."""
+        """The last trigger time that it releases."""
         return self.passes.passes[-1].through
 
     def instant(self, line: Timeline) -> str | None:
-        """The instant of ``through``; ``None`` where it is the end, behind which nothing joins."""
+        """Return the instant of ``through``; ``None`` for the end, after which no file can be
+        added.
+        """
         return None if self.through == line.last_trigger_time else _text(line, self.through)
 
     @property
     def idle(self) -> bool:
-        """Whether all of it was released before."""
+        """Whether everything was released before."""
         return not self.passes.pending
 
 
 def due(job: Job, through: str | None) -> Iterator[Due | None]:
-    """The passes that are to be run now, each made when the one before it has ended; ``None``:
-    all of the input at once, as every job is read whose run was not begun with ``--through``.
+    """Yield the passes to run now, each made when the one before it has ended.
+
+    ``None`` stands for all of the input at once, which is how a job is read whose run was not
+    begun with ``--through``.
 
     Raises:
-        UsageError: an instant that is none, or a source that has no files.
-        PolicyError: a file that was read is gone or changed, files are new and nothing says
-            through when, or all through then was released before.
+        UsageError: the text is not an instant, or the source has no files.
+        PolicyError: a file that was read is missing or changed, there are new files but no
+            instant, or everything up to the instant was released before.
     """
     if job.source.unbounded:
         if through is not None:
@@ -110,13 +115,13 @@ def due(job: Job, through: str | None) -> Iterator[Due | None]:
 
 
 def trigger_time_of(line: Timeline, through: str) -> int:
-    """The last global trigger time at or before an instant.
+    """Return the last global trigger time at or before an instant.
 
     Args:
         through: RFC 3339, a date (its midnight in UTC), ``now`` or ``end``.
 
     Raises:
-        UsageError: no such instant, or one before the first trigger time.
+        UsageError: the text is not an instant, or the instant is before the first trigger time.
     """
     if through == "end":
         return line.last_trigger_time
@@ -135,7 +140,7 @@ def trigger_time_of(line: Timeline, through: str) -> int:
 
 
 def noted_of(job: Job) -> Passes | None:
-    """What the job's store says of its passes; ``None``: it is not there, or is read as a whole.
+    """Return the passes in the job's store; ``None`` without a store, or if it is read as a whole.
 
     Raises:
         PolicyError: its input has changed while a run read it.
@@ -157,7 +162,7 @@ def noted_of(job: Job) -> Passes | None:
 
 
 def same_input(job: Job, store: Store) -> bool:
-    """Whether the files are those that a store was begun with, or has read in its passes."""
+    """Return whether the files are those that a store was begun with, or has read in its passes."""
     noted = _decoded(store.metadata(_NOTE))
     if noted is not None:
         try:
@@ -170,7 +175,7 @@ def same_input(job: Job, store: Store) -> bool:
 
 
 def commit(run: Run, pass_: Due) -> Run:
-    """Commit a pass in the store of its run, before anything is read; the run as it goes on.
+    """Commit a pass in the store of its run, before anything is read; return the run with it.
 
     Raises:
         PolicyError: the run was begun to read its input as a whole.
@@ -195,7 +200,7 @@ def commit(run: Run, pass_: Due) -> Run:
 
 
 def check_no_passes(run: Run) -> None:
-    """Refuse to read as a whole what a run reads in passes.
+    """Refuse to read as a whole the input of a run that reads it in passes.
 
     Raises:
         RunError: another process has begun the first pass meanwhile.
@@ -205,9 +210,9 @@ def check_no_passes(run: Run) -> None:
 
 
 def end(run: Run, pass_: Due) -> None:
-    """Note that all of a pass is released and in the sink, and what the next one has to read.
+    """Record that all of a pass is released and in the sink, and what the next pass must read.
 
-    Whoever else has noted it meanwhile did the same.
+    If another process has recorded it meanwhile, it has recorded the same.
     """
     store, read = run.open(), pass_.source.partitions
     left = waiting_partitions(store, run.shards, pass_.through, read)
@@ -216,14 +221,14 @@ def end(run: Run, pass_: Due) -> None:
 
 
 def _again(job: Job, noted: Passes) -> Due:
-    """A pass that was cut off, with the files that it was begun with."""
+    """Return a pass that was interrupted, with the files that it was begun with."""
     arranged = _arranged(job, noted)
     source = JoinedFiles(job, arranged.earlier, noted.left, arranged.first)
     return Due(source, noted, noted, 0)
 
 
 def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
-    """The pass with the files that are new."""
+    """Return the pass with the new files."""
     arranged = _arranged(job, noted)
     check_types(job, arranged.new)
     files = (*arranged.earlier, *arranged.new)
@@ -239,7 +244,7 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
 
 
 def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
-    """The trigger time of a further pass."""
+    """Return the trigger time of a further pass."""
     line = job.plan.timeline
     if upto is not None and upto > noted.done:
         return upto
@@ -278,5 +283,5 @@ def _decoded(text: str | None) -> Passes | None:
 
 
 def _text(line: Timeline, trigger_time: int) -> str:
-    """The instant of a trigger time, as it may be written for the flag."""
+    """Return the instant of a trigger time, as it may be written for the flag."""
     return instant_text(_EPOCH + timedelta(microseconds=line.instant_of(trigger_time)))

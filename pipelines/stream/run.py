@@ -1,4 +1,4 @@
-"""Run a job that was begun: build the pipeline, write what is committed, end in order."""
+"""Run a job that was begun: build the pipeline, publish what is committed, end in order."""
 
 import contextlib
 import os
@@ -59,9 +59,12 @@ Progress = Callable[[int, int], None]
 
 
 class Result(NamedTuple):
-    """What a finished run can tell about itself; ``operator_only``, here and in the summary, counts
-    records exactly and is private, all else is public.  ``through``: of files that grow, the
-    instant through which all is released while more may come."""
+    """The result of a finished run.
+
+    ``operator_only``, here and in the summary, counts records exactly and is private; all else is
+    public.  ``through``: for files that grow, the instant through which everything is released
+    while more files may be added.
+    """
 
     run_id: str
     plan_hash: str
@@ -87,26 +90,26 @@ def run_job(
     fresh: bool = False,
     accept: Accept | None = None,
 ) -> Result:
-    """Run a job to its end; one whose source has no end, until it is stopped.
+    """Run a job to its end, or, if its source has no end, until it is stopped.
 
-    Of a run that has committed its last step the input is not read again but for its identity; the
-    sink is compared with the store, and gets what it lacks.
+    If a run has committed its last step, the input is read again only for its identity; the sink
+    is compared with the store, and gets what it lacks.
 
     Args:
         job: a checked job.
         runner: see ``pipelines.runners.table``.
         beam_args: further flags for Beam's PipelineOptions.
-        progress: told now and then how many steps are done.
-        speed: of files on a streaming runner, seconds of stream a second; ``None``: unpaced.
+        progress: called from time to time with the number of finished steps.
+        speed: for files on a streaming runner, seconds of stream per second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
-        detach: do not wait: the workers are elsewhere and go on without this process.
-        warn: told when nothing has moved for long, and what a run that goes on lacks; without it
-            a line on stderr.
-        through: of files that grow, the instant through which they are complete (see
+        detach: do not wait: the workers are elsewhere and continue without this process.
+        warn: called if nothing has moved for long, and with what a continued run lacks; without it
+            these are lines on stderr.
+        through: for files that grow, the instant through which they are complete (see
             `pipelines.stream.passes`).
         fresh: begin a new run at a new charge; the old one is moved away
             (`pipelines.stream.fresh`).
-        accept: of a run that is not charged yet: may refuse it by the charges before it.
+        accept: may refuse a run that is not charged yet, by the charges before it.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -129,7 +132,7 @@ def _set_aside(job: Job, warn: Warn, accept: Accept | None) -> None:
 
 
 class _RunOptions(NamedTuple):
-    """How a run was asked for; see ``run_job``."""
+    """The options of a run; see ``run_job``."""
 
     runner: str
     beam_args: Sequence[str]
@@ -142,7 +145,7 @@ class _RunOptions(NamedTuple):
 
 
 def _run(job: Job, launch: _RunOptions, pass_: Due | None) -> Result:
-    """``run_job``, of all of the input or of one pass over input that grows."""
+    """Run all of the input, or one pass over input that grows; see ``run_job``."""
     progress, speed, stop, detach, warn, accept = launch[2:]
     engine = make_runner(launch.runner, launch.beam_args)
     source = input_of(job) if pass_ is None else pass_.source
@@ -200,7 +203,7 @@ def _run(job: Job, launch: _RunOptions, pass_: Due | None) -> Result:
 def _started(
     pipeline: beam.Pipeline, engine: Engine, progress: Progress | None, steps: int
 ) -> Iterator[Any]:
-    """The pipeline at work, its steps watched."""
+    """Yield the running pipeline; report its steps meanwhile."""
     operator_totals.clear()
     forget_error()
     with sparing_memory(), watch_steps(progress, steps):
@@ -210,7 +213,7 @@ def _started(
 
 
 def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
-    """Write what the pipeline left out, and note that the sink of a run that ends is complete."""
+    """Publish what the pipeline left out, and record that a finished run's sink is complete."""
     if missing:
         publish_missing(run, sink)
     if source.bounded:
@@ -221,7 +224,7 @@ def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
 def _complete(
     job: Job, run: Run, source: Input, watch: InputWatch, sink: Sink, engine: Engine
 ) -> Summary | None:
-    """What is left to do of a run whose steps are all committed: the sink's part, and to let go."""
+    """Finish a run whose steps are all committed: complete the sink and close everything."""
     try:
         complete(run, sink)
         lasting = run.plan.design.remembered_for
@@ -235,7 +238,7 @@ def _complete(
 
 
 def _summary(job: Job, run: Run, sink: Sink, counts: dict[str, int]) -> Summary | None:
-    """What the run says of itself; nothing where a release cannot be read back."""
+    """Return the summary of a run; ``None`` if a release cannot be read back."""
     with contextlib.suppress(DpstreamError):
         return summarised(job, run, sink, counts)
     return None
@@ -255,9 +258,9 @@ def _begun(
 
 
 def _on_threads(run: Run, job: Job, engine: Engine) -> Run:
-    """The run with the number of threads for its engine.
+    """Return the run with the number of threads for its engine.
 
-    More than two only where the job asks for them: each holds a shard's work in memory.
+    More than two are used only if the job asks for them: each holds a shard's work in memory.
     """
     threads = job.performance.threads or min(2, os.cpu_count() or 1)
     settings = run.performance._replace(threads=threads if engine.kind.by_reference else 1)
@@ -265,7 +268,7 @@ def _on_threads(run: Run, job: Job, engine: Engine) -> Run:
 
 
 def _let_go(run: Run, sink: Sink, engine: Engine | None) -> None:
-    """Keys, clients and stores, whatever came; of an engine that nobody waits for any more, too."""
+    """Close keys, clients and stores, whatever happened; also an engine that is not waited for."""
     try:
         if engine is not None:
             engine.close()
@@ -277,7 +280,7 @@ def _let_go(run: Run, sink: Sink, engine: Engine | None) -> None:
 
 
 def _of_input(failure: DpstreamError, watch: InputWatch) -> DpstreamError:
-    """A failure, or that the input has changed, which may have led to it."""
+    """Return a failure, or an error that the input has changed, which may have caused it."""
     try:
         watch.check()
     except PolicyError as changed:
@@ -288,8 +291,11 @@ def _of_input(failure: DpstreamError, watch: InputWatch) -> DpstreamError:
 
 
 def _finish(job: Job, run: Run, source: Input, watch: InputWatch, behind: Sink | None) -> None:
-    """What is left to do when the pipeline has ended; ``behind``: the sink that a restored run has
-    compared with, and has still to publish the rest to."""
+    """Do what remains when the pipeline has ended.
+
+    Args:
+        behind: the sink that a restored run was compared with, and must still publish the rest to.
+    """
     watch.end()
     if isinstance(source, FilesInput) and {file.name for file in source.files()} - watch.names:
         raise PolicyError(
@@ -312,7 +318,7 @@ def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
 
 
 def _steps(run: Run, pass_: Due | None) -> int:
-    """Steps of a run or pass that has an end, else 0: a public number."""
+    """Return the number of steps of a run or pass that has an end, else 0: a public number."""
     line = run.plan.timeline
     if pass_ is not None:
         times = range(pass_.first, pass_.through + 1)
@@ -323,7 +329,7 @@ def _steps(run: Run, pass_: Due | None) -> int:
 
 
 def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:
-    """The reader of a source that ends; ``None`` for others, which go on where the run is."""
+    """Return the reader of a bounded source; ``None`` for others, which continue from the run."""
     if not source.bounded:
         return None
     return Replay(job, speed) if engine.kind.streaming else source.read()
@@ -340,7 +346,7 @@ def _connect(
     fitted: Callable[[Any], Any],
     clock: Announced | WallClock | None,
 ) -> None:
-    """Source, flow and sinks; a pipeline that does not end by itself notes what is delivered."""
+    """Connect source, flow and sinks; a pipeline without end also records what is delivered."""
     line = run.plan.timeline
     if isinstance(reader, Replay):
         reader.backpressure(Backpressure(run))
@@ -366,7 +372,7 @@ def _connect(
 
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
-    """The clock of a recording: as fast as it can be read, or at its speed."""
+    """Return the clock of a recording: as fast as it can be read, or at its speed."""
     line = job.plan.timeline
     if replay.speed is None:
         return Announced(line.last_trigger_time)

@@ -1,4 +1,5 @@
-"""What a run has released, in a few figures; and, for the operator, what became of its records.
+"""The summary of a run: public figures of its releases, and, for the operator, counts of its
+records.
 
 ``Released`` is public: it is counted in what was published.  ``Records`` is exact and private: the
 command line shows it with ``--operator`` or on a terminal (`pipelines.cli.private_counts`), and it
@@ -28,14 +29,14 @@ _HELD_KEYS = 1 << 20
 
 
 class Released(msgspec.Struct, frozen=True):
-    """What is published of a run; public.
+    """Figures of what a run has published; public.
 
     Attributes:
-        windows: that have a release, and ``empty_windows``: those whose releases have no row.
-        releases: one for each trigger of each of them, and ``rows``: in all of them.
-        keys: different ones.
+        windows: windows with a release, and ``empty_windows``: those whose releases have no row.
+        releases: one for each trigger time of each of them, and ``rows``: in all of them.
+        keys: number of distinct keys.
         relative_sd: the largest sd divided by its value (its magnitude), over the last release of
-            every window that has rows; ``None`` where there is no value but zero.
+            every window that has rows; ``None`` if every value is zero.
         median_relative_sd: the median of the same.
     """
 
@@ -49,19 +50,19 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why nothing was released, or no record was usable: what happened, and what helps."""
+    """Why nothing was released, or no record was usable: what happened, and how to fix it."""
 
     problem: str
     fix: str
 
 
 class Records(msgspec.Struct, frozen=True):
-    """What became of the records that this command has read; exact, for the operator only.
+    """Counts of the records that this command has read; exact, for the operator only.
 
     Attributes:
-        read: records, and ``dead``: those that went to the dead letter.
-        dead_share: their share, ``None`` where none was read.
-        cause: why nothing was released, or that every record is unusable and why.
+        read: number of records, and ``dead``: those that became dead letters.
+        dead_share: their share; ``None`` if none was read.
+        cause: why nothing was released, or why every record is unusable.
     """
 
     read: int
@@ -71,14 +72,14 @@ class Records(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What a run says when it has ended."""
+    """The summary of a finished run."""
 
     released: Released
     operator_only: Records
 
 
 class Part(NamedTuple):
-    """Rows of a release, or of some part of it, with its name."""
+    """Rows of a release, or of a part of it, with its name."""
 
     window: int
     trigger: int
@@ -86,10 +87,10 @@ class Part(NamedTuple):
 
 
 def summarised(job: Job, run: Run, sink: Sink, counts: Mapping[str, int]) -> Summary:
-    """The summary of a run that ends.
+    """Return the summary of a finished run.
 
     Args:
-        counts: the operator's, of this command (``dp_transforms.telemetry``).
+        counts: the operator's counts of this command (``dp_transforms.telemetry``).
 
     Raises:
         DpstreamError: a release cannot be read.
@@ -103,7 +104,7 @@ def summarised(job: Job, run: Run, sink: Sink, counts: Mapping[str, int]) -> Sum
 
 
 def tally(plan: Plan, parts: Iterable[Part]) -> Released:
-    """The figures of releases, given in order of window and trigger."""
+    """Return the figures of releases, which are given in order of window and trigger time."""
     names = [field.column for field in plan.key]
     keys = _Distinct(names)
     rows, releases, last = 0, set[tuple[int, int]](), dict[int, tuple[int, list[Float64]]]()
@@ -133,7 +134,7 @@ def tally(plan: Plan, parts: Iterable[Part]) -> Released:
 
 
 def _relative(plan: Plan, table: pa.Table) -> Iterator[Float64]:
-    """The relative sds of each aggregate."""
+    """Yield the relative sds of each aggregate."""
     for aggregate in plan.aggregates:
         value, sd = (
             table.column(name).to_numpy() for name in (aggregate.name, f"{aggregate.name}_sd")
@@ -143,13 +144,13 @@ def _relative(plan: Plan, table: pa.Table) -> Iterator[Float64]:
 
 
 class _Distinct:
-    """Counts different keys."""
+    """Counts distinct keys."""
 
     def __init__(self, names: list[str]) -> None:
         self._names, self._held, self._rows = names, list[pa.Table](), 0
 
     def add(self, table: pa.Table) -> None:
-        """Keys of some rows."""
+        """Add the keys of some rows."""
         self._held.append(table.select(self._names))
         self._rows += table.num_rows
         if self._rows > _HELD_KEYS:
@@ -160,12 +161,12 @@ class _Distinct:
         return pa.concat_tables(self._held).group_by(self._names).aggregate([])
 
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of distinct keys."""
         return self._each_once().num_rows if self._held else 0
 
 
 def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
-    """The releases of a folder."""
+    """Yield the releases of a folder."""
     sink = instance(sink, FileSink)
     full_schema, names = release_schema(plan), _names(plan)
     schema = pa.schema([full_schema.field(name) for name in names])
@@ -177,7 +178,7 @@ def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
 
 
 def _committed(run: Run) -> Iterator[Part]:
-    """The releases that the store holds."""
+    """Yield the releases in the store."""
     store = run.open()
     dropped = store.retained_windows.dropped
     for window, trigger in committed_names(run, store):
@@ -195,7 +196,7 @@ def _names(plan: Plan) -> list[str]:
 
 
 def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Records:
-    """What became of the records that this command has read, and why nothing was released."""
+    """Return counts of the records that this command has read, and why nothing was released."""
     at_source, dead = counts.get("operator_dead_source", 0), counts.get("operator_dead_letters", 0)
     read = counts.get("operator_records_in", 0) + at_source
     cause = None
@@ -207,7 +208,7 @@ def records_of(job: Job, released: Released, counts: Mapping[str, int]) -> Recor
 
 
 def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
-    """Why a run has no row, where not every record that it read was unusable."""
+    """Return why a run has no row, if at least one record that it read was usable."""
     name = job.name
     if not counts:
         return Cause(
@@ -230,7 +231,7 @@ def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
 
 
 def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
-    """The reason of most of them, as what to correct."""
+    """Return the most frequent reason for unusable records, as what to correct."""
     causes = causes_of(job)
     reason = max(causes, key=lambda reason: counts.get(f"operator_dead_{reason}", 0))
     cause, amount = causes[reason], counts.get(f"operator_dead_{reason}", 0)
@@ -239,7 +240,7 @@ def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
 
 
 def causes_of(job: Job) -> dict[str, Cause]:
-    """What each reason for an unusable record means for this job, and what helps."""
+    """Return what each reason for an unusable record means for this job, and how to fix it."""
     plan, line = job.plan, job.plan.timeline
     start, end = (np.datetime64(t, "us").astype("M8[s]") for t in (line.start, line.horizon))
     keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)

@@ -1,1 +1,1 @@
-"""`dpstream choose`: contribution bounds and bounds of values by a charged mechanism."""
+"""`dpstream choose`: chooses contribution bounds and bounds of values by a charged mechanism."""

@@ -1,7 +1,7 @@
-"""The public side of a tuning: what is asked, what it costs, how exact the answer will be.
+"""The public side of a tuning: the question, its cost, and how exact the answer will be.
 
-Nothing here reads a record.  All of it is fixed, and its digest enters the charge and the name
-of every noise node, before anything is drawn.
+This module reads no record.  All of it is fixed, and its digest enters the charge and the name of
+every noise node, before anything is drawn.
 """
 
 import hashlib
@@ -33,10 +33,11 @@ from dpstream.pipelines.tuning import file as tuning_file
 
 
 class Request(NamedTuple):
-    """What the person asks; see `accounting.tuning.question.Question` for the figures.
+    """The options of a tuning; see `accounting.tuning.question.Question` for the figures.
 
     Attributes:
-        job: its name in the project file; new: the name of the job that is written.
+        job: its name in the project file.
+        new: the name of the job to write.
         bounds: choose all bounds, not only those that are missing.
     """
 
@@ -61,7 +62,7 @@ class Request(NamedTuple):
 
     @property
     def how(self) -> Asking:
-        """Whether it is asked anew, and of which state of the data."""
+        """Whether to ask again at a new charge, and about which state of the data."""
         return Asking(self.fresh, self.as_of)
 
 
@@ -76,18 +77,18 @@ class CheckedRequest(NamedTuple):
 
     @property
     def private(self) -> bool:
-        """Whether the stream itself is asked."""
+        """Whether the stream itself is asked, not proxy data."""
         return self.request.proxy is None
 
     @property
     def digest(self) -> str:
-        """128-bit hex digest of everything public about the tuning."""
+        """Return a 128-bit hex digest of everything public about the tuning."""
         form = canonical(self.question, self.design) | {"plan": self.job.plan.hash}
         parts = msgspec.json.encode(form, order="sorted")
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """What it costs and what accuracy to expect; public, no data read."""
+        """Return what it costs and what accuracy to expect; public, no data read."""
         question = self.question
         return {
             "how": "private" if self.private else "proxy",
@@ -106,8 +107,8 @@ def ask(request: Request) -> CheckedRequest:
     """Check a request without reading a record.
 
     Raises:
-        UsageError: the job or a figure is not usable, or the budget allows no answer.
-        PolicyError: a private tuning without a ledger.
+        UsageError: the job or an option cannot be used, or the budget allows no answer.
+        PolicyError: a private tuning without an account.
     """
     check_new_name(request.project, request.new, "--as", existing=True)
     job, names = tuning_file.base_job(request.project, request.job, request.bounds)
@@ -157,7 +158,7 @@ def ask(request: Request) -> CheckedRequest:
 
 
 def _check_private(request: Request, job: Job) -> None:
-    """Refuse a choice from the stream itself that has no first hours, budget or account."""
+    """Refuse a choice from the stream itself without first hours, budget or account."""
     if job.source.unbounded:
         raise UsageError(
             "table.format",
@@ -177,7 +178,7 @@ def _check_private(request: Request, job: Job) -> None:
 
 
 def _check_proxy(request: Request) -> None:
-    """Refuse flags of a charge where nothing is charged."""
+    """Refuse options of a charge if nothing is charged."""
     if request.how != ONCE:
         raise UsageError(
             "--proxy", "charges nothing, so --fresh and --as-of mean nothing with it", "omit them"
@@ -187,7 +188,7 @@ def _check_proxy(request: Request) -> None:
 
 
 def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
-    """(first hours, what C has to cover) in micros."""
+    """Return (first hours, time that C has to cover) in microseconds."""
     line = plan.timeline
     first = None if request.first is None else duration_micros("--first", request.first)
     if line.period is not None or line.end is not None:
@@ -203,7 +204,7 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
 
 
 def _with_it(plan: Plan) -> str:
-    """What a period needs besides."""
+    """Return what a period needs in addition, as text."""
     if plan.timeline.slide == plan.timeline.window or not plan.design.selects:
         return ""
     return "; as windows slide and keys are selected, with mechanism.periods_share_windows = true"

@@ -1,7 +1,7 @@
-"""Choose C and bounds for a job, by the one sequence of charge and answer (`pipelines.ask`).
+"""Choose C and bounds for a job, by the common sequence of charge and answer (`pipelines.ask`).
 
 The question is fixed from public parts (`pipelines.tuning.ask`); the answer is committed before the
-new job is written.  On proxy data nothing is drawn or charged, and the job is labelled so.
+new job is written.  With proxy data nothing is drawn or charged, and the job is marked accordingly.
 """
 
 import contextlib
@@ -48,16 +48,21 @@ _NO_SECRET = bytes(KEY_BYTES)
 
 
 class Outcome(NamedTuple):
-    """What was chosen; all of it is public once it is written.
+    """The chosen figures; all of it is public once it is written.
 
     Attributes:
-        job: the new job; how: ``private`` or ``proxy``.
-        contributions: C; bounds: [low, high] by aggregate, in the column's units.
-        cut: part of all pairs that C cuts, at least; sd: of the first column's noise at a window's
-            end, in records at the bound; ``None``: not known.
-        per_key: other bounds per key, what C they would take and what they cut.
-        notes: remarks; run_id: of the charge; resumed: whether it was charged before.
-        insecure: a fixed test secret was used: its noise can be subtracted by whoever knows it.
+        job: the new job.
+        how: ``private`` or ``proxy``.
+        contributions: C.
+        bounds: [low, high] by aggregate, in the column's units.
+        cut: share of all records that C cuts, at least.
+        sd: of the first column's noise at a window's end, in records at the bound; ``None``: not
+            known.
+        per_key: other bounds per key, the C that they would need and what they cut.
+        notes: remarks.
+        run_id: of the charge.
+        resumed: whether it was charged before.
+        insecure: a fixed test secret was used: whoever knows it can subtract the noise.
     """
 
     job: str
@@ -74,10 +79,11 @@ class Outcome(NamedTuple):
 
 
 def choose(tuning: CheckedRequest) -> Outcome:
-    """Choose and write the new job.
+    """Choose the figures and write the new job.
 
     Raises:
-        PolicyError: beyond the ledger's limit, or too few units for an answer at this budget.
+        PolicyError: the charge exceeds the account's limit, or there are too few units for an
+            answer at this budget.
     """
     if not tuning.private:
         return _proxy(tuning)
@@ -86,36 +92,36 @@ def choose(tuning: CheckedRequest) -> Outcome:
 
 
 class TuningQuestion(NamedTuple):
-    """The first hours of a job's stream, for `ask.sequence`."""
+    """A question about the first hours of a job's stream, for `ask.sequence`."""
 
     checked: CheckedRequest
 
     @property
     def kind(self) -> ChargeKind:
-        """As `ask.question.Question` says."""
+        """The kind of the charge; see `ask.question.Question`."""
         return "choice"
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says; the plan that is digested names the source."""
+        """The canonical parts of the question; the digested plan names the source."""
         return [self.checked.digest.encode()]
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: what is wrong with the files."""
+        """Refuse files that cannot be read; see `ask.question.Question`."""
         pieces(self.checked.job)
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says."""
+        """Return the charge of the question; see `ask.question.Question`."""
         spend = _spend(self.checked, run_id)
         refuse_useless(self.checked, account, spend)
         return Decision(spend)
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says."""
+        """Return names, sizes and times of the job's files; see `ask.question.Question`."""
         return stamps(self.checked.job)
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says."""
+        """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
         return _receipt(self.checked, charge, _draw(self.checked, keys, charge.run_id))
 
 
@@ -128,7 +134,7 @@ def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
 
 
 def acceptance(tuning: CheckedRequest) -> Acceptance:
-    """Whether a tuning would be answered now, and what it would cost; charges nothing."""
+    """Return whether a tuning would be answered now, and its cost; charges nothing."""
     place = tuning.job.ledger
     if not tuning.private or place is None:
         return Acceptance(None, None, None, None)
@@ -148,7 +154,7 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
 
 
 def refuse_useless(tuning: CheckedRequest, account: History, spend: Charge) -> None:
-    """Nobody pays for a tuning that the stream it is for leaves no budget to use."""
+    """Refuse a tuning that would leave its stream no budget, before it is charged."""
     stream, limit = spend_of(tuning.job, allocate(tuning.job.plan), ""), account.limit
     account.check_unit(spend)
     if limit is not None and not account.within([spend, stream]):
@@ -218,7 +224,7 @@ def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
 
 
 def _proxy(tuning: CheckedRequest) -> Outcome:
-    """The same histograms of other data, exactly; labelled, not charged."""
+    """Compute the same histograms of other data, exactly; marked as such, not charged."""
     request, line = tuning.request, tuning.job.plan.timeline
     start = line.start
     if request.proxy_start is not None:

@@ -1,7 +1,7 @@
 """The job of a tuning: read without C and bounds, and written with them as a new job.
 
-Before the tuning the job needs no ``contributions`` and no bounds.  For reading its records C
-stands at 1 and each bounds to choose at the column's declared range: public both.
+Before the tuning the job needs no ``contributions`` and no bounds.  To read its records, C is 1 and
+each bounds to choose are the column's declared range; both are public.
 """
 
 import copy
@@ -27,7 +27,7 @@ from dpstream.pipelines.project.project import Project
 
 
 def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[str, ...]]:
-    """The job with C = 1 and all bounds to choose at their declared range.
+    """Return the job with C = 1, and with the declared range for all bounds to choose.
 
     Args:
         all_bounds: choose all bounds, not only those that are missing.
@@ -36,7 +36,7 @@ def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[
         (job, names of the aggregates whose bounds are to be chosen).
 
     Raises:
-        UsageError: no usable job, or a range is not declared.
+        UsageError: the job cannot be used, or a range is not declared.
     """
     section = copy.deepcopy(project.sections.job[name])
     declared = _table(_table(section.get("choice")).get("range"))
@@ -70,7 +70,7 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _range(name: str, aggregate: str, part: dict[str, Any], declared: dict[str, Any]) -> Any:
-    """The declared range of an aggregate: that of ``choice.range``, else the bounds it has."""
+    """Return the declared range of an aggregate: that of ``choice.range``, else its bounds."""
     bounds = declared.get(aggregate, part.get("bounds"))
     if bounds is None:
         raise UsageError(
@@ -82,8 +82,10 @@ def _range(name: str, aggregate: str, part: dict[str, Any], declared: dict[str, 
 
 
 def question_of(project: Project, name: str) -> tuple[str, str] | None:
-    """Digest and label (``--as-of``) of the question that a job was chosen by; ``None``: there is
-    no such job, or it was not chosen privately."""
+    """Return digest and label (``--as-of``) of the question that a job was chosen by.
+
+    ``None``: there is no such job, or it was not chosen privately.
+    """
     choice = _table(project.sections.job.get(name, {}).get("choice"))
     question = choice.get("question")
     return None if question is None else (str(question), str(choice.get("as_of", "")))
@@ -97,7 +99,7 @@ def render(
     bounds: tuple[tuple[str, int, int], ...],
     choice: ChoiceSection,
 ) -> tuple[bytes, str]:
-    """The project file as it is, and a new section with the tuned figures; see
+    """Return the present project file, and a new section with the tuned figures; see
     `pipelines.project.copying`.
 
     Raises:
@@ -123,13 +125,13 @@ def write(project: Project, new: str, text: bytes, section: str) -> None:
 
 
 def in_column_units(low: int, high: int, grid: float) -> tuple[float, float]:
-    """Bounds in grid units as the column's numbers, which snap back to the same grid units."""
+    """Return bounds in grid units as the column's numbers, which snap back to the same."""
     unit = Fraction(str(grid))
     return _outward(low, unit, -1), _outward(high, unit, 1)
 
 
 def _outward(units: int, grid: Fraction, sign: int) -> int | float:
-    """``units`` of the grid as a number that snaps back to them (bounds are snapped inward)."""
+    """Return ``units`` of the grid as a number that snaps back to them (bounds snap inward)."""
     exact = units * grid
     if exact.denominator == 1:
         return int(exact)
@@ -140,7 +142,7 @@ def _outward(units: int, grid: Fraction, sign: int) -> int | float:
 
 
 def _written(choice: ChoiceSection) -> dict[str, Any]:
-    """The fields of a choice that say something."""
+    """Return the fields of a choice that are not empty."""
     fields = msgspec.to_builtins(choice)
     return {name: value for name, value in fields.items() if value not in (None, (), [], {})}
 
@@ -152,7 +154,7 @@ def _check(
     contributions: int,
     tuned: dict[str, tuple[int, int]],
 ) -> None:
-    """What is written reads back as what was chosen."""
+    """Check that the written section reads back as what was chosen."""
     _, written = with_job(project, new, section).job(new)
     bounds = {
         name: Aggregate(name, part.kind, part.column, part.bounds, part.grid).grid_bounds()

@@ -1,13 +1,14 @@
-"""The records of the first hours, batch after batch, into histograms.
+"""Reads the records of the first hours, batch by batch, into histograms.
 
 Ingest is the stream's own: the same canonical form, dead letters and positions.  A timeline
-that ends with the first hours keeps later event times out; later stamps are left out by the
-tally.  What is counted of a record is a function of that record alone.
+that ends with the first hours excludes later event times; the tally excludes later stamps.  What is
+counted of a record is a function of that record alone.
 
 Proxy data must not be the job's own: exact figures of the job's own records are a release without
-noise and without a charge.  Contents are compared, unpacked: copies and links have other names, and
-a copy may be compressed.  Messages of a broker and objects of a store elsewhere cannot be compared:
-that proxy data is other data is on the steward's word there.
+noise and without a charge.  Uncompressed contents are compared: copies and links have other names,
+and a copy may be compressed.  Messages of a broker and objects of a remote store cannot be
+compared:
+there the data steward is responsible for using other data.
 """
 
 import hashlib
@@ -39,14 +40,14 @@ Content = tuple[int, bytes]
 
 
 def tally(tuning: CheckedRequest, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
-    """Exact histograms of the first hours of ``job``'s input: PRIVATE, for ``noisy`` only.
+    """Return exact histograms of the first hours of ``job``'s input: PRIVATE, for ``noisy`` only.
 
     Args:
-        job: whose files are read; the timeline of its plan starts where the first hours do.
-        name: of the run, for the sampling keys.
+        job: the job whose files are read; the timeline of its plan starts with the first hours.
+        name: the run's name, for the sampling keys.
 
     Raises:
-        UsageError: no file, or a column is missing.
+        UsageError: there is no file, or a column is missing.
         RunError: the operating system cannot read a file.
     """
     line = job.plan.timeline
@@ -59,10 +60,10 @@ def tally(tuning: CheckedRequest, job: Job, ring: KeyRing, name: tuple[bytes, ..
 
 
 def refuse_own_data(job: Job, proxy: Job) -> None:
-    """Refuse a proxy that holds a file of the job's source.
+    """Refuse proxy data with a file of the job's source.
 
     Raises:
-        PolicyError: it does.
+        PolicyError: a file is the same.
         RunError: a file cannot be read.
     """
     with named_by("--proxy"):
@@ -83,7 +84,7 @@ def refuse_own_data(job: Job, proxy: Job) -> None:
 
 
 def _contents(job: Job) -> Iterator[Content]:
-    """Of every file of a source that is all there."""
+    """Yield the content digest of every file of a bounded source."""
     for file in manifest(job):
         try:
             yield content_of(file.path, job.source.kind)
@@ -92,7 +93,7 @@ def _contents(job: Job) -> Iterator[Content]:
 
 
 def _in_folder(job: Job, given: set[Content]) -> Iterator[Content]:
-    """Of files of a folder that grows; of those of another size only what is compressed is read."""
+    """Yield content digests of files of a growing folder; of other sizes only compressed files."""
     if job.source.kind != "folder" or "://" in job.source.path:
         return
     sizes, kind = {size for size, _ in given}, str(job.source.format)
@@ -107,10 +108,10 @@ def _is_packed(path: Path) -> bool:
 
 
 def content_of(path: str, kind: str) -> Content:
-    """Bytes and BLAKE2b-128 digest of a file, of a compressed text those of the text.
+    """Return size and BLAKE2b-128 digest of a file; for a compressed text, those of the text.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as raw:
         if kind != "parquet":

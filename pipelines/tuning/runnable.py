@@ -1,6 +1,6 @@
 """Figures of a tuning with which the job can be run: its noise for each C, bounds, bound per key.
 
-All of it is public, a function of the job's plan and of what was read off noisy counts.
+All of it is public, a function of the job's plan and of the noisy counts.
 """
 
 import math
@@ -20,7 +20,7 @@ from dpstream.pipelines.tuning.ask import CheckedRequest
 
 
 def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
-    """Figures of the noisy nodes with which the job can be run."""
+    """Return figures of the noisy nodes with which the job can be run."""
     bound = tuning.job.plan.privacy.per_key_bound
 
     def noise_with(clamps: ChosenBounds) -> NoiseOf:
@@ -31,7 +31,7 @@ def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
 
 
 def _runnable(tuning: CheckedRequest, figures: Figures) -> Figures:
-    """The same with the largest C, at most the tuned one, whose noise can be drawn."""
+    """Return the figures with the largest C, at most the tuned one, whose noise can be drawn."""
     if figures.unanswered is not None or _allowed(tuning, figures, figures.contributions):
         return figures
     low, high = 1, figures.contributions  # low can be run: see ``ask``
@@ -44,8 +44,10 @@ def _runnable(tuning: CheckedRequest, figures: Figures) -> Figures:
 
 
 def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
-    """sd of the first column at a window's end, in records at the bound, with that C and bound per
-    key; infinite where the job cannot be run so.  Public."""
+    """Return the sd of the first column at a window's end, in records at the bound; public.
+
+    It is for that C and bound per key; infinite if the job cannot be run with them.
+    """
     other = with_privacy(plan, contributions=contributions, per_key_bound=per_key)
     try:
         other = with_privacy(other, weights=plan.privacy.weights or usual(other))
@@ -63,7 +65,7 @@ def _allowed(tuning: CheckedRequest, figures: Figures, contributions: int) -> bo
 
 
 def with_bounds(tuning: CheckedRequest, chosen: ChosenBounds) -> Plan:
-    """The job's plan with these bounds."""
+    """Return the job's plan with these bounds."""
     clamps, plan = bounds_of(tuning, chosen), tuning.job.plan
     aggregates = tuple(
         msgspec.structs.replace(a, bounds=clamps.get(a.name, a.bounds)) for a in plan.aggregates
@@ -72,6 +74,6 @@ def with_bounds(tuning: CheckedRequest, chosen: ChosenBounds) -> Plan:
 
 
 def bounds_of(tuning: CheckedRequest, chosen: ChosenBounds) -> dict[str, tuple[float, float]]:
-    """Tuned bounds in the columns' units, by aggregate."""
+    """Return tuned bounds in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
     return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}

@@ -1,1 +1,1 @@
-"""Linear workloads: files, the plan of one, answers from records and from what was released."""
+"""Linear workloads: their files, their plans, and answers from records or from a release."""

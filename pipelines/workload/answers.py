@@ -1,4 +1,4 @@
-"""Answers as a table: what each is of, its value, exact standard error and 95% interval."""
+"""Answers as a table: a description of each, its value, exact standard error and 95% interval."""
 
 from collections.abc import Sequence
 
@@ -100,11 +100,12 @@ def answers(
     over_time: bool = False,
     consistent: bool = False,
 ) -> pa.Table | None:
-    """One row for each release and query; ``None``: more than a table has, so that they are asked
-    of the release, part by part.
+    """Return one row for each release and query; ``None`` if one table cannot hold them.
+
+    Such a workload is asked of the release, part by part.
 
     Args:
-        over_time: with the release's window and trigger.
+        over_time: add the release's window and trigger time.
         consistent: values are of the non-negative estimate of least squares; ``sd`` and the
             interval stay those of the linear answers, which they are exact for.
     """

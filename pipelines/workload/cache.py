@@ -1,8 +1,8 @@
 """Solved strategies on disk, named by the structure of their workload.
 
-A strategy is public: it depends on the queries and on no record.  What is read back is checked
-against its digest, and solved again if it is damaged.  A forged one could cost accuracy and not
-privacy: the sensitivity is measured of the mix that is used.
+A strategy is public: it depends on the queries and on no record.  A file is checked against its
+digest when it is read, and solved again if it is damaged.  A forged file could make answers less
+exact, but not less private: the sensitivity is computed for the mix that is used.
 """
 
 import contextlib
@@ -38,7 +38,9 @@ _QUICK = 2048
 
 
 def folder_of(given: Path | None) -> Path:
-    """Where strategies are kept: ``given``, else ``dpstream/strategies`` of the user's caches."""
+    """Return the folder of strategies: ``given``, else ``dpstream/strategies`` in the user's
+    caches.
+    """
     if given is not None:
         return given
     home = os.environ.get("XDG_CACHE_HOME")
@@ -48,12 +50,13 @@ def folder_of(given: Path | None) -> Path:
 def solved(
     workload: Workload, folder: Path, objective: str = "total", strategy: str = "auto"
 ) -> tuple[Plan, Path, bool]:
-    """The plan of a workload, its file, and whether it was there before.  A search that takes
-    minutes is announced on stderr.
+    """Return the plan of a workload, its file, and whether the file existed.
+
+    A search that takes minutes is announced on stderr.
 
     Raises:
-        PolicyError: the domain or the objective is beyond what is solved.
-        UsageError: a strategy or an objective that there is not.
+        PolicyError: the domain or the objective is too large to be solved.
+        UsageError: there is no such strategy or objective.
     """
     if strategy not in STRATEGIES:
         raise UsageError("--strategy", f"is one of {', '.join(STRATEGIES)}", "choose one")
@@ -75,10 +78,10 @@ def solved(
 
 
 def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, LatticeStrategy, bool]:
-    """The name and the lattice of the best strategy for pure epsilon, and whether it was there.
+    """Return name and lattice of the best strategy for pure epsilon, and whether its file existed.
 
     Raises:
-        PolicyError: the workload is beyond what is solved.
+        PolicyError: the workload is too large to be solved.
     """
     path = folder / f"{workload.structure}-pure-{bits}.npz"
     arrays = _arrays(path)
@@ -94,7 +97,7 @@ def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, Lat
 
 
 def write(path: Path, plan: Plan, structure: str) -> None:
-    """Keep a plan in a file that its owner alone can read."""
+    """Store a plan in a file that only its owner can read."""
     _keep(path, to_arrays(plan, structure))
 
 

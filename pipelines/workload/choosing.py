@@ -1,14 +1,17 @@
 """Chooses the family of noise for a workload over a job's records, before the charge.
 
-Geometric noise answers once, through the register of an account (`registered`); Gaussian noise
+Geometric noise answers once, with charge and answer in the account (`registered`); Gaussian noise
 answers there or through a store.  A workload that is asked again is the same question, and keeps
-the family that it was charged for, whatever has been charged since.
+the
+family that it was charged for, whatever has been charged since.
 
-**Two who ask at once** are charged for one family.  The families have different identities and
-places of their charges, so that no identity joins both.  A choice therefore holds for the number of
-workloads that were charged before it.  `Choice.accept` compares that number in the transaction that
-charges, and whoever was overtaken chooses again (`by_choice`), which gives the family that was
-charged meanwhile.  A search for a strategy would be too slow for the transaction itself.
+**Two processes that ask at once** are charged for one family.  The families have different
+identities, and their charges are in different places, so that no identity covers both.  A choice
+therefore holds for the number of workloads that were charged before it.  `Choice.accept` compares
+that number in the transaction that charges; if it has grown, `by_choice` chooses again, which gives
+the family that was charged meanwhile.  A search for a strategy would be too slow for the
+transaction
+itself.
 """
 
 import contextlib
@@ -41,10 +44,10 @@ class OvertakenError(PolicyError):
 
 
 class Choice(NamedTuple):
-    """The family that is taken.
+    """The family that is used.
 
     Attributes:
-        accept: refuses a new charge by `OvertakenError` if the choice may be another one by now;
+        accept: refuses a new charge by `OvertakenError` if the choice may have changed;
             ``None``: there is no other family.
     """
 
@@ -56,8 +59,8 @@ class Gaussian(NamedTuple):
     """How Gaussian noise would be charged.
 
     Attributes:
-        plan_hash: gives the plan hash of the charge.
-        registered: through the register of the account; otherwise through a store.
+        plan_hash: returns the plan hash of the charge.
+        registered: with charge and answer in the account; otherwise by a run with a store.
     """
 
     plan_hash: Callable[[], str]
@@ -65,12 +68,12 @@ class Gaussian(NamedTuple):
 
 
 def by_choice(choose: Callable[[], Choice], ask: Callable[[Choice], Result]) -> Result:
-    """The result of ``ask`` for a choice that was not overtaken.
+    """Return the result of ``ask`` for a choice that still holds when it is charged.
 
-    Each further turn follows another charge of the account, whose limit ends them.
+    Each repetition follows another charge of the account, whose limit ends them.
 
     Args:
-        choose: makes a choice by the account as it is now.
+        choose: makes a choice by the present account.
         ask: charges, with ``Choice.accept`` in the transaction.
 
     Raises:
@@ -91,15 +94,15 @@ def chosen(
     optimise: str = "limit",
     fresh: bool = False,
 ) -> Choice:
-    """The family that is taken by the account as it is now.
+    """Return the family to use by the present account.
 
     Args:
         plan: strategy for Gaussian noise.
-        folder: where solved strategies are kept.
+        folder: folder of solved strategies.
         gaussian: how Gaussian noise would be charged.
         optimise: how families are compared (`families`).
-        fresh: whether the question is charged anew if it was answered; one that was cut off keeps
-            its family.
+        fresh: ask again, at a new charge, a question that was answered; one that was interrupted
+            keeps its family.
 
     Raises:
         PolicyError: no noise can answer.
@@ -122,7 +125,7 @@ def chosen(
 
 
 def _check(number: int, account: History) -> None:
-    """Refuse a charge if the number of workloads that were charged is another one."""
+    """Refuse a charge if the number of charged workloads has changed."""
     if len(_workloads(account)) != number:
         raise OvertakenError(
             "account.path",
@@ -136,8 +139,9 @@ def _workloads(account: History) -> list[Charge]:
 
 
 def _history(job: Job) -> History:
-    """The account; an empty one where it cannot be read, which the charge refuses with the
-    reason."""
+    """Return the account; an empty one if it cannot be read, which the charge refuses with the
+    reason.
+    """
     if job.ledger is not None:
         with contextlib.suppress(DpstreamError):
             return read_history(job.ledger)
@@ -145,8 +149,10 @@ def _history(job: Job) -> History:
 
 
 def _unanswered(charge: Charge, account: History, gaussian: Gaussian) -> bool:
-    """Whether a fresh question continues a charge: the register has no answer of it.  A store has
-    no receipts: a fresh run is a new one."""
+    """Return whether a fresh question continues a charge, because the account has no answer to it.
+
+    A store has no receipts: a fresh run is a new one.
+    """
     registered = charge.mu is None or gaussian.registered
     return (
         registered and charge.run_id not in account.receipts and charge.run_id not in account.closed
@@ -156,7 +162,7 @@ def _unanswered(charge: Charge, account: History, gaussian: Gaussian) -> bool:
 def _charged(
     workload: Workload, job: Job, folder: Path, charges: list[Charge], gaussian: Gaussian
 ) -> Family | None:
-    """The family of the last of some charges that is for this workload; ``None``: none is."""
+    """Return the family of the last of some charges for this workload; ``None``: none is."""
     hashes: dict[str, Family] = {}
     if any(charge.mu is not None for charge in charges):
         with contextlib.suppress(DpstreamError):

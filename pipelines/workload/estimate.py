@@ -88,7 +88,7 @@ _AT_ONCE, MAX_COVARIANCE = 1 << 24, 1 << 24
 
 
 class Answers(NamedTuple):
-    """(queries,) linear answers, their standard errors, and the values that are shown."""
+    """(queries,) linear answers, their standard errors, and the values to show."""
 
     estimates: Float64
     sd: Float64
@@ -114,11 +114,11 @@ class Estimate(NamedTuple):
 
     @property
     def releases(self) -> int:
-        """How many there are."""
+        """The number of releases."""
         return len(self.cells)
 
     def check(self, workload: Workload) -> None:
-        """Whether it says what a workload asks.
+        """Refuse a workload that the estimate cannot answer.
 
         Raises:
             PolicyError: a query of an attribute of which only totals were measured.
@@ -131,10 +131,10 @@ class Estimate(NamedTuple):
             )
 
     def answers(self, workload: Workload, consistent: bool = False) -> Iterator[Answers]:
-        """Answers of each release.
+        """Yield the answers of each release.
 
         Args:
-            consistent: values of the nearest cells that are not negative.
+            consistent: use the nearest cell values that are not negative.
         """
         self.check(workload)
         norm = norms(workload, self.mix)
@@ -148,13 +148,13 @@ class Estimate(NamedTuple):
             yield Answers(estimates, norm * scale, published)
 
     def covariance(self, workload: Workload) -> Float64:
-        """(queries, queries) covariance of the first release's answers."""
+        """Return (queries, queries) covariance of the first release's answers."""
         self.check(workload)
         return covariance(workload, self.mix) * float(self.scale[0]) ** 2
 
 
 def values(workload: Workload, cells: Float64) -> Float64:
-    """(queries,) answers, product by product; axes that shrink are summed first."""
+    """Return (queries,) answers, product by product; axes that shrink are summed first."""
     parts = []
     for product in workload.products:
         answers, factors = cells.reshape(workload.sizes), workload.factors_of(product)
@@ -166,7 +166,7 @@ def values(workload: Workload, cells: Float64) -> Float64:
 
 @one_thread()
 def norms(workload: Workload, mix: Sequence[Float64]) -> Float64:
-    """(queries,) norm of each row of W L: its standard error for components of sd 1."""
+    """Return (queries,) norm of each row of W L: its standard error for components of sd 1."""
     if len(mix) == len(workload.sizes):
         covariances = [factor @ factor.T for factor in mix]
         variances: dict[tuple[int, int], Float64] = {}
@@ -183,7 +183,7 @@ def _by_axes(
     covariances: Sequence[Float64],
     variances: dict[tuple[int, int], Float64],
 ) -> Float64:
-    """Of a Kronecker product of mixes: the product of each axis's variances."""
+    """Return variances for a Kronecker product of mixes: the product of each axis's variances."""
     axis_variances = []
     for axis, factor in enumerate(workload.factors_of(product)):
         name = (axis, -1 if factor.kind == "total" else id(factor))
@@ -194,7 +194,7 @@ def _by_axes(
 
 
 def _by_columns(workload: Workload, product: Product, mix: Float64) -> Float64:
-    """Of one matrix: W on some of its columns after the other, squares added up."""
+    """Return variances for one matrix: add up squares of W on some of its columns at a time."""
     factors = workload.factors_of(product)
     rows = math.prod(factor.rows for factor in factors)
     step = max(1, _AT_ONCE // max(rows, len(mix)))
@@ -209,7 +209,7 @@ def _by_columns(workload: Workload, product: Product, mix: Float64) -> Float64:
 
 @one_thread()
 def covariance(workload: Workload, mix: Sequence[Float64]) -> Float64:
-    """(queries, queries) covariance of the answers for components of sd 1.
+    """Return (queries, queries) covariance of the answers for components of sd 1.
 
     Raises:
         PolicyError: too many queries for a matrix.

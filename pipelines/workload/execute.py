@@ -1,8 +1,8 @@
-"""`dpstream workload answer` of a job's records: the run, and what is read of it.
+"""`dpstream workload answer` on a job's records: the run, and the answers from its releases.
 
-The run is a run like every other: store and run id, charge, draws, committed releases (the job's
-sink gets them too).  Answers are post-processing of what the store has committed, so whoever is
-cut off goes on with the same command: the same noise, no further charge, the same bytes.
+The run follows the order of every run: store and run id, charge, draws, committed releases (the
+job's sink gets them too).  Answers are post-processing of what the store has committed, so that the
+same command continues after an interruption: the same noise, no further charge, the same bytes.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,14 @@ from dpstream.state.store import Store
 
 
 class Order(NamedTuple):
-    """What is to be answered.
+    """What is to be answered, and how.
 
     Attributes:
-        strategy: of the cells; over_time: at every trigger of the job.
-        out: folder of the answers; form: of the table in it.
-        nonnegative: consistent non-negative estimates in the place of the linear ones.
+        strategy: the strategy of the cells.
+        over_time: answer at every trigger time of the job.
+        out: folder of the answers.
+        form: format of the table in it.
+        nonnegative: use consistent non-negative estimates instead of the linear ones.
         runner, beam_args, fresh, accept: as `run_job` takes them.
     """
 
@@ -54,14 +56,14 @@ class Order(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What was written, and the run behind it."""
+    """The receipt of what was written, and the result of the run."""
 
     receipt: Receipt
     result: Result
 
 
 def execute(order: Order, progress: Progress | None = None) -> Done:
-    """Run, answer, write.
+    """Run the job, answer the workload, write the answers.
 
     Raises:
         DpstreamError: refused before a charge, or failed.
@@ -80,23 +82,23 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
 
 
 def job_of(order: Order) -> Job:
-    """The job that is run.
+    """Return the job to run.
 
     Raises:
-        UsageError, PolicyError: the job or the strategy does not fit.
+        UsageError, PolicyError: the job or the strategy cannot be used.
     """
     mixing = mixing_of(order.workload, order.strategy)
     return cells_job(order.job, order.workload, mixing, order.over_time)
 
 
 def check(order: Order, job: Job, named: bool = True) -> None:
-    """Refuse what would fail only after the charge.
+    """Refuse before the charge what would fail only after it.
 
     Args:
-        named: whether ``out`` is; a plan needs none.
+        named: whether ``out`` is given; a plan needs none.
 
     Raises:
-        PolicyError: OUT is there and is another release, or the job has no end.
+        PolicyError: OUT holds another release, or the job has no end.
     """
     if named:
         check_place(order.out, job.plan.hash, order.workload, order.fresh)
@@ -109,7 +111,7 @@ def check(order: Order, job: Job, named: bool = True) -> None:
 
 
 def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Moment], Receipt]:
-    """What the store has committed of the run."""
+    """Return the estimates that the store has committed, their moments, and the receipt."""
     plan, workload = job.plan, order.workload
     store = stores.open_store(job.state.store or "", plan, run_id)
     budget = calibrated(plan, store.identity.calibration).budget
@@ -144,7 +146,7 @@ def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Momen
 
 
 def _cells(store: Store, window: int, trigger: int, name: str, size: int) -> Float64:
-    """(n,) estimates of a release, of all shards."""
+    """Return (n,) estimates of a release, of all shards."""
     cells = np.full(size, np.nan)
     for shard in range(store.identity.shards):
         rows = store.committed_releases(window, shard, trigger)
@@ -159,6 +161,6 @@ def _cells(store: Store, window: int, trigger: int, name: str, size: int) -> Flo
 
 
 def moment_of(line: Timeline, window: int, trigger: int) -> Moment:
-    """Window and trigger as they are shown."""
+    """Return window and trigger time as they are shown."""
     begin, end = line.window_bounds(window)
     return Moment(begin, end, trigger, line.instant_of(line.base(window) + trigger))

@@ -45,7 +45,7 @@ OPTIMISE = ("limit", "answer")
 
 
 class Budget(NamedTuple):
-    """The promise to a unit: epsilon, delta (0: Gaussian noise is impossible), and C."""
+    """The guarantee of a unit: epsilon, delta (0: Gaussian noise is impossible), and C."""
 
     epsilon: float
     delta: float
@@ -53,10 +53,10 @@ class Budget(NamedTuple):
 
 
 class Families(NamedTuple):
-    """The family that is taken, and the errors of both.
+    """The family that is used, and the errors of both.
 
     Attributes:
-        taken: the family that is taken.
+        taken: the family that is used.
         gaussian, geometric: RMSE of a query with each; ``None``: this family cannot answer.
         least: whether ``geometric`` is a lower bound, which decided the choice.
         refused: why geometric noise cannot answer; "": it can.
@@ -69,7 +69,7 @@ class Families(NamedTuple):
     refused: str = ""
 
     def described(self) -> list[dict[str, Any]]:
-        """Both families as rows of a plan, JSON-able.
+        """Return both families as rows of a plan, as values for JSON.
 
         Returns:
             For each family ``mechanism``, whether it is ``taken``, its ``rmse`` (``None``: it
@@ -96,16 +96,16 @@ class Families(NamedTuple):
 def families_of(
     workload: Workload, plan: Plan, budget: Budget, folder: Path, limit: Limit | None = None
 ) -> Families:
-    """The family with the smaller error for a workload.
+    """Return the family with the smaller error for a workload.
 
     Args:
         plan: strategy of least total error with Gaussian noise.
-        budget: promise to a unit.
-        folder: where solved strategies are kept.
+        budget: guarantee of a unit.
+        folder: folder of solved strategies.
         limit: compare at an equal share of what is left of it; ``None``: this answer alone.
 
     Raises:
-        PolicyError: neither can answer.
+        PolicyError: neither family can answer.
     """
     epsilon, delta, contributions = budget
     gaussian, most, part = None, 0.0, 1.0  # at most so large an error takes geometric noise
@@ -139,15 +139,15 @@ def families_of(
 
 
 def compared(planned: Planned, guarantee: Guarantee, folder: Path) -> dict[str, Any]:
-    """Figures of a plan with the better family for this answer alone, and both ``families``.
+    """Return a plan's figures with the better family for this answer alone, and both ``families``.
 
     Args:
         planned: the workload with its Gaussian strategy.
         guarantee: in epsilon and delta.
-        folder: where solved strategies are kept.
+        folder: folder of solved strategies.
 
     Returns:
-        As `planning.figures`, with ``families`` as `Families.described` gives them.
+        As `planning.figures`, with ``families`` as `Families.described` returns them.
     """
     epsilon = required(guarantee.epsilon, "the guarantee is in epsilon")
     delta = required(guarantee.delta, "the guarantee has a delta")

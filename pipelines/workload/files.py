@@ -20,11 +20,11 @@ _FIELD = "workload file"
 
 
 def read_workload(path: Path) -> Workload:
-    """The workload of a file: NPZ by its ending, else JSON.
+    """Return the workload of a file: NPZ by its ending, else JSON.
 
     Raises:
-        UsageError: it cannot be read, or is neither.
-        PolicyError: what it says is no workload.
+        UsageError: the file cannot be read, or is neither.
+        PolicyError: its content is not a valid workload.
     """
     refuse_url(str(path), _FIELD)
     try:
@@ -50,7 +50,7 @@ def read_workload(path: Path) -> Workload:
 
 
 def domain_text(workload: Workload) -> list[dict[str, Any]]:
-    """The domain as workload files write it."""
+    """Return the domain as workload files write it."""
     return [
         {"name": a.name, **({"edges": list(a.edges)} if a.edges else {"values": list(a.values)})}
         for a in workload.attributes
@@ -58,7 +58,7 @@ def domain_text(workload: Workload) -> list[dict[str, Any]]:
 
 
 def _parsed(text: str) -> Any:
-    """JSON without what JSON does not have: NaN, Infinity, a name twice in one object."""
+    """Parse strict JSON: no NaN, no Infinity, no name twice in one object."""
     try:
         return json.loads(text, parse_constant=_no_number, object_pairs_hook=_distinct)
     except DpstreamError:

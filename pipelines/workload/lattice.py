@@ -60,24 +60,24 @@ class Lattice(NamedTuple):
 
     @property
     def sd(self) -> float:
-        """Of a row's noise."""
+        """The sd of a row's noise."""
         return sd_of(self.scale)
 
     @property
     def half_width(self) -> float:
-        """Of a 95% interval of any sum of rows' noises, in sds of it."""
+        """The half-width of a 95% interval of any sum of rows' noises, in sds of the sum."""
         rows = math.prod(len(factor) for factor in self.strategy.factors)
         off = LAPLACE_HALF_WIDTH * math.sqrt(2) * self.scale + math.sqrt(rows)
         return min(off / self.sd, ANY_HALF_WIDTH)
 
 
 def sd_of(scale: float) -> float:
-    """Of geometric noise of scale b."""
+    """Return the sd of geometric noise of scale b."""
     return geometric_sd(scale)
 
 
 def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) -> Lattice:
-    """A strategy at a guarantee.
+    """Return a strategy with the noise of a guarantee.
 
     Raises:
         PolicyError: its noise is beyond the range of exact draws, or it has too many rows.
@@ -100,7 +100,7 @@ def better_lattice(
     epsilon: float,
     contributions: int,
 ) -> tuple[str, Lattice]:
-    """A solved strategy at a guarantee, or the cells themselves where that has less error.
+    """Return a solved strategy at a guarantee, or the cells themselves if they have less error.
 
     A solved strategy is rounded to thousandths of its columns, so that its noise is as good as
     real.  Noise of whole cells is far smaller than that where epsilon / C is large, because most
@@ -126,21 +126,23 @@ def better_lattice(
 
 
 def rmse_of(lattice: Lattice, workload: Workload) -> float:
-    """Weighted RMSE of a workload's queries: least squares adds the strategy's own factor to the sd
-    of a row."""
+    """Return the weighted RMSE of a workload's queries: least squares adds the strategy's own
+    factor
+    to the sd of a row.
+    """
     trace = lattice.strategy.floats().gram.trace(workload)
     return lattice.sd * math.sqrt(trace / workload.weight)
 
 
 def bits_of(axes: int) -> int:
-    """Bits of each axis of a lattice, so that its noise stays in range."""
+    """Return the bits of each axis of a lattice, so that its noise stays in range."""
     return max(4, min(12, BITS // axes))
 
 
 def planned_purely(
     workload: Workload, epsilon: float, contributions: int, folder: Path
 ) -> dict[str, Any]:
-    """What a workload would cost in pure epsilon: as `planning.figures`.
+    """Return what a workload would cost in pure epsilon, as `planning.figures`.
 
     The floor: a strategy of whole numbers, D its largest L1 norm of a column, has noise of variance
     v(C D / epsilon), v(b) = 2 q / (1 - q)^2 with q = e^(-1/b), and v(b) / b^2 grows with b.  As
@@ -149,10 +151,10 @@ def planned_purely(
     mu = 1.
 
     Args:
-        folder: of solved strategies.
+        folder: folder of solved strategies.
 
     Raises:
-        PolicyError: a budget that is none, or a workload that no lattice is made for.
+        PolicyError: the budget is not positive and finite, or no lattice is made for the workload.
     """
     if not (0 < epsilon < math.inf and contributions >= 1):
         raise PolicyError("--epsilon", "is positive and finite, C at least 1", "give a budget")
@@ -187,7 +189,7 @@ def planned_purely(
 def published(
     lattice: Lattice, cells: Int64, keys: "KeyRing", run_name: tuple[bytes, ...]
 ) -> Int64:
-    """(rows on each axis) B x + noise.
+    """Return (rows on each axis) B x + noise.
 
     Args:
         cells: exact counts, an axis for each attribute: PRIVATE.
@@ -207,8 +209,9 @@ def published(
 
 
 def estimate_of(lattice: Lattice, counts: Int64) -> Estimate:
-    """Least-squares cells of what was published, and the mix of their noise: L L^T =
-    (B^T B)^-1."""
+    """Return least-squares cells of what was published, and the mix of their noise: L L^T =
+    (B^T B)^-1.
+    """
     cells: Float64 = counts.astype(np.float64)
     mix, summed = [], []
     for axis, factor in enumerate(lattice.strategy.factors):

@@ -1,8 +1,8 @@
 """The job that answers a workload: a job's records, C and account, with cells as public keys.
 
-What is asked of the cells is post-processing, so that it does not enter the plan; the domain and
-the mix of noise do.  Hence a store, a ledger entry and all noise belong to a domain and a
-strategy: another workload is answered from what was released, or is another run.
+Queries on the cells are post-processing, so that they do not enter the plan; the domain and the mix
+of noise do.  Hence a store, an account's entry and all noise belong to a domain and a strategy:
+another workload is answered from the release, or by another run.
 """
 
 import msgspec
@@ -20,7 +20,7 @@ _KINDS = ("count", "sum")
 
 
 def mixing_of(workload: Workload, strategy: CellStrategy) -> Mixing:
-    """The certified mix of a strategy over the workload's cells.
+    """Return the certified mix of a strategy over the workload's cells.
 
     Raises:
         PolicyError, UsageError: too many cells, or no invertible mix.
@@ -30,10 +30,10 @@ def mixing_of(workload: Workload, strategy: CellStrategy) -> Mixing:
 
 
 def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> Job:
-    """A job whose releases are estimates of a workload's cells.
+    """Return a job whose releases are estimates of a workload's cells.
 
     Args:
-        over_time: at every trigger of the job; otherwise once, at its end.
+        over_time: release at every trigger time of the job; otherwise once, at its end.
 
     Raises:
         UsageError, PolicyError: the job's key, aggregates or privacy do not fit.
@@ -60,7 +60,8 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
 
 
 def one_shot_job(job: Job) -> Job:
-    """The job with its whole time as one window with one trigger, before cells take its key.
+    """Return the job with its whole time as one window with one trigger time, before cells replace
+    its key.
 
     Raises:
         UsageError, PolicyError: it has no end, or a budget for every period.
@@ -69,10 +70,13 @@ def one_shot_job(job: Job) -> Job:
 
 
 def domain_of_job(job: Job, workload: Workload, partial: bool = False) -> CellDomain:
-    """The domain with its input columns; ``partial``: see `jobs.cells.cell_key`.
+    """Return the domain with its input columns.
+
+    Args:
+        partial: see `jobs.cells.cell_key`.
 
     Raises:
-        UsageError: they do not fit.
+        UsageError: the columns do not fit the domain.
     """
     key = cell_key(workload.attributes, job.plan.key, partial)
     if CELL.column in set(job.columns) - {field.column for field in key}:
@@ -83,7 +87,7 @@ def domain_of_job(job: Job, workload: Workload, partial: bool = False) -> CellDo
 
 
 def check_job(job: Job) -> None:
-    """Whether a job can be asked a workload.
+    """Refuse a job that cannot answer a workload.
 
     Raises:
         UsageError: it has a list of keys, or another aggregate than one count or sum.

@@ -1,4 +1,4 @@
-"""Pictures of a plan: error of every query against the floor; and the strategy."""
+"""Pictures of a plan: the error of every query compared with the floor; and the strategy."""
 
 import math
 from pathlib import Path
@@ -32,13 +32,13 @@ _FLOORS = {
 
 
 def curve(planned: Planned) -> Float64:
-    """Sorted errors of all queries at mu = 1: what the objective is about.
+    """Return sorted errors of all queries at mu = 1, as the objective measures them.
 
     Standard errors; for ``relative`` over the query's norm, for ``worst`` times the root of its
     weight.
 
     Raises:
-        UsageError: more queries than are computed one by one.
+        UsageError: too many queries to compute one by one.
     """
     workload, objective = planned.workload, planned.plan.objective
     weighted = workload.relative() if objective == "relative" else workload
@@ -52,7 +52,7 @@ def curve(planned: Planned) -> Float64:
 
 
 def draw(planned: Planned, guarantee: Guarantee) -> Figure:
-    """The figure of errors."""
+    """Draw the figure of errors."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     values = curve(planned)
@@ -74,10 +74,11 @@ def draw(planned: Planned, guarantee: Guarantee) -> Figure:
 
 @one_thread()
 def strategy_matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
-    """The strategy as (n, n) symmetric roots of X at sensitivity 1: one, or one for each axis.
+    """Return the strategy as (n, n) symmetric roots of X at sensitivity 1: one, or one for each
+    axis.
 
     Raises:
-        PolicyError: a strategy that is one matrix over more cells than a limit.
+        PolicyError: a strategy that is one matrix over too many cells.
     """
     roots = []
     for matrix in matrices(strategy, sizes):
@@ -87,10 +88,10 @@ def strategy_matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Fl
 
 
 def draw_matrices(planned: Planned) -> Figure:
-    """The figure of the strategy.
+    """Draw the figure of the strategy.
 
     Raises:
-        DpstreamError: it is no matrix of cells.
+        DpstreamError: the strategy is not a matrix of cells.
     """
     workload = planned.workload
     roots = strategy_matrices(planned.plan.strategy, workload.sizes)
@@ -108,7 +109,10 @@ def draw_matrices(planned: Planned) -> Figure:
 
 
 def show_matrix(figure: Any, axes: Any, matrix: Float64) -> None:
-    """Numbers as colours, white 0, on a scale that is linear below a hundredth of the largest."""
+    """Draw numbers as colours, white 0, on a scale that is linear near 0.
+
+    It is linear below a hundredth of the largest number.
+    """
     most = float(np.abs(matrix).max())
     scale = SymLogNorm(most / 100, vmin=-most, vmax=most)
     image = axes.imshow(matrix, norm=scale, cmap="RdBu_r", interpolation="nearest")
@@ -122,14 +126,15 @@ def show_matrix(figure: Any, axes: Any, matrix: Float64) -> None:
 def save(
     planned: Planned, guarantee: Guarantee, path: Path | None, matrix: Path | None = None
 ) -> None:
-    """Write the figures that are asked for; the endings say how (svg, png, pdf).
+    """Write the chosen figures; the endings define the format (svg, png, pdf).
 
     Args:
-        path: of the errors; matrix: of the strategy.
+        path: file for the errors.
+        matrix: file for the strategy.
 
     Raises:
         UsageError: another ending.
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     for option, file in (("--picture", path), ("--matrix", matrix)):
         if file is None:

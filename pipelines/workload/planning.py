@@ -1,4 +1,4 @@
-"""What a workload's answers would cost: errors, floors and gaps, before any data is there."""
+"""What a workload's answers would cost: errors, floors and gaps, before there is data."""
 
 import math
 from pathlib import Path
@@ -20,12 +20,12 @@ from dpstream.pipelines.workload.ways import HALF_WIDTH, MAX_ANSWERS, way_of
 
 
 class Guarantee(NamedTuple):
-    """What every unit is promised, and how often it counts.
+    """The guarantee of every unit, and its contribution bound.
 
     Attributes:
-        mu: Gaussian-DP parameter, ``None`` of pure epsilon; epsilon, delta: as asked for, ``None``
-            where mu was.
-        contributions: C, records of a unit that count.
+        mu: Gaussian-DP parameter; ``None`` for pure epsilon.
+        epsilon, delta: as asked for; ``None`` if mu was given.
+        contributions: C, the most records of a unit that count.
     """
 
     mu: float | None
@@ -35,24 +35,24 @@ class Guarantee(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """Of what it promises."""
+        """Return warnings about what the guarantee promises."""
         if self.epsilon is None or self.delta is None:
             return weaknesses_of_mu(required(self.mu, "self.mu is there"))
         return weaknesses(self.epsilon, self.delta)
 
     @property
     def scale(self) -> float:
-        """Standard errors at this guarantee for one of 1 at mu = 1."""
+        """The standard error at this guarantee of an answer that has 1 at mu = 1."""
         return self.contributions / required(self.mu, "self.mu is there")
 
 
 def guarantee_of(
     epsilon: float | None, delta: float | None, mu: float | None, contributions: int
 ) -> Guarantee:
-    """The guarantee of the options of a command.
+    """Return the guarantee of a command's options.
 
     Raises:
-        UsageError: both forms or half of one.
+        UsageError: both forms are given, or half of one.
         PolicyError: a budget that is not positive and finite.
     """
     if (mu is None) == (epsilon is None and delta is None):
@@ -83,7 +83,9 @@ class Planned(NamedTuple):
     """A workload with its strategy.
 
     Attributes:
-        plan: the strategy and its proof; place: its file; cached: whether it was there before.
+        plan: the strategy and its proof.
+        place: its file.
+        cached: whether the file existed before.
     """
 
     workload: Workload
@@ -92,19 +94,19 @@ class Planned(NamedTuple):
     cached: bool
 
     def per_query(self, variance: float) -> float:
-        """Standard error of a query, of a total or of the largest, at mu = 1."""
+        """Return the standard error of a query, from a total or the largest variance, at mu = 1."""
         return math.sqrt(variance / self.share)
 
     @property
     def share(self) -> float:
-        """What the plan's error is a sum over."""
+        """The number or weight that the plan's error is a sum over."""
         return 1.0 if self.plan.objective == "worst" else self.workload.weight
 
 
 def planned(
     workload: Workload, folder: Path, objective: str = "total", strategy: str = "auto"
 ) -> Planned:
-    """Solve a workload, or read what was solved.
+    """Solve a workload, or read an earlier solution.
 
     Raises:
         DpstreamError: see `cache.solved`.
@@ -113,10 +115,10 @@ def planned(
 
 
 def errors(workload: Workload, strategy: CellStrategy) -> list[Float64]:
-    """(queries of a product,) standard errors at mu = 1 for each product.
+    """Return (queries of a product,) standard errors at mu = 1 for each product.
 
     Raises:
-        UsageError: more queries than are computed one by one.
+        UsageError: too many queries to compute one by one.
     """
     if workload.queries > MAX_LISTED:
         raise UsageError(
@@ -128,7 +130,7 @@ def errors(workload: Workload, strategy: CellStrategy) -> list[Float64]:
 
 
 def figures(planned: Planned, guarantee: Guarantee) -> dict[str, Any]:
-    """What is shown of a plan: public figures by name."""
+    """Return the public figures of a plan by name."""
     workload, plan, scale = planned.workload, planned.plan, guarantee.scale
     return {
         **queries_of(workload, plan.strategy.spreads(workload), scale, HALF_WIDTH),
@@ -152,10 +154,11 @@ def figures(planned: Planned, guarantee: Guarantee) -> dict[str, Any]:
 def queries_of(
     workload: Workload, spreads: list[Spread], scale: float, half_width: float
 ) -> dict[str, Any]:
-    """What is asked, and how exact each product's answers are.
+    """Return what is asked, and how exact each product's answers are.
 
     Args:
-        spreads: variances of each product's queries; scale: sds for one of 1 there.
+        spreads: variances of each product's queries.
+        scale: the sd of an answer that has sd 1 there.
         half_width: of a 95% interval, in sds.
     """
     return {
@@ -184,7 +187,7 @@ def queries_of(
 
 
 def answered_by(workload: Workload, strategy: CellStrategy) -> dict[str, str | None]:
-    """How `dpstream workload answer` answers it, or why it does not."""
+    """Return how `dpstream workload answer` answers the workload, or why it cannot."""
     try:
         return {"answered_by": way_of(workload, strategy), "refused": None}
     except PolicyError as refused:
@@ -192,7 +195,7 @@ def answered_by(workload: Workload, strategy: CellStrategy) -> dict[str, str | N
 
 
 def plan_text(result: dict[str, Any], most: int = 12) -> str:
-    """The same for a person at a terminal; of many products the first ones."""
+    """Return the same figures as text; of many products the first ones."""
     what = {
         "worst": "largest standard error of a query (weighted)",
         "relative": "RMSE of a query divided by its norm",
@@ -246,7 +249,7 @@ def _mechanism(result: dict[str, Any]) -> list[str]:
 
 
 def families_line(families: list[dict[str, Any]]) -> str:
-    """Both families as text, the one that is taken first."""
+    """Return both families as text, the one that is used first."""
     parts = []
     for family in sorted(families, key=lambda family: not family["taken"]):
         if family["rmse"] is None:

@@ -1,7 +1,7 @@
-"""Answers that no store keeps: pure epsilon, and tables without a histogram of all cells.
+"""Answers without a store: pure epsilon, and tables without a histogram of all cells.
 
-They are asked by the one sequence of charge and answer (`pipelines.ask`).  What is committed is the
-estimate, in the archive beside the account; the answers of the workload are made from it.
+They follow the common sequence of charge and answer (`pipelines.ask`).  The estimate is committed,
+in the archive beside the account; the answers of the workload are computed from it.
 """
 
 import contextlib
@@ -143,10 +143,11 @@ class Mechanism(NamedTuple):
     """What is drawn and what it costs.
 
     Attributes:
-        name: strategy; digest: of all that decides what is drawn, domain included.
-        epsilon, delta, mu: of a unit.
-        every_cell: whether every cell is estimated, not sums alone.
-        draw: estimate of (rows, attributes) cells under a key and a run name.
+        name: the strategy's name.
+        digest: of all that decides what is drawn, including the domain.
+        epsilon, delta, mu: the cost for a unit.
+        every_cell: whether every cell is estimated, not only sums.
+        draw: returns the estimate of (rows, attributes) cells under a key and a run name.
     """
 
     name: str
@@ -159,7 +160,7 @@ class Mechanism(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What was written, whether it was charged now, and records left out (for the operator)."""
+    """The receipt, whether the answer was charged now, and records left out (for the operator)."""
 
     receipt: Receipt
     charged: bool
@@ -167,13 +168,13 @@ class Answered(NamedTuple):
 
 
 def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
-    """Pure epsilon: the job's, with delta 0.
+    """Return the mechanism with pure epsilon: the job's, with delta 0.
 
     Args:
-        folder: of solved strategies.
+        folder: folder of solved strategies.
 
     Raises:
-        PolicyError: a workload or a domain that no lattice is made for.
+        PolicyError: no lattice is made for the workload or the domain.
     """
     bits = lattice.bits_of(len(workload.sizes))
     privacy = job.plan.privacy
@@ -196,11 +197,11 @@ def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
 
 
 def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mechanism:
-    """Residual tables: Gaussian noise of whole differences, no histogram of all cells.
+    """Return residual tables: Gaussian noise of whole differences, no histogram of all cells.
 
     Raises:
         UsageError: the strategy is not one of residual tables.
-        PolicyError: more numbers than are published.
+        PolicyError: too many numbers to publish.
     """
     gram, sizes = strategy.gram, workload.sizes
     if not isinstance(gram, Tables):
@@ -240,13 +241,13 @@ class WorkloadQuestion:
     """A mechanism's estimate of the cells of a job's domain, for `ask.sequence`.
 
     Args:
-        some: the job's key names a part of the attributes only.
-        out: where it is to be published.
+        some: whether the job's key has only some of the attributes.
+        out: where the answer is to be published.
         accept: may refuse a new charge by the charges before it.
 
     Attributes:
-        archive: keeps the estimate.
-        dead_letters: records that were left out, for the operator; known when it was drawn.
+        archive: stores the estimate.
+        dead_letters: number of records left out, for the operator; known after the draw.
     """
 
     kind: ChargeKind = "workload"
@@ -274,27 +275,27 @@ class WorkloadQuestion:
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says; the plan that is digested names the source."""
+        """The canonical parts of the question; the digested plan names the source."""
         return [self.plan_hash.encode()]
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: a column that a file lacks costs nothing."""
+        """Refuse, for example, a column that a file lacks; see `ask.question.Question`."""
         if self._out is not None:
             Output(self._out, RECEIPT, "--out").check(None)
         pieces(self._reading)
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says."""
+        """Return the charge of the question; see `ask.question.Question`."""
         if self._accept is not None:
             self._accept(account)
         return Decision(_charge(self._job, self._mechanism, self.plan_hash, run_id))
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says."""
+        """Return names, sizes and times of the job's files; see `ask.question.Question`."""
         return stamps(self._reading)
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says."""
+        """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
         rows = bounded(self._reading, self._domain, keys)
         self.dead_letters = rows.dead_letters
         name = (charge.run_id.encode(), self.plan_hash.encode())
@@ -307,7 +308,7 @@ class WorkloadQuestion:
         return receipt
 
     def released(self, data: bytes) -> Released:
-        """The estimate of a committed receipt."""
+        """Return the estimate of a committed receipt."""
         receipt = header_of(data, Receipt)
         with self.archive.draft() as draft:
             self.archive.take(data, receipt.files, [ESTIMATE], draft)
@@ -346,11 +347,11 @@ def answer_once(
     how: Asking = ONCE,
     accept: Accept | None = None,
 ) -> Answered:
-    """Ask, and write the answers of the workload.
+    """Ask the question, and write the answers of the workload.
 
     Args:
-        partial: the job's key names a part of the attributes only.
-        how: whether it is asked anew, and of which state of the data.
+        partial: whether the job's key has only some of the attributes.
+        how: whether to ask again at a new charge, and about which state of the data.
         accept: may refuse a new charge by the charges before it.
 
     Raises:
@@ -381,13 +382,13 @@ def acceptance(
     how: Asking = ONCE,
     out: Path | None = None,
 ) -> Acceptance:
-    """Whether `answer_once` would be charged now, and what it would cost; charges nothing.
+    """Return whether `answer_once` would be charged now, and its cost; charges nothing.
 
     Args:
         out: the folder that would be made; ``None``: a new one.
 
     Raises:
-        DpstreamError: the job is refused for another reason than its ledger.
+        DpstreamError: the job is refused for another reason than its account.
     """
     question = WorkloadQuestion(workload, job, mechanism, partial)
 
@@ -403,17 +404,17 @@ def acceptance(
 
 
 def check_once(workload: Workload, job: Job) -> None:
-    """Refuse a job that cannot answer a workload once, through the register.
+    """Refuse a job that cannot answer a workload once, without a store.
 
     Raises:
-        UsageError, PolicyError: it cannot; the message says why.
+        UsageError, PolicyError: it cannot; the message states why.
     """
     domain_of_job(one_shot_job(job), workload)
     _check(job)
 
 
 def _check(job: Job) -> None:
-    """What would fail only after the charge."""
+    """Refuse before the charge what would fail only after it."""
     check_job(job)
     if job.plan.aggregates[0].kind != "count":
         raise UsageError(
@@ -437,7 +438,7 @@ def _check(job: Job) -> None:
 
 
 def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:
-    """Names what is drawn of which records: the job's plan, the domain, the mechanism."""
+    """Return a hash of what is drawn and for which records: job's plan, domain, mechanism."""
     parts = (job.plan.hash, domain.digest, mechanism.digest)
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 

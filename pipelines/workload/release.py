@@ -1,12 +1,12 @@
 """The output of an answer: a folder of answers and of the estimate from which more can be asked.
 
-    OUT/answers.parquet or .csv   the answers, with standard errors and 95% intervals; not there if
-                                  they are more than a table has
+    OUT/answers.parquet or .csv   the answers, with standard errors and 95% intervals; absent if
+                                  one table cannot hold them
     OUT/estimate.npz              estimates of the cells, and the mix of their noise
-    OUT/release.json              the receipt: what they are of, and the digests of both
+    OUT/release.json              the receipt: domain and mechanism, and the digests of both files
 
-All of it is public.  It is made beside its place and put there whole.  The receipt names the
-domain: a workload over another one is refused, since equal numbers of cells say nothing.
+All of it is public.  It is written to a temporary folder and renamed as a whole.  The receipt names
+the domain: a workload over another one is refused, even if it has as many cells.
 """
 
 import contextlib
@@ -88,7 +88,9 @@ _FIELD = "--from"
 
 
 class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which release an estimate is of: its window (micros since the epoch) and trigger."""
+    """The release that an estimate belongs to: its window (micros since the epoch) and trigger
+    time.
+    """
 
     window_start: int
     window_end: int
@@ -97,18 +99,21 @@ class Moment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Receipt(Header, frozen=True, kw_only=True):
-    """What was released; public.
+    """The description of a release; public.
 
     Attributes:
-        domain: attributes as workload files write them; domain_digest: names, values and edges.
-        workload: digest of the workload that was answered; strategy: what was measured.
-        mixing: digest of the mix of noise; null where there is none.
+        domain: attributes as workload files write them.
+        domain_digest: digest of names, values and edges.
+        workload: digest of the workload that was answered.
+        strategy: what was measured.
+        mixing: digest of the mix of noise; null if there is none.
         mechanism: family of the noise.
         epsilon, delta, mu: what it cost.
-        contributions: records of a unit that count.
+        contributions: the most records of a unit that count.
         aggregate: name and kind of what is counted or summed.
-        insecure: a fixed test secret was used.
-        moments: one for each estimate, in order; files: by name.
+        insecure: whether a fixed test secret was used.
+        moments: one for each estimate, in order.
+        files: digests by name.
     """
 
     domain: list[dict[str, Any]]
@@ -128,20 +133,20 @@ class Receipt(Header, frozen=True, kw_only=True):
 
 
 class Released(NamedTuple):
-    """A receipt and what it is of."""
+    """A receipt and its estimate."""
 
     receipt: Receipt
     estimate: Estimate | TableEstimate
 
 
 def check_place(out: Path, plan_hash: str, workload: Workload, fresh: bool = False) -> None:
-    """Whether a release may go to its place: nothing is there, or an answer of the same plan.
+    """Refuse an output folder that holds something else than an answer of the same plan.
 
     Args:
-        fresh: it is a new answer, which has a folder of its own.
+        fresh: whether it is a new answer, which needs an unused folder.
 
     Raises:
-        PolicyError: something else stands there.
+        PolicyError: something else is at the path.
     """
     if not out.exists():
         return
@@ -163,7 +168,7 @@ def write_release(
     answers: pa.Table | None,
     form: str,
 ) -> Receipt:
-    """Put a release in its place; the same one may stand there already.
+    """Publish a release in its folder, which may already hold the same release.
 
     A file of the same release that was damaged since is written again.
 
@@ -171,8 +176,8 @@ def write_release(
         The receipt with all files of the folder.
 
     Raises:
-        PolicyError: something else stands there.
-        RunError: it cannot be written.
+        PolicyError: something else is at the path.
+        RunError: a file cannot be written.
     """
     with file_errors("--out", "cannot be written"):
         make_folder(out.parent)
@@ -193,19 +198,19 @@ def write_release(
 
 
 def write_estimate(folder: Path, estimate: Estimate | TableEstimate) -> None:
-    """Write an estimate into a folder; equal estimates are equal bytes.
+    """Write an estimate into a folder; equal estimates give equal bytes.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     np.savez(folder / ESTIMATE, **to_arrays(estimate))  # type: ignore[arg-type]
 
 
 def read_release(folder: Path) -> Released:
-    """A release, its estimate held against the receipt.
+    """Return a release, after a check of its estimate against the receipt.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no release.
         PolicyError: it is damaged, or another program's.
     """
     try:
@@ -221,10 +226,10 @@ def read_release(folder: Path) -> Released:
 
 
 def released_of(receipt: Receipt, data: bytes) -> Released:
-    """A release of the bytes of its estimate.
+    """Return a release from the bytes of its estimate.
 
     Raises:
-        PolicyError: they are of another form.
+        PolicyError: the bytes have another form.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as held:
@@ -237,7 +242,7 @@ def released_of(receipt: Receipt, data: bytes) -> Released:
 
 
 def _fits(released: Released) -> bool:
-    """Whether an estimate has the shapes that its receipt says, and finite numbers."""
+    """Return whether an estimate has the shapes of its receipt, and finite numbers."""
     receipt, estimate = released
     sizes = tuple(len(a["edges"]) - 1 if "edges" in a else len(a["values"]) for a in receipt.domain)
     releases, cells = len(receipt.moments), math.prod(sizes)
@@ -254,10 +259,10 @@ def _fits(released: Released) -> bool:
 
 
 def check_domain(receipt: Receipt, workload: Workload) -> None:
-    """Whether a workload can be asked of a release.
+    """Refuse a workload that a release cannot answer.
 
     Raises:
-        PolicyError: it has another domain.
+        PolicyError: the workload has another domain.
     """
     if receipt.domain_digest != domain_digest(workload.attributes):
         raise PolicyError(
@@ -268,7 +273,7 @@ def check_domain(receipt: Receipt, workload: Workload) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """A table as its file's ending says: parquet, csv, or Arrow IPC.
+    """Write a table in the format of the file's ending: parquet, csv, or Arrow IPC.
 
     Raises:
         UsageError: another ending.
@@ -290,7 +295,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def write_csv(table: pa.Table, file: Any) -> None:
-    """A table as CSV."""
+    """Write a table as CSV."""
     plain = [
         column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
         for column in table.columns

@@ -27,7 +27,7 @@ class TableEstimate(NamedTuple):
     """Released residual tables.
 
     Attributes:
-        bases: of each attribute.
+        bases: one for each attribute.
         keys: sets of attributes that were measured; sds: s_R of each.
         measured: (n - 1 on each axis of R) noisy M x_R of each set.
     """
@@ -45,11 +45,11 @@ class TableEstimate(NamedTuple):
 
     @property
     def releases(self) -> int:
-        """How many there are."""
+        """The number of releases."""
         return 1
 
     def answers(self, workload: Workload, consistent: bool = False) -> Iterator[Answers]:
-        """Answers of the release.
+        """Yield the answers of the release.
 
         Raises:
             PolicyError: an attribute set that was not measured, or non-negative cells.
@@ -68,7 +68,7 @@ class TableEstimate(NamedTuple):
         yield Answers(estimates, np.sqrt(np.concatenate(variances)), estimates)
 
     def covariance(self, workload: Workload) -> Float64:
-        """Not kept for tables.
+        """Not available for tables.
 
         Raises:
             PolicyError: always.
@@ -78,7 +78,7 @@ class TableEstimate(NamedTuple):
     def _product(
         self, product: Product, place: dict[tuple[int, ...], int]
     ) -> tuple[Float64, Float64]:
-        """The table of a product's attributes, and the variances of its queries."""
+        """Return the table of a product's attributes, and the variances of its queries."""
         axes, bases = product.axes, [self.bases[axis] for axis in product.axes]
         table = np.zeros([basis.size for basis in bases])
         variance = np.zeros(product.rows)

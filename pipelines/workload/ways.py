@@ -23,10 +23,10 @@ HALF_WIDTH = 1.959963984540054
 
 
 def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tables"]:
-    """Which noise answers a workload.
+    """Return which noise answers a workload.
 
     Raises:
-        PolicyError: neither is possible; it names what is too large.
+        PolicyError: neither is possible; the error names what is too large.
     """
     gram = strategy.gram
     if isinstance(gram, Tables) and workload.cells > MAX_SOLVED_CELLS:
@@ -54,7 +54,9 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
 
 
 def tables_of(workload: Workload, strategy: CellStrategy) -> CellStrategy:
-    """The strategy if it is of residual tables, else one of residual tables for the workload."""
+    """Return the strategy if it is of residual tables, else one of residual tables for the
+    workload.
+    """
     if isinstance(strategy.gram, Tables):
         return strategy
     # Of tables of counts: the same errors.  Bases of very many cells take minutes.
@@ -64,10 +66,10 @@ def tables_of(workload: Workload, strategy: CellStrategy) -> CellStrategy:
 
 
 def check_tables(gram: Tables) -> None:
-    """Whether residual tables are within the limits of what is published and mixed.
+    """Refuse residual tables that are too large to publish or mix.
 
     Raises:
-        PolicyError: they are not.
+        PolicyError: they are too large.
     """
     if sum(gram.dims.tolist()) > MAX_PUBLISHED:
         raise PolicyError(

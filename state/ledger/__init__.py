@@ -1,1 +1,1 @@
-"""The ledger of a data set: charges, answers that were charged once, and the lineage of stores."""
+"""The account of a data set: charges, answers that were charged once, and the lineage of stores."""

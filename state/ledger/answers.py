@@ -1,17 +1,19 @@
-"""Answers in the ledger: charged before a row is read, committed before they are seen, paid once.
+"""Answers in the account: charged once before a row is read, committed before they are shown.
 
 A request of any kind (a tuning of bounds, a SQL statement, a table) is an entry of the data set
-like any run, plus a row here: the keyed digest of what was asked, and, once drawn, the receipt,
-which is the answer's bytes.  `pipelines.ask.sequence` has the order in which they are written and
-what follows from it; here each step is one transaction:
+like any run, plus a row here: the keyed digest of the question, and, once drawn, the receipt,
+which is the answer's bytes.  `pipelines.ask.sequence` describes the order in which they are written
+and what follows from it; here each step is one transaction:
 
 * *begin*: run id, charge and request;
-* *commit*: the receipt, bound to its charge, and its view, if it has one; the first one stays;
-* *keep_view*: the view of a receipt that was committed without one; the first one stays;
-* *read*: what stands, once the account's head file has it (`state.ledger.head`).
+* *commit*: the receipt, bound to its charge, and its view, if it has one; of several the first
+  one counts;
+* *keep_view*: the view of a receipt that was committed without one; of several the first one
+counts;
+* *read*: the committed answer, once the account's head file has it (`state.ledger.head`).
 
-A view is what was made of the receipt and of public inputs for whoever asked first (the rows of a
-SQL statement's outer query).  It costs nothing, and it is kept because these inputs may change.
+A view is computed from the receipt and public inputs when a question is first asked (the rows of a
+SQL statement's outer query).  It costs nothing, and it is stored because these inputs may change.
 """
 
 import hashlib
@@ -32,10 +34,11 @@ class Answer(NamedTuple):
     """A committed answer.
 
     Attributes:
-        run_id: of its charge.
-        receipt: its bytes; digest: binds them to the charge.
-        charged: the charge was made by this very call.
-        view: what was made of the receipt; ``None``: nothing was, or it is not made yet.
+        run_id: the run id of its charge.
+        receipt: its bytes.
+        digest: binds them to the charge.
+        charged: whether this very call made the charge.
+        view: what was computed from the receipt; ``None``: there is none, or not yet.
     """
 
     run_id: str
@@ -46,12 +49,12 @@ class Answer(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a new request is charged.
+    """The charge of a new request.
 
     Attributes:
-        charge: under the run id that was given.
-        receipt: the whole answer where nothing is drawn, committed with the charge; ``None``: it
-            is drawn behind the charge.
+        charge: the charge, with the run id that was given.
+        receipt: the whole answer if nothing is drawn, committed with the charge; ``None``: it is
+            drawn after the charge.
     """
 
     charge: Charge
@@ -62,7 +65,9 @@ class Begun(NamedTuple):
     """A request that is charged.
 
     Attributes:
-        run_id, charge: of it; charged: by this very call; receipt: if it was answered.
+        run_id, charge: those of the request.
+        charged: whether this very call charged it.
+        receipt: the receipt, if it was answered.
     """
 
     run_id: str
@@ -72,10 +77,10 @@ class Begun(NamedTuple):
 
 
 class AnswerLog:
-    """The answers of one kind in the ledger of a data set.
+    """The answers of one kind in the account of a data set.
 
     Args:
-        ledger: the data set's ledger.
+        ledger: the data set's account.
         kind: kind of the requests; a request of another kind is another request.
     """
 
@@ -88,16 +93,18 @@ class AnswerLog:
         decide: Callable[[str, History], Decision],
         fresh: bool = False,
     ) -> Begun:
-        """Charge a request, unless it was charged before: one transaction.
+        """Charge a request in one transaction, unless it was charged before.
 
         Args:
             request: keyed digest of the question.
-            decide: what a new run id is charged, given all charges before it; called in the
+            decide: returns the charge of a new run id, given all charges before it; called in the
                 transaction, perhaps several times.
-            fresh: charge it again if it was answered: one that was cut off still goes on.
+            fresh: charge it again if it was answered; one that was interrupted still continues.
 
         Raises:
-            PolicyError: beyond the limit, or of a unit whose costs do not add up with others.
+            PolicyError: the charge exceeds the limit, or its cost cannot be composed with the
+            others
+                of its unit.
         """
 
         def pay() -> Begun:
@@ -125,20 +132,22 @@ class AnswerLog:
         return self._ledger.transact(pay, show=False)  # `read` comes before anything is shown
 
     def goes_on(self, request: str, fresh: bool = False) -> str | None:
-        """Run id under which a request is answered at no charge; ``None``: it is charged.
+        """Return the run id under which a request is answered at no charge; ``None``: it is
+        charged.
 
         Args:
-            fresh: it is asked anew if it was answered: one that was cut off still goes on.
+            fresh: ask again, at a new charge, if it was answered; one that was interrupted still
+                continues.
         """
         run_id = self.find(request)
         answered = run_id and fresh and self._committed(run_id) is not None
         return None if answered else run_id
 
     def find(self, request: str) -> str | None:
-        """Run id that was charged for a request; ``None``: nobody has asked it.
+        """Return the run id that was charged for a request; ``None``: it was never asked.
 
-        Of several, which were asked ``fresh``: the one without a receipt, else the last.  What a
-        recovery closed is never answered.
+        Of several, which were asked ``fresh``: the one without a receipt, else the last.  A charge
+        that a recovery closed is never answered.
         """
         closed, all_alike = self._ledger.history().closed, self._ledger.requests_alike(request)
         alike = [a for a in all_alike if a.run_id not in closed and self._mine(a)]
@@ -146,13 +155,13 @@ class AnswerLog:
         return alike[-1].run_id if alike else None
 
     def commit(self, run_id: str, receipt: bytes, view: bytes | None = None) -> None:
-        """Commit what a charged request is answered, unless another receipt stands already.
+        """Commit the receipt of a charged request, unless it has another receipt already.
 
         Args:
-            view: of this receipt; ``None``: none, or it is kept later.
+            view: of this receipt; ``None``: none, or it is stored later.
 
         Raises:
-            PolicyError: nobody was charged for it.
+            PolicyError: there is no charge for it.
         """
 
         def put() -> None:
@@ -172,7 +181,7 @@ class AnswerLog:
         self._ledger.transact(put)
 
     def keep_view(self, run_id: str, view: bytes) -> None:
-        """Keep the view of a committed receipt, unless another view is kept already.
+        """Store the view of a committed receipt, unless it has another view already.
 
         Raises:
             PolicyError: there is no receipt.
@@ -188,8 +197,9 @@ class AnswerLog:
         self._ledger.transact(put)
 
     def read(self, run_id: str) -> Answer | None:
-        """The committed answer of a run, ``None`` if it has none; it may be shown, because the
-        account's head file has its receipt.
+        """Return the committed answer of a run; ``None`` if it has none.
+
+        It may be shown, because the account's head file has its receipt.
 
         Raises:
             PolicyError: it does not fit its digest, or has no charge; or the account is older than
@@ -217,14 +227,14 @@ class AnswerLog:
         return Answer(run_id, receipt, digest, False, view)
 
     def _mine(self, entry: StoredRequest) -> bool:
-        """Whether a request is of this kind."""
+        """Return whether a request is of this kind."""
         charge = self._ledger.history().find(entry.run_id)
         if charge is None:
             raise _uncharged()
         return charge.kind == self._kind
 
     def _digest(self, run_id: str, content: bytes, what: bytes = _RECEIPT) -> str:
-        """Binds a receipt, or its view, to its entry, and through it to the ledger's chain."""
+        """Return a digest that binds a receipt, or its view, to its entry, and so to the chain."""
         entry = self._ledger.digest_of(run_id)
         if entry is None:
             raise _uncharged()

@@ -1,8 +1,8 @@
-"""What a table's points have spent after some of its ledger's entries: the same for every reader.
+"""What a table's points have spent after some of its account's entries: the same for every reader.
 
-A state is a value; ``after`` makes the next one of an entry, whoever wrote it.  No entry is left
-out: one of another table, kind or form is refused, because budget that was spent and is not
-counted is budget given back.
+A state is a value; ``after`` computes the next one from entries, whoever wrote them.  No entry is
+left out: one of another table, kind or form is refused, because a spent budget that is not counted
+could be spent again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,15 @@ Owner = tuple[str, str]
 
 @dataclass(frozen=True)
 class Balances:
-    """A state.
+    """A state of the account.
 
     Attributes:
-        table: of which table; entries: how many of its entries it holds.
-        name, digest: of the last of them, as the ledger has them; empty without any.
+        table: the table.
+        entries: number of the table's entries in the state.
+        name, digest: of the last of them, as the account has them; empty without any.
         at: its instant, microseconds.
-        spent: by kind of budget; own: by kind and analyst, only of those that were asked for.
+        spent: by kind of budget.
+        own: by kind and analyst, only of the analysts that were asked for.
     """
 
     table: SessionTable
@@ -42,15 +44,19 @@ class Balances:
 
     @classmethod
     def first(cls, table: SessionTable) -> "Balances":
-        """Nothing charged yet."""
+        """Return the state before the first charge."""
         kinds = [d.kind for d in table.dimensions if isinstance(d, Budget)]
         return cls(table, spent={kind: _untouched(table, kind) for kind in kinds})
 
     def after(self, charges: Sequence[Charge], digest: str) -> "Balances":
-        """The state after more entries, the last of a digest.
+        """Return the state after more entries.
+
+        Args:
+            digest: of the last entry.
 
         Raises:
-            PolicyError: one is not of this table, or of no form that this program knows.
+            PolicyError: an entry is of another table, or has a form that this program does not
+            know.
         """
         spent, own, at = dict(self.spent), dict(self.own), self.at
         for charge in charges:
@@ -64,7 +70,7 @@ class Balances:
         return replace(self, entries=entries, name=name, digest=digest, at=at, spent=spent, own=own)
 
     def with_own(self, owner: Owner, charges: Iterable[Charge]) -> "Balances":
-        """The state with an analyst's account too, of all its entries, which are given."""
+        """Return the state with an analyst's own charges too, computed from all entries."""
         kind, who = owner
         state = _untouched(self.table, kind)
         for charge in charges:
@@ -73,10 +79,10 @@ class Balances:
 
 
 def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = None) -> Spent:
-    """One kind's account after an entry; with an analyst, that of their own charges.
+    """Return what was spent of one kind after an entry; with an analyst, by their own charges.
 
     Raises:
-        PolicyError: the entry's boxes or amount are none of the table's.
+        PolicyError: the entry's boxes or amount do not fit the table.
     """
     closes = region.budget == "closed"
     if not closes and (region.budget != kind or analyst not in (None, region.analyst)):
@@ -88,10 +94,10 @@ def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = N
 
 
 def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
-    """What an entry of the table charges.
+    """Return what an entry of the table charges.
 
     Raises:
-        PolicyError: it is none of this table.
+        PolicyError: the entry is not of this table.
     """
     if charge.kind != "session" or not isinstance(charge.regions, RegionCharge):
         raise PolicyError(
@@ -105,7 +111,7 @@ def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
 
 
 def migrated() -> PolicyError:
-    """A table whose account goes on in a wider space."""
+    """Return the error for a table whose account continues in a wider space."""
     return PolicyError(
         "data_set",
         "is the account of a table with wider dimensions since `dpstream session migrate`",

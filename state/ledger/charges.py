@@ -1,9 +1,9 @@
-"""What an account holds of a run: its charge.
+"""The charge of a run, as an account stores it.
 
-A run is charged when it begins, before its first draw, and once: the charge is named by the
-run id that its store committed (or its execution drew) and by the epoch.  Another run on the
-same data (a corrected input, the same statement on a grown table) is fresh noise and a new
-charge; so is a further epoch of a run, which a restore begins that cannot replay.
+A run is charged once, when it begins, before its first draw: the charge is named by the run id
+that its store committed (or its execution drew) and by the epoch.  Another run on the same data (a
+corrected input, the same statement on a grown table) has new noise and a new charge; so has a
+further epoch of a run, which begins after a restore that cannot replay the input.
 
 A charge is one of the events of an account's chain (`state.ledger.events`).
 """
@@ -70,5 +70,5 @@ class Charge(
 
     @property
     def name(self) -> str:
-        """Names the charge within its data set: run id and epoch."""
+        """The name of the charge within its data set: run id and epoch."""
         return self.run_id if self.epoch == 0 else f"{self.run_id}/{self.epoch}"

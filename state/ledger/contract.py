@@ -1,12 +1,13 @@
-"""What callers need of a data set's account, wherever it is kept.
+"""The interface of a data set's account, for every kind of storage.
 
-One account per data set: what every run spent per unit, refused beyond the limit, which is a part
-of the account.  The rules are here; a subclass says how rows are kept (``state.ledger.sqlite``,
-``state.ledger.spanner``).  ``state.ledger.answers`` and ``state.ledger.lineage`` build on the same
-rows: the answers that were charged once, and which copy of a store goes on.
+There is one account for each data set: what every run spent per unit; a charge beyond the limit,
+which is a part of the account, is refused.  The rules are here; a subclass stores rows
+(``state.ledger.sqlite``, ``state.ledger.spanner``).  ``state.ledger.answers`` and
+``state.ledger.lineage`` use the same rows: the answers that were charged once, and which copy of a
+store may continue.
 
-Every store remembers the end of the chain as it last saw it: an account that no longer holds that
-entry (cut off, restored from a backup, another file) is refused by ``refuse_older``.
+Every store notes the end of the chain as it last saw it: an account that no longer has that entry
+(truncated, restored from a backup, another file) is refused by ``refuse_older``.
 """
 
 import abc
@@ -30,7 +31,7 @@ _PAUSE_SECONDS = 0.2
 
 
 class LedgerMovedError(Exception):
-    """Another process has changed the ledger since the transaction began; nothing was written."""
+    """Another process has changed the account since the transaction began; nothing was written."""
 
 
 class StoredRequest(NamedTuple):
@@ -38,8 +39,9 @@ class StoredRequest(NamedTuple):
 
     Attributes:
         grant: what may be read, stored with the charge.
-        receipt: once it was answered; digest: binds it to its charge.
-        view: what was made of the receipt for whoever asked first; view_digest: binds it.
+        receipt: the receipt, if it was answered.
+        digest: binds the receipt to its charge.
+        view: what was computed from the receipt when it was first asked; view_digest: binds it.
     """
 
     run_id: str
@@ -54,8 +56,9 @@ class StoredRequest(NamedTuple):
 class Ledger(abc.ABC):
     """The account of one data set.
 
-    A subclass promises: what a ``transaction`` changes is atomic, durable when it ends, and alone
-    in the account; nothing is read that is not what was written (it is refused as damaged).
+    A subclass must guarantee: what a ``transaction`` changes is atomic, durable when it ends, and
+    isolated in the account; it never returns something else than what was written (which is refused
+    as damaged).
 
     Attributes:
         head_file: of whoever opened it (`state.ledger.head`); ``None``: there is none.
@@ -67,16 +70,17 @@ class Ledger(abc.ABC):
 
     @abc.abstractmethod
     def transaction(self) -> contextlib.AbstractContextManager[None]:
-        """One atomic and durable change, alone in the ledger; what raises in it changes nothing.
+        """Run one atomic, durable and isolated change; an error in the block changes nothing.
 
         Raises:
-            LedgerMovedError: at its end, where other processes are not kept out, but noticed.
-            PolicyError: the ledger is damaged.
+            LedgerMovedError: at its end, in a storage that detects other processes' changes instead
+                of preventing them.
+            PolicyError: the account is damaged.
         """
 
     @abc.abstractmethod
     def history(self) -> History:
-        """The checked events as they stand now; not to be changed by the caller."""
+        """Return the checked events as of now; the caller must not change them."""
 
     @abc.abstractmethod
     def append(self, event: Event) -> None:
@@ -84,7 +88,7 @@ class Ledger(abc.ABC):
 
     @abc.abstractmethod
     def tokens(self, run_id: str) -> dict[str, str | None]:
-        """Tokens of a run (of whatever data set), each with the one it was to replace."""
+        """Return the tokens of a run, of whatever data set, each with the one it was to replace."""
 
     @abc.abstractmethod
     def add_token(self, run_id: str, token: str, previous: str | None) -> None:
@@ -92,15 +96,15 @@ class Ledger(abc.ABC):
 
     @abc.abstractmethod
     def drop_token(self, run_id: str, token: str) -> None:
-        """Remove a token that is there, in a transaction."""
+        """Remove an existing token, in a transaction."""
 
     @abc.abstractmethod
     def request_of(self, run_id: str) -> StoredRequest | None:
-        """The request that a run was charged for."""
+        """Return the request that a run was charged for."""
 
     @abc.abstractmethod
     def requests_alike(self, request: str) -> list[StoredRequest]:
-        """All requests of a fingerprint, in the order of their charges."""
+        """Return all requests of a fingerprint, in the order of their charges."""
 
     @abc.abstractmethod
     def ask(self, run_id: str, request: str, grant: bytes = b"") -> None:
@@ -108,35 +112,36 @@ class Ledger(abc.ABC):
 
     @abc.abstractmethod
     def unanswered(self) -> list[str]:
-        """Runs whose request has no receipt, closed ones too."""
+        """Return the runs whose request has no receipt, including closed ones."""
 
     @abc.abstractmethod
     def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
-        """Give a request that has none its receipt, and the chain the receipt's entry, in a
-        transaction."""
+        """Store the receipt of a request that has none, and append the receipt's entry to the
+        chain,
+        in a transaction.
+        """
 
     @abc.abstractmethod
     def put_view(self, run_id: str, view: bytes, digest: str) -> None:
-        """Give an answered request that has none its view, in a transaction."""
+        """Store the view of an answered request that has none, in a transaction."""
 
     # --- what holds for every ledger -------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of it and of its head file."""
+        """Close the account and its head file."""
         if self.head_file is not None:
             self.head_file.close()
 
     def transact(
         self, work: Callable[[], Result], runs: Sequence[str] = (), show: bool = True
     ) -> Result:
-        """What ``work`` returns of a transaction of its own, begun again when another overtook it.
+        """Run ``work`` in a transaction, again if another process was faster; return its result.
 
         Args:
-            work: decides by what it reads in the transaction; whatever it did before, it is right
-                when it is done again.
-            runs: whose tokens it changes; the head file gets them.
-            show: something may be shown afterwards, so the head file is advanced now; without it
-                somebody does before (``keep_head``).
+            work: decides only by what it reads in the transaction, so that it can be repeated.
+            runs: the runs whose tokens it changes; the head file gets them.
+            show: whether the head file is advanced now, because something may be shown afterwards;
+                otherwise the caller advances it before anything is shown (``keep_head``).
 
         Raises:
             PolicyError: the account lacks what the head file has; nothing was written.
@@ -165,13 +170,14 @@ class Ledger(abc.ABC):
         return done
 
     def keep_head(self, runs: Sequence[str] = ()) -> None:
-        """Bring the head file up to the account's end, on disk, before anything is shown of it.
+        """Bring the head file up to the account's end, on disk, before any answer is shown.
 
         Args:
-            runs: whose tokens it is to have as they are now.
+            runs: the runs whose present tokens the head file gets.
 
         Raises:
-            PolicyError: the account lacks what the head file has; RunError: it cannot be written.
+            PolicyError: the account lacks what the head file has.
+            RunError: the head file cannot be written.
         """
         if self.head_file is not None:
             self.head_file.advance(
@@ -180,7 +186,7 @@ class Ledger(abc.ABC):
 
     @property
     def id(self) -> str:
-        """The account's random name."""
+        """The account's random id."""
         return self.history().created.id
 
     @property
@@ -193,27 +199,27 @@ class Ledger(abc.ABC):
         return end_of(self.history())
 
     def digest_at(self, seq: int) -> str | None:
-        """Digest of the entry of a number."""
+        """Return the digest of the entry with a number."""
         digests = self.history().digests
         return digests[seq - 1] if 0 < seq <= len(digests) else None
 
     def digest_of(self, name: str) -> str | None:
-        """Digest of the entry of a charge's name."""
+        """Return the digest of the entry of a charge, by the charge's name."""
         return self.history().digest_of(name)
 
     def entries(self) -> list[Charge]:
-        """Charges in order.
+        """Return the charges in order.
 
         Raises:
-            PolicyError: the ledger is damaged.
+            PolicyError: the account is damaged.
         """
         return list(self.history().charges)
 
     def spent(self, delta: float) -> float:
-        """Smallest epsilon that all runs together spend at delta, rounded up.
+        """Return the smallest epsilon that all runs together spend at delta, rounded up.
 
         Raises:
-            PolicyError: their costs do not add up.
+            PolicyError: their costs cannot be composed.
         """
         return epsilon_spent(composed(self.entries()).spends, delta)
 
@@ -228,7 +234,7 @@ class Ledger(abc.ABC):
 
         Raises:
             PolicyError: the composition of all runs would exceed the limit, or the runs protect
-                units whose costs do not add up (`accounting.plan.unit`).
+                units whose costs cannot be composed (`accounting.plan.unit`).
         """
         return self.transact(lambda: self.charge_within(charge))
 
@@ -248,10 +254,10 @@ class Ledger(abc.ABC):
         return True
 
     def set_limit(self, limit: Limit) -> Limit:
-        """Change the limit by an entry of its own; the limit before.
+        """Change the limit by an entry of its own; return the limit before.
 
         Raises:
-            PolicyError: the records of the account have budgets of their own.
+            PolicyError: each record of the account has its own budget.
         """
 
         def change() -> Limit:
@@ -263,13 +269,13 @@ class Ledger(abc.ABC):
         return self.transact(change)
 
     def name_table(self, id_: str) -> None:
-        """Make a table one of the account's, by an entry of its own."""
+        """Add a table to the account, by an entry of its own."""
         self.transact(lambda: self.append(TableNamed(id_)))
 
     def refuse_older(self, seen: Head) -> None:
-        """Refuse if this is not the account, as old or newer, whose end was ``seen``.
+        """Refuse an account that is another one, or older than the one whose end was ``seen``.
 
         Raises:
-            PolicyError: it lacks that entry, or the run was charged in another account.
+            PolicyError: the account lacks that entry, or the run was charged in another account.
         """
         seen.check(self.id, self.digest_at(seen.seq))

@@ -1,13 +1,13 @@
 """The events of an account, and the hash chain that they form.
 
-An account is one append-only chain.  Its first entry says what the account is of (`Created`); every
-later entry is a new limit, a charge, the digest of a receipt, the id of a table, wider dimensions
-of its table, or what a recovery closed.  An entry's digest covers the digest before it, so that an
-edited entry, or one removed from the middle, is noticed, and the number and digest of the last
-entry (`Head`) stand for everything that was charged and answered.
+An account is one append-only chain.  Its first entry describes the account (`Created`); every later
+entry is a new limit, a charge, the digest of a receipt, the id of a table, wider dimensions of its
+table, or what a recovery closed.  An entry's digest covers the digest before it, so that an edited
+entry, or one removed from the middle, is noticed, and the number and digest of the last entry
+(`Head`) cover everything that was charged and answered.
 
 A program that does not know a field or a kind of an entry refuses the whole account
-(``forbid_unknown_fields``): an entry that is skipped would be budget given back.
+(``forbid_unknown_fields``): a charge that is skipped could be spent again.
 """
 
 import hashlib
@@ -37,10 +37,11 @@ class Created(_Event, frozen=True, tag="created"):
     """The first entry.
 
     Attributes:
-        id: random name of the account, 16 hexadecimal characters.
-        data_set: whose records these are.
-        unit: name of the privacy unit; type: of its ids.
-        limit: (epsilon, delta) per unit; ``None``: each record has a budget of its own.
+        id: random id of the account, 16 hexadecimal characters.
+        data_set: name of the data set.
+        unit: name of the privacy unit.
+        type: type of its ids.
+        limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
     """
 
     id: str
@@ -51,7 +52,7 @@ class Created(_Event, frozen=True, tag="created"):
 
 
 class LimitChanged(_Event, frozen=True, tag="limit"):
-    """From here on the limit is another one."""
+    """A new limit, which holds from this entry on."""
 
     limit: Limit
 
@@ -64,22 +65,23 @@ class Received(_Event, frozen=True, tag="receipt"):
 
 
 class Closed(_Event, frozen=True, tag="closed"):
-    """Charges without a receipt that are never answered: who asks again is charged again."""
+    """Charges without a receipt that are never answered: asking again is charged again."""
 
     run_ids: tuple[str, ...]
 
 
 class TableNamed(_Event, frozen=True, tag="table"):
-    """A table that the program writes belongs to the account."""
+    """A table that the program writes now belongs to the account."""
 
     id: str
 
 
 class Widened(_Event, frozen=True, tag="widened"):
-    """From here on the account's table has a wider space, in which all charges are embedded.
+    """A wider space of the account's table, in which all charges are embedded from this entry on.
 
     Attributes:
-        old, new: digests of the table's model; embedding: of the old space.
+        old, new: digests of the table's model.
+        embedding: how the old space lies in the new one.
     """
 
     old: str
@@ -87,10 +89,10 @@ class Widened(_Event, frozen=True, tag="widened"):
     embedding: Embedding
 
     def charges(self, charges: Sequence[Charge]) -> list[Charge]:
-        """The charges from before, as they count from here on.
+        """Return the earlier charges as they count from here on.
 
         Raises:
-            PolicyError: one is of another table.
+            PolicyError: a charge is of another table.
         """
         regions = [charge.regions for charge in charges if charge.plan_hash == self.old]
         old = [region for region in regions if not isinstance(region, msgspec.UnsetType)]
@@ -113,20 +115,21 @@ _DECODER = msgspec.json.Decoder(Event)  # `msgspec.json.decode` analyses a union
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of an account's chain as somebody saw it: number and digest of the last entry."""
+    """The end of an account's chain at some time: number and digest of the last entry."""
 
     id: str
     seq: int
     digest: str
 
     def check(self, id_: str, digest: str | None) -> None:
-        """Refuse an account that is not this one, as old or newer.
+        """Refuse an account that is another one, or older than this head.
 
         Args:
-            id_: of the account that is to be charged; digest: of the entry of this number there.
+            id_: id of the account that is to be charged.
+            digest: digest of its entry with this head's number.
 
         Raises:
-            PolicyError: it lacks that entry, or another account was charged.
+            PolicyError: the account lacks that entry, or another account was charged.
         """
         if self.id != id_:
             raise PolicyError(
@@ -151,23 +154,23 @@ class Entry(NamedTuple):
 
 
 def is_id(text: str) -> bool:
-    """Whether a text can be an id."""
+    """Return whether a text can be an id."""
     return len(text) == _ID and all(c in "0123456789abcdef" for c in text)
 
 
 def name_of(event: Event) -> str | None:
-    """What can be charged once only: the name of a charge; other events have none."""
+    """Return the name of a charge, which can be charged once only; other events have none."""
     return event.name if isinstance(event, Charge) else None
 
 
 def text_of(event: Event) -> str:
-    """What the account stores of an event: one text, whichever kind of number a caller wrote."""
+    """Return the account's text of an event, whichever kind of number a caller used."""
     read = _DECODER.decode(msgspec.json.encode(event))
     return msgspec.json.encode(read, order="sorted").decode()
 
 
 def event_of(text: str) -> Event:
-    """The event of an entry's text.
+    """Return the event of an entry's text.
 
     Raises:
         PolicyError: this program does not know its form.
@@ -182,6 +185,6 @@ def event_of(text: str) -> Event:
 
 
 def chained(previous: str, text: str) -> str:
-    """Digest of an entry, which covers that of the entry before it."""
+    """Return the digest of an entry, which covers that of the entry before it."""
     joined = "\0".join((previous, text)).encode(errors="surrogateescape")
     return hashlib.blake2b(joined, digest_size=16, person=b"dpstream-account").hexdigest()

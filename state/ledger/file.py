@@ -1,4 +1,4 @@
-"""An account's SQLite file: made, opened and read, and what its errors mean."""
+"""An account's SQLite file: how it is made, opened and read, and what its errors mean."""
 
 import contextlib
 from collections.abc import Iterator
@@ -45,10 +45,10 @@ class Line(NamedTuple):
 
 
 def lines(db: sqlite3.Connection, after: int = START, previous: str = "") -> Iterator[Line]:
-    """The entries behind one of a number and a digest, the chain checked.
+    """Yield the entries after the one with a number and a digest, and check the chain.
 
     Raises:
-        PolicyError: the chain does not hold, or this program does not know an entry's form.
+        PolicyError: the chain is broken, or this program does not know an entry's form.
     """
     query = f"SELECT {COLUMNS['entries']} FROM entries WHERE seq > ? ORDER BY seq"
     for row in db.execute(query, (after,)):
@@ -66,10 +66,10 @@ def lines(db: sqlite3.Connection, after: int = START, previous: str = "") -> Ite
 
 
 def check_all(db: sqlite3.Connection) -> tuple[list[Line], Sums]:
-    """Check every row of an account; its entries and sums.
+    """Check every row of an account; return its entries and sums.
 
     Raises:
-        PolicyError: the account is not what was written.
+        PolicyError: the account differs from what was written.
     """
     entries = list(lines(db))
     sums = {table: sum_of(table, rows_of(db, table)) for table in COLUMNS if table != "entries"}
@@ -83,7 +83,8 @@ def create(path: str | Path, created: Created) -> None:
     """Make the file of an account, which appears complete or is refused when it is opened.
 
     Raises:
-        UsageError: there is a file already, or it cannot be made; RunError: the disk fails.
+        UsageError: the file exists already, or cannot be made.
+        RunError: the disk fails.
     """
     path = Path(path)
     try:
@@ -107,7 +108,7 @@ def create(path: str | Path, created: Created) -> None:
 
 
 def is_filled(path: Path) -> bool:
-    """Whether there is a file that is more than what a creation left that was cut off."""
+    """Return whether a file exists that is more than the remains of an interrupted creation."""
     if not path.exists():
         return False
     with contextlib.suppress(sqlite3.Error, OSError):  # whoever opens it says what it is
@@ -118,7 +119,7 @@ def is_filled(path: Path) -> bool:
 
 
 def absent() -> UsageError:
-    """What is raised where a command that makes no account names one that is not there."""
+    """Return the error for an account that does not exist, in a command that makes none."""
     return UsageError(
         "account.path",
         "no account is there",
@@ -127,12 +128,12 @@ def absent() -> UsageError:
 
 
 def there_already() -> UsageError:
-    """What is raised where an account would take the place of another file."""
+    """Return the error for an account that would replace another file."""
     return UsageError("account.path", "is there already", "choose another path for a new account")
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
-    """The file of an account that was made, for durable changes.
+    """Open the file of an existing account, for durable changes.
 
     Raises:
         sqlite3.Error, OSError: it cannot be opened; see ``failed``.
@@ -149,7 +150,7 @@ def connect(path: str | Path) -> sqlite3.Connection:
 
 
 def looked_at(path: str | Path) -> sqlite3.Connection:
-    """A copy in memory that takes no change, for whoever only plans.
+    """Return a read-only copy in memory, for plans.
 
     Raises:
         As `connect`.
@@ -170,10 +171,10 @@ def looked_at(path: str | Path) -> sqlite3.Connection:
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """Every entry of an account's file in order, after a check of every row; writes nothing.
+    """Return every entry of an account's file in order, after a check of every row; writes nothing.
 
     Raises:
-        UsageError, PolicyError, RunError: it is no account, a broken one, or cannot be read.
+        UsageError, PolicyError, RunError: it is not an account, a broken one, or cannot be read.
     """
     try:
         with contextlib.closing(open_file(path)) as db:
@@ -186,7 +187,7 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 
 def check_version(db: sqlite3.Connection) -> None:
-    """Refuse a file that is no account of this version.
+    """Refuse a file that is not an account of this version.
 
     Raises:
         PolicyError: it is empty, another program's, or of another version.
@@ -210,7 +211,7 @@ def check_version(db: sqlite3.Connection) -> None:
 
 
 def other_version() -> PolicyError:
-    """What is raised for the account of another program."""
+    """Return the error for the account of another version of the program."""
     return PolicyError(
         "account.path",
         f"its version is not {SCHEMA_VERSION}, the one of this program",
@@ -222,5 +223,8 @@ _ACCOUNT = Subject("account.path", "account", damaged)
 
 
 def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
-    """SQLite's error, or the system's, of an account; see ``refused``."""
+    """Return the coded error for SQLite's, or the system's, error on an account.
+
+    See ``refused``.
+    """
     return refused(_ACCOUNT, error, path)

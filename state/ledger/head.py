@@ -81,13 +81,13 @@ class _Tokens(
 
 
 class _Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="cut"):
-    """Entries from here on are behind entry ``seq``: the account went on from there."""
+    """From here on entries follow entry ``seq``: the account continued from there."""
 
     seq: int
 
 
 class Chain(NamedTuple):
-    """What a head file proves.
+    """The account's events that a head file proves.
 
     Attributes:
         events, digests: of the account's entries, in order.
@@ -103,8 +103,9 @@ class HeadFile:
     """The head file of one account; see the module.
 
     Args:
-        path: of the file; id_: of the account.
-        named: what to type for the account: the file that names it, or its own path.
+        path: the file.
+        id_: the account's id.
+        named: the text that commands take for the account: the file that names it, or its path.
     """
 
     def __init__(self, path: Path, id_: str, named: str) -> None:
@@ -126,22 +127,23 @@ class HeadFile:
     # --- what stands -----------------------------------------------------------------------------
 
     def head(self) -> Head | None:
-        """The end of the chain as the file has it; ``None``: there is no file.
+        """Return the end of the chain in the file; ``None``: there is no file.
 
         Raises:
-            PolicyError: the file is damaged; RunError: it cannot be read.
+            PolicyError: the file is damaged.
+            RunError: it cannot be read.
         """
         with self._reading() as descriptor:
             return None if descriptor is None else self._slots(descriptor)[0][1].head
 
     def check(self, account: History, head: Head | None) -> None:
-        """Refuse an account that lacks what a head has.
+        """Refuse an account that lacks entries of a head.
 
         Args:
-            head: as it was before the account was read: an account only grows.
+            head: the head before the account was read: an account only grows.
 
         Raises:
-            PolicyError: it does.
+            PolicyError: the account lacks an entry.
         """
         if head is None:
             return
@@ -149,7 +151,7 @@ class HeadFile:
             raise self.behind()
 
     def check_tokens(self, run_id: str, tokens: Tokens) -> None:
-        """Refuse an account whose tokens of a run are those that it had earlier.
+        """Refuse an account whose tokens of a run are an earlier set.
 
         Raises:
             PolicyError: they are; or the file is damaged.
@@ -161,7 +163,7 @@ class HeadFile:
             raise self.behind()
 
     def behind(self) -> PolicyError:
-        """The account is not the newest."""
+        """Return the error for an account that is older than its head file."""
         return PolicyError(
             "account.path",
             "is an older or replaced account: entries that its head file has are gone",
@@ -170,7 +172,7 @@ class HeadFile:
         )
 
     def damaged(self) -> PolicyError:
-        """The file is not what was written."""
+        """Return the error for a file that differs from what was written."""
         return PolicyError(
             "account.path",
             f"has a damaged head file ({self.path.name})",
@@ -179,10 +181,11 @@ class HeadFile:
         )
 
     def chain(self) -> Chain:
-        """What the file proves.
+        """Return what the file proves.
 
         Raises:
-            PolicyError: it is damaged; RunError: it cannot be read.
+            PolicyError: it is damaged.
+            RunError: it cannot be read.
         """
         head, texts = self._log()
         chain = Chain([], [], {})
@@ -200,7 +203,7 @@ class HeadFile:
         return chain
 
     def _log(self) -> tuple[Head | None, list[str]]:
-        """The newest head whose lines are there, and all lines up to it."""
+        """Return the newest head whose lines are complete, and all lines up to it."""
         with self._reading() as descriptor:
             if descriptor is None:
                 return None, []
@@ -212,7 +215,7 @@ class HeadFile:
     # --- what comes ------------------------------------------------------------------------------
 
     def create(self, account: History) -> bool:
-        """Write the file, unless it is there; whether it was not.
+        """Write the file, unless it exists; return whether it is new.
 
         Raises:
             RunError: it cannot be written.
@@ -230,12 +233,12 @@ class HeadFile:
     def advance(
         self, read: Callable[[], tuple[History, Mapping[str, Tokens]]], cut: int | None = None
     ) -> None:
-        """Bring the file up to the account's end; on disk on return.
+        """Bring the file up to the account's end; it is on disk on return.
 
         Args:
-            read: the account as it stands, and the tokens of runs that have new ones; called while
-                no other process advances.
-            cut: the account goes on behind the entry of this number, with all that the head has.
+            read: returns the present account, and the tokens of runs that have new ones; called
+                while no other process advances.
+            cut: the account continues after the entry of this number, with all that the head has.
 
         Raises:
             PolicyError: the account lacks what the head has; or the file is damaged.
@@ -258,7 +261,7 @@ class HeadFile:
         cut: int | None,
         writes: bool,
     ) -> bool:
-        """``advance`` under the lock; whether it is done, and not to be begun again to write."""
+        """Do ``advance`` under the lock; return False if the file must be opened for writing."""
         (place, last), *older = self._slots(descriptor)
         if cut is None:
             self.check(account, last.head)
@@ -290,7 +293,7 @@ class HeadFile:
         return sealed_text(_NAME, msgspec.json.encode(slot).decode()).encode() + b"\n"
 
     def _slots(self, descriptor: int) -> list[tuple[int, _Slot]]:
-        """Place and content of the slots that are whole, the one that counts first.
+        """Return place and content of the complete slots, the one that counts first.
 
         Raises:
             PolicyError: there is none.
@@ -304,17 +307,17 @@ class HeadFile:
 
     @contextlib.contextmanager
     def _reading(self, writes: bool = False) -> Iterator[int | None]:
-        """The open file; ``None``: there is none."""
+        """Yield the open file; ``None``: there is none."""
         try:
             yield self._open(writes)
         except OSError as error:
             raise self._failed(error) from None
 
     def _open(self, writes: bool) -> int | None:
-        """The file that has the path now, opened by this process; to be written where it may be.
+        """Return the file that has the path now, opened by this process; for writing if possible.
 
-        A lock of a descriptor is one with that of a forked process, and a file that was removed or
-        replaced proves nothing any more.
+        A descriptor shares its lock with a forked process, and a file that was removed or replaced
+        proves nothing any more.
         """
         try:
             at = os.stat(self.path, follow_symlinks=False)
@@ -339,16 +342,16 @@ class HeadFile:
 
 
 def is_older(tokens: Tokens, history: Sequence[Tokens]) -> bool:
-    """Whether tokens are a set that others have followed; a token is never used twice."""
+    """Return whether tokens are a set that others have followed; a token is never used twice."""
     return tokens in history[:-1] and tokens != history[-1]
 
 
 class _TornError(Exception):
-    """Lines are not what was written."""
+    """Lines differ from what was written."""
 
 
 def end_of(account: History) -> Head:
-    """The end of an account's chain."""
+    """Return the end of an account's chain."""
     return Head(account.created.id, len(account.digests), account.digests[-1])
 
 
@@ -361,10 +364,10 @@ def _lines(texts: Iterator[str] | Sequence[str]) -> bytes:
 
 
 def _texts(descriptor: int, start: int, end: int) -> list[str]:
-    """The lines of a part of the log.
+    """Return the lines of a part of the log.
 
     Raises:
-        _TornError: one is not what was written.
+        _TornError: a line differs from what was written.
     """
     data = os.pread(descriptor, end - start, start)
     if len(data) != end - start or not data.endswith(b"\n"):
@@ -376,7 +379,7 @@ def _texts(descriptor: int, start: int, end: int) -> list[str]:
 
 
 def _intact(descriptor: int, slot: _Slot) -> bool:
-    """Whether the lines of a slot's advance are on the file."""
+    """Return whether the lines of a slot's advance are in the file."""
     try:
         _texts(descriptor, slot.start, slot.end)
     except _TornError:
@@ -386,7 +389,7 @@ def _intact(descriptor: int, slot: _Slot) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _slot_of(line: bytes) -> _Slot | None:
-    """A slot, unless it is not what was written."""
+    """Return a slot, unless it differs from what was written."""
     with contextlib.suppress(PolicyError, UnicodeError, msgspec.MsgspecError):
         return msgspec.json.decode(unsealed_text(_NAME, line.decode()), type=_Slot)
     return None

@@ -1,7 +1,7 @@
 """An account in memory: its events in order, and what follows from them.
 
-The limit is a part of the account.  Who charges names none: `History.check` reads the limit that
-the last entry about it left, in the transaction that charges.
+The limit is a part of the account.  A charge does not name one: `History.check` reads the limit
+of the last entry about it, in the transaction that charges.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,9 +40,10 @@ class History:
     """The events of one account; see the module.
 
     Attributes:
-        charges: in order, those of a session's table in its space of now; account: what they cost
-            together.
-        tables: ids of the tables of the account; closed: run ids that are never answered.
+        charges: in order; those of a session's table in its present space.
+        account: what they cost together.
+        tables: ids of the tables of the account.
+        closed: run ids that are never answered.
         receipts: digest of the receipt of each answered run.
         digests: of all entries, in order.
     """
@@ -72,14 +73,14 @@ class History:
 
     @property
     def limit(self) -> Limit | None:
-        """The limit now; ``None``: each record has a budget of its own."""
+        """The present limit; ``None``: each record has its own budget."""
         return self._limits[-1] if self._limits else None
 
     def persons_limit(self) -> Limit:
-        """The limit of an account whose unit has one.
+        """Return the limit of an account whose unit has one.
 
         Raises:
-            PolicyError: each record has a budget of its own.
+            PolicyError: each record has its own budget.
         """
         if self.limit is None:
             raise PolicyError(
@@ -91,26 +92,26 @@ class History:
 
     @property
     def widened(self) -> str | None:
-        """Digest of the table's model since its space was made wider; ``None``: it never was."""
+        """The digest of the table's model since its space was widened; ``None``: it never was."""
         return self._narrower[-1][0].new if self._narrower else None
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries."""
+        """Return all entries."""
         pairs = enumerate(zip(self._events, self.digests, strict=True), 1)
         return [Entry(seq, event, digest) for seq, (event, digest) in pairs]
 
     def events(self, after: int) -> list[Event]:
-        """Events behind a number of them."""
+        """Return the events after a number of them."""
         return self._events[after:]
 
     def find(self, name: str) -> Charge | None:
-        """The charge of a name, ``None`` if there is none."""
+        """Return the charge of a name; ``None`` if there is none."""
         charged = self._names.get(name)
         return None if charged is None else charged.charge
 
     def digest_of(self, name: str) -> str | None:
-        """Digest of the entry of a charge's name."""
+        """Return the digest of the entry of a charge, by the charge's name."""
         charged = self._names.get(name)
         return None if charged is None else charged.digest
 
@@ -120,7 +121,7 @@ class History:
         """Add the next event.
 
         Raises:
-            PolicyError: it cannot come here.
+            PolicyError: the event is not allowed at this place.
         """
         if isinstance(event, Created) != (not self._events):
             raise damaged()
@@ -143,7 +144,7 @@ class History:
         self.digests.append(digest)
 
     def cut(self, entries: int) -> None:
-        """Take back all events but the first so many."""
+        """Remove all events except the first ``entries``."""
         for event in reversed(self._events[entries:]):
             if isinstance(event, Created | LimitChanged):
                 self._limits.pop()
@@ -162,7 +163,7 @@ class History:
         self.account.cut(len(self.charges))
 
     def _count(self, charges: list[Charge]) -> None:
-        """Put the same charges, in another space, in the place of those that are there."""
+        """Replace the charges by the same charges in another space."""
         self.charges = charges
         for charge in charges:
             self._names[charge.name] = self._names[charge.name]._replace(charge=charge)
@@ -170,10 +171,10 @@ class History:
     # --- what may be charged ---------------------------------------------------------------------
 
     def check(self, more: Sequence[Charge]) -> None:
-        """Refuse charges that the account does not allow, whoever asks: a run, or a plan.
+        """Refuse charges that the account does not allow, for a run or a plan.
 
         Raises:
-            PolicyError: they would be beyond the limit, or protect another unit.
+            PolicyError: they would exceed the limit, or protect another unit.
         """
         for charge in more:
             self.check_unit(charge)
@@ -188,10 +189,10 @@ class History:
             )
 
     def within(self, more: Sequence[Charge]) -> bool:
-        """Whether all charges and some more together are within the limit.
+        """Return whether all charges and some more together are within the limit.
 
         Raises:
-            PolicyError: their costs do not add up.
+            PolicyError: their costs cannot be composed.
         """
         # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
         return self.limit is None or self.account.within(more, *self.limit)
@@ -200,7 +201,7 @@ class History:
         """Refuse a charge for another unit than the account's.
 
         Raises:
-            PolicyError: it protects another one.
+            PolicyError: the charge protects another unit.
         """
         own = self.created
         if own.unit == RECORD and own.limit is None:

@@ -50,13 +50,15 @@ _ATTEMPTS = 50
 
 
 def restored(store: Store, caught_up: bool) -> None:
-    """A restored store has begun: from here on its token decides, and once it has committed all
-    that its sink holds it is a store like any other."""
+    """Record that a restored store has begun: from here on its token decides.
+
+    Once it has committed all that its sink has, it is a store like any other.
+    """
     _set_metadata(store, RESTORE, lambda _: None if caught_up else REPLAY)
 
 
 def enter(ledger: Ledger, store: Store, charge: Charge, accept: Accept | None = None) -> bool:
-    """Charge the run and make this store the one that goes on with it; before any draw.
+    """Charge the run and make this store the one that continues it; before any draw.
 
     Args:
         ledger: the data set's account.
@@ -68,7 +70,8 @@ def enter(ledger: Ledger, store: Store, charge: Charge, accept: Accept | None = 
         Whether the run was charged now (False: it was before).
 
     Raises:
-        PolicyError: beyond the limit; an older or replaced ledger; a forked or older store.
+        PolicyError: the charge exceeds the limit; the account is older or was replaced; or the
+            store is older or a copy.
     """
 
     def pay() -> bool:
@@ -82,13 +85,13 @@ def enter(ledger: Ledger, store: Store, charge: Charge, accept: Accept | None = 
 
 
 def promise(ledger: Ledger, charge: Charge) -> None:
-    """Charge a further epoch of a run before its store is there.
+    """Charge a further epoch of a run before its store exists.
 
-    Until the first begin the epoch counts as not begun: an attempt that was cut short is repeated
+    Until the first begin the epoch counts as not begun: an attempt that was interrupted is repeated
     without another charge.
 
     Raises:
-        PolicyError: beyond the limit.
+        PolicyError: the charge exceeds the limit.
     """
 
     def pay() -> None:
@@ -99,7 +102,7 @@ def promise(ledger: Ledger, charge: Charge) -> None:
 
 
 def begun_epoch(ledger: Ledger, run_id: str) -> int:
-    """The last epoch of a run that was charged and may have drawn; -1: none."""
+    """Return the last epoch of a run that was charged and may have drawn; -1: none."""
 
     def begun() -> set[int]:
         promised = {int(epoch) for epoch in ledger.tokens(_promised(run_id))}
@@ -116,24 +119,27 @@ def leave(ledger: Ledger, store: Store) -> None:
     """Renew the token of a run that has ended, so that copies taken while it ran are refused.
 
     Raises:
-        PolicyError: another copy of the store has gone on meanwhile.
+        PolicyError: another copy of the store has continued meanwhile.
     """
     _renew(ledger, store, store.identity.run_id, lambda: False)
 
 
 def remembered(store: Store) -> Head | None:
-    """The end of the ledger as the store last saw it, ``None`` if it was never charged."""
+    """Return the end of the account as the store last saw it; ``None`` if it was never charged."""
     return head_of(store.metadata(LEDGER))
 
 
 def head_of(text: str | None) -> Head | None:
-    """The note ``LEDGER`` of a store."""
+    """Decode the note ``LEDGER`` of a store."""
     return None if text is None else msgspec.json.decode(text, type=Head)
 
 
 def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], bool]) -> bool:
-    """The three steps; ``pay`` is called in the first, once the store is accepted, and says
-    whether it has paid; whether it has at any time."""
+    """Do the three steps; return whether ``pay`` has charged in any attempt.
+
+    ``pay`` is called in the first step, once the store is accepted, and returns whether it has
+    charged.
+    """
     restored, paid = store.metadata(RESTORE) in (BEGIN, ANEW), False
     runs = (run_id, _promised(run_id))
     for _ in range(_ATTEMPTS):
@@ -162,7 +168,7 @@ def _renew(ledger: Ledger, store: Store, run_id: str, pay: Callable[[], bool]) -
 
 
 def _accept(ledger: Ledger, run_id: str, token: str, restored: bool) -> None:
-    """Keep this token and those that are to replace it; refuse it if it is not among the known.
+    """Keep this token and those that are to replace it; refuse one that the account lacks.
 
     A run without any known token begins for the first time; a restored store starts the set anew.
     """
@@ -186,7 +192,7 @@ def _announce(ledger: Ledger, run_id: str, old: str, new: str) -> None:
 
 
 def _remember(store: Store, head: Head) -> None:
-    """The store has seen the ledger up to here; what it saw of a later end stays."""
+    """Note in the store that it has seen the account up to here; a note of a later end stays."""
 
     def later(text: str | None) -> str:
         stored_head = None if text is None else msgspec.json.decode(text, type=Head)

@@ -1,8 +1,9 @@
-"""Opens the account that a job names: the one place that knows which kinds of accounts there are.
+"""Opens the account that a job names: the one module that knows which kinds of accounts there are.
 
-An account is a SQLite file, or a Cloud Spanner database by its URL.  What has to lie beside a file
-asks ``file_of`` whether there is one.  A kind is loaded only where an account is opened: whoever
-only plans needs neither.
+An account is a SQLite file, or a Cloud Spanner database by its URL.  Code that keeps something
+beside
+an account's file asks ``file_of`` whether there is one.  A kind's code is imported only when an
+account is opened: a plan without an account needs neither.
 
 Only ``create_account`` makes one.  Everything else refuses an account that is absent, or that has
 another id or data set than the file that names it.
@@ -43,11 +44,11 @@ class AccountPlace(msgspec.Struct, frozen=True):
     """The account that a file (a project, a job) names.
 
     Attributes:
-        path: of its file, or its URL.
+        path: its file, or its URL.
         data_set: the data set's name.
         id: the account's id.
-        unit: what the account calls the privacy unit, where the data's column has another name.
-        file: the file that names it, whole path; ``None``: a call or a flag does.
+        unit: the name of the privacy unit in the account, if the data's column has another name.
+        file: absolute path of the file that names it; ``None``: a call or an option does.
     """
 
     path: str
@@ -61,7 +62,7 @@ def refuse_limit(tables: dict[str, Any]) -> None:
     """Refuse a file in which a data set's ``account`` has a limit, which is a part of the account.
 
     Raises:
-        UsageError: one has it.
+        UsageError: a data set has a limit.
     """
     data_sets = tables.get("data_set")
     for name, section in data_sets.items() if isinstance(data_sets, dict) else ():
@@ -78,10 +79,10 @@ def refuse_limit(tables: dict[str, Any]) -> None:
 
 
 def check_names(data_set: str, id_: str | None) -> None:
-    """Refuse what can be no data set's name, or no id.
+    """Refuse a text that cannot be a data set's name, or an id.
 
     Raises:
-        UsageError: see above.
+        UsageError: the name or the id cannot be used.
     """
     if not data_set or len(data_set) > 1_000 or not data_set.isprintable():
         raise UsageError("data_set", "must be 1 to 1,000 printable characters", "write a name")
@@ -94,10 +95,10 @@ def check_names(data_set: str, id_: str | None) -> None:
 
 
 def limit_of(epsilon: float, delta: float, field: str = "--epsilon") -> Limit:
-    """A limit.
+    """Return a limit.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the figures are not a limit.
     """
     if not (0 < epsilon < float("inf") and 0 < delta < 1):
         raise UsageError(field, "a limit is epsilon > 0 and 0 < delta < 1", "correct it")
@@ -105,16 +106,16 @@ def limit_of(epsilon: float, delta: float, field: str = "--epsilon") -> Limit:
 
 
 def file_of(path: str | Path) -> Path | None:
-    """The account's file, ``None`` where it is a database by its URL."""
+    """Return the account's file; ``None`` if it is a database."""
     text = str(path)
     return None if "://" in text or text.startswith(_SPANNER) else Path(path)
 
 
 def place_below(folder: Path, path: str) -> str:
-    """An account's path that starts from a folder; a URL as it is.
+    """Return an account's path below a folder; a URL is returned as it is.
 
     Raises:
-        UsageError: the URL is none of an account, or its client is not installed.
+        UsageError: the URL is not that of an account, or its client is not installed.
     """
     if file_of(path) is not None:
         return str(folder / path)
@@ -134,11 +135,11 @@ def place_below(folder: Path, path: str) -> str:
 
 
 def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = False) -> Ledger:
-    """The account of a place, which must be there, and as new as its head file.
+    """Open an existing account that is as new as its head file.
 
     Args:
-        looking: plan only: no file is written, unless an answer is shown that the head file lacks.
-        recovering: it may be older than its head file, or have none.
+        looking: only plan: no file is written, unless an answer is shown that the head file lacks.
+        recovering: the account may be older than its head file, or have none.
 
     Raises:
         UsageError: it is absent, or may not be used.
@@ -157,7 +158,7 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
 
 
 def open_path(path: str | Path, recovering: bool = False) -> Ledger:
-    """The account at a path, whatever its id is; raises as ``open_ledger`` does."""
+    """Open the account at a path, whatever its id is; raises as ``open_ledger`` does."""
     ledger = _opened(path)
     try:
         own = ledger.history().created
@@ -170,7 +171,7 @@ def open_path(path: str | Path, recovering: bool = False) -> Ledger:
 
 
 def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: bool) -> None:
-    """Let an open account keep its head file, which is made if it is missing."""
+    """Give an open account its head file, which is made if it is missing."""
     head_file = head_file_of(place)
     if head_file is None:
         return
@@ -187,9 +188,9 @@ def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: b
 
 
 def head_file_of(place: AccountPlace) -> HeadFile | None:
-    """The head file of an account: beside the file that names it.
+    """Return the head file of an account, beside the file that names it.
 
-    Where no file does, or its folder cannot be written, it is beside the account's file; of a
+    If no file names it, or its folder cannot be written, it is beside the account's file; for a
     database's account it is in the user's own folder (`private_log.users_folder`).  ``None``: none
     of them can be written.
     """
@@ -206,7 +207,7 @@ def head_file_of(place: AccountPlace) -> HeadFile | None:
 
 
 def _named(place: AccountPlace) -> str:
-    """What a command takes for an account."""
+    """Return the text that commands take for an account."""
     if place.file is None:
         return place.path if file_of(place.path) is None else typed(Path(place.path))
     file = typed(Path(place.file))
@@ -216,7 +217,7 @@ def _named(place: AccountPlace) -> str:
 
 
 def typed(path: Path) -> str:
-    """A path as one types it here."""
+    """Return a path as it is typed in the current folder."""
     here, path = Path.cwd(), path.absolute()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
@@ -239,7 +240,7 @@ def check_place(place: AccountPlace, created: Created) -> None:
     """Refuse an account that is not the one that a file names.
 
     Raises:
-        PolicyError: its id or its data set is another one.
+        PolicyError: it has another id or data set.
     """
     if created.id != place.id:
         raise PolicyError(
@@ -258,15 +259,16 @@ def check_place(place: AccountPlace, created: Created) -> None:
 def create_account(
     path: str | Path, data_set: str, unit: str, type_: FieldType, limit: Limit | None
 ) -> Created:
-    """Make an account where none is.
+    """Make a new account.
 
     Args:
         unit, type_: name and type of the privacy unit.
-        limit: (epsilon, delta) per unit; ``None``: each record has a budget of its own.
+        limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
 
     Raises:
         UsageError: there is one already, or it may not be made there.
-        PolicyError: another program's data is there; RunError: it cannot be reached.
+        PolicyError: another program's data is there.
+        RunError: it cannot be reached.
     """
     created = Created(new_id(), data_set, unit, type_, limit)
     check_names(data_set, created.id)
@@ -275,7 +277,7 @@ def create_account(
 
 
 def make(path: str | Path, created: Created) -> None:
-    """``create_account`` of a given first event."""
+    """Make an account with a given first event; see ``create_account``."""
     if file_of(path) is not None:
         from dpstream.state.ledger.file import create
 
@@ -288,11 +290,13 @@ def make(path: str | Path, created: Created) -> None:
 
 
 def ledger_exists(path: str | Path) -> bool:
-    """Whether there is a file that holds anything (a creation that was cut off leaves an empty
-    one), or a database with an account's tables.
+    """Return whether there is a file with content, or a database with an account's tables.
+
+    A creation that was interrupted leaves an empty file, which does not count.
 
     Raises:
-        UsageError: the database may not be used; RunError: it cannot be reached.
+        UsageError: the database may not be used.
+        RunError: it cannot be reached.
     """
     file = file_of(path)
     if file is not None:
@@ -306,7 +310,7 @@ def ledger_exists(path: str | Path) -> bool:
 
 
 def read_ledger(path: str | Path) -> list[Entry]:
-    """Every entry of an account in order, after a check of every row; writes nothing.
+    """Return every entry of an account in order, after a check of every row; writes nothing.
 
     Raises:
         UsageError, PolicyError, RunError: it is absent, a broken one, or cannot be read.
@@ -324,7 +328,7 @@ def read_ledger(path: str | Path) -> list[Entry]:
 
 
 def read_history(place: AccountPlace, seen: Head | None = None) -> History:
-    """The account of a place, for whoever plans: nothing is written.
+    """Return an account's events for a plan; nothing is written.
 
     Args:
         seen: its end as a store last saw it; an account without that entry is refused.
@@ -345,7 +349,7 @@ def read_history(place: AccountPlace, seen: Head | None = None) -> History:
 
 
 def history_of(entries: list[Entry]) -> History:
-    """The account that entries make."""
+    """Return the account that entries form."""
     account = History()
     for entry in entries:
         account.add(entry.event, entry.digest)

@@ -1,16 +1,16 @@
 """What a session asks of the account of its table, and what it may do now.
 
-**What the query reads has paid.**  It reads the boxes that it asked (with ``drop`` cut to the kept
-ones), and these lie in what is charged: dimensions of ``cover`` are widened, then boxes are snapped
-outward, and dropping cuts both by the same boxes.
+**Everything that is read has paid.**  A query reads the boxes that it asks about (with ``drop`` cut
+to the kept ones), and these lie in what is charged: dimensions of ``cover`` are widened, then boxes
+are snapped outward, and dropping cuts both by the same boxes.
 
-**Who has nothing is not asked.**  A point without an initial budget of the kind that pays can never
-be read by that kind: every amount is above 0.  So no query asks it, by a rule of the space alone;
-else a query of everything would always be refused, whatever was spent.
+**Points without a budget are not asked about.**  A point without an initial budget of the kind that
+pays can never be read by that kind: every amount is above 0.  So no query includes it, by a rule of
+the space alone; otherwise a query of everything would always be refused, whatever was spent.
 
-**A decision tells nothing.**  It is a function of the entries, the order, the steward's public
-rules, and the instant that the entry names, never of data.  A refusal may so name the boxes that
-lack budget, and the largest amount that would pass.
+**A decision reveals nothing.**  It is a function of the entries, the order, the steward's public
+rules, and the instant that the entry names, never of data.  So a refusal may name the boxes that
+lack budget, and the largest amount that would be accepted.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ _ANALYST = 200
 
 
 class Views:
-    """What a predicate on consumption sees, as of the transaction that charges.
+    """The state of consumption in the transaction that charges, for predicates.
 
     Attributes:
         usable: millionths of every initial budget that may be used.
@@ -56,25 +56,28 @@ class Views:
         self._state, self.usable = state, usable
 
     def spent(self, kind: Kind) -> Spent:
-        """What every point has spent of a kind of budget.
+        """Return what every point has spent of a kind of budget.
 
         Raises:
-            UsageError: records have none of that kind.
+            UsageError: records have no budget of that kind.
         """
         self._state.table.space.budget_place(kind)
         return self._state.spent[kind]
 
 
 class Order(NamedTuple):
-    """What a query wants.
+    """What a query asks of the account.
 
     Attributes:
-        kind: of the budget it pays with; amount: in millionths; analyst: who asks.
-        resolve: (m, d, 2) the boxes that it asks, disjoint, not snapped; called in the
-            transaction, again if that is done again.
-        drop: leave out points with too little; cover: dimensions charged over their whole range,
-            so that boxes merge; the query still reads what it asks.
-        allot: pay for draws that are to come, instead of a question (`allotments`).
+        kind: kind of the budget it pays with.
+        amount: in millionths.
+        analyst: who asks.
+        resolve: returns (m, d, 2) the boxes that it asks about, disjoint, not snapped; called in
+            the transaction, and again if that is repeated.
+        drop: leave out points with too little budget.
+        cover: dimensions charged over their whole range, so that boxes merge; the query still
+            reads only what it asks about.
+        allot: pay for later draws, instead of a question (`allotments`).
     """
 
     kind: Kind
@@ -87,7 +90,10 @@ class Order(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What a query would do now; read: (m, d, 2) the boxes it would read, none if refused."""
+    """What a query would do now.
+
+    ``read``: (m, d, 2) the boxes it would read, none if refused.
+    """
 
     decision: Decision
     read: Int64
@@ -97,10 +103,10 @@ _NOTHING_LEFT = "ask other points: `dpstream session budget` shows which have bu
 
 
 class SessionRefusedError(PolicyError):
-    """A query that points lack budget for.
+    """A query is refused because points lack budget.
 
     Attributes:
-        decision: which boxes lack how much, and the largest amount that would pass; public.
+        decision: which boxes lack how much, and the largest amount that would be accepted; public.
     """
 
     def __init__(self, decision: Decision, enough: str = "") -> None:
@@ -125,8 +131,10 @@ class SessionRefusedError(PolicyError):
 
 
 def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
-    """The condition on initial budgets under which no point of a refused query lacks anything;
-    empty where there is none."""
+    """Return the condition on initial budgets under which no point of a refused query lacks budget.
+
+    It is empty if there is none.
+    """
     if not len(decision.lacking):
         return ""
     place = space.budget_place(kind)
@@ -137,20 +145,20 @@ def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
 
 
 def refusal_of(space: Space, kind: Kind, decision: Decision) -> SessionRefusedError | None:
-    """What a query is refused with, whether it is asked or planned; ``None``: it is accepted."""
+    """Return the error of a refused query, asked or planned; ``None``: it is accepted."""
     if decision.accepted:
         return None
     return SessionRefusedError(decision, enough_of(space, kind, decision))
 
 
 def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
-    """What an order may do at an instant.
+    """Return what an order may do at an instant.
 
     Args:
-        state: of all entries before it, with the analyst's own if there is a quota.
+        state: of all entries before it, with the analyst's own charges if there is a quota.
 
     Raises:
-        UsageError: its boxes are none, or dropping leaves too many of them.
+        UsageError: its boxes cannot be used, or dropping leaves too many of them.
     """
     usable, kind = rules.usable(at), order.kind
     space = state.table.space
@@ -175,7 +183,7 @@ def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
 
 
 def _with_budget(space: Space, kind: Kind, boxes: Int64) -> Int64:
-    """The points that have an initial budget of a kind at all."""
+    """Return the points that have an initial budget of a kind."""
     place = space.budget_place(kind)
     if not len(boxes) or boxes[:, place, 0].min() > 0:
         return boxes
@@ -185,7 +193,7 @@ def _with_budget(space: Space, kind: Kind, boxes: Int64) -> Int64:
 
 
 def _covered(table: SessionTable, names: tuple[str, ...], boxes: Int64) -> Int64:
-    """Boxes widened to the whole of some dimensions, disjoint."""
+    """Return boxes widened to the whole of some dimensions, disjoint."""
     if not names:
         return boxes
     wide = stacked([boxes])
@@ -196,17 +204,17 @@ def _covered(table: SessionTable, names: tuple[str, ...], boxes: Int64) -> Int64
 
 
 def _common(boxes: Int64, others: Int64) -> Int64:
-    """The points of both of two lists of disjoint boxes."""
+    """Return the points that are in both of two lists of disjoint boxes."""
     parts = [cut(taken(boxes, overlapped(boxes, other)), other) for other in others]
     overlap = stacked([boxes[:0], *parts])
     return club(overlap, np.zeros(len(overlap), np.int64))[0]
 
 
 def check_analyst(name: str) -> None:
-    """Refuse a name of an analyst that is none.
+    """Refuse a text that cannot be an analyst's name.
 
     Raises:
-        UsageError: see above.
+        UsageError: it cannot be a name.
     """
     if not 0 < len(name) <= _ANALYST or not name.isprintable():
         raise UsageError("analyst", f"must be 1 to {_ANALYST} printable characters", "shorten it")

@@ -42,8 +42,9 @@ class Recovered(NamedTuple):
     """What a recovery did.
 
     Attributes:
-        entries: how many were appended of the head file; charges: of these.
-        closed: run ids of charges that get no answer any more.
+        entries: number of entries that were appended from the head file.
+        charges: number of charges among these.
+        closed: run ids of charges that are never answered now.
     """
 
     entries: int
@@ -58,7 +59,8 @@ def recover(ledger: Ledger) -> Recovered:
     without a receipt closed.
 
     Raises:
-        PolicyError: account or head file is damaged; RunError: one cannot be written.
+        PolicyError: account or head file is damaged.
+        RunError: one cannot be written.
     """
     head_file = ledger.head_file
     head = None if head_file is None else head_file.head()
@@ -103,8 +105,10 @@ def recover(ledger: Ledger) -> Recovered:
 
 
 def _answered_twice(events: Sequence[Event], account: History) -> Iterator[Charge]:
-    """Charges for the second answer of those that the account has another receipt of, by run ids
-    that follow from the lost receipts: a recovery that is cut off is repeated."""
+    """Yield charges for the second answer of those that have another receipt in the account.
+
+    Their run ids follow from the lost receipts, so that an interrupted recovery can be repeated.
+    """
     for event in events:
         if not isinstance(event, Received):
             continue
@@ -118,7 +122,7 @@ def _answered_twice(events: Sequence[Event], account: History) -> Iterator[Charg
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """How many entries two chains share; a digest covers all before it."""
+    """Return how many entries two chains share; a digest covers all before it."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -127,10 +131,10 @@ def _common(one: list[str], other: list[str]) -> int:
 
 
 def _merged(missing: Sequence[Event], account: History, common: int) -> Iterator[Event]:
-    """What an account lacks that has gone on behind entry ``common``, as it counts there.
+    """Yield what an account lacks that has continued after entry ``common``, as it counts there.
 
     Raises:
-        PolicyError: a charge is of a table that has no place in the account's.
+        PolicyError: a charge is of a table that cannot be embedded in the account's.
     """
     own = [event for event in account.events(common) if isinstance(event, Widened)]
     others = [event for event in missing if isinstance(event, Widened)]
@@ -149,7 +153,7 @@ def _merged(missing: Sequence[Event], account: History, common: int) -> Iterator
 
 
 def _counted(charge: Charge, table: str, wider: Sequence[Widened]) -> Charge:
-    """A charge as it counts in a wider table."""
+    """Return a charge as it counts in a wider table."""
     for each in wider:
         if charge.plan_hash == each.old != table:
             [charge] = each.charges([charge])
@@ -163,7 +167,7 @@ def _counted(charge: Charge, table: str, wider: Sequence[Widened]) -> Charge:
 
 
 def _still_holds(event: Event, account: History) -> bool:
-    """Whether an entry is to be added to an account that has gone on without it."""
+    """Return whether an entry must be added to an account that has continued without it."""
     match event:
         case Charge():
             return account.find(event.name) is None

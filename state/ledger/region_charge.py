@@ -1,7 +1,7 @@
-"""What an entry of kind ``session`` holds beyond any other: which points pay how much.
+"""The part of an entry that only kind ``session`` has: which points pay how much.
 
 Boxes are packed (edge by edge, int64, deflated, base64), because a batch can have thousands.  The
-packed text is what the ledger's chain covers, and their order is a part of it: a replay charges
+account's chain covers the packed text, and the order of the boxes is a part of it: a replay charges
 the same boxes in the same order.
 """
 
@@ -27,14 +27,14 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a session's entry charges, or draws on an allotment that was charged before.
 
     Attributes:
-        budget: what is paid with.
+        budget: the kind of budget.
         amount: in millionths, of every point; 0 where boxes are closed.
         charged: packed boxes that pay, snapped, disjoint (``boxes``).
         reads: packed boxes that the query may read, inside of those (``read``).
         analyst: who asked.
         at: when, microseconds since 1970; never before that of an entry before it.
-        allotment: of a draw: run id of the allotment that paid for it, no boxes pay again; empty in
-            the entry of an allotment; a question that pays for itself has none.
+        allotment: for a draw, run id of the allotment that paid for it, so that no boxes pay again;
+            empty in the entry of an allotment; a question that pays for itself has none.
     """
 
     budget: RegionKind
@@ -47,56 +47,56 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def draws_on(self) -> str:
-        """Run id of the allotment that it draws on, empty if it draws on none."""
+        """The run id of the allotment that it draws on; empty if it draws on none."""
         return "" if isinstance(self.allotment, msgspec.UnsetType) else self.allotment
 
     @property
     def allots(self) -> bool:
-        """Whether it was paid to be drawn on, and for nothing else."""
+        """Whether it is an allotment, which only pays for later draws."""
         return self.allotment == ""
 
     @classmethod
     def of(
         cls, budget: RegionKind, amount: int, boxes: Int64, read: Int64, analyst: str, at: int
     ) -> "RegionCharge":
-        """From boxes (k, d, 2) that pay and (m, d, 2) that are read."""
+        """Return a charge from boxes (k, d, 2) that pay and (m, d, 2) that are read."""
         charged = packed(boxes)
         reads = charged if read is boxes else packed(read)
         return cls(budget, amount, charged, reads, analyst, at)
 
     def with_boxes(self, boxes: Int64, read: Int64) -> "RegionCharge":
-        """The same of other boxes (k, d, 2) that pay and (m, d, 2) that are read."""
+        """Return the same charge for other boxes (k, d, 2) that pay and (m, d, 2) that are read."""
         charged = packed(boxes)
         reads = charged if self.reads == self.charged else packed(read)
         return msgspec.structs.replace(self, charged=charged, reads=reads)
 
     @property
     def boxes(self) -> Int64:
-        """(k, d, 2) int64, what pays.
+        """Return (k, d, 2) int64, the boxes that pay.
 
         Raises:
-            PolicyError: they are not what was written.
+            PolicyError: they differ from what was written.
         """
         return unpacked(self.charged)
 
     @property
     def read(self) -> Int64:
-        """(m, d, 2) int64, what the query may read, disjoint; raises as ``boxes`` does."""
+        """Return (m, d, 2) int64, what the query may read, disjoint; raises as ``boxes`` does."""
         return unpacked(self.reads)
 
 
 def packed(boxes: Int64) -> str:
-    """Boxes as a text: their shape and their edges."""
+    """Return boxes as a text: their shape and their edges."""
     edges = np.ascontiguousarray(boxes.transpose(1, 2, 0), "<i8")
     data = zlib.compress(edges.tobytes(), 1)
     return f"{len(boxes)}x{boxes.shape[1]} {base64.b64encode(data).decode()}"
 
 
 def unpacked(text: str) -> Int64:
-    """The boxes of a text, edge by edge in memory.
+    """Return the boxes of a text, edge by edge in memory.
 
     Raises:
-        PolicyError: it is none.
+        PolicyError: the text has another form.
     """
     try:
         shape, _, data = text.partition(" ")

@@ -1,21 +1,20 @@
-"""The budgets of a table's points, kept in the ledger of the table's data set.
+"""The budgets of a table's points, in the account of the table's data set.
 
-A query is decided and charged in ONE transaction of the ledger (`state.ledger.answers`), durable
-before a row of data is read; `pipelines.ask.sequence` has the order of all steps.
+A query is decided and charged in ONE transaction of the account (`state.ledger.answers`), durable
+before a row of data is read; `pipelines.ask.sequence` describes the order of all steps.
 
-**Nobody spends what another has spent.**  In the transaction the account first takes in every
-entry that others have committed, then resolves what the query asks (predicates may speak of what
-points have spent), decides it, and appends the charge.  The ledger keeps others out until then
-(SQLite), or tells at the end that they came in between, and all of it is done again (Spanner).  So
-each charge is decided on the state that all entries before it made, as if there were one asker
-after the other; then the induction of mechanism.md section 14 holds: no point pays more than its
-initial budget, whatever record is there.
+**No budget is spent twice.**  In the transaction the account first reads every entry that others
+have committed, then resolves what the query asks (predicates may depend on what points have spent),
+decides it, and appends the charge.  The storage excludes others until then (SQLite), or reports at
+the end that they came in between, and everything is repeated (Spanner).  So each charge is decided
+on the state that all entries before it made, as if the queries came one after the other; then the
+induction of mechanism.md section 14 holds: no point pays more than its initial budget, whatever
+records there are.
 
 **Killed at any moment.**  Before the transaction's end nothing was charged and nothing was read;
-behind it the entry stands, with the boxes that may be read, and the same request goes on under its
-run id, with its boxes and its noise, at no charge.  What was charged and never answered stays
-spent.  A state in memory holds committed entries alone.
-
+after it the entry is there, with the boxes that may be read, and the same request continues under
+its run id, with its boxes and its noise, at no charge.  What was charged and never answered stays
+spent.  A state in memory has committed entries alone.
 """
 
 import math
@@ -135,7 +134,7 @@ _UP = 1 + 1e-12
 
 
 def now_micros() -> int:
-    """The machine's clock, microseconds since 1970."""
+    """Return the machine's clock, microseconds since 1970."""
     return time.time_ns() // 1_000
 
 
@@ -143,15 +142,15 @@ class RegionAccount:
     """The account of one table; see the module.
 
     Args:
-        ledger: of the table's data set, which holds nothing else.
+        ledger: the account of the table's data set, which has no other table.
         table: the public model.
-        rules: the steward's, as they are today.
-        snapshot: file beside the table that saves a replay; ``None``: none is kept.
-        clock: microseconds since 1970.
+        rules: the data steward's present rules.
+        snapshot: file beside the table that saves a replay; ``None``: none is written.
+        clock: returns microseconds since 1970.
         looking: the snapshot is read and never written.
 
     Raises:
-        PolicyError: the ledger holds other runs or another table.
+        PolicyError: the account holds other runs or another table.
     """
 
     def __init__(
@@ -176,43 +175,44 @@ class RegionAccount:
     # --- what stands -----------------------------------------------------------------------------
 
     def spent(self, kind: Kind) -> Spent:
-        """What every point has spent of a kind of budget, as of now.
+        """Return what every point has spent of a kind of budget until now.
 
         Raises:
-            UsageError: records have none of that kind; PolicyError: the ledger is damaged.
+            UsageError: records have no budget of that kind.
+            PolicyError: the account is damaged.
         """
         return Views(self._refreshed(), MICRO).spent(kind)
 
     def analyst_spent(self, kind: Kind, analyst: str) -> Spent:
-        """What one analyst has charged to every point, as of now; raises as ``spent`` does."""
+        """Return what one analyst has charged to every point until now; raises like ``spent``."""
         self.table.space.budget_place(kind)
         return self._with_own(kind, analyst).own[kind, analyst]
 
     def usable(self) -> int:
-        """Millionths of every initial budget that may be used now."""
+        """Return the millionths of every initial budget that may be used now."""
         return self.rules.usable(self._instant())
 
     def history(self) -> list[tuple[str, RegionCharge]]:
-        """Run id and charge of every entry of the table, in order."""
+        """Return run id and charge of every entry of the table, in order."""
         charges = list(self._ledger.history().charges)
         return [(charge.run_id, region_of(charge, self.table)) for charge in charges]
 
     # --- what is charged -------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Take in what was committed; a snapshot is written now and then."""
+        """Read what was committed; write a snapshot from time to time."""
         self._refreshed()
         self.save(_EVERY)
 
     def decide(self, order: Order, run_id: str) -> Charge:
-        """The charge of an order; in the transaction that appends it.
+        """Return the charge of an order, in the transaction that appends it.
 
         Args:
-            order: what it costs, and of which points.
+            order: what it costs, and which points it is about.
 
         Raises:
-            SessionRefusedError: points lack budget, or the analyst's quota does.
-            UsageError: the order is none.
+            SessionRefusedError: points lack budget, or the analyst's quota is used up.
+            UsageError: the order cannot be used.
         """
         state, at = self._prepared(order), self._instant()
         decision, read = planned(order, state, self.rules, at)
@@ -234,17 +234,19 @@ class RegionAccount:
         resolve: Callable[[Views, Int64], Any],
         run_id: str,
     ) -> Charge:
-        """The charge of a draw on an allotment, which charges no point again; in the transaction
-        that appends it.  See `state.ledger.regions`.
+        """Return the charge of a draw on an allotment, which charges no point again.
+
+        Called in the transaction that appends it.  See this module.
 
         Args:
             allotment: run id of a charge that was made for draws.
             kind, amount: of what is drawn, in millionths; the allotment paid the same kind.
-            resolve: (m, d, 2) the boxes that it reads, of those that the allotment may read.
+            resolve: returns (m, d, 2) the boxes that it reads, of those that the allotment may
+            read.
 
         Raises:
             PolicyError: there is no such allotment, or it has too little left.
-            UsageError: the boxes or the amount are none.
+            UsageError: the boxes or the amount cannot be used.
         """
         check_analyst(analyst)
         of, read, _ = self.plan_draw(allotment, kind, amount, resolve)
@@ -272,7 +274,7 @@ class RegionAccount:
         """Decide an order as ``decide`` would now; charges nothing.
 
         Raises:
-            UsageError: the order is none.
+            UsageError: the order cannot be used.
         """
         return planned(order, self._prepared(order), self.rules, self._instant())
 
@@ -325,13 +327,13 @@ class RegionAccount:
         )
 
     def _instant(self) -> int:
-        """Now, never before the last entry: a clock set back takes nothing back."""
+        """Return the present instant, never before the last entry, whatever the clock shows."""
         return max(self._clock(), self._state.at)
 
     # --- the state -------------------------------------------------------------------------------
 
     def _prepared(self, order: Order) -> Balances:
-        """The state that an order is decided on."""
+        """Return the state that an order is decided on."""
         check_amount(order.amount, "amount")
         check_analyst(order.analyst)
         self.table.space.budget_place(order.kind)
@@ -340,7 +342,7 @@ class RegionAccount:
         return self._with_own(order.kind, order.analyst)
 
     def _refreshed(self) -> Balances:
-        """The state behind all entries that the ledger holds."""
+        """Return the state after all entries of the account."""
         state, ledger, account = self._state, self._ledger, self._ledger.history()
         if account.widened not in (None, self.table.digest):
             raise migrated()
@@ -370,7 +372,7 @@ class RegionAccount:
         return self._state
 
     def save(self, every: int = _EVERY_TIME) -> None:
-        """Write a snapshot where the last one is this many entries old; never in a transaction."""
+        """Write a snapshot if the last one is this many entries old; never in a transaction."""
         old = self._state.entries >= self._saved + every
         if self._snapshot is not None and old and not self._looking:
             snapshots.write(self._snapshot, self._ledger.data_set, self._state)
@@ -378,9 +380,9 @@ class RegionAccount:
 
 
 def stated_cost(kind: RegionKind, amount: int) -> tuple[float, float, float | None]:
-    """(epsilon, delta, rho) of an entry.
+    """Return (epsilon, delta, rho) of an entry.
 
-    A millionth's decimal is the float beside it, which every figure of a ledger is read as
+    A millionth's decimal is the float beside it, which every figure of an account is read as
     (`accounting.composition`).  Of rho the plain pair is that of Bun and Steinke (2016,
     proposition 1.3), epsilon = rho + 2 sqrt(rho ln(1 / delta)), rounded up.
     """

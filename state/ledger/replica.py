@@ -1,8 +1,8 @@
 """An account's rows in memory, as its last known commit left them, and what a transaction adds.
 
-For an account whose rows are far away: whoever holds a replica decides by it and reads only what
-others have committed since.  Every row goes through here, read or written, so that chain and sums
-are those of what was seen.  What was added since the last ``keep`` can be taken back.
+It is for an account whose rows are far away: a process decides by its replica and reads only what
+others have committed since.  Every row that is read or written passes through it, so that chain and
+sums cover what was seen.  What was added since the last ``keep`` can be removed again.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ class AnswerRow(NamedTuple):
 
     @property
     def stored(self) -> StoredRequest:
-        """As the contract has it."""
+        """Return the row in the form of the contract."""
         return StoredRequest(*self[:-1])
 
 
@@ -47,7 +47,8 @@ class Replica:
     """The rows of an account.
 
     Attributes:
-        history: its events; sums: of every table.
+        history: its events.
+        sums: of every table.
     """
 
     def __init__(self) -> None:
@@ -62,37 +63,37 @@ class Replica:
 
     @property
     def end(self) -> tuple[int, str]:
-        """Number and digest of the last entry."""
+        """Return number and digest of the last entry."""
         digests = self.history.digests
         return len(digests), digests[-1] if digests else ""
 
     def tokens(self, run_id: str) -> dict[str, str | None]:
-        """A copy of a run's tokens."""
+        """Return a copy of a run's tokens."""
         return dict(self._tokens.get(run_id, {}))
 
     def has(self, run_id: str) -> bool:
-        """Whether a run has a request."""
+        """Return whether a run has a request."""
         return run_id in self._answers
 
     def alike(self, request: str) -> list[str]:
-        """Runs with a request, in order."""
+        """Return the runs with a request, in order."""
         return list(self._alike.get(request, ()))
 
     @property
     def requests(self) -> int:
-        """How many requests there are."""
+        """Return the number of requests."""
         return len(self._answers)
 
     @property
     def unanswered(self) -> list[str]:
-        """Runs whose request has no receipt."""
+        """Return the runs whose request has no receipt."""
         return [run_id for run_id, entry in self._answers.items() if entry.digest is None]
 
     def check_answer(self, row: AnswerRow) -> AnswerRow:
-        """A row that was read alone.
+        """Check a row that was read alone; return it.
 
         Raises:
-            PolicyError: it is not the one that was added up.
+            PolicyError: the row is not the one in the sum.
         """
         entry = self._answers.get(row.run_id)
         if entry is None or sum_of("requests", [row]) != entry.part:
@@ -102,7 +103,7 @@ class Replica:
     # --- what comes ------------------------------------------------------------------------------
 
     def add_entry(self, seq: int, name: str | None, text: str, digest: str) -> Entry:
-        """The next entry of the chain.
+        """Add the next entry of the chain.
 
         Raises:
             PolicyError: it does not continue the chain, or this program does not know its form.
@@ -121,7 +122,7 @@ class Replica:
         return Entry(seq, event, digest)
 
     def put_tokens(self, run_id: str, tokens: dict[str, str | None]) -> None:
-        """Make these the tokens of a run."""
+        """Replace the tokens of a run."""
         old = self._tokens.get(run_id, {})
         if tokens == old:
             return
@@ -136,7 +137,7 @@ class Replica:
         """Add a request, or give one its receipt or its view.
 
         Raises:
-            PolicyError: it is another request, or what stands in it changes.
+            PolicyError: it is another request, or changes a stored part.
         """
         entry = self._answers.get(row.run_id)
         part = sum_of("requests", [row])
@@ -160,11 +161,11 @@ class Replica:
         self._answers[row.run_id] = new
 
     def keep(self) -> None:
-        """All that came is known."""
+        """Accept all changes since the last ``keep``."""
         self._undo.clear()
 
     def take_back(self) -> None:
-        """Be as at the last ``keep``."""
+        """Undo all changes since the last ``keep``."""
         while self._undo:
             self._undo.pop()()
 
@@ -181,7 +182,7 @@ class Replica:
 
 
 def _less(row: AnswerRow, entry: _RequestRow) -> AnswerRow:
-    """A row without the blobs that it did not have when it was known."""
+    """Return a row without the blobs that it did not have when it was known."""
     if entry.digest is None:
         return row._replace(receipt=None, digest=None, view=None, view_digest=None)
     if entry.view_digest is None:

@@ -1,10 +1,10 @@
 """Digests of all that an account holds, so that damage to any row of it is noticed.
 
 Each table has a sum, modulo 2^128, of digests of its rows, each bound to all of its columns: a
-row that is changed, lost or added changes the sum, and a transaction brings it up to date from
-the rows that it changes alone.  The seal is the sums of all tables under a digest of its own.
-Whoever opens a ledger adds all rows up and holds the sums against the seal.  The threat is damage,
-not somebody who can write to the ledger, as everywhere in ``state.seals``.
+row that is changed, lost or added changes the sum, and a transaction updates it from the rows that
+it changes alone.  The seal is the sums of all tables under a digest of its own.  Opening an account
+adds all rows up and compares the sums with the seal.  The threat is damage, not somebody who can
+write to the account, as everywhere in ``state.seals``.
 """
 
 from collections.abc import Iterable
@@ -30,10 +30,10 @@ Sums = dict[str, int]
 
 
 def sum_of(table: str, rows: Iterable[tuple[object, ...]], begin: int = 0) -> int:
-    """The sum of rows added to one.
+    """Return the sum of rows added to one.
 
     Raises:
-        PolicyError: a text is none any more.
+        PolicyError: a text is no longer valid.
     """
     place, total = _PLACES[table], begin
     try:
@@ -46,17 +46,17 @@ def sum_of(table: str, rows: Iterable[tuple[object, ...]], begin: int = 0) -> in
 
 
 def without(table: str, rows: Iterable[tuple[object, ...]], begin: int) -> int:
-    """The sum without rows that were in it."""
+    """Return the sum without rows that were in it."""
     return (begin - sum_of(table, rows)) % _MODULUS
 
 
 def rows_of(db: sqlite3.Connection, table: str) -> Iterable[tuple[object, ...]]:
-    """All rows of a table."""
+    """Return all rows of a table."""
     return db.execute(f"SELECT {COLUMNS[table]} FROM {table}")
 
 
 def put_seal(db: sqlite3.Connection, sums: Sums | None = None) -> None:
-    """Write the seal of these sums (default: of what is there), in the caller's transaction."""
+    """Write the seal of these sums (default: of the present rows), in the caller's transaction."""
     if sums is None:
         sums = {table: sum_of(table, rows_of(db, table)) for table in COLUMNS}
     text = " ".join(f"{sums[table]:032x}" for table in COLUMNS)
@@ -65,10 +65,10 @@ def put_seal(db: sqlite3.Connection, sums: Sums | None = None) -> None:
 
 
 def read_seal(db: sqlite3.Connection) -> Sums:
-    """The sums that the ledger was left with.
+    """Return the sums of the last transaction.
 
     Raises:
-        PolicyError: they are not what was written.
+        PolicyError: the seal differs from what was written.
     """
     row = db.execute("SELECT value FROM account_meta WHERE name = ?", (_NAME,)).fetchone()
     text, _, seal = str(row[0] if row else "").rpartition(" ")
@@ -85,12 +85,12 @@ def check_pages(db: sqlite3.Connection) -> None:
     """Check that SQLite can read all of the file.
 
     Raises:
-        PolicyError: it cannot.
+        PolicyError: it cannot be read.
     """
     if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
         raise damaged()
 
 
 def damaged() -> PolicyError:
-    """The ledger is not what was written."""
+    """Return the error for an account that differs from what was written."""
     return PolicyError("account.path", "is damaged", "restore the account from a backup")

@@ -63,7 +63,7 @@ class _Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a snapshot says of itself."""
+    """The description of a snapshot."""
 
     data_set: str
     table: str
@@ -76,11 +76,11 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write(path: Path, data_set: str, state: Balances) -> None:
-    """Write a snapshot in one piece, readable by its owner alone; a failure is no failure.
+    """Write a snapshot atomically, readable by its owner alone; a failure is ignored.
 
     Args:
-        path: of the file, which is replaced.
-        state: of committed entries.
+        path: the file, which is replaced.
+        state: the state of committed entries.
     """
     arrays, accounts = dict[str, Any](), list[_Account]()
     every = [(kind, None, spent) for kind, spent in state.spent.items()]
@@ -107,7 +107,7 @@ def write(path: Path, data_set: str, state: Balances) -> None:
 
 
 def read(path: Path, table: SessionTable, ledger: Ledger) -> Balances | None:
-    """The state that a snapshot holds; ``None``: replay from the first entry."""
+    """Return the state of a snapshot; ``None``: replay from the first entry."""
     state = _read(path, table, ledger.data_set)
     if state is None or not state.entries:
         return None
@@ -117,7 +117,7 @@ def read(path: Path, table: SessionTable, ledger: Ledger) -> Balances | None:
 
 
 def _read(path: Path, table: SessionTable, data_set: str) -> Balances | None:
-    """A whole snapshot of this table and data set."""
+    """Return a complete snapshot of this table and data set."""
     try:
         data = io.BytesIO(path.read_bytes())
         with np.load(data, allow_pickle=False) as file:

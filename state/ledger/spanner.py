@@ -67,14 +67,14 @@ from dpstream.state.spanner.client import (
 
 
 class _Pending:
-    """What an open transaction is to write, in order."""
+    """The changes that an open transaction will write, in order."""
 
     def __init__(self) -> None:
         self.changes = list[tuple[str, str, Any]]()
         self.tokens, self.answers = dict[str, None](), dict[str, AnswerRow]()
 
     def fill(self, batch: Any) -> None:
-        """Put it into a batch."""
+        """Add the changes to a batch."""
         for how, table, row in self.changes:
             if how == "delete":
                 batch.delete(table, spanner.KeySet(keys=[row]))
@@ -89,8 +89,9 @@ class SpannerLedger(Ledger):
         url: ``spanner://PROJECT/INSTANCE/DATABASE``, in which one was made (`create_account`).
 
     Raises:
-        UsageError: none was made, or it may not be used.
-        PolicyError: it is damaged or of another version; RunError: it cannot be reached.
+        UsageError: no account was made, or it may not be used.
+        PolicyError: it is damaged or of another version.
+        RunError: it cannot be reached.
     """
 
     def __init__(self, url: str) -> None:
@@ -146,7 +147,7 @@ class SpannerLedger(Ledger):
         self._last = new
 
     def _unmoved(self) -> None:
-        """Check that what was read is still the newest."""
+        """Check that the rows that were read are still the newest."""
         if self._last is None:
             raise InvariantError("self._last is not None")
         with of_ledger():
@@ -154,7 +155,7 @@ class SpannerLedger(Ledger):
                 raise LedgerMovedError
 
     def _refreshed(self) -> Replica:
-        """The rows as they stand now; in a transaction, as of its begin and with its changes."""
+        """Return the present rows; in a transaction, as of its begin and with its changes."""
         if self._pending is None:
             with of_ledger():
                 last = self._last
@@ -295,8 +296,9 @@ def create_account(url: str, created: Created) -> None:
     """Make database and tables where they are missing, and an account in them.
 
     Raises:
-        UsageError: an account is there, no such instance, or no right to create.
-        PolicyError: the database is another one's; RunError: unreachable.
+        UsageError: there is an account already, no such instance, or no right to create.
+        PolicyError: the database belongs to another program.
+        RunError: it cannot be reached.
     """
     with of_ledger():
         database = connect(url)
@@ -304,10 +306,12 @@ def create_account(url: str, created: Created) -> None:
 
 
 def read_entries(url: str) -> list[Entry]:
-    """Every entry of an account in order, after a check of every row; writes nothing.
+    """Return every entry of an account in order, after a check of every row; writes nothing.
 
     Raises:
-        UsageError: there is no account; PolicyError: it is a broken one; RunError: unreachable.
+        UsageError: there is no account.
+        PolicyError: it is damaged.
+        RunError: it cannot be reached.
     """
 
     def look() -> list[Entry]:
@@ -321,7 +325,11 @@ def read_entries(url: str) -> list[Entry]:
 
 
 def is_there(url: str) -> bool:
-    """Whether an account was made there; raises as `read_entries` does if it is unreachable."""
+    """Return whether an account was made there.
+
+    Raises:
+        RunError: it cannot be reached.
+    """
     try:
         with of_ledger():
             return any(read_rows(connect(url), COMMITS, ("Number",), [(0,)]))

@@ -35,7 +35,7 @@ from dpstream.state.sqlite.database import sqlite3
 
 
 class _Checked(NamedTuple):
-    """Up to where the file is known to be what was written.
+    """The part of the file that was checked to be what was written.
 
     Attributes:
         change: SQLite's number of the last change that another connection made.
@@ -51,10 +51,10 @@ class SqliteLedger(Ledger):
 
     Args:
         path: the file, shared by all jobs on the data set.
-        looking: plan only, on a copy in memory: no file is written, and no charge is taken.
+        looking: plan only, on a copy in memory: no file is written, and no charge is accepted.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no file.
         PolicyError: the file is damaged, another program's, or of another version.
         RunError: it cannot be opened, or another process holds it for very long.
     """
@@ -93,7 +93,7 @@ class SqliteLedger(Ledger):
 
     @contextlib.contextmanager
     def _begun(self, begin: str) -> Iterator[None]:
-        """A transaction on a checked file, rolled back unless it was committed."""
+        """Run a transaction on a checked file, which is rolled back unless it was committed."""
         try:
             try:
                 self._db.execute(begin)
@@ -108,7 +108,7 @@ class SqliteLedger(Ledger):
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[sqlite3.Connection]:
-        """One checked state of the file: the open transaction's, or the last committed."""
+        """Yield one checked state of the file: the open transaction's, or the last committed."""
         if self._db.in_transaction:
             yield self._db
         else:
@@ -116,7 +116,7 @@ class SqliteLedger(Ledger):
                 yield self._db
 
     def _check(self) -> None:
-        """Check what is not known to be what was written; see the module."""
+        """Check the part that was not checked before; see the module."""
         (change,) = self._db.execute("PRAGMA data_version").fetchone()
         checked = self._checked
         if checked is not None and checked.change == change:
@@ -136,7 +136,7 @@ class SqliteLedger(Ledger):
         self._checked = _Checked(change, sums)
 
     def _check_on(self, checked: _Checked, sums: Sums) -> list[Line]:
-        """Check the entries from the last checked one on, and the tables that changed."""
+        """Check the entries after the last checked one, and the tables that changed."""
         last, digest = len(self._history.digests), self._history.digests[-1]
         row = self._db.execute("SELECT digest FROM entries WHERE seq = ?", (last,)).fetchone()
         if row != (digest,):
@@ -212,7 +212,7 @@ class SqliteLedger(Ledger):
         self._update(run_id, "view IS NULL AND receipt IS NOT NULL", view=view, view_digest=digest)
 
     def _update(self, run_id: str, where: str, **values: object) -> None:
-        """Change the one request of a run that a condition holds for."""
+        """Change the one request of a run for which a condition holds."""
         mine = f"run_id = ? AND {where}"
         (row,) = self._rows("requests", mine, run_id)
         rest = without("requests", [row], self._sum("requests"))

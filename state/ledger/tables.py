@@ -1,11 +1,11 @@
-"""The tables of a ledger in Cloud Spanner: made, and read.
+"""The tables of an account in Cloud Spanner: how they are made and read.
 
-A row of ``LedgerCommits`` is both fence and seal.  Its number can be inserted once: whoever
-commits N has seen N - 1, so what was decided on N - 1 holds, and of two who decided at once one is
-told so.  Its text, which has a digest, names the end of the chain, the sums of all tables
+A row of ``LedgerCommits`` is both fence and seal.  Its number can be inserted once: a process that
+commits N has seen N - 1, so what was decided on N - 1 holds, and of two that decided at once one is
+refused.  Its text, which has a digest, names the end of the chain, the sums of all tables
 (`state.ledger.seal`), and the rows that changed, so that others read these alone.
 
-A receipt, a grant or a view lies in pieces, since a cell takes 10 MiB.
+A receipt, a grant or a view is stored in pieces, since a cell takes 10 MiB.
 """
 
 import contextlib
@@ -83,8 +83,10 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One commit.
 
     Attributes:
-        number: counted from 0, which `init` writes; writer: a random mark of its one writer.
-        seq, digest: the end of the chain behind it; sums: of the tables, hexadecimal.
+        number: counted from 0, which `init` writes.
+        writer: a random mark of its one writer.
+        seq, digest: the end of the chain after it.
+        sums: of the tables, hexadecimal.
         tokens, answers: runs whose tokens, or whose requests, it changed.
     """
 
@@ -99,22 +101,22 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def row(self) -> tuple[int, str, str]:
-        """What the ledger keeps of it."""
+        """Return the row that the account stores of it."""
         text = msgspec.json.encode(self, order="sorted").decode()
         return self.number, self.writer, sealed_text(f"ledger commit {self.number}", text)
 
     def seals(self, rows: Replica) -> None:
-        """Check that it left these rows.
+        """Check that the commit left these rows.
 
         Raises:
-            PolicyError: the ledger is not what was written.
+            PolicyError: the account differs from what was written.
         """
         if ((self.seq, self.digest), self.sums) != (rows.end, sums_of(rows)):
             raise damaged()
 
 
 def sums_of(rows: Replica) -> tuple[str, ...]:
-    """The sums of all tables as a commit tells them."""
+    """Return the sums of all tables in the form of a commit."""
     return tuple(f"{rows.sums[table]:032x}" for table in COLUMNS)
 
 
@@ -125,8 +127,9 @@ def create(database: Database, created: Created, writer: str) -> None:
         writer: a random mark of the caller.
 
     Raises:
-        UsageError: an account is there, no such instance, or no right to create.
-        PolicyError: the database is another one's; RunError: unreachable.
+        UsageError: there is an account already, no such instance, or no right to create.
+        PolicyError: the database belongs to another program.
+        RunError: it cannot be reached.
     """
     with of_ledger():
         statements = [s.strip() for s in DDL.split(";") if s.strip()]
@@ -149,7 +152,7 @@ def create(database: Database, created: Created, writer: str) -> None:
 
 
 def commits_from(database: Database, number: int, snapshot: Any = None) -> list[Commit]:
-    """All commits from one on, checked; none if it is not there.
+    """Return all commits from one on, checked; none if it does not exist.
 
     Raises:
         PolicyError: one is damaged or missing, or of a newer program.
@@ -176,10 +179,11 @@ def _commit_of(number: int, writer: str, sealed: str) -> Commit:
 
 
 def all_rows(database: Database, snapshot: Any) -> tuple[Replica, Commit]:
-    """All rows of an account at one time, and its last commit, all checked.
+    """Return all rows of an account at one time, and its last commit, all checked.
 
     Raises:
-        UsageError: it was not made; PolicyError: it is not what was written.
+        UsageError: the account was not made.
+        PolicyError: it differs from what was written.
     """
     rows = Replica()
     commits = commits_from(database, 0, snapshot)
@@ -201,7 +205,7 @@ def catch_up(rows: Replica, last: Commit, database: Database, snapshot: Any) -> 
     """Bring rows from one commit to the newest, which is checked.
 
     Raises:
-        PolicyError: the ledger is not what was written.
+        PolicyError: the account differs from what was written.
     """
     commits = commits_from(database, last.number, snapshot)
     if commits[:1] != [last]:
@@ -226,7 +230,7 @@ def _add_entries(rows: Replica, database: Database, snapshot: Any) -> None:
 
 
 def _rows_of(database: Database, table: str, runs: Sequence[str] | None, snapshot: Any) -> Any:
-    """Rows of some runs, or all of them (``None``)."""
+    """Return rows of some runs, or all of them (``None``)."""
     if runs is not None and not runs:
         return ()
     where = [prefix(run) for run in runs or ()]
@@ -253,7 +257,7 @@ def _put_answers(
 def answers_of(
     database: Database, runs: Sequence[str] | None, snapshot: Any = None
 ) -> Iterator[AnswerRow]:
-    """Requests of some runs, or all (``None``), with their blobs.
+    """Yield requests of some runs, or all (``None``), with their blobs.
 
     Raises:
         PolicyError: pieces of a blob are missing.
@@ -279,7 +283,7 @@ def answers_of(
 
 
 def pieces_of(run_id: str, kind: str, blob: bytes) -> list[tuple[str, str, int, str]]:
-    """Rows of a blob: at least one."""
+    """Return the rows of a blob: at least one."""
     starts = range(0, max(len(blob), 1), CELL_BYTES)
     parts = [blob[start : start + CELL_BYTES] for start in starts]
     return [(run_id, kind, piece, b64encode(part).decode()) for piece, part in enumerate(parts)]
@@ -296,7 +300,7 @@ def _readable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def of_ledger() -> Iterator[None]:
-    """Errors of the database name the ledger, not a store."""
+    """Make errors of the database name the account, not a store."""
     try:
         yield
     except DpstreamError as error:

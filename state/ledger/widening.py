@@ -1,10 +1,10 @@
 """A table's account in a wider space: new dimensions, wider ranges, finer steps.
 
-Charges of the space before are not written again.  One entry says how the old space lies in the
-wider one (`accounting.regions.embedding`), and whoever reads the account from then on sees every
-charge before it in the wider space (`Book`).  So nothing of the history is lost: allotments are
+Charges of the earlier space are not written again.  One entry describes how the old space lies in
+the wider one (`accounting.regions.embedding`), and every later reader of the account sees each
+earlier charge in the wider space (`History`).  So nothing of the history is lost: allotments can be
 drawn on, quotas and closed ranges hold.  Tables of the old space are refused from then on, also
-by a process that holds one open: its next question looks at the account first.
+in a process that has one open: its next question reads the account first.
 """
 
 from dpstream.accounting.errors import UsageError
@@ -16,10 +16,10 @@ from dpstream.state.ledger.events import Widened
 
 
 def widened(old: SessionTable, new: SessionTable) -> Widened:
-    """The entry that embeds a table's space in a wider one.
+    """Return the entry that embeds a table's space in a wider one.
 
     Raises:
-        UsageError: it has another name, or a space in which the old one has no place.
+        UsageError: it has another name, or a space into which the old one does not fit.
     """
     if old.name != new.name:
         raise UsageError("table.name", "is another one", "keep it: charges are of records by name")
@@ -32,10 +32,11 @@ def widen(ledger: Ledger, old: SessionTable, new: SessionTable) -> int | None:
     """Embed all charges of a table's account in a wider space, by one entry.
 
     Returns:
-        How many charges there are, ``None`` if it was done before.
+        The number of charges; ``None`` if it was done before.
 
     Raises:
-        UsageError: the old space has no place in the new one, or charges have too many boxes there.
+        UsageError: the old space does not fit into the new one, or charges have too many boxes
+            there.
         PolicyError: the account is of another table.
     """
     event = widened(old, new)

@@ -1,1 +1,1 @@
-"""Records of a table whose records have budgets: read, copied, scanned by boxes."""
+"""Records of a table in which each has its own budget: read, copied, scanned by boxes."""

@@ -1,9 +1,9 @@
-"""A batch's draw, here or on a runner: the same bytes.
+"""Draws a batch's answer, here or on a runner: the same bytes.
 
 A batch is a question with cells.  It is decided and charged as a whole (all or nothing, a point
-pays once) before anything of this module runs; then one scan finds the sums of all cells, noise is
-drawn for each, and the table is what is committed.  A draw that fails, or is cut off, has released
-nothing: the same question goes on under its run id, at no charge, here or elsewhere.
+pays once) before anything of this module runs; then one scan computes the sums of all cells, noise
+is drawn for each, and the table is committed.  A draw that fails, or is interrupted, has released
+nothing: the same question continues under its run id, at no charge, here or elsewhere.
 """
 
 from pathlib import Path
@@ -31,17 +31,17 @@ _DRAWS = 1 << 20
 
 
 class Scanner(Protocol):
-    """What finds the exact sums of cells (``pipelines.session.records.scan.Scan``)."""
+    """Something that computes exact sums of cells (``pipelines.session.records.scan.Scan``)."""
 
     def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
-        """Of the usable records in some boxes, in one scan."""
+        """Return sums over the usable records in some boxes, by one scan."""
         ...
 
 
 def here(
     scan: Scanner, space: Space, question: Question, read: Int64, keys: KeyRing, run_id: str
 ) -> pa.Table:
-    """The answer, drawn in this process.
+    """Draw the answer in this process.
 
     Args:
         read: (m, d, 2) boxes of the charge; run_id: its own.
@@ -54,7 +54,8 @@ def check(runner: Runner) -> None:
     """Refuse a runner that cannot be used, before anything is charged.
 
     Raises:
-        UsageError: it is none, is not on this machine, or its workers do not share folders.
+        UsageError: there is no such runner, it is not on this machine, or its workers do not
+            share folders.
     """
     if runner.name not in RUNNERS:
         raise UsageError("--runner", "does not answer batches here", f"use {', '.join(RUNNERS)}")
@@ -62,7 +63,7 @@ def check(runner: Runner) -> None:
 
 
 def shards_for(space: Space, question: Question, read: Int64, parallelism: int) -> int:
-    """Into how many shards cells are put; no byte depends on it."""
+    """Return the number of shards of the cells; no byte depends on it."""
     leaves = sum(of.size for of in question.needs(space, read).leaves)
     draws = question.cells.count * (2 * leaves + 2 * len(question.aggregates))
     return min(question.cells.count, max(parallelism, 1 + draws // _DRAWS))
@@ -78,12 +79,13 @@ def spread(
     keys: SecretSource,
     run_id: str,
 ) -> pa.Table:
-    """The answer, drawn by a runner's workers.
+    """Draw the answer by a runner's workers.
 
     Args:
-        beside: a folder that workers share, for the hand-over; folder: of the table.
+        beside: a folder that workers share, for their results.
+        folder: folder of the table.
         read: (m, d, 2) boxes of the charge; run_id: its own.
-        keys: where workers find the key, bound to the run (``SecretSource.of_run``).
+        keys: the reference to the secret, bound to the run (``SecretSource.of_run``).
 
     Raises:
         DpstreamError: the pipeline failed.

@@ -4,17 +4,20 @@
         -> one shuffle -> noise of each shard -> one shuffle -> the released table, a file of the
         draft folder
 
-Records are those of the table's parts: whole coordinates since the day they came.  A part's sums
+Records are those of the table's parts: whole coordinates since they were loaded.  A part's sums
 are combined before they are shuffled.  Every shard has an element of its own, so that cells
 without a record are released like the others.  Noise is named by run, question and cell, so that
 any worker draws the same, and the table is made of all cells at once: the bytes are those of one
-process.  Workers get the place of the key, never the key.
+process.  Workers get a reference to the secret, never the secret.
 
-Of the engine's own stages it takes the coder of batches, ``split_by_shard``, the place of the key,
-the exact one-shot draws, the estimates of queries, and the one way out for errors.  Three it does
-not take, each for a reason: the reader of records, because a table's records were checked and
-placed in the space when they were written; BOUND, because one record is the unit, so that there is
-nothing to remember of it; RELEASE, because an answer is there once, not by window and trigger.
+Of the engine's own stages it uses the coder of batches, ``split_by_shard``, the reference to the
+secret, the exact one-shot draws, the estimates of queries, and the guard of errors.  It does not
+use
+three, each for a reason: the reader of records, because a table's records were checked and placed
+in
+the space when they were written; BOUND, because one record is the unit, so that nothing about it
+must
+be remembered; RELEASE, because there is one answer, not one for each window and trigger time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,13 +73,17 @@ Routed = tuple[int, pa.RecordBatch]
 
 
 class Task(NamedTuple):
-    """What the workers are told; public, without the key.
+    """The task of the workers; public, without the secret.
 
     Attributes:
-        table: its model; source: folder or URL of its parts.
-        question: that was paid; read: the boxes of its charge, packed.
-        run_id: of the charge; folder: of the draft, or a URL.
-        shards: of cells; keys: where a worker finds the key.
+        table: its model.
+        source: folder or URL of its parts.
+        question: the question that was charged.
+        read: the boxes of its charge, packed.
+        run_id: of the charge.
+        folder: of the draft, or a URL.
+        shards: number of shards of cells.
+        keys: the reference to the secret.
     """
 
     table: SessionTable
@@ -90,27 +97,27 @@ class Task(NamedTuple):
 
     @property
     def boxes(self) -> Int64:
-        """(m, d, 2) that are read."""
+        """Return (m, d, 2) the boxes that are read."""
         return unpacked(self.read)
 
     @property
     def needs(self) -> Needs:
-        """Sums that the question needs of each cell."""
+        """Return the sums that the question needs of each cell."""
         return self.question.needs(self.table.space, self.boxes)
 
     def cells_of(self, shard: int) -> tuple[int, int]:
-        """The first cell of a shard, and that behind its last."""
+        """Return the first cell of a shard, and the one after its last."""
         first, last = shards_of(self.question.cells.count, self.shards)[shard : shard + 2].tolist()
         return first, last
 
     def totals_of(self, routed: Routed) -> tuple[Totals, int]:
-        """Totals of a shard's cells, and the number of the first."""
+        """Return the totals of a shard's cells, and the number of the first."""
         first, last = self.cells_of(routed[0])
         return gathered([routed[1]], first, last, self.needs), first
 
 
 def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PCollection:
-    """The pipeline; its output is the name of the answer's file."""
+    """Build the pipeline, which outputs the name of the answer's file."""
     every = (
         pipeline
         | "Shards" >> beam.Create(list(range(task.shards)))
@@ -140,34 +147,34 @@ def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PC
 
 
 class Begin(beam.DoFn):
-    """Something for every shard."""
+    """Emits an element for every shard."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     def process(self, shard: int) -> Iterator[Routed]:
-        """The sums of no record."""
+        """Yield the sums of no record."""
         yield shard, empty(self._task.needs)
 
 
 class Tally(beam.DoFn):
-    """Exact sums of a part, by shard."""
+    """Computes exact sums of a part, by shard."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     @guarded("records")
     def process(self, part: str) -> Iterator[Routed]:
-        """Rows of each shard that the part has a record of."""
+        """Yield rows of each shard in which the part has a record."""
         totals = totals_of(self._task, msgspec.json.decode(part, type=Part))
         yield from routed(totals, self._task.shards)
 
 
 def totals_of(task: Task, part: Part) -> Totals:
-    """What the records of a part add up to.
+    """Return the sums of the records of a part.
 
     Raises:
-        RunError: the part cannot be read, or is not as it was written.
+        RunError: the part cannot be read, or differs from what was written.
     """
     space, cells, boxes = task.table.space, task.question.cells, task.boxes
     needs = task.question.needs(space, boxes)
@@ -201,14 +208,14 @@ class Gather(beam.DoFn):
 
     @guarded("records")
     def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Routed]:
-        """The shard's rows in one batch."""
+        """Yield the shard's rows in one batch."""
         yield met[0], merged(met[1], *self._task.cells_of(met[0]), self._task.needs)
 
 
 class Digest(Keyed):
-    """Digest of a shard's totals, for the name of the noise of every shard.
+    """Computes the digest of a shard's totals, for the name of the noise of every shard.
 
-    Handed over by the shuffle: as a side input it failed on Flink (ClassCastException).
+    It is passed on by the shuffle: as a side input it failed on Flink (ClassCastException).
     """
 
     def __init__(self, task: Task) -> None:
@@ -217,7 +224,7 @@ class Digest(Keyed):
 
     @guarded("release")
     def process(self, routed: Routed) -> Iterator[Routed]:
-        """Keyed, and of all numbers that noise is added to."""
+        """Yield the keyed digest of all numbers that noise is added to."""
         totals, first = self._task.totals_of(routed)
         column = pa.array([inputs_of(totals, self._ring, first)], pa.binary())
         for shard in range(self._task.shards):
@@ -225,7 +232,7 @@ class Digest(Keyed):
 
 
 class Measure(Keyed):
-    """The noise of a shard of cells."""
+    """Draws the noise of a shard of cells."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task.keys)
@@ -233,10 +240,10 @@ class Measure(Keyed):
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[tuple[int, Routed]]:
-        """Measured sums of its cells; they are public.
+        """Yield measured sums of its cells; they are public.
 
         Raises:
-            RunError: the sums of the shard or a digest are not there.
+            RunError: the sums of the shard, or a digest, are missing.
         """
         task, batches = self._task, list(met[1])
         digests = [batch.column(0)[0].as_py() for batch in batches if batch.schema == _DIGEST]
@@ -250,17 +257,17 @@ class Measure(Keyed):
 
 
 class Release(beam.DoFn):
-    """The released table of all cells."""
+    """Writes the released table of all cells."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[Routed]]) -> Iterator[str]:
-        """Write it; the file's name says that it is there.
+        """Write the table, then yield the file's name.
 
         Raises:
-            RunError: a shard is not there.
+            RunError: a shard is missing.
         """
         task, shards = self._task, list(met[1])
         if sorted(shard for shard, _ in shards) != list(range(task.shards)):

@@ -1,16 +1,16 @@
-"""Records into a table: made, added, replaced and deleted, at any time, each as one new version.
+"""Records of a table are made, added, replaced and deleted, at any time, each as one new version.
 
-Spent budget is of points, never of records: it stays, whatever becomes of records.
+Spent budget belongs to points, never to records: it stays, whatever happens to records.
 
 * ``init`` and ``add``: of records with one id the first counts, in the order of the files' names
-  and of their rows, and a record whose id the table has is refused: ``replace`` is for it.
-* ``replace``: a record takes the place of the one with its id, also if it is not usable itself (a
-  person who takes the budget back is not asked any more); one whose id the table does not have is
+  and of their rows, and a record whose id the table has is refused: use ``replace`` for it.
+* ``replace``: a record replaces the one with its id, even if it cannot be used itself (a person who
+  withdraws the budget is not asked about any more); one whose id the table does not have is
   refused.
-* ``delete``: records whose ids are named go; names that the table does not have are refused.
+* ``delete``: records whose ids are named are removed; ids that the table does not have are refused.
 
-What is refused is in the dead letter, by file and row.  How much was refused depends on the
-records: it is told to whoever loads, and to nobody else.
+Refused records are in the dead letter, by file and row.  How many were refused depends on the
+records: it is shown only to the operator who loads them.
 
 **Neighbours.**  That ids are unique is part of the neighbour relation: tables are neighbours if one
 has one record more, of an id of its own.  An id is a MAC under a key of the table, so that names of
@@ -81,12 +81,14 @@ class Loaded(NamedTuple):
     """A new version of a table; for the operator alone.
 
     Attributes:
-        version: its number; records: that it has, usable: of them.
-        taken: records (or names of records to delete) that this change took.
-        refused: how many by reason: the rule, or the dimension that a value is no value of.
-        dead_letter: file of the refused ones, ``None`` if there are none.
-        tidied: whether files of older versions are gone (else somebody reads them still; the next
-            change, or `tidied`, removes them).
+        version: its number.
+        records: number of its records; usable: of these.
+        taken: records (or ids of records to delete) that this change used.
+        refused: number of refused records by reason: the rule, or the dimension that has no such
+            value.
+        dead_letter: file of the refused ones; ``None`` if there are none.
+        tidied: whether files of older versions are removed (else a reader still has them open; the
+            next change, or `tidied`, removes them).
     """
 
     version: int
@@ -102,8 +104,9 @@ def init(config: Config) -> Loaded:
     """Make a table of the records at its path.
 
     Raises:
-        PolicyError: the folder holds one, or the account is of another table.
-        UsageError: no files, or files without a needed column; RunError: the system failed.
+        PolicyError: the folder holds one, or the account is another table's.
+        UsageError: there are no files, or a file lacks a needed column.
+        RunError: the operating system failed.
     """
     files = files_of(config.records, f"table.{config.name}.path")
     with contextlib.closing(open_ledger(config.account)) as ledger, writing(config.folder):
@@ -128,7 +131,7 @@ def add(config: Config, files: Sequence[str | Path]) -> Loaded:
 
 
 def replace(config: Config, files: Sequence[str | Path]) -> Loaded:
-    """Put the records of files in the place of those with their ids.
+    """Replace the records that have the same ids as the records of files.
 
     Raises:
         As for `add`; UsageError: the table has no ids.
@@ -138,7 +141,7 @@ def replace(config: Config, files: Sequence[str | Path]) -> Loaded:
 
 
 def delete(config: Config, files: Sequence[str | Path]) -> Loaded:
-    """Delete the records whose ids files name, in a column called as in the records.
+    """Delete the records whose ids files list, in a column with the same name as in the records.
 
     Raises:
         As for `replace`.
@@ -148,7 +151,7 @@ def delete(config: Config, files: Sequence[str | Path]) -> Loaded:
 
 
 def tidied(config: Config) -> bool:
-    """Remove what older versions left; whether it is gone (nobody reads it).
+    """Remove the files of older versions; return whether they are gone (no reader has them open).
 
     Raises:
         RunError, PolicyError: there is no table, or another one.
@@ -161,7 +164,7 @@ class _Change:
     """One change of a table, by its only writer.
 
     Args:
-        new_in: the account of a table that is made now.
+        new_in: the account, if the table is made now.
     """
 
     def __init__(
@@ -181,7 +184,7 @@ class _Change:
 
     @classmethod
     def of(cls, config: Config, files: Sequence[str | Path], named: bool = False) -> "_Change":
-        """A change of the table as it is now."""
+        """Return a change of the present table."""
         manifest = read_manifest(config.folder, config.table)
         check_account(manifest, read_history(config.account))
         field = f"table.{config.name}.record_id"
@@ -197,7 +200,7 @@ class _Change:
         )
 
     def add(self) -> Loaded:
-        """The records of the files whose ids are new."""
+        """Add the records of the files whose ids are new."""
         id_table = IdTable()
         if self._prf is not None:
             for part in self._manifest.parts:
@@ -208,7 +211,7 @@ class _Change:
         return self._committed((*self._manifest.parts, *parts), sum(p.rows for p in parts))
 
     def replace(self) -> Loaded:
-        """The records of the files whose ids are known; the old ones go."""
+        """Add the records of the files whose ids are known; remove the old ones."""
         id_table = IdTable()
         reading = self._first(records_of(self._config, self._files, self._prf), id_table)
         new = list(reading)
@@ -217,7 +220,7 @@ class _Change:
         return self._committed((*remaining, *parts), sum(p.rows for p in parts))
 
     def delete(self) -> Loaded:
-        """The named records go."""
+        """Remove the listed records."""
         if self._prf is None:
             raise InvariantError("self._prf is not None")
         id_table = IdTable()
@@ -233,7 +236,7 @@ class _Change:
         return self._committed(remaining, int(there.sum()))
 
     def _first(self, batches: Iterable[Records | Letters], id_table: IdTable) -> Iterator[Records]:
-        """The first record of each id that is not known yet."""
+        """Yield the first record of each id that is not known yet."""
         for batch in batches:
             if isinstance(batch, Letters):
                 self._letters.append(batch)
@@ -247,14 +250,14 @@ class _Change:
     def _with_ids_in(
         self, new: Iterable[Records], there: Bool, id_table: IdTable
     ) -> Iterator[Records]:
-        """Those whose ids the table had."""
+        """Yield the records whose ids the table had."""
         for batch in new:
             present = there[id_table.find(required(batch.ids, "some.ids is there"))]
             self._refuse(batch.file, batch.rows[~present], UNKNOWN_ID)
             yield batch.filtered(present)
 
     def _without(self, gone: IdTable) -> tuple[tuple[Part, ...], Bool]:
-        """The parts without some records, and which of their ids were there."""
+        """Return the parts without some records, and which of their ids existed."""
         remaining, there = list[Part](), np.zeros(gone.size, np.bool_)
         for part in self._manifest.parts:
             slots = gone.find(ids_in(read_part(self._folder, part, [ID])))
@@ -267,7 +270,7 @@ class _Change:
         return tuple(remaining), there
 
     def _written(self, records: Iterable[Records]) -> list[Part]:
-        """Parts of records, those that are usable and those that are not apart."""
+        """Write parts of records; usable and unusable ones are in different parts."""
         parts, held = list[Part](), dict[bool, list[pa.Table]]({True: [], False: []})
         for batch in records:
             for usable, tables in held.items():
@@ -285,7 +288,7 @@ class _Change:
         return write_part(self._folder, rows, usable, self._budgets)
 
     def _committed(self, parts: tuple[Part, ...], taken: int) -> Loaded:
-        """The new version; what was refused is on disk before it counts."""
+        """Commit the new version; refused records are on disk before it counts."""
         rows = sum(part.rows for part in parts)
         if rows > MAX_RECORDS:
             raise RunError("records", f"are more than {MAX_RECORDS:,}", "divide the table")
@@ -331,7 +334,7 @@ class _Change:
 
 
 def _interned(id_table: IdTable, ids: Ids) -> tuple[Bool, Int64]:
-    """Which ids are not known yet, each once, and the slots of all."""
+    """Return which ids are not known yet, without duplicates, and the slots of all."""
     before = id_table.size
     slots = id_table.intern(ids)
     fresh = np.zeros(len(slots), np.bool_)

@@ -1,9 +1,9 @@
-"""The manifest of a table's folder: which table it is, of which account, and which parts count.
+"""The manifest of a table's folder: its table, its account, and the parts that count.
 
-**A table has one account.**  Its records would have their budgets again in another one.  So the
-table's id is drawn once, when the table is made, and stands in the manifest and in the account (as
-an entry of its chain, written first): a folder whose table's id the account does not have is
-refused before anything is charged or changed.
+**A table has one account.**  In another account its records would have their budgets again.  So the
+table's id is drawn once, when the table is made, and is in the manifest and in the account (as an
+entry of its chain, written first): a folder whose table's id the account does not have is refused
+before anything is charged or changed.
 """
 
 import functools
@@ -28,8 +28,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of records.
 
     Attributes:
-        digest: of its bytes, which names it; rows: that it has.
-        usable: whether its records are; a part holds one sort.
+        digest: of its bytes, which names it.
+        rows: number of its rows.
+        usable: whether its records can be used; a part holds one sort.
     """
 
     digest: str
@@ -38,7 +39,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """The name of its file."""
         return f"part-{self.digest}.parquet"
 
 
@@ -46,10 +47,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One version of a table.
 
     Attributes:
-        form: of this file; id: the table's own, as its account has it.
-        table: digest of the public model; version: 1, 2, ...
-        id_type, id_key: of the keyed ids that parts have, ``None`` without ids.
-        parts: in the order in which records came.
+        form: version of this file's format.
+        id: the table's own id, as its account has it.
+        table: digest of the public model.
+        version: 1, 2, ...
+        id_type, id_key: of the keyed ids in the parts; ``None`` without ids.
+        parts: in the order in which records were added.
     """
 
     form: int
@@ -61,16 +64,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: tuple[Part, ...]
 
     def paths(self, folder: Path) -> list[Path]:
-        """The files of its parts."""
+        """Return the files of its parts."""
         return [folder / part.name for part in self.parts]
 
     def usable(self) -> list[Part]:
-        """The parts that queries read."""
+        """Return the parts that queries read."""
         return [part for part in self.parts if part.usable]
 
 
 def read_manifest(folder: Path, table: SessionTable) -> Manifest:
-    """The version that counts now.
+    """Return the present version.
 
     Raises:
         RunError: there is none, or it is damaged.
@@ -104,7 +107,7 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
 
 
 def commit(folder: Path, manifest: Manifest) -> None:
-    """Make a version the one that counts, at once and durably.
+    """Make a version the present one, atomically and durably.
 
     Raises:
         RunError: it cannot be written.
@@ -118,10 +121,10 @@ def commit(folder: Path, manifest: Manifest) -> None:
 
 
 def refuse_table(folder: Path) -> None:
-    """Refuse a folder that holds a table, where one is to be made.
+    """Refuse to make a table in a folder that holds one.
 
     Raises:
-        PolicyError: it does.
+        PolicyError: the folder holds a table.
     """
     if (folder / MANIFEST).exists():
         raise PolicyError(
@@ -132,7 +135,7 @@ def refuse_table(folder: Path) -> None:
 
 
 def check_account(manifest: Manifest, account: History) -> None:
-    """Refuse an account that is not the table's, or goes on with wider dimensions.
+    """Refuse an account that is not the table's, or that continues with wider dimensions.
 
     Raises:
         PolicyError: the table was not made with it, or was migrated.
@@ -149,5 +152,5 @@ def check_account(manifest: Manifest, account: History) -> None:
 
 
 def digest(data: bytes) -> str:
-    """Digest of a part, as its name has it, or of a manifest."""
+    """Return the digest of a part, as in its name, or of a manifest."""
     return HASHER(data).hexdigest()

@@ -1,14 +1,15 @@
-"""The files of a table: parts that never change, and a manifest that says which of them count.
+"""The files of a table: parts that never change, and a manifest that lists those that count.
 
-    manifest.json     which parts there are, of which digests; replaced at once by each change
+    manifest.json     the parts, by their digests; replaced atomically by each change
     part-*.parquet    some records: coordinates x0, x1, ..., whether usable, and keyed id
-    dead_letter/      what was no record, or not usable: file, row, rule
+    dead_letter/      rows that were no records, or not usable: file, row, rule
     lock, readers     between processes
 
-All of it is private (mode 0600 in a folder 0700).  A part is named by its digest, and is there,
-durably, before a manifest names it: whoever is killed in between has changed nothing, and what he
-left is swept by the next writer.  A part that loses a record is written anew.  Readers keep the
-version that they opened: parts that no manifest names go when nobody reads.
+All of it is private (mode 0600 in a folder 0700).  A part is named by its digest, and is durable
+before a manifest names it: a writer that is killed in between has changed nothing, and the next
+writer removes its files.  A part that loses a record is written anew.  Readers keep the version
+that
+they opened: parts that no manifest names are removed when no reader is open.
 
 Records of a row group lie in the order of their initial budgets: almost every question compares
 those, and rows of equal budget, one after the other, are decoded and compared as runs.  Row groups
@@ -47,7 +48,7 @@ USABLE, ID = "usable", "id"
 
 
 def schema_of(space: Space, named: bool) -> pa.Schema:
-    """Columns of a part: each dimension's in the least type that holds its coordinates."""
+    """Return a part's columns: each dimension's in the least type that holds its coordinates."""
     fields: list[tuple[str, pa.DataType]] = [
         (f"x{place}", _type(size)) for place, size in enumerate(space.sizes.tolist())
     ]
@@ -63,7 +64,7 @@ def _type(size: int) -> pa.DataType:
 
 
 def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.Table:
-    """Records of one sort as a part has them."""
+    """Return records of one sort in the form of a part."""
     columns: list[Any] = [
         pa.array(at[:, place].astype(schema.field(place).type.to_pandas_dtype()))
         for place in range(at.shape[1])
@@ -76,13 +77,13 @@ def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.
 
 
 def budgets_of(space: Space) -> tuple[str, ...]:
-    """Columns of initial budgets."""
+    """Return the columns of initial budgets."""
     places = (p for p, dimension in enumerate(space.dimensions) if isinstance(dimension, Budget))
     return tuple(f"x{place}" for place in places)
 
 
 def ordered(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Records with those of each row group in the order of some columns; equal ones stay."""
+    """Return records, those of each row group in the order of some columns; equal ones stay."""
     keys = [rows.column(name).to_numpy() for name in columns]
     keys = [key for key in keys if len(key) and key.min() < key.max()]
     if not keys:
@@ -92,7 +93,7 @@ def ordered(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def write_part(folder: Path, rows: pa.Table, usable: bool, by: Sequence[str] = ()) -> Part:
-    """Write a part, durably; nothing names it yet.
+    """Write a part durably; no manifest names it yet.
 
     Args:
         by: columns that the records of a row group are ordered by.
@@ -116,7 +117,7 @@ def write_part(folder: Path, rows: pa.Table, usable: bool, by: Sequence[str] = (
 
 
 def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.Table:
-    """The rows of a part, whose digest was checked.
+    """Return the rows of a part, whose digest was checked.
 
     Raises:
         RunError: it cannot be read.
@@ -126,7 +127,7 @@ def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.
 
 
 def ids_in(rows: pa.Table) -> Ids:
-    """(n, 2) keyed ids of rows."""
+    """Return (n, 2) keyed ids of rows."""
     column = rows.column(ID).combine_chunks()
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     arrays = [
@@ -140,7 +141,7 @@ def ids_in(rows: pa.Table) -> Ids:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """The only writer of a folder, which is made; waits for another.
+    """Hold the lock of the only writer of a folder, which is made; wait for another writer.
 
     Raises:
         RunError: the folder cannot be made or locked.
@@ -159,7 +160,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """No part goes as long as this is open.
+    """Keep all parts from being removed as long as this is open.
 
     Raises:
         RunError: there is no table.
@@ -179,9 +180,9 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def tidy(folder: Path, manifest: Manifest) -> bool:
-    """Remove the parts that a version does not name, if nobody reads; whether it was done.
+    """Remove the parts that a version does not name, unless a reader is open; return whether done.
 
-    By the writer.
+    Only the writer calls it.
     """
     names = {path.name for path in manifest.paths(folder)}
     gone = [path for path in folder.glob("part-*.parquet") if path.name not in names]
@@ -197,12 +198,12 @@ def tidy(folder: Path, manifest: Manifest) -> bool:
 
 
 def checked_paths(folder: Path, parts: list[Part]) -> list[str]:
-    """The files of some parts, each of which is as it was written.
+    """Return the files of some parts, after a check that they are as they were written.
 
     Each is read once by a process, and again if the file has changed.
 
     Raises:
-        RunError: one is not, or cannot be read.
+        RunError: a file has changed, or cannot be read.
     """
     paths = [str(folder / part.name) for part in parts]
     try:
@@ -217,17 +218,17 @@ def checked_paths(folder: Path, parts: list[Part]) -> list[str]:
 
 
 def stamp_of(path: str) -> tuple[int, int, int, int]:
-    """(inode, bytes, times of change) of a file: what a write to it moves.
+    """Return (inode, bytes, times of change) of a file, which change when it is written.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no file.
     """
     status = os.stat(path)
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def damaged() -> RunError:
-    """A part is not what was written."""
+    """Return the error for a part that differs from what was written."""
     return RunError(
         "table.coordinates",
         "has a part that is not as it was written",

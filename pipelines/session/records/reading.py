@@ -1,10 +1,10 @@
-"""Files of records on their way in: rows become coordinates, or dead letters.
+"""Reads files of records: rows become coordinates, or dead letters.
 
-What becomes of a row is a function of that row and of its file's header alone (see
-`pipelines.formats.rows`).  A line that is malformed, or a row without the id that
-names it, is no record.  A record with a value that its dimension refuses is one that is not
-usable: it is kept by its id, without its coordinates.  Both go to the dead letter: file, number of
-the row and rule, never a value.
+What a row becomes is a function of that row and of its file's header alone (see
+`pipelines.formats.rows`).  A line that is malformed, or a row without the id that names it, is not
+a
+record.  A record with a value that its dimension refuses cannot be used: its id is stored, without
+its coordinates.  Both go to the dead letter: file, number of the row and rule, never a value.
 """
 
 import glob
@@ -60,9 +60,9 @@ class Records(NamedTuple):
     """Rows of one file.
 
     Attributes:
-        file: its number; rows: (n,) int64 their numbers in it.
+        file: the file's number; rows: (n,) int64 their numbers in it.
         at: (n, d) int64 coordinates, 0 where not usable; usable: (n,) bool.
-        ids: (n, 2) keyed ids, ``None`` in a table without ids.
+        ids: (n, 2) keyed ids; ``None`` in a table without ids.
     """
 
     file: int
@@ -72,7 +72,7 @@ class Records(NamedTuple):
     ids: Ids | None
 
     def filtered(self, mask: Bool) -> "Records":
-        """Some of the rows."""
+        """Return some of the rows."""
         if mask.all():
             return self
         ids = None if self.ids is None else self.ids[mask]
@@ -80,10 +80,10 @@ class Records(NamedTuple):
 
 
 def files_of(pattern: str, field: str) -> list[str]:
-    """The files of a glob, sorted.
+    """Return the files of a glob, sorted.
 
     Raises:
-        UsageError: there is none, or something that is no file.
+        UsageError: there is none, or a match is not a file.
     """
     paths = sorted(glob.glob(pattern, recursive=True))
     if not paths or not all(os.path.isfile(path) for path in paths):
@@ -94,7 +94,7 @@ def files_of(pattern: str, field: str) -> list[str]:
 def records_of(
     config: Config, files: Sequence[str], prf: Prf | None
 ) -> Iterator[Records | Letters]:
-    """The records of files, in order, and what is none.
+    """Yield the records of files, in order, and the rows that are not records.
 
     Args:
         prf: of the table's ids; ``None``: it has none.
@@ -116,7 +116,7 @@ def records_of(
 def ids_of(
     config: Config, files: Sequence[str], prf: Prf
 ) -> Iterator[tuple[int, Int64, Ids, Bool]]:
-    """(file, rows, ids, whether there is one) of files that name records.
+    """Yield (file, rows, ids, whether a row has one) of files that list ids of records.
 
     Raises:
         UsageError, RunError: as for `records_of`.
@@ -133,7 +133,7 @@ def ids_of(
 
 
 def parts_of(path: str, needed: Sequence[str]) -> Iterator[Part]:
-    """Rows and refused positions of one file; see `pipelines.connectors.files.source`."""
+    """Yield rows and refused positions of one file; see `pipelines.connectors.files.source`."""
     kind, field = kind_of(path, "records"), "records"
     name = os.path.basename(path)
     try:
@@ -205,7 +205,7 @@ def _ids(config: Config, batch: pa.RecordBatch, prf: Prf) -> tuple[Ids, Bool]:
 def coordinates(
     dimension: AnyDimension, column: pa.Array | None, fixed: float | None, size: int
 ) -> Coordinates:
-    """Where values of a column of any Arrow type are in a dimension.
+    """Return the coordinates of a column's values, of any Arrow type, in a dimension.
 
     Args:
         column: of ``size`` values; ``None``: all of them are ``fixed``.
@@ -227,7 +227,7 @@ def coordinates(
 
 
 def _codes(dimension: Category, column: pa.Array) -> Coordinates:
-    """Each distinct text is looked up once."""
+    """Look up each distinct text once."""
     if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
     texts, given = columns.identity(column, "string")

@@ -52,17 +52,18 @@ _LOCKS = (
 
 
 class Scan:
-    """The records of a table as it is now; a context that closes it.
+    """The present records of a table; a context that closes it.
 
     It keeps the version of the table that it opened.
 
     Args:
         folder: the table's; table: its model.
         threads: default: as many as there are cores, up to 8.
-        held: copy the coordinates into memory; memory: that DuckDB may use.
+        held: copy the coordinates into memory.
+        memory: limit of DuckDB's memory.
 
     Raises:
-        RunError: there is no table, or a part is not as it was written.
+        RunError: there is no table, or a part differs from what was written.
         PolicyError: it is another table.
     """
 
@@ -107,27 +108,31 @@ class Scan:
         self.close()
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         self._stack.close()
 
     @property
     def version(self) -> int:
-        """Of the table: grows with every change of its records."""
+        """The version of the table, which grows with every change of its records."""
         return self._manifest.version
 
     def is_of(self, manifest: Manifest) -> bool:
-        """Whether these are the records of a manifest: numbers begin anew in a table made anew."""
+        """Return whether these are the records of a manifest.
+
+        Versions alone do not decide it: they begin again when a table is made again.
+        """
         return self._manifest == manifest
 
     def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
-        """What usable records in some boxes add up to, in one scan.
+        """Return the sums of usable records in some boxes, by one scan.
 
         Args:
             boxes: (m, d, 2) disjoint, not snapped: what may be read; perhaps none.
-            cells: see `Cells`; needs: what is found of each beside how many records there are.
+            cells: see `Cells`.
+            needs: what is computed of each cell beside its number of records.
 
         Raises:
-            UsageError: boxes that are none of the space, or a column of too many coordinates.
+            UsageError: boxes outside the space, or a column with too many coordinates.
             RunError: the scan failed.
         """
         columns = {name: self._space.place(name) for name in needs.columns}
@@ -166,7 +171,7 @@ class Scan:
     def _run(
         self, boxes: Int64, cells: Cells, items: list[str], trees: Sequence[Leaves]
     ) -> "_Rows":
-        """The cells that have records, each item of them; with trees by leaf of each tree."""
+        """Return the cells with records, and each item of them; with trees by leaf of each tree."""
         around = self._space.everything[0].copy()
         axes = [(self._space.place(axis.name), np.array(axis.edges)) for axis in cells.axes]
         for place, edges in axes:
@@ -199,11 +204,11 @@ class Scan:
         return _Rows(number, columns)
 
     def _always(self, place: int) -> bool:
-        """Whether every usable record has a value there: no coordinate stands for a missing one."""
+        """Return whether every usable record has a value there: no coordinate means missing."""
         return bool(self._space.values[place] == self._space.sizes[place])
 
     def _leaf(self, of: Leaves) -> str:
-        """Which leaf of a tree a row has, -1 without a value."""
+        """Return the expression for a row's leaf of a tree, -1 without a value."""
         place = self._space.place(of.column)
         leaf = f"(x{place}::BIGINT - {of.low}) * {of.size} // {of.width}"
         if self._always(place):
@@ -257,7 +262,7 @@ class _Rows(NamedTuple):
     items: dict[str, Int64]
 
     def taken(self, tree: int) -> "_Rows":
-        """The groups by the leaves of one tree, which are all rows once."""
+        """Return the groups by the leaves of one tree, which contain each row once."""
         mine = self.items["n"] > 0
         if f"g{tree}" in self.items:
             mine &= self.items[f"g{tree}"] == 0
@@ -265,7 +270,7 @@ class _Rows(NamedTuple):
 
 
 def _coordinates(paths: list[str], extent: Int64) -> Int64:
-    """(d, 2) a box of all coordinates in some parts, by the bounds in their footers."""
+    """Return (d, 2) a box of all coordinates in some parts, by the bounds in their footers."""
     low, high = extent[:, 1].copy(), extent[:, 0].copy()
     for path in paths:
         meta = pq.read_metadata(path)
@@ -281,7 +286,7 @@ def _coordinates(paths: list[str], extent: Int64) -> Int64:
 
 @contextlib.contextmanager
 def _coded() -> Iterator[None]:
-    """DuckDB's errors as coded ones, without their texts and causes."""
+    """Replace DuckDB's errors by coded ones, without their texts and causes."""
     try:
         yield
     except duckdb.OutOfMemoryException:

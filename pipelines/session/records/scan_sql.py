@@ -31,7 +31,8 @@ class Where(NamedTuple):
 
     Attributes:
         text: of WHERE, ``true`` if it leaves nothing out.
-        join: of FROM, perhaps empty; boxes: the table that it names.
+        join: of FROM, perhaps empty.
+        boxes: the table that it names.
     """
 
     text: str
@@ -40,11 +41,11 @@ class Where(NamedTuple):
 
 
 def where(boxes: Int64, held: Int64) -> Where:
-    """The condition of being in one of some boxes.
+    """Return the condition that a row is in one of some boxes.
 
     Args:
         boxes: (m, d, 2) disjoint, at least one.
-        held: (d, 2) what coordinates there are at all: edges beyond them leave nothing out.
+        held: (d, 2) the range of existing coordinates: edges beyond it leave nothing out.
     """
     boxes = _clubbed(boxes, held)
     if not len(boxes):
@@ -60,7 +61,7 @@ def where(boxes: Int64, held: Int64) -> Where:
 
 
 def cell(column: str, edges: Int64) -> str:
-    """Which range between edges a coordinate is in, from 0; it lies in one of them."""
+    """Return the expression for the number of the range between edges that has a coordinate."""
     widths = np.diff(edges)
     low, unit = int(edges[0]), int(np.gcd.reduce(widths))
     if len(widths) == 1:
@@ -86,7 +87,7 @@ def _nested(column: str, edges: list[int], first: int, last: int) -> str:
 
 
 def _clubbed(boxes: Int64, held: Int64) -> Int64:
-    """The same rows in as few boxes as clubbing makes, cut to what there is."""
+    """Return the same rows as few merged boxes, limited to the existing coordinates."""
     cut = np.stack(
         [np.maximum(boxes[:, :, 0], held[:, 0]), np.minimum(boxes[:, :, 1], held[:, 1])], axis=2
     )
@@ -95,7 +96,7 @@ def _clubbed(boxes: Int64, held: Int64) -> Int64:
 
 
 def _ranges(box: Int64, around: Int64) -> list[str]:
-    """The comparisons of a box that leave something of a larger one out."""
+    """Return the comparisons of a box that leave something of a larger one out."""
     conditions = []
     for place, ((low, high), (least, end)) in enumerate(
         zip(box.tolist(), around.tolist(), strict=True)
@@ -112,7 +113,7 @@ def _all(parts: list[str]) -> str:
 
 
 def _joined(boxes: Int64, around: Int64, outer: list[str]) -> Where:
-    """Cells of some dimensions, and in each the boxes with their ranges in the others."""
+    """Return cells of some dimensions, and in each the boxes with their ranges in the others."""
     apart = [place for place in range(boxes.shape[1]) if (boxes[:, place] != around[place]).any()]
     edges = {place: np.unique(boxes[:, place]) for place in apart}
     chosen, cells, rows = list[int](), 1, np.ones(len(boxes))
@@ -136,7 +137,7 @@ def _joined(boxes: Int64, around: Int64, outer: list[str]) -> Where:
 
 
 def _number(chosen: list[int], edges: dict[int, Int64]) -> str:
-    """The cell number of a row."""
+    """Return the expression for the cell number of a row."""
     cell_number = "0"
     for place in chosen:
         cell_number = (
@@ -146,7 +147,7 @@ def _number(chosen: list[int], edges: dict[int, Int64]) -> str:
 
 
 def _cells_of(boxes: Int64, chosen: list[int], edges: dict[int, Int64]) -> tuple[Int64, Int64]:
-    """(cell numbers, boxes): all pairs of a box and a cell that it fills in the chosen."""
+    """Return (cell numbers, boxes): all pairs of a box and a cell that it fills in the chosen."""
     number, owner = np.zeros(len(boxes), np.int64), np.arange(len(boxes))
     for place in chosen:
         first = np.searchsorted(edges[place], boxes[owner, place, 0])
