@@ -87,8 +87,8 @@ def account(
         id: the account's id.
         unit: the name of the privacy unit in the account, where tables have the same units in
             columns of different names (default: the unit's column).
-        secret: a reference to the data set's secret: ``file:PATH``, ``env:NAME`` or ``gcp:...``.  Paths start in the
-            folder that is current now, whatever it is later.
+        secret: a reference to the data set's secret: ``file:PATH``, ``env:NAME`` or ``gcp:...``.
+            Paths start in the folder that is current now, whatever it is later.
 
     Raises:
         UsageError: the id is missing, or an argument cannot be used.

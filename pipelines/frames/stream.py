@@ -51,8 +51,8 @@ class DPStream(flow.DPStream):
             table of ``ReadTable`` have an identity already.
         secret, store, shards, account: needed for a plan whose run is begun here: a reference to
             the secret (``file:PATH``, ``env:NAME``, ``gcp:...``), by default that of the account's
-            data set; the store's URL and its number of shards; the account that the run is charged in (`frames.account`), without which no
-            account adds up what is spent.
+            data set; the store's URL and its number of shards; the account that the run is charged
+            in (`frames.account`), without which no account adds up what is spent.
         clock: emits the trigger times (`dp_transforms.beam.clock`).
 
     Raises:
