@@ -18,6 +18,7 @@ from tests.bench.paper import reddit
 from tests.bench.paper.__main__ import paper
 from tests.bench.paper.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
 from tests.bench.paper.synth import DAY_MICROS
+from tests.pipelines.cli.called import printed
 
 
 def call(*args: str | Path) -> Result:
@@ -45,7 +46,7 @@ def posts(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     result = call("reddit", path, "--users", "60000", "--seed", "3", "--json")
     assert result.exit_code == 0, result.output
     table = pq.read_table(path)
-    assert json.loads(result.stdout) == {"posts": table.num_rows, "bad_lines": 0, "unnamed": 0}
+    assert printed(result.stdout) == {"posts": table.num_rows, "bad_lines": 0, "unnamed": 0}
     return table
 
 
@@ -121,7 +122,7 @@ def test_the_real_corpus(tmp_path: Path, zipped: bool) -> None:
     out = tmp_path / "posts.parquet"
     result = call("reddit", out, "--webis", source, "--row-group-rows", "700", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == {
+    assert printed(result.stdout) == {
         "posts": len(GOOD),
         "bad_lines": len(BAD),
         "unnamed": len(UNNAMED),
@@ -184,6 +185,6 @@ def test_table2_on_the_real_format(tmp_path: Path) -> None:
     args = ("--webis", source, "--triggers", "2", "--modes", "sticky", "--epsilon", "50")
     result = call("table2", *args, "--contributions", "20", "--shards", "1", "--json")
     assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    report = printed(result.stdout)
     assert report["data"] == "webis-tldr-17" and len(report["runs"]) == 5
     assert report["runs"][0]["keys"] == 5 and report["runs"][0]["records"] == len(GOOD)

@@ -12,7 +12,7 @@ from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.ask.acceptance import Request, of_job, of_requests
 from dpstream.state.ledger.open import AccountPlace
 from tests import accounts
-from tests.pipelines.cli.called import call
+from tests.pipelines.cli.called import call, printed
 from tests.pipelines.jobs.test_charging import job, ran
 from tests.state.ledger.conformance import charge
 
@@ -44,7 +44,7 @@ def test_a_plan_says_what_a_run_would_be_told(tmp_path: Path) -> None:
     planned, refused = call("plan", *path, "--json"), call("run", *path, "--quiet", "--json")
     assert planned.exit_code == refused.exit_code == 3
     refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
-    assert refusal == json.loads(refused.stderr.splitlines()[-1])
+    assert refusal == printed(refused.stderr.splitlines()[-1])
     # What it says to type is typed: refused by the limit, as the plan of it says.
     assert call("plan", *path, "--fresh").exit_code == call("run", *path, "--fresh").exit_code == 3
     wide = ("--project", job(tmp_path, 40.0, contributions=5).path)

@@ -1,6 +1,5 @@
 """``dpstream state``: init, expire, backup, restore, reshard, as a person uses them."""
 
-import json
 import os
 import shutil
 import stat
@@ -24,6 +23,7 @@ from dpstream.state.sqlite.file import connect
 from dpstream.state.sqlite.rows import snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts
+from tests.pipelines.cli.called import printed
 from tests.pipelines.operate.test_state_view import PROJECT, files, with_account
 from tests.projects import typed
 
@@ -57,7 +57,7 @@ def call(*args: object) -> Result:
 def done(*args: object) -> Any:
     result = call(*args, "--json")
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return printed(result.stdout)
 
 
 def refused(field: str, code: int, *args: object) -> str:
