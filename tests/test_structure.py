@@ -54,32 +54,36 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def imports(source: str) -> set[str]:
+@functools.cache
+def imports(source: str) -> frozenset[str]:
     """Dotted names of all modules a source imports, inside functions too."""
-    out = set()
-    for node in ast.walk(parsed(source)):
+    return frozenset(_imported(ast.walk(parsed(source))))
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
-            out |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            out |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
-    return out
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 #: The one module of the flow that asks a cloud service, and only for the secret.
 CLOUD = "dp_transforms/noise/secret_manager.py"
 
 
-def runtime_imports(source: str) -> set[str]:
+@functools.cache
+def runtime_imports(source: str) -> frozenset[str]:
     """The same without those that only type checkers make."""
-
-    class Stripped(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> Any:
-            if ast.unparse(node.test) == "TYPE_CHECKING":
-                return node.orelse
-            return self.generic_visit(node)
-
-    return imports(ast.unparse(Stripped().visit(ast.parse(source))))
+    types = [
+        node
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    hidden = {id(node) for block in types for part in block.body for node in ast.walk(part)}
+    return frozenset(_imported(node for node in ast.walk(parsed(source)) if id(node) not in hidden))
 
 
 def circles(modules: dict[str, str]) -> list[tuple[str, ...]]:
