@@ -149,10 +149,13 @@ def named(folder: Path, secret: Any = None) -> DataSetAccount:
     return dpstream.account(folder / "ledger.db", "visits", id=accounts.ID, secret=secret)
 
 
-def test_a_question_needs_the_secret_and_makes_no_file(tmp_path: Path) -> None:
+def test_a_question_needs_the_secret_and_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     given = checked_account(named(tmp_path, "file:noise.secret"), ONCE)
     assert given is not None and given.place.data_set == "visits"
-    assert given.secret.reference == "file:noise.secret"
+    assert given.secret.file == str(tmp_path / "noise.secret")  # wherever the program goes then
     source = SecretSource(None, "11" * 32)
     assert named(tmp_path, source).secret is source
     with pytest.raises(UsageError) as error:
