@@ -1,7 +1,6 @@
 """The open resources of a session: account, answers, secret, and the records once they are read."""
 
 import contextlib
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dpstream.accounting.errors import InvariantError, UsageError
@@ -15,6 +14,7 @@ from dpstream.pipelines.session.records.manifest import (
     check_account,
     read_manifest,
 )
+from dpstream.state.closing import Closing
 from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.regions import RegionAccount
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.session.records.scan import Scan
 
 
-class OpenTable:
+class OpenTable(Closing):
     """An open table; a context that closes it.
 
     Attributes:
@@ -121,14 +121,3 @@ class OpenTable:
             if self._scan is not None:
                 stack.callback(self._scan.close)
             self._ring = self._scan = None
-
-    def __enter__(self) -> "OpenTable":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

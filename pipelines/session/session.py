@@ -16,7 +16,6 @@ is shown.
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dpstream.accounting.arrays import Int64
@@ -34,13 +33,14 @@ from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.union import Union, assembled
+from dpstream.state.closing import Closing
 from dpstream.state.ledger.orders import Order, Planned
 
 if TYPE_CHECKING:
     from dpstream.pipelines.runners.bounded import Runner
 
 
-class Session:
+class Session(Closing):
     """An open table, and the analyst who asks; a context that closes it.
 
     Args:
@@ -117,17 +117,6 @@ class Session:
     def close(self) -> None:
         """Close the account and erase the secret from memory."""
         self.open_table.close()
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Asker:

@@ -13,7 +13,6 @@ returns its plan, reads no data and costs nothing.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
 from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.state.closing import Closing
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
 
@@ -62,7 +62,7 @@ def connect(
     return Connection(load_catalog(project, data_set, environment, settings), runner)
 
 
-class Connection:
+class Connection(Closing):
     """The tables and the account of a catalog; a context that closes it."""
 
     def __init__(self, catalog: Catalog, runner: Runner | None = None) -> None:
@@ -100,17 +100,6 @@ class Connection:
     def close(self) -> None:
         """Close the connection; its cursors cannot be used any more."""
         self._catalog = None
-
-    def __enter__(self) -> "Connection":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Cursor:

@@ -6,8 +6,6 @@ positions.  Numbers that rise strictly are the proof that no row was multiplied:
 was let through, it cannot give one row two names or two rows one.
 """
 
-from types import TracebackType
-
 import numpy as np
 import pyarrow as pa
 
@@ -18,9 +16,10 @@ from dpstream.pipelines.formats.small import Located, positioned_runs
 from dpstream.pipelines.statements.row_local import ROW
 from dpstream.pipelines.statements.row_query import ARRIVED, RowQuery, opened
 from dpstream.pipelines.tables.row_types import typed
+from dpstream.state.closing import Closing
 
 
-class RowEngine:
+class RowEngine(Closing):
     """A row-local query at work; a context that closes it.
 
     Args:
@@ -30,19 +29,8 @@ class RowEngine:
     def __init__(self, query: RowQuery) -> None:
         self._query, self._engine = query, opened(query)
 
-    def __enter__(self) -> "RowEngine":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Let go of DuckDB."""
+        """Close DuckDB."""
         self._engine.close()
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:

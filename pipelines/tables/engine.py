@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 
 import duckdb
 import pyarrow as pa
@@ -25,6 +24,7 @@ from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
 from dpstream.pipelines.tables.files import Piece, rows_of, view
 from dpstream.pipelines.tables.inputs import FILES, files_of, table_parts
+from dpstream.state.closing import Closing
 
 # Parquet and rows of databases with texts as bytes, one of which may be no UTF-8.
 #
@@ -145,7 +145,7 @@ _LOCKS = (
 )
 
 
-class Engine:
+class Engine(Closing):
     """A locked DuckDB with some of a catalog's tables; a context that closes it.
 
     Args:
@@ -192,19 +192,8 @@ class Engine:
             self._db.close()
             raise
 
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connections."""
         self._db.close()
         if self._other is not None:
             self._other.close()

@@ -14,7 +14,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import duckdb
@@ -39,6 +38,7 @@ from dpstream.pipelines.session.records.parts import (
 )
 from dpstream.pipelines.session.records.scan_sql import BOXES, Where, cell, where
 from dpstream.pipelines.tables.casts import literal
+from dpstream.state.closing import Closing
 
 MEMORY = "2GB"
 _LOCKS = (
@@ -51,7 +51,7 @@ _LOCKS = (
 )
 
 
-class Scan:
+class Scan(Closing):
     """The present records of a table; a context that closes it.
 
     It keeps the version of the table that it opened.
@@ -95,17 +95,6 @@ class Scan:
                 self._open(held)
             self._manifest, self._in_memory = manifest, held
             self._stack = stack.pop_all()
-
-    def __enter__(self) -> "Scan":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the table."""
