@@ -122,7 +122,7 @@ class DPStream(beam.PTransform):
                     "is required: a store goes on only with the input it was begun with",
                     "give DPStream(source=...) a name or digest that tells this input from others",
                 )
-            keys = secret if isinstance(secret, SecretSource) else SecretSource(secret)
+            keys = SecretSource.of(secret)
             parts = [source.encode()]
             run, _ = begin_run(
                 plan, keys, store, shards, source=parts, account=account, public=public
@@ -216,8 +216,7 @@ class Bound(beam.PTransform):
         """Return whether the pairs of all unit shards are gathered before they are split by key.
 
         Split separately, those of many shards would be shards * shards tiny batches.  A stream's
-        stage
-        emits what it has before its bundle ends.
+        stage emits what it has before its bundle ends.
         """
         return self._catch_up_limit is None
 

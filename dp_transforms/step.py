@@ -217,9 +217,9 @@ class Stepper:
         self.store.load_keys(window, shard, trigger, states, named)
         entered = _NO_SLOTS if public is None else self._enter_keys(states, public, public_ids)
         before = states.due_at(trigger)
-        before, left = self._taken.remaining(states, window, trigger, before, ids)
-        if left is not None:
-            rows, ids = rows.filter(pa.array(left)), ids[left]
+        before, open_rows = self._taken.remaining(states, window, trigger, before, ids)
+        if open_rows is not None:
+            rows, ids = rows.filter(pa.array(open_rows)), ids[open_rows]
         batch = aggregate(self.plan, states, rows, ids, self.budget.weights)
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER

@@ -1,6 +1,7 @@
-"""Where a process finds the secret: a reference that it follows for itself, and what it opened.
+"""A reference to a data set's secret, and how a process reads the secret that it names.
 
-Apart from ``run``: a command that needs the secret but takes part in no run loads no store.
+This module is apart from ``run``, so that a command that needs the secret but no run imports no
+store.
 """
 
 import dataclasses
@@ -203,6 +204,29 @@ class SecretSource:
     def given(self) -> bool:
         """Whether there is a secret to read at all."""
         return self.reference is not None or self.insecure_test_secret is not None
+
+    @classmethod
+    def of(cls, given: "str | SecretSource | None") -> "SecretSource":
+        """Return the source of a reference; a source is returned as it is."""
+        return given if isinstance(given, SecretSource) else cls(given)
+
+    def required(self, field: str, rule: str) -> "SecretSource":
+        """Return this source, or raise an error that says how to make a secret.
+
+        Args:
+            field: the field that would name the secret; rule: what needs it.
+
+        Raises:
+            UsageError: there is no secret.
+        """
+        if not self.given:
+            raise UsageError(
+                field,
+                rule,
+                "make one with `dpstream secret new noise.secret` beside the project file, and "
+                'write secret = "file:noise.secret" into its data set',
+            )
+        return self
 
     @property
     def kind(self) -> str:

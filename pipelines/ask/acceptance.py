@@ -198,7 +198,7 @@ def _unpaid(
                 run = register.goes_on(fingerprint(), fresh)
                 answered &= run is not None and register.read(run) is not None
         run_id = run or run_id
-        if run is None:  # the same question twice is charged once, unless it is asked anew
+        if run is None:  # the same question twice is charged once, unless it is asked with `fresh`
             more.setdefault(f"{charge.plan_hash} {number if fresh else 0}", charge)
     return list(more.values()), _Free() if more else _Free(run_id, answered)
 

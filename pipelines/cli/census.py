@@ -236,21 +236,16 @@ def execute(
     at all.  An execution that was interrupted continues under its run id at no charge; one that
     was answered is restored from the account's files, whatever the records are by then.
     """
-    from dpstream.accounting.errors import UsageError
     from dpstream.accounting.strength import weaknesses
     from dpstream.accounting.tabulation.describe import NO_GUARANTEE
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.pipelines.tabulation.execute import Order
     from dpstream.pipelines.tabulation.execute import execute as run
     from dpstream.pipelines.tabulation.inputs import inputs_of
 
     of = described(census)
-    secret = of.secret
-    if secret is None:
-        raise UsageError(
-            "secret",
-            f"is required: all noise of [census.{of.name}] comes from it",
-            "make one with `dpstream secret new FILE`, and name it in a data set",
-        )
+    rule = f"is required: all noise of [census.{of.name}] comes from it"
+    secret = (of.secret or SecretSource()).required("secret", rule)
     order = Order(
         inputs_of(of.parameters, of.data, of.choice),
         (out or Path("tables") / of.name).absolute(),
@@ -262,7 +257,7 @@ def execute(
         dead_letter,
     )
     if of.account is None:
-        click.echo("Warning: no account: nobody adds up what these records pay", err=True)
+        click.echo("Warning: no account adds up what is spent on these records", err=True)
     done = run(order)
     manifest = done.manifest
     cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}

@@ -42,7 +42,10 @@ AS_OF = click.option(
     "label is a new question, with a charge of its own.",
 )
 #: Of an answer that was charged before, also where it was cut off then and is given now.
-REPEATED = "Given again as it is: --fresh asks anew, --as-of names another state of the data"
+REPEATED = (
+    "The answer that was given before; --fresh asks again at a new charge, --as-of names another "
+    "state of the data"
+)
 PROJECT = click.option(
     "--project",
     type=click.Path(path_type=Path),

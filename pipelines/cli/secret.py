@@ -1,4 +1,4 @@
-"""``dpstream secret``: makes a secret, or checks a job's: can it be read, does it fit the store."""
+"""``dpstream secret``: makes a secret, or checks whether a job's can be read and fits its store."""
 
 from pathlib import Path
 

@@ -163,9 +163,9 @@ def expire(job: Chosen, releases_before: str | None, as_json: bool) -> None:
     if as_json:
         print_json(done)
         return
-    click.echo(f"{done['shards_expired']:,} shards have let go of settled records.")
+    click.echo(f"{done['shards_expired']:,} shards have deleted settled records.")
     if releases_before is not None:
-        click.echo(f"{done['windows_dropped']:,} windows have let go of their releases.")
+        click.echo(f"{done['windows_dropped']:,} windows have deleted their releases.")
 
 
 @state.command(epilog=examples("dpstream state backup daily --out monday.backup"))

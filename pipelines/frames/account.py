@@ -103,10 +103,8 @@ def account(
     check_names(data_set, id)
     place = place_below(Path.cwd(), str(path))
     keep_beside(place)
-    if secret is not None and not isinstance(secret, str | SecretSource):
-        raise UsageError("secret", "is not a reference to a secret", "write secret='file:PATH'")
-    source = secret if isinstance(secret, SecretSource) else SecretSource(secret)
-    return DataSetAccount(AccountPlace(place, data_set, id, unit), source.below(Path.cwd()))
+    source = SecretSource.of(secret).below(Path.cwd())
+    return DataSetAccount(AccountPlace(place, data_set, id, unit), source)
 
 
 def checked_account(given: DataSetAccount | None, how: Asking) -> DataSetAccount | None:

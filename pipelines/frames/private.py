@@ -16,8 +16,8 @@ from dpstream.pipelines.sql.receipt import Header, SqlAnswer
 _PRINTED_ROWS = 10
 _ASKED_BEFORE = "today's rows were not read: ask with fresh=True, or name their state by as_of."
 _NOT_CHARGED = (
-    "Charged to no account: whoever asks again spends epsilon again, and only you add it up "
-    "(account=dpstream.project().account() does)."
+    "Charged to no account: the same question again spends epsilon again, and no account adds it "
+    "up (account=dpstream.project().account() does)."
 )
 _INSECURE = "NOT PRIVATE: drawn with a fixed test secret, which whoever knows it subtracts."
 

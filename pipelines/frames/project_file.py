@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.account import DataSetAccount
 from dpstream.pipelines.project.project import load_project
@@ -60,9 +59,7 @@ class ProjectFile:
     def __init__(
         self, path: str | Path | None, environment: str | None, settings: Sequence[str]
     ) -> None:
-        if isinstance(settings, str):
-            raise UsageError("settings", "is a text", 'write settings=["FIELD=VALUE"]')
-        self.path = load_project(_as_path(path), environment, settings).path
+        self.path = load_project(path, environment, settings).path
         self._environment, self._settings = environment, tuple(settings)
 
     def job(self, name: str | None = None) -> "Job":
@@ -154,7 +151,3 @@ class ProjectFile:
         place = account_of(opened, name)
         keep_beside(place.path)
         return DataSetAccount(place, secret_of(opened, name))
-
-
-def _as_path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)

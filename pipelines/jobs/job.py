@@ -90,8 +90,7 @@ class Job(msgspec.Struct, frozen=True):
         """Input columns that the job reads, without duplicates.
 
         They are unit, key, time, stamp, values and record id; or, with a query, those that the
-        query
-        reads, and unit, time, stamp and record id.
+        query reads, and unit, time, stamp and record id.
         """
         query = self.source.query
         keys = [f.column for f in self.key] if query is None else list(query.columns or ())
@@ -146,7 +145,7 @@ def load_job(
         PolicyError: settings with which there is no privacy guarantee, or a [choice] that its
             account does not have.
     """
-    project = load_project(None if path is None else Path(path), environment, settings)
+    project = load_project(path, environment, settings)
     return job_in(project, name, workload)
 
 

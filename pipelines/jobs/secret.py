@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job
@@ -42,14 +42,7 @@ def secret_source(job: Job) -> SecretSource:
     Raises:
         UsageError: its data set names no secret.
     """
-    if not job.privacy.secret.given:
-        raise UsageError(
-            "secret",
-            "is required to run",
-            "make one with `dpstream secret new noise.secret` beside the project file, and write "
-            'secret = "file:noise.secret" into its data set',
-        )
-    return job.privacy.secret
+    return job.privacy.secret.required("secret", "is required to run")
 
 
 def check_secret(job: Job) -> dict[str, str]:

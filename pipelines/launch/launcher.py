@@ -21,7 +21,6 @@ from dpstream.state.ledger.open import PROJECT_FILE
 
 #: What can be started, and the parameters beside the project file that it needs.
 KINDS = {"job": (), "census": ("out_folder",), "batch": ("out_folder", "ticket")}
-_FOR_BATCH = "of a batch: the ticket of what was paid (dpstream session ask --ticket), gs://"
 Start = Callable[[Path, argparse.Namespace, list[str]], dict[str, Any]]
 
 
@@ -33,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
             "name": "of the job, the census section or the table; without it the only one",
             "environment": "whose places are taken",
             "out_folder": "of census tables and batches: a new folder, gs://",
-            "ticket": _FOR_BATCH,
+            "ticket": "of a batch: what `dpstream session ask --ticket` wrote, gs://",
         },
         project_file="the project file, local or gs://",
     )
@@ -98,12 +97,12 @@ def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
             raise UsageError(f"--{parameter}", rule, "leave it out" if given else "give gs://...")
     with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
         project = fetch(own.project_file, Path(folder), own.kind, own.name)
-        if own.environment is not None:
-            environments = sorted(load_project(project).written.env)
-            if own.environment not in environments:
-                fix = f"name one of {', '.join(environments)}" if environments else "leave it out"
-                raise UsageError("--environment", f"no [env.{own.environment}]", fix)
-        return _starter(own.kind)(project, own, beam_args)
+        try:
+            return _starter(own.kind)(project, own, beam_args)
+        except UsageError as error:
+            if error.field != "--env":  # what commands call the template's parameter
+                raise
+            raise UsageError("--environment", error.rule, error.fix) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

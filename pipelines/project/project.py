@@ -182,7 +182,7 @@ def locate(path: Path | None = None) -> Path:
 
 
 def load_project(
-    path: Path | None = None,
+    path: str | Path | None = None,
     environment: str | None = None,
     settings: Sequence[str] = (),
     tries: Sequence[str] = (),
@@ -200,7 +200,9 @@ def load_project(
             not a place.
         PolicyError: a setting by which records would decide when something is published.
     """
-    path = locate(path)
+    if isinstance(settings, str):
+        raise UsageError("--set", "is one text", 'write settings=["FIELD=VALUE"]')
+    path = locate(None if path is None else Path(path))
     keep_beside(path)
     text = read_at_most(path, path.name, f"give a {PROJECT_FILE}")
     return decode_project(text, path, environment, settings, tries)

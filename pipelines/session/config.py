@@ -132,13 +132,9 @@ class Config:
         Raises:
             UsageError: the data set names no secret, or the reference cannot be used.
         """
-        if not self.secret.given:
-            raise UsageError(
-                f"data_set.{self.account.data_set}.secret",
-                "is required to ask",
-                'make one with `dpstream secret new FILE`, and write secret = "file:FILE"',
-            )
-        return self.secret
+        return self.secret.required(
+            f"data_set.{self.account.data_set}.secret", "is required to ask"
+        )
 
 
 def load_config(
@@ -159,8 +155,7 @@ def load_config(
         UsageError: the file cannot be read, is not TOML, or has unknown or missing fields, or
             the table is not a session table.
     """
-    path = None if project is None else Path(project)
-    return config_in(load_project(path, environment, settings), table)
+    return config_in(load_project(project, environment, settings), table)
 
 
 def config_in(project: Project, table: str | None = None, without_account: bool = False) -> Config:

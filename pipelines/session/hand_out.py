@@ -3,9 +3,8 @@
 The question follows the common sequence (`pipelines.ask.sequence`): the ticket is drawn and written
 as a draft, and its name is committed as the receipt.  Only then is the draft renamed to the file
 that was asked for: see `ticket`.  A question has an answer or a ticket, never both: a second
-request
-of the other form is refused, and its draft is removed.  So every ticket file has a name in the
-account: otherwise a ticket could give a second answer, from other records, for one charge.
+request of the other form is refused, and its draft is removed.  So every ticket file has a name in
+the account: otherwise a ticket could give a second answer, from other records, for one charge.
 """
 
 from collections.abc import Sequence
@@ -98,7 +97,7 @@ def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Commi
         raise PolicyError(
             "--ticket",
             "is not the one that this question has: it was answered, or handed out",
-            "ask it here, bring that file, or ask anew with --fresh",
+            "ask it here, bring that file, or ask again at a new charge with --fresh",
         )
     return answer
 

@@ -133,7 +133,7 @@ def decoded(committed: Committed, insecure: bool) -> Answer:
         raise PolicyError(
             "question",
             "was handed out as a ticket: its answer is where that is worked off",
-            "read it there, or ask anew with --fresh",
+            "read it there, or ask again at a new charge with --fresh",
         )
     table = receipt.table_of(committed.receipt)
     return Answer(header, table, committed.receipt, committed.digest, committed.charged, insecure)

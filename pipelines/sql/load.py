@@ -65,8 +65,7 @@ def load_catalog(
             a table or column that does not exist.
         PolicyError: a table is neither private nor public, or its unit is not the account's.
     """
-    path = None if project is None else Path(project)
-    return catalog_of(load_project(path, environment, settings), data_set)
+    return catalog_of(load_project(project, environment, settings), data_set)
 
 
 def catalog_of(project: Project, data_set: str | None = None) -> Catalog:

@@ -117,7 +117,7 @@ class Order(NamedTuple):
         secret: where the secret is.
         ledger: that is charged, ``None``: none is kept.
         runner: whose workers do the work, ``None``: this process.  No byte depends on it.
-        how: whether it is asked anew, and of which state of the data.
+        how: whether it is asked again at a new charge, and of which state of the data.
         strict: refuse a file with a record that breaks a rule.
         dead_letter: folder of refused records; ``None``: ``dead_letter/`` beside ``out``.
     """

@@ -241,7 +241,7 @@ class WorkloadQuestion:
     """A mechanism's estimate of the cells of a job's domain, for `ask.sequence`.
 
     Args:
-        some: whether the job's key has only some of the attributes.
+        partial: whether the job's key has only some of the attributes.
         out: where the answer is to be published.
         accept: may refuse a new charge by the charges before it.
 

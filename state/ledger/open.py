@@ -1,9 +1,8 @@
 """Opens the account that a job names: the one module that knows which kinds of accounts there are.
 
 An account is a SQLite file, or a Cloud Spanner database by its URL.  Code that keeps something
-beside
-an account's file asks ``file_of`` whether there is one.  A kind's code is imported only when an
-account is opened: a plan without an account needs neither.
+beside an account's file asks ``file_of`` whether there is one.  A kind's code is imported only when
+an account is opened: a plan without an account needs neither.
 
 Only ``create_account`` makes one.  Everything else refuses an account that is absent, or that has
 another id or data set than the file that names it.
@@ -30,9 +29,9 @@ from dpstream.state.run_ids import new_id
 
 _SPANNER = "spanner:"
 _MADE_ANEW = (
-    "the account has charges and no head file here, so {name} is written anew: nobody can tell "
-    "whether the account is older than what was published; if it was restored, type `dpstream "
-    "account recover` before anything is asked"
+    "the account has charges and no head file here, so {name} is written again: it is not "
+    "known whether the account is older than what was published; if it was restored, type "
+    "`dpstream account recover` before anything is asked"
 )
 
 

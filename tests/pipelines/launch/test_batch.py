@@ -5,7 +5,6 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.portability.api import beam_runner_api_pb2
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -17,12 +16,12 @@ from dpstream.pipelines.launch.batch import (
     begin,
     pipeline_of,
 )
-from dpstream.pipelines.launch.dataflow import flags
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.session.records.batch import here
 from dpstream.pipelines.session.records.flow import ANSWER
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.ticket import ticket_of
+from tests.pipelines.launch.building import built
 from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
 
 PROJECT = """
@@ -36,8 +35,6 @@ dimension.hour = { type = "integer", low = 0, high = 24 }
 dimension.epsilon = { type = "budget", most = 2.0, column = "budget" }
 """
 TICKET, OUT = "gs://b/tickets/one.json", "gs://b/out"
-CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
-         "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
 
 
 @pytest.fixture
@@ -101,18 +98,9 @@ def test_nothing_is_done_without_a_ticket_of_the_key(table: Made, tmp_path: Path
 def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_path: Path) -> None:
     """What Dataflow is handed: a pipeline that ends, without the key."""
     began = begin(asked_of(table, tmp_path))
-    options = PipelineOptions(
-        [flag for flag in flags(CLOUD, streaming=False) if not flag.startswith("--runner")]
-    )
-    pipeline = beam.Pipeline(options=options)
-    pipeline_of(began, pipeline)
-    proto = pipeline.to_runner_api()
-    names = {transform.unique_name for transform in proto.components.transforms.values()}
+    names, proto = built(lambda pipeline: pipeline_of(began, pipeline))
     assert {"Tally", "ByShard", "Measure", "Together", "Release"} <= names
-    bounded = {collection.is_bounded for collection in proto.components.pcollections.values()}
-    assert bounded == {beam_runner_api_pb2.IsBounded.BOUNDED}
-    encoded_ = proto.SerializeToString()
-    assert KEY.encode() not in encoded_ and bytes.fromhex(KEY) not in encoded_
+    assert KEY.encode() not in proto and bytes.fromhex(KEY) not in proto
 
 
 def parameters_of(

@@ -6,7 +6,6 @@ import apache_beam as beam
 import msgspec
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.portability.api import beam_runner_api_pb2
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -24,6 +23,7 @@ from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.flow import Seal
 from dpstream.pipelines.tabulation.work import names_of
+from tests.pipelines.launch.building import CLOUD, built
 from tests.pipelines.tabulation.executing import KEY, content
 from tests.pipelines.tabulation.office import Office, office
 from tests.pipelines.tabulation.test_work import tables
@@ -37,8 +37,6 @@ secret = "gcp:projects/p/secrets/noise/versions/1"
 parameters = "gs://b/parameters"
 data = "gs://b/data/"
 """
-CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
-         "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
 
 
 @pytest.fixture
@@ -102,19 +100,10 @@ def test_the_template_is_built_with_the_options_of_the_service(own: Office, tmp_
     key.write_text(KEY + "\n")
     key.chmod(0o600)
     began = begin(asked_of(own, tmp_path / "out")._replace(keys=SecretSource(f"file:{key}")))
-    options = PipelineOptions(
-        [flag for flag in flags(CLOUD, streaming=False) if not flag.startswith("--runner")]
-    )
-    pipeline = beam.Pipeline(options=options)
-    pipeline_of(began, pipeline)
-    proto = pipeline.to_runner_api()
-    names = {transform.unique_name for transform in proto.components.transforms.values()}
+    names, proto = built(lambda pipeline: pipeline_of(began, pipeline))
     assert {"Count", "ByPart", "Publish", "ByOutput", "Seal"} <= names
-    bounded = {collection.is_bounded for collection in proto.components.pcollections.values()}
-    assert bounded == {beam_runner_api_pb2.IsBounded.BOUNDED}
-    encoded = proto.SerializeToString()
     rows = own.path("person-records.txt").read_bytes().splitlines()[1:]
-    assert KEY.encode() not in encoded and not any(row in encoded for row in rows)
+    assert KEY.encode() not in proto and not any(row in proto for row in rows)
 
 
 def test_flags_for_dataflow() -> None:

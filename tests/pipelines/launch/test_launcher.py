@@ -11,9 +11,8 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.launch.launcher import fetch, main, parser
 from dpstream.pipelines.project.text import MAX_FILE_BYTES
 from tests.pipelines.launch import test_batch, test_census
+from tests.pipelines.launch.building import CLOUD
 
-CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
-         "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
 CENSUS = ["--kind=census", "--name=persons", "--out_folder=gs://b/out"]
 BATCH = ["--kind=batch", "--out_folder=gs://b/out", "--ticket=gs://b/tickets/one.json"]
 
