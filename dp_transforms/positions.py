@@ -3,8 +3,7 @@
 A record is named by its position (partition, offset), and of equal positions of a unit one counts.
 That is right for input that can be delivered again.  Bounded input is not (a runner gives every
 element once, whatever it retries): two rows with one position are an error of the numbering, and
-all
-but one would be dropped without a message.
+all but one would be dropped without a message.
 """
 
 import numpy as np

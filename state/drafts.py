@@ -6,8 +6,7 @@ has no writer, whatever its age: process ids are reused, and clocks of machines 
 differ.  Between making a draft and locking it there is an instant in which it may be removed; its
 writer then finds it gone and makes another, because the process that removes a draft holds its lock
 until it is gone, and the writer waits for that.  On a file system without such locks, a draft
-counts
-as abandoned when it is a day old.
+counts as abandoned when it is a day old.
 """
 
 import contextlib

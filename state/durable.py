@@ -3,8 +3,8 @@ and
 after they are renamed.
 
 Published files can be read by everybody and written by their owner alone (``PUBLIC``); private
-files
-can be read by their owner alone (``PRIVATE``).  The umask of the process can only remove rights.
+files can be read by their owner alone (``PRIVATE``).  The umask of the process can only remove
+rights.
 """
 
 import contextlib

@@ -167,8 +167,7 @@ class SpannerBackend(Backend):
         """Yield a new empty generation to fill, which replaces the old one when the block ends.
 
         ``confirm`` is called just before that and may refuse by raising.  On any error the store is
-        as
-        it was; what was filled is cleared by the next attempt.
+        as it was; what was filled is cleared by the next attempt.
         """
         from dpstream.state.spanner import schema
         from dpstream.state.spanner.rows import Layout

@@ -29,8 +29,7 @@ def private_folder(beside: Path, field: str) -> Iterator[Path]:
     """Yield a new folder that only its owner can read; it is removed at the end unless renamed.
 
     Abandoned folders beside it are removed.  Files that are to be renamed belong in the empty
-    folder
-    ``files`` in it.
+    folder ``files`` in it.
 
     Args:
         beside: the parent folder.

@@ -6,8 +6,7 @@ committed beyond it is emitted once more, and nothing before it.
 While a restored store catches up, the sink holds back what is not published yet and sends its
 names here.  Once everything that is published lies at or before a complete trigger time, all of it
 has been committed again and compared: what was withheld is published, and the run continues like
-any
-other.  A name that was withheld while that happened comes with the next trigger time.
+any other.  A name that was withheld while that happened comes with the next trigger time.
 """
 
 from collections.abc import Iterable, Sequence

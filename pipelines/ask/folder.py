@@ -7,8 +7,7 @@
 The receipt of such an answer has the digest of every file.  The files are on disk in the archive
 before the receipt is committed, and OUT is made afterwards.  So if any process is killed, or OUT is
 lost or changed, the same question restores the committed files, at no charge and without reading
-the
-rows.  If the archive is lost too, the question is refused, whether or not rows changed.
+the rows.  If the archive is lost too, the question is refused, whether or not rows changed.
 """
 
 import contextlib

@@ -5,9 +5,8 @@ afterwards, so no account is there: charge an account where it is (``dpstream ce
 the figures), or make the tables there.  The rest of the order is kept.  The run id is written into
 the output as ``run.json`` before the pipeline is built.  Starting again after an interruption
 continues under this run id, which gives the same bytes.  If two processes begin at once, one of
-them
-publishes.  The manifest is written last, after all tables: an output without it is not an output.
-Other records under the same run id are refused before any table of them is written.
+them publishes.  The manifest is written last, after all tables: an output without it is not an
+output.  Other records under the same run id are refused before any table of them is written.
 """
 
 import argparse

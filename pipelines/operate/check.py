@@ -2,10 +2,9 @@
 
 Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
 query and cells, and RECORDS (`Canonicaliser`).  So the records that are counted as unusable are
-those
-that a run would write to the dead letter.  Nothing is charged, drawn, stored or written, and no
-secret is needed: ids are made with a random key that is discarded.  Whether anything will appear is
-counted before bounds on contributions, which only reduce the units of a key.
+those that a run would write to the dead letter.  Nothing is charged, drawn, stored or written, and
+no secret is needed: ids are made with a random key that is discarded.  Whether anything will appear
+is counted before bounds on contributions, which only reduce the units of a key.
 
 All of the result is exact and depends on private records: it is for the operator alone.
 """

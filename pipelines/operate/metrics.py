@@ -1,10 +1,9 @@
 """Prometheus endpoints of this process: public quantities on one port, the operator's on another.
 
 Names and help texts are one list, ``METRICS``, from which the exporter, the dashboards and the
-tests
-are made.  A metric is public when it is a function of the plan, of faults and of the public clock;
-counts of records and seconds of a stage depend on the data and are the operator's.  Only names on
-the list are ever exported, whatever else telemetry has.
+tests are made.  A metric is public when it is a function of the plan, of faults and of the public
+clock; counts of records and seconds of a stage depend on the data and are the operator's.  Only
+names on the list are ever exported, whatever else telemetry has.
 
 A worker in another process has no endpoint here: there the same counters are exported as Beam
 metrics of the runner (``runner_name``).

@@ -3,8 +3,7 @@
 `dpstream choose --as NAME` and `sql --stream JOB --emit NAME` write one.  Its section keeps the
 comments, and the rest of the file keeps every byte.  Two jobs cannot share a store or a folder: the
 copy has a store in a file of its own name (also if the old one is a database of Spanner, which
-holds
-one run), dead letters of its own name, and a folder of releases beside the old job's.
+holds one run), dead letters of its own name, and a folder of releases beside the old job's.
 """
 
 import copy

@@ -249,7 +249,7 @@ def closest(name: str, candidates: Iterable[str]) -> str:
     names = sorted(candidates)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"{hint}known here: {', '.join(names)}"
+    return f"{hint}known here: {', '.join(names) or 'none'}"
 
 
 def raise_decode_error(

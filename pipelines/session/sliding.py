@@ -1,11 +1,10 @@
 """Standing queries over records that keep arriving, and ranges of arrival that are closed.
 
 A standing query asks the same question again and again, about a window of arrival.  As long as
-every
-point of the window has enough budget the window stays; when its budget is used up the window slides
-to the earliest later window that has enough.  The account alone determines that window, in the
-transaction that charges, so that programs that run the same standing query share its windows and
-never overspend them.
+every point of the window has enough budget the window stays; when its budget is used up the window
+slides to the earliest later window that has enough.  The account alone determines that window, in
+the transaction that charges, so that programs that run the same standing query share its windows
+and never overspend them.
 
 **Ticks.**  Each question is named by a public tick, for instance the instant at which it is due:
 the

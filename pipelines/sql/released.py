@@ -2,8 +2,7 @@
 
 The outer query (HAVING, ORDER BY, LIMIT, arithmetic, joins with public tables) runs on the released
 rows alone.  A column that the outer query passes on unchanged keeps its interval: three more
-columns
-(sd, low, high), with names that no statement can write.
+columns (sd, low, high), with names that no statement can write.
 """
 
 from collections.abc import Iterable

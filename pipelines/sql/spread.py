@@ -2,8 +2,7 @@
 
 The order of charge and answer is the same as without a runner: the question is charged before the
 pipeline is built, the noise is drawn here under the run id, and the answer is committed before it
-is
-shown.  If a pipeline fails, asking again runs it again, under the same run id and at no charge.
+is shown.  If a pipeline fails, asking again runs it again, under the same run id and at no charge.
 """
 
 import dataclasses

@@ -15,9 +15,8 @@ Nothing runs here: the result is a complete job of the project, for any runner.
 
 At most C rows of a unit count, in all groups together.  Bounds are those of one row, in either
 spelling: a stream holds every row within them, and a unit adds at most C rows.  A row whose group
-or
-argument is NULL is a dead letter, whereas an answer from tables would count it in COUNT(*).  What
-both the job and the statement define must be the same.
+or argument is NULL is a dead letter, whereas an answer from tables would count it in COUNT(*).
+What both the job and the statement define must be the same.
 """
 
 import copy

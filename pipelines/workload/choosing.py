@@ -2,16 +2,14 @@
 
 Geometric noise answers once, with charge and answer in the account (`registered`); Gaussian noise
 answers there or through a store.  A workload that is asked again is the same question, and keeps
-the
-family that it was charged for, whatever has been charged since.
+the family that it was charged for, whatever has been charged since.
 
 **Two processes that ask at once** are charged for one family.  The families have different
 identities, and their charges are in different places, so that no identity covers both.  A choice
 therefore holds for the number of workloads that were charged before it.  `Choice.accept` compares
 that number in the transaction that charges; if it has grown, `by_choice` chooses again, which gives
 the family that was charged meanwhile.  A search for a strategy would be too slow for the
-transaction
-itself.
+transaction itself.
 """
 
 import contextlib

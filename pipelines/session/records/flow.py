@@ -12,12 +12,10 @@ process.  Workers get a reference to the secret, never the secret.
 
 Of the engine's own stages it uses the coder of batches, ``split_by_shard``, the reference to the
 secret, the exact one-shot draws, the estimates of queries, and the guard of errors.  It does not
-use
-three, each for a reason: the reader of records, because a table's records were checked and placed
-in
-the space when they were written; BOUND, because one record is the unit, so that nothing about it
-must
-be remembered; RELEASE, because there is one answer, not one for each window and trigger time.
+use three, each for a reason: the reader of records, because a table's records were checked and
+placed in the space when they were written; BOUND, because one record is the unit, so that nothing
+about it must be remembered; RELEASE, because there is one answer, not one for each window and
+trigger time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

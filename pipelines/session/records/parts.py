@@ -8,8 +8,7 @@
 All of it is private (mode 0600 in a folder 0700).  A part is named by its digest, and is durable
 before a manifest names it: a writer that is killed in between has changed nothing, and the next
 writer removes its files.  A part that loses a record is written anew.  Readers keep the version
-that
-they opened: parts that no manifest names are removed when no reader is open.
+that they opened: parts that no manifest names are removed when no reader is open.
 
 Records of a row group lie in the order of their initial budgets: almost every question compares
 those, and rows of equal budget, one after the other, are decoded and compared as runs.  Row groups

@@ -2,9 +2,9 @@
 
 What a row becomes is a function of that row and of its file's header alone (see
 `pipelines.formats.rows`).  A line that is malformed, or a row without the id that names it, is not
-a
-record.  A record with a value that its dimension refuses cannot be used: its id is stored, without
-its coordinates.  Both go to the dead letter: file, number of the row and rule, never a value.
+a record.  A record with a value that its dimension refuses cannot be used: its id is stored,
+without its coordinates.  Both go to the dead letter: file, number of the row and rule, never a
+value.
 """
 
 import glob
