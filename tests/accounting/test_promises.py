@@ -1,5 +1,6 @@
 """Both promises of both families: 91 months of (2, 1e-7)."""
 
+import math
 from fractions import Fraction
 
 import msgspec
@@ -111,6 +112,26 @@ def test_thresholds_of_one_test_are_part_of_a_lifetime() -> None:
     assert noise == pytest.approx(4e-7, rel=1e-6)
     assert noise + thresholds <= delta <= (noise + thresholds) * (1 + 1e-6)
     assert noise + thresholds > 1.5 * 4e-7
+
+
+@pytest.mark.parametrize("tests", [None, 1])
+def test_a_delta_of_many_periods_is_at_most_one(tests: int | None) -> None:
+    """(epsilon, 1) holds for anything: a sum of deltas beyond it says no more.  Epsilon is that of
+    the Gaussian noise at a delta below 1 all the same."""
+    if tests is None:
+        plan = months(public_keys=None, strategy="blt", delta=0.3)
+    else:  # the rule of one test, whose thresholds come on top
+        plan = build(
+            40, strategy="blt", epsilon=2.0, delta=0.3, period=SECOND, tests=tests,
+            contributions=2, periods_share_windows=True,
+        )  # fmt: skip
+    budget = allocate(plan)
+    [row, *_] = promises(plan, budget)
+    epsilon, delta = row.lifetime
+    assert row.periods > 3 and row.periods * budget.delta > 1 and delta == 1
+    mu = several_mu(budget.mu, row.periods, together(plan))
+    assert budget.epsilon < epsilon < math.inf
+    assert 0.1 < delta_of(epsilon, mu) < 1
 
 
 @pytest.mark.parametrize("each", [0.1, 0.3, 2.0])
