@@ -117,6 +117,10 @@ def test_without_delta_noise_is_geometric(folder: Path) -> None:
     families = of(folder, Budget(1.0, 0.0, 1))
     assert families.taken == "geometric" and families.gaussian is None
     assert families_line(families.described()).startswith("geometric (taken) RMSE")
+    gaussian, geometric = families.described()
+    assert gaussian["rmse"] is None and gaussian["refused"] and not geometric["refused"]
+    both = of(folder, SMALL).described()
+    assert [row["refused"] for row in both] == ["", ""]
 
 
 def test_nothing_is_looked_at_but_public_numbers(folder: Path) -> None:
