@@ -174,6 +174,16 @@ def test_two_who_ask_at_once_are_charged_once(
     assert values[0].equals(values[1])
 
 
+def test_an_account_that_cannot_be_read_is_refused_by_the_charge(tmp_path: Path) -> None:
+    """The choice needs no account, so that the refusal says what is wrong with the file."""
+    survey(tmp_path, 300)
+    (tmp_path / "ledger.db").write_bytes(b"no database" * 100)
+    file = write(tmp_path / "r.json", RANGES)
+    out = tmp_path / "out"
+    reason = refused("workload", "answer", file, "--project", tmp_path, "--out", out, code=3)
+    assert "account.path" in reason and not out.exists()
+
+
 @pytest.mark.parametrize("fresh", [(), ("--fresh",)])
 def test_what_was_cut_off_keeps_its_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: tuple[str, ...]
