@@ -10,7 +10,8 @@ from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.fitting import fit
 from dpstream.accounting.strategies.cells.floors import union_floor
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.workloads.workload import Workload, marginals
+from dpstream.accounting.workloads.factors import explicit
+from dpstream.accounting.workloads.workload import Workload, marginals, workload_of
 from tests.accounting.strategies.cells.shapes import attributes, floor, rows
 from tests.accounting.strategies.cells.test_fitted import WORKLOADS
 
@@ -72,6 +73,20 @@ def test_a_floor_of_diagonal_blocks_alone_is_false(name: str) -> None:
     assert diagonal_blocks(workload) > optimum(workload).error * 1.005
     even = [np.full(n, 1 / n) for n in workload.sizes]
     assert union_floor(workload, even) <= floor(rows(workload), kron(even)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("part", [0.01, 0.03, 0.1])
+def test_a_part_over_l_that_is_not_definite_is_no_bound(part: float) -> None:
+    """Nearly one query, of a cell with little weight: what is taken from u leaves a negative
+    eigenvalue, and the product of two of them would count as something that K has."""
+    factor = explicit(np.diag([1.0, part, part / 2]), 3)
+    for products in ([(1.0, {0: factor, 1: factor})], [(1.0, {0: factor, 1: factor}), (0.1, {})]):
+        workload = workload_of(attributes(3, 3), products)
+        weights = [np.array([0.2, 0.5, 0.3])] * 2
+        dense = floor(rows(workload), kron(weights))
+        least = [union_floor(workload, weights, [width]) for width in range(3)]
+        assert max(least) <= dense * (1 + 1e-9)
+        assert least[2] == pytest.approx(dense, rel=1e-4)
 
 
 @pytest.mark.slow
