@@ -45,6 +45,12 @@ def test_no_tree_and_not_the_identity_is_better(triggers: int) -> None:
     assert error <= min(dense_error(tree(triggers, width)) for width in range(2, 33))
 
 
+def test_a_stream_of_more_than_a_thousand_steps_has_mixed_rows() -> None:
+    error = squared_error(prefix_identity(1025))
+    assert error <= dense_error(tree(1025, 32)) / 2
+    assert error <= dense_error(np.eye(1025)) / 10
+
+
 def test_few_steps_need_no_mixed_rows() -> None:
     assert prefix_identity(1).shape == (0, 1)
     assert prefix_identity(2).shape[1] == 2

@@ -71,3 +71,6 @@ def test_values_next_to_a_tie_move_by_what_the_input_moves(before: int, up: int)
     moved = np.array([1 << 24, 1 << 23])
     large = fold(strategy, noise + strategy.matrix() @ moved)
     assert (large - small == SCALE * np.cumsum(moved)).all()
+    # Where the last step alone is read it is rounded by the same fractions.
+    last = fold(strategy, noise + strategy.matrix() @ moved, (1,), width=1)
+    assert np.array_equal(last, large)
