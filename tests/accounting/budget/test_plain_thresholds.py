@@ -8,6 +8,7 @@ for each the worst choice counts.
 import itertools
 import math
 
+import mpmath
 import msgspec
 import numpy as np
 import pytest
@@ -353,3 +354,46 @@ def test_steps_of_a_wide_scale_need_no_convolution() -> None:
         for scale in (100.0, 1e6)
     )
     assert np.allclose(narrow, wide, rtol=0.08) and (wide >= narrow - 0.02).all()
+
+
+@pytest.mark.parametrize("tail", [1e-3, 1e-9, 1e-30])
+def test_thresholds_of_wide_mixed_noise_are_those_of_a_log_concave_sum(tail: float) -> None:
+    """x with 2 e^(-theta x) M(theta) / (theta sqrt(v(theta))) = tail, v the second difference of
+    log M, for the best of many theta; M is that of the sum of Laplace variables."""
+    strategy, scale, at = GeometricStrategy(16), 1e6, np.array([1, 5, 16])
+    tau = plain_thresholds(strategy, scale, tail, 0, at) / 2.0**DECODE_BITS
+    for row, bound in zip(strategy.decoder[at - 1], tau.tolist(), strict=True):
+        weights = row * scale
+        theta = np.linspace(0.05, 0.999, 2000) / np.abs(weights).max()
+        step = theta * 1e-4
+
+        def log_moment(theta: Float64, weights: Float64 = weights) -> Float64:
+            return np.asarray(-np.log1p(-((theta[:, None] * weights) ** 2)).sum(axis=1))
+
+        around = log_moment(theta + step) + log_moment(theta - step) - 2 * log_moment(theta)
+        density = log_moment(theta) - np.log(theta * np.sqrt(around / step**2))
+        least = ((density + math.log(2) - math.log(tail / len(at))) / theta).min()
+        assert least * (1 - 1e-6) <= bound <= least * 1.004
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_tail_that_is_exceeded_by_little_has_the_next_threshold(steps: int) -> None:
+    """Chances of sums in 40 digits: a q that passes 3e-10 more often than the tail is too low."""
+    with mpmath.workdps(40):
+        ratio = mpmath.exp(-1 / mpmath.mpf(1.5))
+        one = {z: ratio ** abs(z) * (1 - ratio) / (1 + ratio) for z in range(-90, 91)}
+        law = {0: mpmath.mpf(1)}
+        for _ in range(steps):
+            total: dict[int, mpmath.mpf] = {}
+            for (n, p), (z, w) in itertools.product(law.items(), one.items()):
+                total[n + z] = total.get(n + z, mpmath.mpf(0)) + p * w
+            law = total
+        q = 12
+        above = mpmath.fsum(p for z, p in law.items() if z > q)
+        exceeded, fits = (float(above * (1 + part)) for part in (-3e-10, 1e-3))
+    strategy, at = GeometricStrategy(steps, IDENTITY), np.array([steps])
+    tau = [
+        float(plain_thresholds(strategy, 1.5, tail, 0, at)[0]) / 2.0**DECODE_BITS
+        for tail in (exceeded, fits)
+    ]
+    assert [math.floor(bound) - 1 for bound in tau] == [q + 1, q]
