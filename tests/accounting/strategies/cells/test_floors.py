@@ -10,7 +10,7 @@ from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.fitting import fit
 from dpstream.accounting.strategies.cells.floors import union_floor
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.workloads.factors import explicit
+from dpstream.accounting.workloads.factors import explicit, interval
 from dpstream.accounting.workloads.workload import Workload, marginals, workload_of
 from tests.accounting.strategies.cells.shapes import attributes, floor, rows
 from tests.accounting.strategies.cells.test_fitted import WORKLOADS
@@ -49,6 +49,43 @@ def test_with_all_of_each_attribute_it_is_exact(name: str) -> None:
     assert union_floor(workload, weights) == pytest.approx(dense, rel=1e-5)
     best = union_floor(workload, fit(workload).weights)
     assert 0.95 <= best / optimum(workload, 1e-6).error <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "part"), [("range", 1, 0.75), ("range", 3, 0.9), ("prefix", 3, 0.82)]
+)
+@pytest.mark.parametrize("sizes", [(8, 8), (12, 12), (10, 10, 4)])
+def test_few_dimensions_beside_u_lose_a_part(
+    sizes: tuple[int, ...], kind: str, width: int, part: float
+) -> None:
+    """What lies in the rest of long attributes counts, though its couplings do not."""
+    workload = marginals(attributes(*sizes), [2], kind)
+    weights = [np.full(n, 1 / n) for n in sizes]
+    dense = floor(rows(workload), kron(weights))
+    assert part * dense <= union_floor(workload, weights, [width]) <= dense * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (10, 10, 4)])
+def test_u_alone_is_a_floor_of_ranges(sizes: tuple[int, ...]) -> None:
+    workload = marginals(attributes(*sizes), [2], "range")
+    weights = [np.full(n, 1 / n) for n in sizes]
+    dense = floor(rows(workload), kron(weights))
+    assert 0.4 * dense <= union_floor(workload, weights, [0]) <= dense * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+@pytest.mark.parametrize("times", [1e-6, 1e6])
+def test_queries_that_are_scaled_have_a_scaled_floor(width: int, times: float) -> None:
+    """At even weights half of the directions of ranges are not coupled to u at all."""
+    ranges = interval("range", 8).dense()
+    weights = [np.full(8, 1 / 8)] * 2
+    floors = [
+        union_floor(
+            workload_of(attributes(8, 8), [(1.0, {0: factor, 1: factor})]), weights, [width]
+        )
+        for factor in (explicit(ranges, 8), explicit(ranges * times, 8))
+    ]
+    assert floors[1] == pytest.approx(floors[0] * times**4, rel=1e-4)
 
 
 def diagonal_blocks(workload: Workload) -> float:
