@@ -201,6 +201,8 @@ def test_lines_say_period_column_and_figures() -> None:
     assert fixed is not None and fixed[0] == pytest.approx(131.55, abs=0.01)
     assert "geometric (182, 0), (131.6, 9.1e-06) on a schedule fixed beforehand" in lines[2]
     assert "gaussian (23.61, 9.11e-06)" in lines[2]
+    twice = months(windows=2)
+    assert all(" a period, n " in line for line in promise_lines(twice, allocate(twice))[:2])
     once = build(12)
     assert all(" in all, n " in line for line in promise_lines(once, allocate(once)))
     pure = months(strategy="geometric", delta=0.0)

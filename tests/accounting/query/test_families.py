@@ -433,3 +433,51 @@ def test_the_error_of_a_sum_without_a_count_is_that_of_normal_noise(groups: int)
         release_chance = norm.cdf((chosen.weighted * weight * SIZES - chosen.need(1)) / chosen.sd)
         each.append(mean_over_keys(SIZES * (1 - release_chance) + release_chance * absolute))
     assert error_of(option) == pytest.approx(np.prod(each) ** (1 / 3), rel=1e-6)
+
+
+def test_of_noise_that_no_family_can_draw_there_is_a_refusal() -> None:
+    wide = QueryColumn("s", "sum", 0.0, 1e6, per="group")
+    for mechanism in ("auto", "gaussian", "geometric"):
+        with pytest.raises(UsageError):
+            families(wide, mechanism=mechanism, epsilon=1e-6, groups=4096)
+
+
+@pytest.mark.parametrize(("least", "groups"), [(1, 1), (1, 2), (4, 2)])
+def test_the_error_of_groups_alone_is_the_share_that_the_best_selection_hides(
+    least: int, groups: int
+) -> None:
+    """Its chances by their recursion: p_n, or that of m - 1 units less where m are needed."""
+    settings: dict[str, Any] = {"selects": True, "delta": 1e-3, "groups": groups}
+    [option] = families(mechanism="geometric", min_units=least, **settings).options
+    grown, delta, chances = math.exp(1.0 / groups), 1e-3 / groups, [0.0]
+    while chances[-1] < 1:
+        last = chances[-1]
+        chances.append(min(grown * last + delta, 1 - (1 - last - delta) / grown, 1.0))
+    counts = np.minimum(np.maximum(np.floor(SIZES) - (least - 1), 0), len(chances) - 1)
+    hidden = mean_over_keys(1 - np.array(chances)[counts.astype(np.int64)])
+    assert error_of(option) == pytest.approx(hidden, rel=1e-6)
+
+
+def test_the_error_of_a_clamped_sum_beside_a_count_is_that_of_its_steps() -> None:
+    """Term by term: the count's noise, its coin, and the staircase of the sum that is shown."""
+    of = families(UNITS, SUM, mechanism="geometric", selects=True, epsilon=12.0, delta=1e-6)
+    [option] = of.options
+    budget = option.budget(option.plan)
+    chosen, [count, stairs] = budget.selection, budget.parts
+    assert chosen is not None and count.most is not None
+    assert stairs.law == "staircase" and stairs.step is not None
+    coin, counted, released = count.sooner / 2**32, np.zeros(len(SIZES)), np.zeros(len(SIZES))
+    for less, chance in ((0, 1 - coin), (1, coin)):
+        z = np.arange(-count.most + less, count.most - less + 1)
+        law = np.exp(-np.abs(z) / count.scale)
+        law *= chance / law.sum()
+        is_released = SIZES[:, None] + z > chosen.need(1) - less
+        counted += np.where(is_released, np.abs(z), SIZES[:, None]) @ law
+        released += is_released @ law
+    size, most = np.arange(200), stairs.part.most
+    level = size // most + (size % most >= stairs.step)
+    mass = np.where(size > 0, 2, 1) * np.exp(-level * most / stairs.scale)
+    absolute = mass @ size / mass.sum() / most
+    summed = SIZES * (1 - released) + released * absolute
+    expected = math.sqrt(mean_over_keys(counted) * mean_over_keys(summed))
+    assert error_of(option) == pytest.approx(expected, rel=1e-9)
