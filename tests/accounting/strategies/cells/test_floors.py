@@ -88,6 +88,19 @@ def test_queries_that_are_scaled_have_a_scaled_floor(width: int, times: float) -
     assert floors[1] == pytest.approx(floors[0] * times**4, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "ways", "widths"), [((45, 45, 45), 2, (40, 2)), ((3,) * 12, 6, (2, 0))]
+)
+def test_a_width_of_too_much_work_is_passed_over(
+    sizes: tuple[int, ...], ways: int, widths: tuple[int, int]
+) -> None:
+    """One matrix of too many rows, or too many matrices; the next width is taken then."""
+    workload = marginals(attributes(*sizes), [ways], "range")
+    weights = [np.full(n, 1 / n) for n in sizes]
+    narrow = union_floor(workload, weights, widths[1:])
+    assert 0 < narrow == union_floor(workload, weights, widths)
+
+
 def diagonal_blocks(workload: Workload) -> float:
     """What a floor would be without the couplings between the residual spaces."""
     queries = rows(workload)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.strategies.cells import pure as module
 from dpstream.accounting.strategies.cells.fixed import tree, wavelet
 from dpstream.accounting.strategies.cells.pure import PureStrategy, _value, p_identity, pure
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over
@@ -86,6 +87,13 @@ def test_refusals() -> None:
     assert pure(marginals(attributes(8), [0, 1], "range")).sensitivity1 == pytest.approx(
         1, rel=1e-9
     )
+
+
+def test_an_attribute_of_the_most_cells_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PURE_CELLS", 9)
+    assert pure(over([9], ["range"])).factors[0].shape[1] == 9
+    with pytest.raises(PolicyError, match="cells"):
+        pure(over([10], ["range"]))
 
 
 @pytest.mark.slow
