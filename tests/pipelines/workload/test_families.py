@@ -97,6 +97,12 @@ def test_what_the_limit_does_not_allow_is_not_taken(folder: Path) -> None:
     assert of(folder, mostly, Limit(Total(), 8.0, 1e-5)).taken == "gaussian"
     assert of(folder, SMALL, Limit(spent, 8.2, 0.3)).taken == "gaussian"  # epsilon .7 is left
     assert of(folder, SMALL, Limit(Total(), 1.0, 1e-12)).taken == "geometric"
+    # Geometric noise of epsilon 6 has an error below 1, and no epsilon of 6 is left.
+    large = Budget(6.0, 1e-9, 1)
+    spent_half = Total().plus(Cost(3.0, 0.0, None, 0.0))
+    alone = of(folder, large)
+    assert alone.taken == "geometric" and alone.geometric is not None and alone.geometric < 1
+    assert of(folder, large, Limit(spent_half, 8.2, 0.3)).taken == "gaussian"
     loose = Budget(1.0, 0.2, 1)
     assert of(folder, loose).taken == "gaussian"
     assert of(folder, loose, Limit(Total(), 1.0, 1e-12)).taken == "geometric"
