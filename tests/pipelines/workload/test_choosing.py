@@ -71,6 +71,20 @@ def test_asked_again_it_is_the_same_question(tmp_path: Path) -> None:
     assert families(tmp_path) == ["geometric", "gaussian"]
 
 
+@pytest.mark.parametrize(("first", "then"), [("answer", "limit"), ("limit", "answer")])
+def test_a_question_behind_one_of_the_other_family_keeps_its_own(
+    tmp_path: Path, first: str, then: str
+) -> None:
+    survey(tmp_path, 300)
+    other = UNION if first == "answer" else [{"factors": {"age": "range"}}]
+    answered(tmp_path, "other", "--optimise", then, queries=other)
+    answered(tmp_path, "out", "--optimise", first)
+    charged = families(tmp_path)
+    assert sorted(charged) == ["gaussian", "geometric"]
+    answered(tmp_path, "out", "--optimise", then)
+    assert families(tmp_path) == charged
+
+
 def test_a_fresh_question_behind_a_run_may_take_the_other_family(tmp_path: Path) -> None:
     """A run has no receipt in the account, and is not continued for that."""
     survey(tmp_path, 300)
