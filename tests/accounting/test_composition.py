@@ -110,6 +110,15 @@ def test_one_alone_has_its_own_guarantee() -> None:
     assert epsilon_left([sharp], 1.0, 1e-6) == 0.0
 
 
+def test_only_the_first_of_an_account_is_held_to_its_own_guarantee() -> None:
+    """Thresholds and mu of (1, 1e-6) compose to a little more than that."""
+    sharp = Charge("r", "p", "user", 1.0, 1e-6, mu_of(1.0, 1e-6), 1e-6)
+    assert Limit(total_of([]), 1.0, 1e-6).holds(sharp) == 1
+    assert Limit(total_of([plain(0.0)]), 1.0, 1e-6).holds(sharp) == 0
+    assert Limit(total_of([plain(0.5)]), 1.0, 1e-6).holds(plain(0.75)) == 0
+    assert Limit(total_of([plain(0.5)]), 1.0, 1e-6).holds(plain(0.25)) == 2
+
+
 small = st.floats(0.01, 1.5)
 mixtures = st.tuples(
     st.lists(small, max_size=4), st.lists(st.tuples(small, st.floats(0, 1e-7)), max_size=4)
