@@ -18,6 +18,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT, Table
 
 from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.project.inline import set_field
 from dpstream.pipelines.project.project import Project, is_name
 from dpstream.pipelines.project.text import read_at_most
 from dpstream.pipelines.project.write import flush_project, write_project
@@ -64,7 +65,7 @@ def copied_section(text: bytes, job: str, new: str) -> Any:
     section.pop("dead_letter", None)
     path = section.get("sink", {}).get("path")
     if path:
-        section["sink"]["path"] = _beside(PurePath(path), job, new).as_posix()
+        set_field(section, "sink", "path", _beside(PurePath(path), job, new).as_posix())
     return section
 
 

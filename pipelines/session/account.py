@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import InlineTable
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.project.copying import read_project_text
+from dpstream.pipelines.project.inline import set_field
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.write import write_project
 from dpstream.pipelines.session.config import Config, config_in, located
@@ -148,9 +148,5 @@ def _with_line(text: str, data_set: str, line: str, id_: str) -> str:
         newline = "\r\n" if "\r\n" in text else "\n"
         section["account"] = tomlkit.parse(line + newline)["account"]
         return tomlkit.dumps(document)
-    account = section["account"]
-    spaced = isinstance(account, InlineTable) and account.as_string().endswith(" }")
-    account["id"] = id_
-    if spaced:
-        account["id"].trivia.trail = " "
+    set_field(section, "account", "id", id_)
     return tomlkit.dumps(document)

@@ -40,6 +40,7 @@ from dpstream.pipelines.project.copying import (
     section_text,
     with_job,
 )
+from dpstream.pipelines.project.inline import inline, set_field
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import DpSql
@@ -119,14 +120,12 @@ def write_job(project: Project, translation: StreamJob, new: str) -> None:
     section = copied_section(text, translation.job.name, new)
     for field in ("budget", "mechanism"):
         for leaf, value in filled.get(field, {}).items():
-            section.setdefault(field, tomlkit.inline_table())
-            if section[field].get(leaf) != value:
-                section[field][leaf] = value
+            if section.get(field, {}).get(leaf) != value:
+                set_field(section, field, leaf, value)
     section["contributions"] = filled["contributions"]
-    section["key"] = [_inline(part) for part in filled["key"]]
-    section["aggregate"] = tomlkit.table()
+    section["key"] = inline(filled["key"])
     for aggregate, part in filled["aggregate"].items():
-        section["aggregate"][aggregate] = _inline(part)
+        section.append(tomlkit.key(["aggregate", aggregate]), inline(part))
     if translation.query is not None:
         section["query"] = f"{new}.sql"
         path = project.folder / f"{new}.sql"
@@ -243,12 +242,6 @@ def _number(node: exp.Expr) -> exp.Expr:
     if type_of(node) in _NUMBERS:
         return node.copy()
     return exp.Cast(this=node.copy(), to=exp.DataType.build("DOUBLE"))
-
-
-def _inline(values: dict[str, Any]) -> Any:
-    table = tomlkit.inline_table()
-    table.update(values)
-    return table
 
 
 def _aggregate(function: Function, columns: dict[str, str], bits: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from dpstream.pipelines.project.copying import (
     section_text,
     with_job,
 )
+from dpstream.pipelines.project.inline import set_field
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project
 
@@ -109,9 +110,9 @@ def render(
     section = copied_section(text, name, new)
     section["contributions"] = contributions
     tuned = {aggregate: (low, high) for aggregate, low, high in bounds}
-    for aggregate, part in section["aggregate"].items():
-        if aggregate in tuned:
-            part["bounds"] = list(in_column_units(*tuned[aggregate], part.get("grid", 1.0)))
+    for aggregate, limits in tuned.items():
+        grid = section["aggregate"][aggregate].get("grid", 1.0)
+        set_field(section["aggregate"], aggregate, "bounds", list(in_column_units(*limits, grid)))
     section.pop("choice", None)
     section["choice"] = _written(choice)
     check_extended(text, name, new, section)

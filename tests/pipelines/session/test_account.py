@@ -62,7 +62,7 @@ def test_a_data_set_without_the_line_gets_it(newline: str, tmp_path: Path) -> No
     [
         ('account.path = "ledger.db"  # here', 'account.path = "ledger.db"  # here\naccount.id = '),
         ('[data_set.small.account]\npath = "ledger.db"', 'path = "ledger.db"\nid = '),
-        ('account = {path = "ledger.db"}', 'account = {path = "ledger.db",id = '),
+        ('account = {path = "ledger.db"}', 'account = { path = "ledger.db", id = '),
     ],
 )
 def test_every_form_of_the_line(line: str, new: str, tmp_path: Path) -> None:
