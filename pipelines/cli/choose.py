@@ -162,7 +162,8 @@ def _outcome_text(outcome: "Outcome", records: int) -> str:
         lines.append("Label       from other data: not charged, shown in every plan")
     if outcome.insecure:
         lines.append("INSECURE: a fixed test secret was used; do not publish.")
-    return "\n".join([*lines, f"Job         {outcome.job}: `dpstream plan {outcome.job}`"]) + "\n"
+    lines.append(f"Job         {outcome.job}: `dpstream plan {outcome.job}`")
+    return "\n".join([*lines, f"Releases    {outcome.releases}"]) + "\n"
 
 
 def _weighed(outcome: "Outcome", records: int) -> list[str]:

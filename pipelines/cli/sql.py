@@ -369,5 +369,6 @@ def _stream(
         name, flags = ("DirectRunner", []) if where is None else (where.name, where.beam_args)
         run_checked(compiled.job, name, flags, quiet=as_json, as_json=as_json)
         return
-    write_job(project, compiled, emit)
+    place = write_job(project, compiled, emit)
     click.echo(f"[job.{emit}] is in {project.path.name}: `dpstream run {emit}{job.flags}` runs it")
+    click.echo(f"Releases: {place}")

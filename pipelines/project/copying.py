@@ -1,9 +1,10 @@
 """Write a new job, copied from an existing one, at the end of the project file.
 
 `dpstream choose --as NAME` and `sql --stream JOB --emit NAME` write one.  Its section keeps the
-comments, and the rest of the file keeps every byte.  Two jobs cannot share a store or a folder: the
-copy has a store in a file of its own name (also if the old one is a database of Spanner, which
-holds one run), dead letters of its own name, and a folder of releases beside the old job's.
+comments, and the rest of the file keeps every byte.  Two jobs cannot share a store, nor a folder,
+topic or table of releases: the copy has a store in a file of its own name (also if the old one is a
+database of Spanner, which holds one run), dead letters of its own name, and its releases beside the
+old job's.
 """
 
 import copy
@@ -19,6 +20,7 @@ from tomlkit.items import AoT, Table
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.project.inline import set_field
+from dpstream.pipelines.project.job_section import SinkSection
 from dpstream.pipelines.project.project import Project, is_name
 from dpstream.pipelines.project.text import read_at_most
 from dpstream.pipelines.project.write import flush_project, write_project
@@ -63,9 +65,11 @@ def copied_section(text: bytes, job: str, new: str) -> Any:
     _forget_headers(section)
     section.pop("store", None)
     section.pop("dead_letter", None)
-    path = section.get("sink", {}).get("path")
-    if path:
-        set_field(section, "sink", "path", _beside(PurePath(path), job, new).as_posix())
+    sink = section.get("sink", {})
+    for field in ("path", "topic", "table"):
+        if sink.get(field):
+            place = _own_place(str(sink[field]), job, new, "." if field == "table" else "/")
+            set_field(section, "sink", field, place)
     return section
 
 
@@ -76,11 +80,18 @@ def _unusual(job: str) -> UsageError:
     )
 
 
-def _beside(folder: PurePath, job: str, new: str) -> PurePath:
-    """Return the folder of the new job's releases."""
-    if folder.name in ("", ".."):  # the project's own folder, or one above it
-        return folder / new
-    return folder.with_name(new if folder.name == job else f"{folder.name}-{new}")
+def _own_place(place: str, job: str, new: str, separator: str) -> str:
+    """Return the folder, topic or table of the new job's releases, beside the old job's.
+
+    Args:
+        separator: what stands before the place's own name.
+    """
+    if separator == "/":
+        place = PurePath(place).as_posix()
+    before, between, name = place.rpartition(separator)
+    if place == "." or name in ("", ".."):  # the project's own folder, or one above it
+        return (PurePath(place) / new).as_posix()
+    return f"{before}{between}{new if name == job else f'{name}-{new}'}"
 
 
 def _forget_headers(table: Any) -> None:
@@ -102,6 +113,16 @@ def section_text(name: str, section: Any) -> str:
     document = tomlkit.document()
     document.append("job", jobs)
     return tomlkit.dumps(document).strip("\n") + "\n"
+
+
+def sink_of_copy(name: str, section: str) -> str:
+    """Return where the releases of a new job go, as a person must know: a service makes nothing.
+
+    Args:
+        section: the text of the new job.
+    """
+    sink = msgspec.convert(tomllib.loads(section)["job"][name]["sink"], SinkSection)
+    return sink.place if sink.path else f"{sink.kind} {sink.place}: make it before the first run"
 
 
 def extended(text: bytes, section: str) -> str:

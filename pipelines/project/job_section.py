@@ -75,6 +75,11 @@ class SinkSection(Section, frozen=True):
     table: str | None = None
     formulas: Literal["guard", "keep"] | None = None
 
+    @property
+    def place(self) -> str:
+        """The folder, topic or table of the releases."""
+        return self.path or self.topic or self.table or ""
+
 
 class ChoiceSection(Section, frozen=True):
     """``[job.NAME.choice]``: where C and bounds come from.

@@ -38,6 +38,7 @@ from dpstream.pipelines.project.copying import (
     copied_section,
     read_project_text,
     section_text,
+    sink_of_copy,
     with_job,
 )
 from dpstream.pipelines.project.inline import inline, set_field
@@ -108,8 +109,11 @@ def stream_job(project: Project, name: str | None, statement: str) -> StreamJob:
     raise required(fits, "fits is there")
 
 
-def write_job(project: Project, translation: StreamJob, new: str) -> None:
+def write_job(project: Project, translation: StreamJob, new: str) -> str:
     """Write the job under a new name into the project file, and its query beside it.
+
+    Returns:
+        where its releases go.
 
     Raises:
         UsageError: the name is taken by something else.
@@ -133,7 +137,9 @@ def write_job(project: Project, translation: StreamJob, new: str) -> None:
         with file_errors("--emit", "cannot be written"):
             if not put_once(path, data) and path.read_bytes() != data:
                 raise UsageError("--emit", f"{path.name} exists and says otherwise", "rename it")
-    append_section(project, new, text, section_text(new, section), "--emit")
+    written = section_text(new, section)
+    append_section(project, new, text, written, "--emit")
+    return sink_of_copy(new, written)
 
 
 def _readable(project: Project, name: str, section: dict[str, Any]) -> Readable:

@@ -30,6 +30,7 @@ from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
 from dpstream.pipelines.jobs.secret import secret_source
+from dpstream.pipelines.project.copying import sink_of_copy
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.tuning import file as tuning_file
@@ -52,6 +53,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         job: the new job.
+        releases: where its releases go.
         how: ``private`` or ``proxy``.
         contributions: C.
         bounds: [low, high] by aggregate, in the column's units.
@@ -66,6 +68,7 @@ class Outcome(NamedTuple):
     """
 
     job: str
+    releases: str
     how: str
     contributions: int
     bounds: dict[str, tuple[float, float]]
@@ -267,6 +270,7 @@ def _write(
     tuning_file.write(request.project, request.new, text, section)
     return Outcome(
         job=request.new,
+        releases=sink_of_copy(request.new, section),
         how=table.how,
         contributions=figures.contributions,
         bounds=bounds,

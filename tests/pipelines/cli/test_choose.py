@@ -1,6 +1,9 @@
 """``dpstream choose``: its examples, a place for the answer, what it says of cut and noise."""
 
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.pipelines.cli.choose import _outcome_text, _plan_text
@@ -26,6 +29,32 @@ def test_a_job_of_any_name_can_be_looked_at(tmp_path: Path) -> None:
     assert call("choose", *words).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("sink", "place"),
+    [
+        ('kind = "kafka", topic = "clicks", servers = "s:9092"', "kafka clicks-tuned"),
+        ('kind = "pubsub", topic = "projects/p/topics/t"', "pubsub projects/p/topics/t-tuned"),
+        ('kind = "bigquery", table = "p.d.daily"', "bigquery p.d.tuned"),
+        ('kind = "csv", path = "releases"', "releases-tuned"),
+    ],
+)
+def test_the_new_job_writes_to_a_place_of_its_own(sink: str, place: str, tmp_path: Path) -> None:
+    """The output names it, because no service makes a topic or table; so does --emit of sql."""
+    changes = (('kind = "parquet", path = "releases"', sink), ("*.parquet", "*.csv"))
+    path = write_project(tmp_path, *changes)
+    (tmp_path / "visits").mkdir()
+    (tmp_path / "old.csv").write_text("user,page,time,seconds\na,p,2024-01-01T00:00:00Z,3\n")
+    words = ("--proxy", tmp_path / "old.csv", "--as", "tuned", "--project", path)
+    result = call("choose", "daily", *words)
+    assert result.exit_code == 0, result.output
+    last = result.output.splitlines()[-1]
+    made = "" if "path" in sink else ": make it before the first run"
+    assert last == f"Releases    {place}{made}"
+    jobs = tomllib.loads(path.read_text())["job"]
+    assert jobs["daily"]["sink"] == tomllib.loads(f"sink = {{ {sink} }}")["sink"]
+    assert place.rpartition(" ")[2] in jobs["tuned"]["sink"].values()
+
+
 def test_words_say_what_it_costs() -> None:
     public = {
         "how": "private", "rule": "R", "bias": "B", "epsilon": 0.5, "delta": 1e-9, "mu": 0.1,
@@ -39,7 +68,8 @@ def test_words_say_what_it_costs() -> None:
 
 def test_words_say_what_is_cut() -> None:
     outcome = Outcome(
-        job="new", how="proxy", contributions=80, bounds={}, cut=0.31, sd=232.0,
+        job="new", releases="releases-new", how="proxy", contributions=80, bounds={}, cut=0.31,
+        sd=232.0,
         per_key=(PerKey(1, 448, 0.07, 128.0), PerKey(4, 200, 0.2, 250.0)), notes=(), run_id=None,
         resumed=False, insecure=False,
     )  # fmt: skip
@@ -49,6 +79,7 @@ def test_words_say_what_is_cut() -> None:
     )
     assert "or per_key_bound = 1, contributions = 448: cuts about 7%" in rendered
     assert "beyond 4 records of a key" in rendered and "Job         new" in rendered
+    assert rendered.endswith("Releases    releases-new\n")
     private = _outcome_text(outcome._replace(run_id="ab"), 1_000)
     assert "at least about 31%" in private and "not seen" in private
     old = _outcome_text(outcome._replace(cut=None, sd=None, per_key=()), 1_000)

@@ -50,11 +50,24 @@ def test_the_copy_has_places_of_its_own(old: str, new: str, tmp_path: Path) -> N
     assert load_job(tmp_path, "newer").sink.path != made.sink.path
 
 
-def test_a_service_has_no_folder(tmp_path: Path) -> None:
-    sink = 'sink = { kind = "kafka", topic = "t", servers = "s:9092" }\n'
-    copied(write_project(tmp_path, (SINK, sink)))
-    assert load_job(tmp_path, "new").sink.topic == "t"
-    assert load_job(tmp_path, "new").sink.folder is None
+@pytest.mark.parametrize(
+    ("sink", "field", "new"),
+    [('kind = "kafka", topic = "pages.daily", servers = "s:9092"', "topic", "pages.daily-new"),
+     ('kind = "kafka", topic = "daily", servers = "s:9092"', "topic", "new"),
+     ('kind = "pubsub", topic = "projects/p/topics/t"', "topic", "projects/p/topics/t-new"),
+     ('kind = "pubsub", topic = "projects/p/topics/daily"', "topic", "projects/p/topics/new"),
+     ('kind = "bigquery", table = "p.d.t"', "table", "p.d.t-new"),
+     ('kind = "bigquery", table = "p.d.daily"', "table", "p.d.new")],
+)  # fmt: skip
+def test_a_service_has_another_topic_or_table(
+    sink: str, field: str, new: str, tmp_path: Path
+) -> None:
+    copied(write_project(tmp_path, (SINK, f"sink = {{ {sink} }}\n")))
+    made, old = (load_job(tmp_path, job).sink for job in ("new", "daily"))
+    assert getattr(made, field) == new != getattr(old, field)
+    assert made.folder is None and (made.kind, made.servers) == (old.kind, old.servers)
+    copied(tmp_path / "dpstream.toml", "new", "seals")  # TABLE_seals is the table of another job
+    assert getattr(load_job(tmp_path, "seals").sink, field) not in (new, f"{new}_seals")
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n\n\n", "# the end", "\r\n"])

@@ -138,7 +138,8 @@ def test_an_emitted_job_has_a_line_for_each_field(tmp_path: Path) -> None:
     (tmp_path / "dpstream.toml").write_text(PROJECT)
     (tmp_path / "visits.csv").write_text(ROWS)
     words = ("sql", "--stream", "live", STATEMENT, "--emit", "by_page", "--project", tmp_path)
-    assert call(*words).exit_code == 0
+    emitted = call(*words)
+    assert emitted.exit_code == 0 and emitted.output.endswith("Releases: by_page\n")
     lines = (tmp_path / "dpstream.toml").read_text().partition("[job.by_page]\n")[2].splitlines()
     assert 'key = [{ column = "page", type = "string" }]' in lines
     assert sum(line.startswith('aggregate.total = { kind = "sum", ') for line in lines) == 1
