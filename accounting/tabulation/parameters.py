@@ -9,6 +9,8 @@ from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.tables import TABLES, Table
 
 Program = Literal["p", "h"]
+#: The privacy unit of each program: what one row of its data file is.
+UNITS: dict[Program, str] = {"p": "person", "h": "household"}
 Family = Literal["census", "rounded"]
 Definition = Literal["zcdp", "puredp"]
 

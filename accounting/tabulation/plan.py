@@ -26,7 +26,7 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon,
 )
 from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.accounting.tabulation.parameters import UNITS, Parameters
 from dpstream.accounting.tabulation.scales import Draws, LawName, draws, law_of
 from dpstream.accounting.tabulation.stability import Stability
 from dpstream.accounting.tabulation.tables import Table
@@ -71,7 +71,7 @@ class TablePlan(msgspec.Struct, frozen=True):
     @property
     def unit(self) -> str:
         """The privacy unit: what one row of a data file is."""
-        return "person" if self.parameters.program == "p" else "household"
+        return UNITS[self.parameters.program]
 
     @property
     def law(self) -> LawName:

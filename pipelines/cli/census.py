@@ -57,9 +57,11 @@ def described(census: Chosen) -> Described:
     """Return the section that a command names, with its paths resolved.
 
     Raises:
-        UsageError: there is no such section, or a part of it cannot be used.
+        UsageError: there is no such section, its data set has no privacy unit, or a part of it
+            cannot be used.
     """
-    from dpstream.pipelines.project.data_sets import account_of, secret_of
+    from dpstream.accounting.tabulation.parameters import UNITS
+    from dpstream.pipelines.project.data_sets import account_of, secret_of, unit_of
     from dpstream.pipelines.tabulation.config import Choice
 
     project = census.load()
@@ -69,6 +71,7 @@ def described(census: Chosen) -> Described:
     if written.data_set is not None or project.sections.data_set:
         field = f"census.{name}.data_set"
         data_set, section = project.data_set(written.data_set, field)
+        unit_of(project, data_set, "census tables", UNITS[written.program])
         source = secret_of(project, data_set)
         secret = source if source.given else None
         if section.account is not None:

@@ -18,10 +18,11 @@ import apache_beam as beam
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, required
+from dpstream.accounting.tabulation.parameters import UNITS
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, decoded, of_run
 from dpstream.pipelines.launch import dataflow
-from dpstream.pipelines.project.data_sets import secret_of
+from dpstream.pipelines.project.data_sets import secret_of, unit_of
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.files import public_paths
@@ -53,11 +54,12 @@ class TablesParameters(NamedTuple):
         """Return the parameters for a census section of a project file.
 
         Raises:
-            UsageError: there is no such section, or a folder or the secret is on the launcher's
-                machine, which is deleted afterwards.
+            UsageError: there is no such section, its data set has no privacy unit, or a folder or
+                the secret is on the launcher's machine, which is deleted afterwards.
         """
         name, section = project.census(name)
         data_set, _ = project.data_set(section.data_set, f"census.{name}.data_set")
+        unit_of(project, data_set, "census tables", UNITS[section.program])
         secret = secret_of(project, data_set)
         places = {
             f"census.{name}.parameters": section.parameters,

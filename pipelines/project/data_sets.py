@@ -10,18 +10,20 @@ from dpstream.pipelines.project.sections import AccountSection, TableSection, Un
 from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 
 
-def unit_of(project: Project, name: str, used_by: str) -> UnitSection:
+def unit_of(project: Project, name: str, used_by: str, unit_name: str = "user") -> UnitSection:
     """Return the unit of a data set.
 
     Args:
         used_by: a text for errors: what needs a unit.
+        unit_name: the name of the unit that the error proposes.
 
     Raises:
         UsageError: the data set has no unit.
     """
     unit = project.sections.data_set[name].unit
     if unit is None:
-        fix, table = 'add unit = { name = "user", type = "string" }', _session_table(project, name)
+        fix = f'add unit = {{ name = "{unit_name}", type = "string" }} to [data_set.{name}]'
+        table = _session_table(project, name)
         if table is not None:
             fix = f"ask with `dpstream session ask {table}`, or name a data set with a unit"
         raise UsageError(f"data_set.{name}.unit", f"is required by {used_by}", fix)

@@ -170,6 +170,7 @@ unit = {{ name = "{unit}" }}
 account = {{ path = "account/ledger.db", id = "{id}" }}
 secret = "file:noise.secret"
 [data_set.free]
+unit = {{ name = "person" }}
 secret = "file:noise.secret"
 [census.paid]
 data_set = "d"

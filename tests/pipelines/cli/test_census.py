@@ -73,6 +73,31 @@ def test_validate(made: Office, tmp_path: Path) -> None:
     assert _run("validate", *mixed).exit_code == 2
 
 
+@pytest.mark.parametrize(("program", "unit"), [("p", "person"), ("h", "household")])
+@pytest.mark.parametrize("command", ["validate", "plan", "execute"])
+def test_a_data_set_without_a_unit_is_refused_first(
+    command: str, program: str, unit: str, tmp_path: Path
+) -> None:
+    """Before the secret, the account and any file, none of which is there; the fix works."""
+    absent = Office(tmp_path / "parameters", tmp_path / "data")
+    _, path = of(tmp_path, absent, program=program)
+    line = '\nunit = { name = "person" }'
+    assert line in path.read_text()
+    path.write_text(path.read_text().replace(line, '\naccount = { path = "persons.account.db" }'))
+    outcome = _run(command, "--project", path)
+    assert outcome.exit_code == 2
+    fix = f'unit = {{ name = "{unit}", type = "string" }}'
+    assert outcome.stderr == (
+        "usage: data_set.persons.unit: is required by census tables. "
+        f"Fix: add {fix} to [data_set.persons].\n"
+    )
+    path.write_text(
+        path.read_text().replace("[data_set.persons]\n", f"[data_set.persons]\n{fix}\n")
+    )
+    after = _run(command, "--project", path)
+    assert after.exit_code == 2 and "data_set.persons.account.id" in after.stderr
+
+
 def test_plan(made: Office, tmp_path: Path) -> None:
     given = of(tmp_path, made)
     outcome = _run("plan", *given, "--scale", 331_000_000)

@@ -141,6 +141,12 @@ def test_what_the_launchers_disk_would_lose(old: str, new: str, tmp_path: Path) 
     assert error.value.field == "--out_folder"
 
 
+def test_a_data_set_without_a_unit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="required by census tables") as error:
+        parameters_of(tmp_path, PROJECT.replace('unit = { name = "person" }\n', ""))
+    assert error.value.field == "data_set.persons.unit" and '"person"' in error.value.fix
+
+
 def test_no_table_of_other_records_is_put_under_a_run_id(own: Office, tmp_path: Path) -> None:
     """Files of a store are seen as soon as they are there: the manifest would be too late."""
     began = begin(asked_of(own, tmp_path / "out"))
