@@ -161,8 +161,10 @@ def init(
     project file.
 
     The project file dpstream.toml is made, or extended if it exists.  Only the schema is read:
-    the types of Parquet, the first line of CSV, nothing of JSON Lines.  On a terminal the command
-    asks for what no flag gives.  An existing secret is used, never overwritten.
+    the types of Parquet, the first line of CSV, nothing of JSON Lines.  Columns of CSV and JSON
+    Lines get types for SQL by their flags: --value a number, --time a time, all others text.  On a
+    terminal the command asks for what no flag gives.  An existing secret is used, never
+    overwritten.
 
     A new data set gets an account, in which its jobs are charged.  If there are accounts without
     a data set in this file, in its folder or in its parents up to the repository's root, you

@@ -18,6 +18,8 @@ from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.jobs.windows import Windows
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.project import decode_project
+from dpstream.pipelines.tables.catalog import UNIT_TYPES
+from dpstream.pipelines.tables.columns import MAX_COLUMNS, usable_names
 
 #: Stands for an id while a text is checked.
 NO_ID = "0" * 16
@@ -206,7 +208,28 @@ def _table(answers: Answers, target: Target) -> str:
 data_set = "{target.data_set}"
 path = {_quoted(path)}  # a file or a pattern, from this file's folder
 {kind}unit_column = {_quoted(answers.unit.column)}  # whose record it is
-time_column = {_time(answers)}  # times without a zone are taken as UTC"""
+time_column = {_time(answers)}  # times without a zone are taken as UTC{_typed(answers)}"""
+
+
+def _typed(answers: Answers) -> str:
+    """The line of a text file's columns with their types, for statements.
+
+    Types follow from the roles of the columns, never from a value: what a row holds would decide
+    about the line.  All other columns are texts.  The lines of JSON have names where they are
+    public; without them only columns with a role are known.
+    """
+    if answers.file.kind == "parquet":
+        return ""
+    roles = {value.column: "FLOAT64" for value in answers.values} | {answers.time: "TIMESTAMP"}
+    roles |= {field.column: UNIT_TYPES[field.type] for field in (*answers.key, answers.unit)}
+    names = [column.name for column in answers.file.columns or ()]
+    columns = usable_names(names or roles)
+    if len(columns) > MAX_COLUMNS:
+        columns = usable_names(roles)
+    if not columns:
+        return ""
+    types = ", ".join(f'{name} = "{roles.get(name, "STRING")}"' for name in columns)
+    return f"\ncolumns = {{ {types} }}  # for SQL; write FLOAT64, INT64 or BOOL where it is one"
 
 
 def _job(answers: Answers, target: Target) -> str:

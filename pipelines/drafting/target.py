@@ -136,7 +136,7 @@ def _table(
         same = (table.path, table.unit_column, table.time_column)
         if same == (path, answers.unit.column, answers.time) and table.data_set in (None, data_set):
             return other, False
-    return free_name(name, tables), True
+    return free_name(name.replace("-", "_"), tables), True  # statements name tables without it
 
 
 def _refuse_flags(choice: Choice) -> None:

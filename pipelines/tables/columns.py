@@ -6,6 +6,8 @@ that is guessed from rows would tell something about them, and could change with
 
 import glob
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from dpstream.accounting.errors import UsageError, required
@@ -25,6 +27,7 @@ TYPES = {
     "DATETIME",
 }
 MAX_COLUMNS = 1024
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
 
 
@@ -92,13 +95,20 @@ def file_columns(
     types = {name.lower(): kind.upper() for name, kind in declared.items()}
     if len(types) < len(declared):
         raise UsageError(f"{where}.columns", "differ in case only", "rename one")
-    if not all(re.fullmatch(r"[a-z_][a-z0-9_]*", name) for name in types):
+    if not all(map(_NAME.fullmatch, types)):
         raise UsageError(f"{where}.columns", "have unusable names", "use letters, digits and _")
     if set(types.values()) - TYPES:
         raise UsageError(
             f"{where}.columns", "have an unknown type", f"use {', '.join(sorted(TYPES))}"
         )
     return types
+
+
+def usable_names(names: Iterable[str]) -> list[str]:
+    """Return the names of columns that statements can use: each once, whatever its case."""
+    names = list(names)
+    times = Counter(name.lower() for name in names)
+    return [name for name in names if times[name.lower()] == 1 and _NAME.fullmatch(name.lower())]
 
 
 def _parquet(where: str, place: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from dpstream.pipelines.cli import parts
-from tests.pipelines.cli.called import call, examples_of, refused
+from tests.pipelines.cli.called import call, examples_of, printed, refused
 from tests.pipelines.drafting import FLAGS, SECRET, commits
 
 
@@ -79,6 +79,70 @@ def test_for_machines_and_twice(data: Path) -> None:
     assert text.startswith(before) and all(call("plan", job).exit_code == 0 for job in "bc")
     assert json.loads(refused(*again, "--job", "d", "--data-set", "commits", "--secret", "x"))[
         "field"] == "--secret"  # fmt: skip
+
+
+ROWS = "user,page,at,seconds,Note,not usable,twice,Twice\n" + "".join(
+    f"u{i},p{i % 2},2024-01-01T0{i % 9}:00:00Z,{i % 60}.5,x,y,1,2\n" for i in range(600)
+)
+VISITS = (
+    *("--unit", "user", "--key", "page", "--time", "at", "--value", "seconds", "--bounds", "0"),
+    *("60", "--start", "2024-01-01", "--end", "2024-01-03", "--window", "day", "--epsilon", "8"),
+)
+TYPES = {"user": "STRING", "page": "STRING", "at": "TIMESTAMP", "seconds": "FLOAT64"}
+QUESTION = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 8, max_groups_contributed = 2, "
+    "delta = 1e-9) page, COUNT(*) AS n, AVG(seconds, contribution_bounds_per_row => (0, 60)) AS s "
+    "FROM web_visits WHERE at < TIMESTAMP '2024-01-02 00:00:00+00' GROUP BY page"
+)
+
+
+def columns_of(table: str = "web_visits") -> object:
+    project = tomllib.loads(Path("dpstream.toml").read_text())
+    return project["table"][table].get("columns")
+
+
+def test_a_first_question_in_sql_needs_no_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types follow from the flags, never from a row; a name with a hyphen is no SQL."""
+    monkeypatch.chdir(tmp_path)
+    Path("web-visits.csv").write_text(ROWS)
+    done = call("init", "web-visits.csv", *VISITS)
+    assert done.exit_code == 0, done.output
+    assert columns_of() == TYPES | {"Note": "STRING"}
+    answer = call("sql", QUESTION, "--json")
+    assert answer.exit_code == 0, answer.output
+    assert "p0" in answer.stdout and "p1" in answer.stdout
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_json_lines_have_the_columns_of_flags_or_of_a_public_sample(
+    public: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names, *rows = (line.split(",") for line in ROWS.splitlines())
+    lines = (json.dumps(dict(zip(names[:5], row[:5], strict=True))) for row in rows)
+    Path("web-visits.jsonl").write_text("\n".join(lines) + "\n")
+    flags = ["--public-sample"] if public else []
+    assert call("init", "web-visits.jsonl", *VISITS, *flags).exit_code == 0
+    assert columns_of() == TYPES | ({"Note": "STRING"} if public else {})
+    answer = call("sql", QUESTION, "--json")
+    assert answer.exit_code == 0 and len(printed(answer.stdout)["rows"]) == 2, answer.output
+
+
+def test_columns_that_no_statement_can_name(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("init", data, *FLAGS).exit_code == 0 and columns_of("commits") is None
+    many = ",".join(f"c{i}" for i in range(1100))
+    Path("many.csv").write_text(f"user,page,at,seconds,{many}\n")
+    assert call("init", "many.csv", *VISITS, "--new-account").exit_code == 2
+    flags = (*VISITS, "--data-set", "many", "--new-account")
+    assert call("init", "many.csv", *flags).exit_code == 0 and columns_of("many") == TYPES
+    Path("odd.csv").write_text("the user,the page,the time\n")
+    odd = ("--unit", "the user", "--key", "the page", "--time", "the time", *VISITS[11:])
+    done = call("init", "odd.csv", *odd, "--data-set", "odd", "--new-account")
+    assert done.exit_code == 0 and columns_of("odd") is None, done.output
 
 
 def test_nobody_to_ask(data: Path) -> None:
