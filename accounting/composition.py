@@ -217,7 +217,7 @@ def total_of(spends: Sequence[Spend] | Total) -> Total:
     return spends if isinstance(spends, Total) else functools.reduce(Total.plus, spends, Total())
 
 
-def epsilon_spent(spends: Sequence[Spend], delta: float) -> float:
+def epsilon_spent(spends: Sequence[Spend] | Total, delta: float) -> float:
     """Smallest epsilon at which the composition spends no more than delta, rounded up.
 
     Infinite where even the parts of delta that no epsilon pays for exceed it.

@@ -9,9 +9,11 @@ the two against each other).  A run with a unit that is new here is composed wit
 import math
 from collections.abc import Sequence
 
-from dpstream.accounting.composition import Total, total_of
+from dpstream.accounting.composition import Total, epsilon_spent, total_of
 from dpstream.accounting.figures import up
+from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.accounting.plan.unit import Charged, UnitIdentity, composed, cost_to
+from dpstream.accounting.strength import MOST_DELTA
 
 
 class Account:
@@ -63,6 +65,33 @@ class Account:
             return f"delta {up(min(1.0, float(total.delta(epsilon))))} at that epsilon, per {unit}"
         except (ValueError, OverflowError):  # figures that floats do not hold
             return f"more than any figure here, per {unit}"
+
+    def limit_for(
+        self, more: Sequence[Charged], epsilon: float, delta: float
+    ) -> tuple[float, float] | None:
+        """The least limit found that has room for all runs and some more.
+
+        Args:
+            epsilon, delta: of the present limit.  Delta stays where some epsilon is enough; else it
+                is what no epsilon pays for, and as much again for noise.
+
+        Returns:
+            ``None``: no limit that a person should set has room.
+
+        Raises:
+            PolicyError: their costs do not add up.
+        """
+        total = self._with(more)
+        try:
+            if not math.isfinite(epsilon_spent(total, delta)):
+                noise = bool(total.gauss or total.rho)
+                delta = float(up(float(total.extra) * (1 + noise), 3))
+            epsilon = max(epsilon, float(up(epsilon_spent(total, delta), 4)))
+            fits = total.within(epsilon, delta)
+        except (ValueError, OverflowError):  # figures that floats do not hold
+            return None
+        usable = epsilon <= MAX_EPSILON and delta <= MOST_DELTA
+        return (epsilon, delta) if fits and usable else None
 
     def total(self) -> Total:
         """What all runs cost their common unit together.

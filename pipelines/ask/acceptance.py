@@ -5,6 +5,7 @@ without a charge.  All of it is public, and nothing is written.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,6 +119,8 @@ class Acceptance(NamedTuple):
             return [f"Account     {_NO_LEDGER}"] if self.refusal is None else []
         number, after, limit = account["charges"], account["with_this"], account["limit"]
         then = "" if after is None else f", {up(after)} after this one"
+        if after == math.inf:
+            then = ", and no epsilon would be enough after this one"
         return [
             f"Account     {account['data_set']}: {number:,} charge{'' if number == 1 else 's'}"
             f" spent epsilon {up(account['spent'])} of {exact(limit['epsilon'])}{then}; at delta "

@@ -165,7 +165,7 @@ def refuse_useless(tuning: CheckedRequest, account: History, spend: Charge) -> N
             "account.limit",
             "the tuning and the stream it is for would together spend more than epsilon "
             f"{exact(limit[0])} at delta {exact(limit[1])} per unit",
-            "lower --epsilon or budget.epsilon, or ask the data steward for more",
+            f"lower --epsilon or budget.epsilon, or {account.raising([spend, stream])}",
         )
 
 

@@ -184,9 +184,24 @@ class History:
                 "account.limit",
                 f"is epsilon {exact(self.limit[0])} at delta {exact(self.limit[1])}; with the "
                 f"{number} charge{'s' * (number != 1)} before, this would spend {cost}",
-                "spend less, continue a run on its own store, or ask the data steward for a larger "
-                "limit (`dpstream account limit`)",
+                f"spend less, continue a run on its own store, or {self.raising(more)}",
             )
+
+    def raising(self, more: Sequence[Charge]) -> str:
+        """Return the last part of a fix: who can raise the limit, and what they type.
+
+        A limit is never raised unasked: it is what all releases together promise.
+        """
+        command, needed = "dpstream account limit", None
+        if self.limit is not None:
+            needed = self.account.limit_for(more, *self.limit)
+        if needed is None:
+            return f"ask the data steward for a larger limit (`{command}`)"
+        command += f" {self.created.data_set} --epsilon {exact(needed[0])}"
+        return (
+            "ask the data steward to raise the limit, which is all that the charges together "
+            f"promise: `{command} --delta {exact(needed[1])}`"
+        )
 
     def within(self, more: Sequence[Charge]) -> bool:
         """Return whether all charges and some more together are within the limit.

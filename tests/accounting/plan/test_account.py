@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,36 @@ def incremental(account: Account, more: list[Charge]) -> object:
         return account._with(more)
     except PolicyError as error:
         return str(error)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(charges, max_size=5),
+    st.lists(charges, min_size=1, max_size=2),
+    st.sampled_from([(0.1, 1e-12), (1.0, 1e-9), (2.0, 1e-6), (99.0, 1e-6)]),
+)
+def test_a_proposed_limit_has_room_and_a_smaller_one_has_not(
+    runs: list[Charge], more: list[Charge], limit: tuple[float, float]
+) -> None:
+    if isinstance(recomposed([*runs, *more]), str):
+        return  # refused for their units
+    account = Account()
+    for run in runs:
+        account.add(run)
+    proposed = account.limit_for(more, *limit)
+    assert proposed is not None and account.within(more, *proposed)
+    assert proposed[0] >= limit[0] and proposed[1] >= limit[1]
+    if proposed[0] > limit[0]:  # four digits, rounded up
+        assert not account.within(more, proposed[0] * 0.998, proposed[1])
+    if proposed[1] > limit[1]:
+        assert not account.within(more, 1e9, limit[1])
+
+
+def test_no_limit_is_proposed_that_promises_nothing() -> None:
+    account = Account()
+    assert account.limit_for([charge((0, "plain", 2e9))], 1.0, 1e-6) is None
+    large = msgspec.structs.replace(charge((0, "plain", 1.0)), delta=0.02)
+    assert account.limit_for([large, large], 1.0, 1e-6) is None
 
 
 @settings(max_examples=50, deadline=None)

@@ -84,8 +84,9 @@ def test_for_machines_and_twice(data: Path) -> None:
 ROWS = "user,page,at,seconds,Note,not usable,twice,Twice\n" + "".join(
     f"u{i},p{i % 2},2024-01-01T0{i % 9}:00:00Z,{i % 60}.5,x,y,1,2\n" for i in range(600)
 )
+ROLES = ("--unit", "user", "--key", "page", "--time", "at")
 VISITS = (
-    *("--unit", "user", "--key", "page", "--time", "at", "--value", "seconds", "--bounds", "0"),
+    *(*ROLES, "--value", "seconds", "--bounds", "0"),
     *("60", "--start", "2024-01-01", "--end", "2024-01-03", "--window", "day", "--epsilon", "8"),
 )
 TYPES = {"user": "STRING", "page": "STRING", "at": "TIMESTAMP", "seconds": "FLOAT64"}

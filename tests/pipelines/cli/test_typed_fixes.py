@@ -12,10 +12,18 @@ from dpstream.state import open as stores
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import Hour
+from tests.pipelines.cli.test_init import ROLES, ROWS
 from tests.pipelines.cli.test_plans_and_charges import census
 from tests.pipelines.sql.asking import dp
 from tests.pipelines.tables.test_registration import shop
 from tests.pipelines.tabulation.office import office, project
+
+PAGES = json.dumps(
+    {
+        "domain": [{"name": "page", "values": ["p0", "p1"]}],
+        "queries": [{"factors": {"page": "identity"}}],
+    }
+)
 
 
 @pytest.fixture
@@ -46,6 +54,41 @@ def test_a_job_that_released_nothing(hour: Hour) -> None:
     assert commands_of(hour.message) == [["run", "daily", "--fresh"]]
     again = call(*commands_of(hour.message)[0], "--quiet")
     assert again.exit_code == 0 and "NOTHING WAS RELEASED" not in again.output
+
+
+@pytest.mark.parametrize("question", ["sql", "explain", "choose", "workload"])
+def test_a_limit_that_holds_for_all_periods_of_a_unit(
+    question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question about the whole table counts all of them; only its command raises the limit."""
+    monkeypatch.chdir(tmp_path)
+    Path("visits.csv").write_text(ROWS)
+    weekly = ("--start", "2024-01-01", "--end", "2024-12-30", "--window", "week", "--covers", "28d")
+    assert call("init", "visits.csv", *ROLES, *weekly, "--epsilon", "1").exit_code == 0
+    assert call("run", "visits", "--quiet").exit_code == 0
+    text = dp("COUNT(*) AS n", "FROM visits", "epsilon = 0.9, delta = 1e-9")
+    words = {
+        "sql": ("sql", text),
+        "explain": ("sql", text, "--explain"),
+        "choose": ("choose", "visits", "--first", "7d", "--epsilon", "1.5", "--dry-run"),
+        "workload": (
+            *("workload", "answer", "pages.json", "--out", "answers", "--dry-run"),
+            *("--set", "job.visits.store=cells.store.db", "--set", "job.visits.sink.path=cells"),
+        ),
+    }[question]
+    if question == "workload":
+        Path("pages.json").write_text(PAGES)
+        project = Path("dpstream.toml")
+        project.write_text(project.read_text().replace('covers = "28d"', 'covers = "lifetime"'))
+    before = call("account", "show", "--json").stdout
+    refusal = call(*words)
+    assert refusal.exit_code == 3 and "account.limit" in refusal.output, refusal.output
+    assert before == call("account", "show", "--json").stdout, "nothing is raised unasked"
+    [fix] = commands_of(" ".join(refusal.output.split()))
+    assert fix[:3] == ["account", "limit", "visits"], fix
+    assert call(*fix).exit_code == 0
+    after = call(*words)
+    assert after.exit_code == 0, after.output
 
 
 def test_a_plan_of_a_changed_job(hour: Hour) -> None:

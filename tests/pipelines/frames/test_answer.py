@@ -64,7 +64,7 @@ def test_beyond_the_limit_nothing_is_counted(tmp_path: Path) -> None:
         pytest.raises(PolicyError, match="account") as error,
     ):
         dpstream.count(TABLE, **{**QUESTION, "epsilon": 5.0}, **paid)
-    assert "larger limit" in error.value.fix and len(entries(tmp_path)) == 1
+    assert "raise the limit" in error.value.fix and len(entries(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("after", [False, True])
