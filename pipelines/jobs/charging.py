@@ -5,6 +5,7 @@ It uses only public parts: the job, the run's identity in the store's file, the 
 the folder of releases, and the account.  It writes nothing and imports no runner.
 """
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,13 +56,7 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
     refuse_private_in_sink(job)
     identity = None if fresh else store_identity(job)
     if identity is not None and identity.plan_hash != job.plan.hash:
-        raise PolicyError(
-            "store",
-            f"holds run {identity.run_id}, which was begun with another plan: the job was "
-            "changed since",
-            f"type {fresh_command(job)}, which begins a new run at a new charge "
-            "and keeps the old store and releases beside the new ones; or restore the old job",
-        )
+        raise _other_run(job, identity.run_id)
     folder = job.sink.folder
     new = identity is None and not fresh and job.state.path is not None
     if new and folder is not None and folder_used(folder):
@@ -74,6 +69,30 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
     elif fresh and seen is not None and seen.id != job.ledger.id:
         seen = None  # a new run may be of other data
     return check_charge(job, identity, seen, accept)
+
+
+def _other_run(job: Job, run_id: str) -> PolicyError:
+    """Return the error for a store with a run of another plan."""
+    why, places = "the job was changed since", ""
+    if job.cells is not None:
+        why += ", or it is the run of the job itself or of another workload"
+        places = f"leave that run alone and add {_other_places(job)} to this command; or "
+    return PolicyError(
+        "store",
+        f"holds run {run_id}, which was begun with another plan: {why}",
+        f"{places}type {fresh_command(job)}, which begins a new run at a new charge "
+        "and keeps the old store and releases beside the new ones; or restore the old job",
+    )
+
+
+def _other_places(job: Job) -> str:
+    """Return options that name a store and a place of releases of no other run."""
+    folder, name = job.path.parent, job.name
+    unused = (f"{name}-{n}" for n in count(2) if not any(folder.glob(f"{name}-{n}[.-]*")))
+    new, sink = next(unused), job.sink
+    field = "path" if sink.path else "topic" if sink.topic else "table"
+    place = new if sink.path else f"{sink.topic or sink.table}{new.removeprefix(name)}"
+    return f"--set job.{name}.store={new}.store.db --set job.{name}.sink.{field}={place}"
 
 
 def fresh_command(job: Job) -> str:

@@ -68,7 +68,7 @@ def copied_section(text: bytes, job: str, new: str) -> Any:
     sink = section.get("sink", {})
     for field in ("path", "topic", "table"):
         if sink.get(field):
-            place = _own_place(str(sink[field]), job, new, "." if field == "table" else "/")
+            place = place_beside(str(sink[field]), new, "." if field == "table" else "/", job)
             set_field(section, "sink", field, place)
     return section
 
@@ -80,11 +80,13 @@ def _unusual(job: str) -> UsageError:
     )
 
 
-def _own_place(place: str, job: str, new: str, separator: str) -> str:
-    """Return the folder, topic or table of the new job's releases, beside the old job's.
+def place_beside(place: str, new: str, separator: str = "/", job: str | None = None) -> str:
+    """Return another folder, topic or table of releases, beside the one of a job.
 
     Args:
+        new: what the other's name ends with.
         separator: what stands before the place's own name.
+        job: a name that ``new`` replaces.
     """
     if separator == "/":
         place = PurePath(place).as_posix()

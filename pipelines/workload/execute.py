@@ -23,7 +23,7 @@ from dpstream.pipelines.stream.run import Progress, Result, run_job
 from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
-from dpstream.pipelines.workload.of_job import cells_job, mixing_of
+from dpstream.pipelines.workload.of_job import cells_job, mixing_of, with_own_places
 from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
 from dpstream.state import open as stores
 from dpstream.state.ledger.history import Accept
@@ -88,7 +88,8 @@ def job_of(order: Order) -> Job:
         UsageError, PolicyError: the job or the strategy cannot be used.
     """
     mixing = mixing_of(order.workload, order.strategy)
-    return cells_job(order.job, order.workload, mixing, order.over_time)
+    job = with_own_places(order.job) if order.over_time else order.job
+    return cells_job(job, order.workload, mixing, order.over_time)
 
 
 def check(order: Order, job: Job, named: bool = True) -> None:

@@ -5,6 +5,8 @@ of noise do.  Hence a store, an account's entry and all noise belong to a domain
 another workload is answered from the release, or by another run.
 """
 
+import os
+
 import msgspec
 
 from dpstream.accounting.errors import UsageError
@@ -15,8 +17,11 @@ from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import CELL, CellDomain, JobCells, cell_key
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.copying import place_beside
 
 _KINDS = ("count", "sum")
+#: What the names of places of answers over time end with.
+OVER_TIME = "over-time"
 
 
 def mixing_of(workload: Workload, strategy: CellStrategy) -> Mixing:
@@ -57,6 +62,33 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
         remember=None,
     ).check()
     return replace(job, plan=plan, cells=JobCells(domain, mixing))
+
+
+def with_own_places(job: Job) -> Job:
+    """Return the job with a store, releases and dead letters beside its own, for answers over time.
+
+    Answers at the end of the job's time are another run, which has the job's own places.  A store
+    in a database stays as it is: it holds one run and refuses another one.
+    """
+    replace, state, sink = msgspec.structs.replace, job.state, job.sink
+    if state.path is not None:
+        file = state.path.with_name(f"{state.path.stem}-{OVER_TIME}{state.path.suffix}")
+        state = replace(state, store=f"sqlite:{file}")
+    if sink.table:
+        sink = replace(sink, table=place_beside(sink.table, OVER_TIME, "."))
+    if sink.topic:
+        sink = replace(sink, topic=place_beside(sink.topic, OVER_TIME))
+    if sink.path:
+        sink = replace(sink, path=_folder_beside(job, sink.path))
+    if sink.dead_letter is not None:
+        sink = replace(sink, dead_letter=_folder_beside(job, sink.dead_letter))
+    return replace(job, state=state, sink=sink)
+
+
+def _folder_beside(job: Job, path: str) -> str:
+    """Return another folder; in the project's folder if the path is that."""
+    folder = job.path.parent
+    return os.path.normpath(folder / place_beside(os.path.relpath(path, folder), OVER_TIME))
 
 
 def one_shot_job(job: Job) -> Job:

@@ -33,6 +33,57 @@ def test_again_it_costs_nothing(made: Path) -> None:
     assert outcome.stdout.count("workload") == 1
 
 
+@pytest.mark.parametrize("first", ["once", "over time"])
+def test_answers_once_and_over_time_of_one_job_have_their_own_places(
+    first: str, tmp_path: Path
+) -> None:
+    """In any order; each is charged once, and continues as if the other were not there."""
+    survey(tmp_path, 300)
+    given = (tmp_path / "asked.json", "--project", tmp_path, "--cache", tmp_path / "cache")
+    commands = {
+        "once": (*ANSWER, *given, "--mechanism", "gaussian", "--out", tmp_path / "once", "--json"),
+        "over time": (*ANSWER, *given, "--over-time", "--out", tmp_path / "often", "--json"),
+    }
+    order = sorted(commands, key=lambda name: name != first)
+    done = {name: call(*commands[name]) for name in order}
+    assert [result.exit_code for result in done.values()] == [0, 0], done
+    runs = {name: json.loads(result.stdout)["run_id"] for name, result in done.items()}
+    assert len(set(runs.values())) == 2
+    for name in order:
+        again = json.loads(call(*commands[name]).stdout)
+        assert again["resumed"] and again["run_id"] == runs[name]
+    assert call("account", "show", "--project", tmp_path).stdout.count("workload") == 2
+    for place, other in (("people.store.db", "people.store-over-time.db"),
+                         ("releases", "releases-over-time"),
+                         ("dead_letter/people", "dead_letter/people-over-time")):  # fmt: skip
+        assert (tmp_path / place).exists() and (tmp_path / other).exists()
+
+
+def test_a_workload_leaves_the_run_of_its_job_alone(tmp_path: Path) -> None:
+    """Nothing is charged before the refusal; the options that it names are enough, each time."""
+    survey(tmp_path, 300)
+    project = ("--project", tmp_path)
+    stream = ("run", "people", *project, "--quiet", "--json")
+    ran = json.loads(call(*stream).stdout)
+    given = (*project, "--cache", tmp_path / "cache", "--mechanism", "gaussian")
+    total = write(tmp_path / "total.json", [{"factors": {}}])
+    for number, file in enumerate((tmp_path / "asked.json", total), 2):
+        words = (*ANSWER, file, *given, "--out", tmp_path / f"out{number}")
+        before = call("account", "show", *project).stdout
+        message = " ".join(refused(*words, code=3).split())
+        assert "or it is the run of the job itself" in message
+        assert call("account", "show", *project).stdout == before
+        options = message.partition(" and add ")[2].partition(" to this command")[0].split()
+        assert options[1] == f"job.people.store=people-{number}.store.db"
+        assert call(*words, *options).exit_code == 0
+        assert json.loads(call(*words, *options, "--json").stdout)["resumed"]
+        assert not (tmp_path / f"people-{number}" / "run.json").samefile(
+            tmp_path / "releases" / "run.json"
+        )
+    assert json.loads(call(*stream).stdout)["run_id"] == ran["run_id"]
+    assert json.loads(call(*stream).stdout)["resumed"]
+
+
 def test_a_section_names_the_workload_and_its_job(tmp_path: Path) -> None:
     survey(tmp_path, 300)
     with open(tmp_path / "dpstream.toml", "a") as file:

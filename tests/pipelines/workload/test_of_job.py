@@ -8,7 +8,7 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.pipelines.workload.of_job import cells_job, mixing_of
+from dpstream.pipelines.workload.of_job import cells_job, mixing_of, with_own_places
 from tests.pipelines.workload.survey import DOMAIN, JOB, survey, workload
 
 MIXING = mixing_of(workload(), optimum(workload()).strategy)
@@ -25,6 +25,34 @@ def test_once_and_over_time(tmp_path: Path) -> None:
         assert set(made.columns) == {"user", "age", "sex", "at"}
         assert allocate(made.plan).mu > 0
     assert once.plan.hash != often.plan.hash
+
+
+SINK = 'kind = "parquet", path = "releases"'
+
+
+@pytest.mark.parametrize(
+    ("sink", "field", "place"),
+    [
+        ('kind = "kafka", topic = "cells", servers = "s:9092"', "topic", "cells-over-time"),
+        ('kind = "pubsub", topic = "projects/p/topics/t"', "topic",
+         "projects/p/topics/t-over-time"),
+        ('kind = "bigquery", table = "p.d.t"', "table", "p.d.t-over-time"),
+        ('kind = "csv", path = "."', "path", "{folder}/over-time"),
+        ('kind = "csv", path = "../out"', "path", "{above}/out-over-time"),
+    ],
+)  # fmt: skip
+def test_places_over_time(sink: str, field: str, place: str, tmp_path: Path) -> None:
+    """Where the job's are, and with no part in the plan; a database holds one run."""
+    job = survey(tmp_path / "project", text=JOB.replace(SINK, sink))
+    made = with_own_places(job)
+    folder = tmp_path / "project"
+    assert getattr(made.sink, field) == place.format(folder=folder, above=tmp_path)
+    assert made.state.path == folder / "people.store-over-time.db"
+    assert made.sink.dead_letter == f"{folder}/dead_letter/people-over-time"
+    assert made.plan.hash == job.plan.hash and job.state.path == folder / "people.store.db"
+    spanner = JOB.replace("contributions", 'store = "spanner://p/i/d"\ncontributions')
+    job = survey(tmp_path / "other", text=spanner)
+    assert with_own_places(job).state == job.state
 
 
 def test_the_domain_is_part_of_the_plan(tmp_path: Path) -> None:
