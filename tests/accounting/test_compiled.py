@@ -1,7 +1,9 @@
 """Kernels: compiled at their first call, and called by each other."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -38,6 +40,7 @@ def test_numba_is_loaded_by_the_first_call() -> None:
     """And by nothing before it, in every module with kernels but the one that calls SciPy's."""
     code = """
 import sys
+from pathlib import Path
 import dpstream.dp_transforms.flow, dpstream.accounting.strategies.kernels
 import dpstream.dp_transforms.tuning, dpstream.pipelines.stream.run
 import numpy as np
@@ -47,3 +50,30 @@ IdTable().intern(np.ones((1, 2), np.uint64))
 assert "numba" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_second_process_takes_machine_code_from_the_cache(tmp_path: Path) -> None:
+    """The first process of a new installation compiles and stores, the next ones compile nothing,
+    wherever the cache is: beside the source, or in the folder that the environment names."""
+    code = """
+import gc
+import numpy as np
+from dpstream.accounting.compiled import Kernel
+from dpstream.state.idtable import IdTable
+table = IdTable()
+table.intern(np.arange(8, dtype=np.uint64).reshape(4, 2))
+called = [k for k in gc.get_objects() if isinstance(k, Kernel) and "dispatcher" in vars(k)]
+stats = [kernel.dispatcher.stats for kernel in called if kernel.targetoptions.get("cache")]
+print(*(sum(len(part) for part in parts) for parts in (
+    [each.cache_hits for each in stats], [each.cache_misses for each in stats])))
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    first, second = (
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        for _ in range(2)
+    )
+    first_hits, first_misses = first.stdout.split()
+    second_hits, second_misses = second.stdout.split()
+    assert first_hits == second_misses == "0"
+    assert first_misses == second_hits != "0"
