@@ -256,6 +256,24 @@ def rho_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> f
     )
 
 
+def left_within(spends: Sequence[Spend] | Total, limit: tuple[float, float]) -> dict[str, float]:
+    """Return what one more question may cost within a limit.
+
+    Args:
+        spends: what is charged so far.
+        limit: (epsilon, delta) of everything together.
+
+    Returns:
+        Each if nothing else is charged any more: ``epsilon`` of noise without delta, ``mu`` of
+        Gaussian noise, ``rho`` of zCDP.
+    """
+    return {
+        "epsilon": epsilon_left(spends, *limit),
+        "mu": mu_left(spends, *limit),
+        "rho": rho_left(spends, *limit),
+    }
+
+
 #: More charges of one kind than any account holds.
 _TIMES = 1 << 40
 

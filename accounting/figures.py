@@ -7,6 +7,7 @@ decimal form), so 0.1 stays 0.1.  Numbers of no guarantee are shown as a person 
 """
 
 import math
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from dpstream.accounting.limits import MICROS_PER_SECOND
@@ -33,6 +34,36 @@ def _shortened(figure: float, digits: int, rounding: str) -> str:
         return f"{figure:g}"
     rounded = Context(prec=digits, rounding=rounding).create_decimal(Decimal(repr(float(figure))))
     return f"{float(rounded):.{digits}g}"
+
+
+def guarantee_pair(
+    epsilon: float, delta: float, mu: float | None = None, digits: tuple[int, int] = (6, 6)
+) -> str:
+    """Return an (epsilon, delta) guarantee as text, never stronger than it is.
+
+    Args:
+        epsilon, delta: of the guarantee.
+        mu: of Gaussian differential privacy, where the guarantee has one; four digits are shown.
+        digits: significant digits of epsilon and of delta.
+
+    Returns:
+        ``(1, 1e-09)``, or ``(1, 1e-09), mu 0.2129``.
+    """
+    pair = f"({up(epsilon, digits[0])}, {up(delta, digits[1])})"
+    return pair if mu is None else f"{pair}, mu {up(mu, 4)}"
+
+
+def left_text(left: Mapping[str, float]) -> str:
+    """Return what an account still allows one more question, as text.
+
+    Args:
+        left: ``epsilon`` of noise without delta, ``mu`` of Gaussian noise, ``rho`` of zCDP: each
+            if nothing else is charged any more.
+    """
+    return (
+        f"a plain epsilon {down(left['epsilon'])}, Gaussian noise of mu {down(left['mu'], 4)}, or "
+        f"zCDP of rho {down(left['rho'], 4)}"
+    )
 
 
 def duration(micros: int) -> str:

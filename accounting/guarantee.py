@@ -15,7 +15,7 @@ from dpstream.accounting.aggregates.derived import with_derived
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import OPEN_PERIODS, Budget, StreamNoise, lone_chance
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import duration, exact, up
+from dpstream.accounting.figures import duration, exact, guarantee_pair, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
@@ -115,7 +115,7 @@ def _for_ever(plan: Plan) -> bool:
 
 
 def _guarantee_text(plan: Plan, budget: Budget) -> str:
-    figures = f"({up(budget.epsilon)}, {up(budget.delta)})"
+    figures = guarantee_pair(budget.epsilon, budget.delta)
     pure = " (pure epsilon)" if budget.plain and not budget.delta else ""
     claim = f"{figures}-differential privacy{pure} of everything published, for {_unit(plan)}"
     return claim if budget.sound else f"{NOT_SOUND} ({claim})"

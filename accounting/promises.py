@@ -19,7 +19,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.budget.fixed_schedule import epsilon_of_responses
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.figures import human, up
+from dpstream.accounting.figures import guarantee_pair, human
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
@@ -143,15 +143,14 @@ def promise_lines(plan: Plan, budget: Budget) -> list[str]:
 def _row(row: Promise, rows: list[Promise]) -> str:
     per = "a period" if row.periods > 1 else "in all"
     mark = " (in force)" if row.chosen and len(rows) > 1 else ""
-    return (
-        f"{row.family}: ({up(row.epsilon)}, {up(row.delta)}) {per}, {row.column} ±{human(row.sd)} "
-        f"on average{mark}"
-    )
+    guarantee = guarantee_pair(row.epsilon, row.delta)
+    return f"{row.family}: {guarantee} {per}, {row.column} ±{human(row.sd)} on average{mark}"
 
 
 def _lifetime_text(row: Promise) -> str:
     epsilon, delta = row.lifetime
-    words = f"({up(epsilon, 4)}, {up(delta, 3)})"
+    words = guarantee_pair(epsilon, delta, digits=(4, 3))
     if row.fixed is None:
         return words
-    return f"{words}, ({up(row.fixed[0], 4)}, {up(row.fixed[1], 3)}) on a schedule fixed beforehand"
+    fixed = guarantee_pair(*row.fixed, digits=(4, 3))
+    return f"{words}, {fixed} on a schedule fixed beforehand"

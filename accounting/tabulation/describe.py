@@ -9,7 +9,7 @@ from typing import Any
 
 from dpstream.accounting import special
 from dpstream.accounting.errors import InvariantError, instance, required
-from dpstream.accounting.figures import up
+from dpstream.accounting.figures import guarantee_pair, up
 from dpstream.accounting.roots import brentq
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import margins
@@ -134,7 +134,7 @@ def _guarantee(plan: TablePlan, delta: float) -> dict[str, Any]:
     if plan.exact:
         return {"text": NO_GUARANTEE, "epsilon": None, "delta": None, "mu": None, "rho": None}
     cost = plan.cost(delta)
-    words = f"({up(cost.epsilon)}, {up(cost.delta)})-differential privacy of all tables"
+    words = f"{guarantee_pair(cost.epsilon, cost.delta)}-differential privacy of all tables"
     return {"text": f"{words}, for one {plan.unit}'s record", **cost._asdict()}
 
 

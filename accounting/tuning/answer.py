@@ -13,7 +13,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget.allocation import Budget
-from dpstream.accounting.figures import up
+from dpstream.accounting.figures import guarantee_pair
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.quantiles import (
@@ -179,12 +179,13 @@ class Tuned(msgspec.Struct, frozen=True):
             total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
         words = (
             f"contributions{self._bounds_text()} chosen from the first {self.first} of this "
-            f"stream by "
-            f"a ({up(self.epsilon)}, {up(self.delta)})-DP mechanism, charged as run {self.run_id}"
+            f"stream by a {guarantee_pair(self.epsilon, self.delta)}-DP mechanism, charged as run "
+            f"{self.run_id}"
         )
         if total is not None:
-            words += f"; tuning and stream together: ({up(total, 4)}, {up(delta, 4)}); "
-            words += "the account holds every other run on the data set"
+            both = guarantee_pair(total, delta, digits=(4, 4))
+            words += f"; tuning and stream together: {both}; the account holds every other run on "
+            words += "the data set"
         return {
             "how": self.how,
             "text": words,

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpstream.accounting.composition import epsilon_left, epsilon_spent, mu_left
+from dpstream.accounting.composition import epsilon_spent, left_within
 from dpstream.accounting.errors import DpstreamError, PolicyError
-from dpstream.accounting.figures import exact, up
+from dpstream.accounting.figures import exact, guarantee_pair, up
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.state.ledger.answers import AnswerLog
@@ -109,7 +109,7 @@ class Acceptance(NamedTuple):
             run = "" if self.run_id is None else f"run {self.run_id} goes on, and "
             lines = [f"{what:<12}yes: {run}nothing more is charged"]
         else:
-            cost = f"({up(self.cost[0])}, {up(self.cost[1])})"
+            cost = guarantee_pair(*self.cost)
             lines = [f"{what:<12}yes: {cost} would be charged before a record is read"]
         return lines
 
@@ -231,13 +231,12 @@ def left_of(charges: Sequence[Charge], limit: tuple[float, float]) -> dict[str, 
     """Return what more may be spent within a limit.
 
     Returns:
-        ``epsilon`` of pure noise, or ``mu`` of Gaussian noise.
+        As `composition.left_within`.
 
     Raises:
         PolicyError: the costs of the charges cannot be composed.
     """
-    spends = composed(charges).spends if charges else []
-    return {"epsilon": epsilon_left(spends, *limit), "mu": mu_left(spends, *limit)}
+    return left_within(composed(charges).spends if charges else [], limit)
 
 
 def _spent(charges: Sequence[Charge], delta: float) -> float | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dpstream.accounting.figures import up
+from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.cli.parts import (
     ALLOW_LARGE_DELTA,
@@ -281,7 +281,7 @@ def execute(
         return
     click.echo(f"{len(manifest.files):,} files in {order.out.name}; run {manifest.run_id}")
     if manifest.epsilon is not None:
-        guarantee = f"({up(manifest.epsilon)}, {up(manifest.delta)}) of every record"
+        guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
         verb = "Charged" if done.charged else "Charged before" if of.account else "Costs"
         click.echo(f"{verb} {guarantee}", err=True)
     if order.letters is not None and order.letters.exists():

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.figures import human, up
+from dpstream.accounting.figures import guarantee_pair, human, up
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
@@ -137,7 +137,7 @@ def _plan_text(public: dict[str, Any]) -> str:
         return "\n".join(["Cost        none: other data, read without noise", *lines]) + "\n"
     lines.insert(
         0,
-        f"Cost        ({up(public['epsilon'])}, {up(public['delta'])})-DP per unit, mu "
+        f"Cost        {guarantee_pair(public['epsilon'], public['delta'])}-DP per unit, mu "
         f"{up(public['mu'], 4)}, charged in the account before the first draw",
     )
     for of in public["histograms"]:

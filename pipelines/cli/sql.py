@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.errors import required
-from dpstream.accounting.figures import down, up
+from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
@@ -232,7 +232,7 @@ def _ask(
     click.echo("\n".join(lines_of(head, catalog.unit.name, "group", bool(answer.intervals))))
     for name in head.nulls:
         click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
-    cost = f"({up(head.epsilon)}, {up(head.delta)})"
+    cost = guarantee_pair(head.epsilon, head.delta)
     if answer.charged:
         click.echo(f"Charged {cost} per unit; run {head.run_id}", err=True)
     else:
@@ -261,10 +261,8 @@ def _explanation_text(explanation: "Explanation") -> str:
 
     lines = explanation.acceptance.lines("Can ask")
     for number, one in enumerate(explanation.statements, 1):
-        cost = one.cost
-        mu = "" if cost["mu"] is None else f", mu {up(cost['mu'], 4)}"
-        head = f"({up(cost['epsilon'])}, {up(cost['delta'])}){mu} per unit"
-        lines += [f"Statement {number}", f"  Cost       {head}"]
+        cost = guarantee_pair(one.cost["epsilon"], one.cost["delta"], one.cost["mu"])
+        lines += [f"Statement {number}", f"  Cost       {cost} per unit"]
         selections = [] if one.selection is None else [one.selection]
         lines += [f"  {line}" for line in family_lines(one.families)]
         lines += [f"  {line}" for line in Outlook(one.columns, selections).lines()]
@@ -311,10 +309,9 @@ def _left(figures: dict[str, Any]) -> list[str]:
     limit, spent, left = figures["limit"], figures["spent"], figures["left"]
     return [
         f"Data set    {figures['data_set']}, unit {figures['unit']}, {figures['charges']} charges",
-        f"Limit       epsilon {up(limit['epsilon'])} at delta {up(limit['delta'])} per unit",
+        f"Limit       epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])} per unit",
         f"Spent       epsilon {up(spent['epsilon'])}",
-        f"Left        mu {down(left['mu'], 4)} of Gaussian noise, or a plain epsilon "
-        f"{down(left['epsilon'], 4)}",
+        f"Left        {left_text(left)}",
         *(f"Warning     {warning}" for warning in figures["warnings"]),
     ]
 

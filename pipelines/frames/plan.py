@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import DpstreamError, required
-from dpstream.accounting.figures import down, up
+from dpstream.accounting.figures import guarantee_pair, left_text
 from dpstream.accounting.query.families import family_lines
 from dpstream.accounting.query.outlook import Outlook, outlook
 from dpstream.accounting.strength import check_delta, weaknesses
@@ -99,14 +99,10 @@ class QuestionPlan(NamedTuple):
         """Describe acceptance, account, cost, thresholds and noise, in this order."""
         lines = self.acceptance._replace(warnings=()).lines("Can ask")
         if self.left is not None:
-            lines.append(
-                f"Left        mu {down(self.left['mu'], 4)} of Gaussian noise, or a plain epsilon "
-                f"{down(self.left['epsilon'], 4)}, after this one"
-            )
+            lines.append(f"Left        {left_text(self.left)}, after this one")
         if self.cost is not None:
-            mu = "" if self.cost["mu"] is None else f", mu {up(self.cost['mu'], 4)}"
-            figures = f"({up(self.cost['epsilon'])}, {up(self.cost['delta'])})"
-            lines.append(f"Cost        {figures}{mu} per unit")
+            cost = guarantee_pair(self.cost["epsilon"], self.cost["delta"], self.cost["mu"])
+            lines.append(f"Cost        {cost} per unit")
         for line in family_lines(self.families):
             name, _, words = line.partition(" ")
             lines.append(f"{name:<12}{words.lstrip()}")

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpstream.accounting.extras import require
-from dpstream.accounting.figures import human, up
+from dpstream.accounting.figures import guarantee_pair, human
 from dpstream.accounting.query.cuts import Cut
 from dpstream.accounting.query.plan import GROUPS
 from dpstream.pipelines.frames.question import Question
@@ -118,8 +118,8 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
     """Return the guarantee, the contribution bounds of a unit, and the account as text."""
     header, column, plan = answer.header, question.column, question.gridded.plan
     claim = (
-        f"({up(header.epsilon)}, {up(header.delta)})-differential privacy of this answer, for all "
-        f"rows of each {question.unit!r} together."
+        f"{guarantee_pair(header.epsilon, header.delta)}-differential privacy of this answer, for "
+        f"all rows of each {question.unit!r} together."
     )
     words = [claim]
     bounds = []

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from dpstream.accounting.composition import Spend, epsilon_left, epsilon_spent, mu_left, rho_left
+from dpstream.accounting.composition import epsilon_spent, left_within
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.figures import down, exact, up
+from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
@@ -142,7 +142,7 @@ def _fields_of(account: History) -> dict[str, Any]:
         "charges": len(charges),
         "spent": {"epsilon": _finite(spent), "delta": delta},
         "limit": None if account.limit is None else _pair(account.limit),
-        "left": None if account.limit is None else _left(unit.spends, account.limit),
+        "left": None if account.limit is None else left_within(unit.spends, account.limit),
         "warnings": [
             *([] if account.limit is None else limit_weaknesses(account.limit)),
             *unit.warnings,
@@ -161,18 +161,6 @@ def _of_points(charge: Charge) -> bool:
 
 def _pair(limit: Limit) -> dict[str, float]:
     return {"epsilon": limit[0], "delta": limit[1]}
-
-
-def _left(spends: list[Spend], limit: Limit) -> dict[str, float]:
-    """Return what one more run may cost: a plain epsilon without delta, the mu of Gaussian noise,
-    or
-    the rho of zCDP.
-    """
-    return {
-        "epsilon": epsilon_left(spends, *limit),
-        "mu": mu_left(spends, *limit),
-        "rho": rho_left(spends, *limit),
-    }
 
 
 def account_warnings(job: Job) -> list[str]:
@@ -211,8 +199,7 @@ def text(figures: dict[str, Any]) -> str:
     else:
         lines += [
             f"Limit     epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}",
-            f"Left      epsilon {down(left['epsilon'])} for a run without delta, Gaussian "
-            f"noise of mu {down(left['mu'], 4)}, or zCDP of rho {down(left['rho'], 4)}",
+            f"Left      {left_text(left)}",
         ]
     lines += [f"Warning   {warning}" for warning in figures["warnings"]]
     return "\n".join(lines) + "\n"
@@ -230,7 +217,7 @@ def _line(entry: dict[str, Any]) -> str:
             )
             return (
                 f"{entry['kind']:<8} {entry['run_id']}{epoch}  "
-                f"({up(entry['epsilon'])}, {up(entry['delta'])}){noise}{_counted(entry)}"
+                f"{guarantee_pair(entry['epsilon'], entry['delta'])}{noise}{_counted(entry)}"
             )
         case "receipt":
             return f"answered {entry['run_id']}"

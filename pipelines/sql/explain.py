@@ -137,7 +137,7 @@ def _request(question: Question, catalog: Catalog, as_of: str) -> str:
 def budget(catalog: Catalog) -> dict[str, Any]:
     """Return the state of the data set's account: limit, spent, left, number of charges.
 
-    What is left is epsilon of pure noise, or mu of Gaussian noise.
+    What is left is as `composition.left_within` returns it.
     """
     account = read_history(catalog.ledger)
     charges, (epsilon, delta) = account.charges, account.persons_limit()

@@ -76,11 +76,11 @@ def test_what_is_left_fits_and_no_more(path: Path) -> None:
             one = Charge("aa" * 16, "p", accounts.USER, *figures, 0.0)
             assert within([*CHARGES, one], 4.0, 0.004) is fits
     text = call(path).stdout
-    assert f"Left      epsilon {down(left['epsilon'])}" in text and "Limit     epsilon 4" in text
+    assert f"epsilon {down(left['epsilon'])}" in text and "epsilon 4" in text
     assert "epoch 1" in text and accounts.ID in text
     accounts.set_limit(path, (1.0, 0.0005))
     used_up = call(path).stdout
-    assert "more than any epsilon" in used_up and "Left      epsilon 0" in used_up
+    assert "more than any epsilon" in used_up and "epsilon 0," in used_up
     assert view_of(path)["entries"][-1]["event"] == "limit"
 
 
