@@ -9,6 +9,7 @@ from tests.audit.neighbours import skipping_name
 from tests.delivery.audit import audit
 from tests.delivery.sabotaged import SABOTAGED
 from tests.delivery.schedules import Back, make
+from tests.lanes import few_first
 
 CI, TOGETHER, LONG = 200, 10, 5_000
 #: Schedules of jobs that skip what is published.
@@ -24,13 +25,13 @@ def audited(seeds: range, skipping: bool = False) -> Counter[str]:
     return totals
 
 
-@pytest.mark.parametrize("first", range(0, CI, TOGETHER))
+@pytest.mark.parametrize("first", few_first(range(0, CI, TOGETHER), fast=6))
 def test_schedules(first: int) -> None:
     totals = audited(range(first, first + TOGETHER))
     assert totals["fired"] > 5 * TOGETHER and totals["restores"] > 0
 
 
-@pytest.mark.parametrize("first", range(0, SKIPPING, FEWER))
+@pytest.mark.parametrize("first", few_first(range(0, SKIPPING, FEWER), fast=6))
 def test_schedules_of_jobs_that_skip(first: int) -> None:
     totals = audited(range(first, first + FEWER), skipping=True)
     assert totals["fired"] > 5 * FEWER

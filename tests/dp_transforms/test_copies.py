@@ -28,6 +28,7 @@ from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state import open as stores
 from dpstream.state.copying import copy_store
 from dpstream.state.idtable import shard_of
+from tests.lanes import few_first
 from tests.streams import COUNT, KEYS, START, STEP, SUM, begin, make_plan, positioned
 
 #: (unit, key, step, value) of admitted pairs, by trigger time of the decision.
@@ -148,9 +149,7 @@ class Runner(NamedTuple):
 
 @pytest.mark.parametrize("per_key", [None, 1])
 @pytest.mark.parametrize("skew", [0, 2])
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
-)
+@pytest.mark.parametrize("seed", few_first(range(9)))
 def test_what_counts_of_copies_does_not_depend_on_what_happens(
     tmp_path: Path, seed: int, skew: int, per_key: int | None
 ) -> None:

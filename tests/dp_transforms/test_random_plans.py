@@ -13,9 +13,9 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.runs import run, slow
 from tests.streams import COUNT, MEAN, STEP, SUM, UNITS, generate, make_plan
 
-CI, LONG = 9, 400
+CI, LONG = 5, 400
 #: Seeds of plans that skip what is published.
-SKIPPING, SKIPPING_LONG = 3, 200
+SKIPPING, SKIPPING_LONG = 2, 200
 
 
 def random_plan(rng: np.random.Generator) -> Plan:

@@ -39,12 +39,12 @@ from tests.faults.filecalls.sweep import (
 
 #: Commands of the fast lane, and how many cases of each; the slow lane takes every call of all.
 FAST = {
-    "session ask": 5,
-    "sql": 5,
-    "workload answer --mechanism=geometric": 3,
-    "choose": 3,
-    "init": 4,
-    "secret new": 4,
+    "session ask": 3,
+    "sql": 3,
+    "workload answer --mechanism=geometric": 1,
+    "choose": 1,
+    "init": 2,
+    "secret new": 3,
 }
 FAST_READ = ("plan", "sql --explain")
 ARM = """

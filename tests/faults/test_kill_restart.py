@@ -22,6 +22,7 @@ from tests.faults.child import BEATEN, POINTS, SHARDS, Fault, plan_of
 from tests.faults.figures import Figures, compare, released_rows
 from tests.faults.places import KINDS, Places, places
 from tests.faults.processes import files, finish, run_to_the_end, start
+from tests.lanes import few_first
 
 NAMES = ("sticky", "rounds", "public", "combined", "skip")
 #: Repeats of each kind of point in the longer run, and random kills of each store.
@@ -84,48 +85,53 @@ def nth_of(point: str, rng: np.random.Generator) -> int:
     return int(rng.integers(1, most + 1))
 
 
+#: One of each mode and of each way to lose a commit comes first; the rest are slow.
 SQLITE_FAULTS = [
-    ("sticky", Fault("after commit_units", 1), False),
-    ("sticky", Fault("before commit_step", 9), False),
-    ("rounds", Fault("after commit_step", 7), False),
-    ("public", Fault("after commit_step", 4), False),
-    ("public geometric", Fault("after commit_step", 7), False),
-    ("sticky", Fault("after _write_steps", 2), False),
     ("rounds", Fault("before _write_steps", 4), False),
-    ("rounds", Fault("after write_release", 3), False),
     ("sticky", Fault("after commit_step", 11), True),
     # The second shard's units are decided after the restart, the first one's ranks recalled.
     ("combined", Fault("after commit_units", 1), False),
-    ("combined", Fault("after commit_step", 9), False),
+    ("public geometric", Fault("after commit_step", 7), False),
     # BOUND has gone on behind a test that RELEASE committed; RELEASE dies in a test of one shard.
     ("skip", Fault("after commit_units", 5), False),
-    ("skip", Fault("before _write_steps", 4), False),
     ("skip", Fault("after _write_steps", 7), True),
+    ("skip", Fault("before _write_steps", 4), False),
+    ("combined", Fault("after commit_step", 9), False),
+    ("rounds", Fault("after write_release", 3), False),
+    ("rounds", Fault("after commit_step", 7), False),
+    ("public", Fault("after commit_step", 4), False),
+    ("sticky", Fault("after commit_units", 1), False),
+    ("sticky", Fault("before commit_step", 9), False),
+    ("sticky", Fault("after _write_steps", 2), False),
 ]
 
 
-@pytest.mark.parametrize(("name", "fault", "in_beam"), SQLITE_FAULTS)
-def test_killed_at_a_point(tmp_path: Path, name: str, fault: Fault, in_beam: bool) -> None:
+@pytest.mark.parametrize("case", few_first(SQLITE_FAULTS, fast=6), ids=str)
+def test_killed_at_a_point(tmp_path: Path, case: tuple[str, Fault, bool]) -> None:
+    name, fault, in_beam = case
     killed_at(name, fault, str(tmp_path / "s.db"), tmp_path / "out", in_beam)
 
 
 #: (job, fault, in Beam, in parts): parts make some 60 commits of one run.
 SPANNER_FAULTS = [
     ("combined", Fault("after commit", 1), False, False),
-    ("sticky", Fault("before commit", 4), False, False),
-    ("public", Fault("after load_keys", 9), False, False),
     ("rounds", Fault("after commit", 6), True, False),
     ("sticky", Fault("after commit", 31), False, True),
-    ("combined", Fault("after commit", 2), False, True),
     ("skip", Fault("after commit", 7), False, False),
     ("skip", Fault("before commit", 40), False, True),
+    ("sticky", Fault("before commit", 4), False, False),
+    ("public", Fault("after load_keys", 9), False, False),
+    ("combined", Fault("after commit", 2), False, True),
 ]
 
 
 @pytest.mark.parametrize("kind", ["spanner"], indirect=True)
-def test_killed_at_a_point_on_spanner(tmp_path: Path, place: Places) -> None:
-    for n, (name, fault, in_beam, split) in enumerate(SPANNER_FAULTS):
-        killed_at(name, fault, place(), tmp_path / str(n), in_beam, split)
+@pytest.mark.parametrize("case", few_first(SPANNER_FAULTS, fast=4), ids=str)
+def test_killed_at_a_point_on_spanner(
+    case: tuple[str, Fault, bool, bool], tmp_path: Path, place: Places
+) -> None:
+    name, fault, in_beam, split = case
+    killed_at(name, fault, place(), tmp_path, in_beam, split)
 
 
 def random_kills(name: str, store: str, out: Path, seed: int, kills: int) -> int:

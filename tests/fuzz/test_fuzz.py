@@ -19,9 +19,9 @@ from dpstream.pipelines.formats import texts as text_files
 from dpstream.pipelines.formats.lines import line_blocks
 from tests.fuzz import run, settings, texts
 
-#: Inputs of each target in ``make test``, 20 CPU seconds together.
-INPUTS = {"csv": 300, "jsonl": 180, "packed": 60, "parquet": 1200, "job": 1000, "catalog": 800,
-          "table": 800, "workload": 1000, "sql": 400}  # fmt: skip
+#: Inputs of each target in ``make test``, 10 CPU seconds together.
+INPUTS = {"csv": 150, "jsonl": 90, "packed": 30, "parquet": 600, "job": 500, "catalog": 400,
+          "table": 400, "workload": 500, "sql": 200}  # fmt: skip
 
 
 def fuzz(folder: Path, *options: str) -> None:

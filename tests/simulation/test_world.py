@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.lanes import few_first
 from tests.simulation.sabotaged import SABOTAGED
 from tests.simulation.stores import DRAWN
 from tests.simulation.world import report, simulate
@@ -24,13 +25,13 @@ def live_through(seeds: range, skipping: bool = False) -> dict[str, int]:
     return happened
 
 
-@pytest.mark.parametrize("first", range(0, CI, TOGETHER))
+@pytest.mark.parametrize("first", few_first(range(0, CI, TOGETHER), fast=4))
 def test_histories(first: int) -> None:
     happened = live_through(range(first, first + TOGETHER))
     assert min(happened[name] for name in HAPPEN) > 0
 
 
-@pytest.mark.parametrize("first", range(0, 60, TOGETHER))
+@pytest.mark.parametrize("first", few_first(range(0, 60, TOGETHER)))
 def test_histories_of_jobs_that_skip(first: int) -> None:
     happened = live_through(range(first, first + TOGETHER), skipping=True)
     assert min(happened[name] for name in HAPPEN) > 0

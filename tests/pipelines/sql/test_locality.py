@@ -62,13 +62,13 @@ def check(data: list[Shards], seed: int) -> int:
 
 
 def test_generated_queries_are_local(data: list[Shards]) -> None:
-    rows = [check(data, seed) for seed in range(20)]
-    assert sum(n > 0 for n in rows) > 10  # most of them are about something
+    rows = [check(data, seed) for seed in range(8)]
+    assert sum(n > 0 for n in rows) > 4  # most of them are about something
 
 
 @pytest.mark.slow
 def test_many_generated_queries_are_local(data: list[Shards]) -> None:
-    for seed in range(20, 2_200):
+    for seed in range(8, 2_200):
         check(data, seed)
 
 

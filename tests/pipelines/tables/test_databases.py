@@ -19,6 +19,7 @@ from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts, projects
 from tests.faults.journals import leave_journal
+from tests.lanes import few_first
 from tests.pipelines.sql.asking import (
     COUNTED,
     FRESH,
@@ -261,7 +262,7 @@ def run(server: str) -> Callable[..., None]:
     return committed
 
 
-@pytest.mark.parametrize("name", BEFORE_NOISE)
+@pytest.mark.parametrize("name", few_first(BEFORE_NOISE))
 def test_public_rows_of_a_server_are_part_of_a_question_by_content(
     server: str, run: Callable[..., None], name: str, tmp_path: Path
 ) -> None:
@@ -299,7 +300,7 @@ def test_public_rows_of_a_server_are_part_of_a_question_by_content(
     assert charged(fill) == [False] and len(charges(tmp_path)) == 6
 
 
-@pytest.mark.parametrize("name", BEFORE_NOISE)
+@pytest.mark.parametrize("name", few_first(BEFORE_NOISE))
 def test_public_rows_of_a_server_that_change_before_they_are_read(
     server: str, run: Callable[..., None], name: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
