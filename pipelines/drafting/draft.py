@@ -18,8 +18,7 @@ from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.jobs.windows import Windows
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.project import decode_project
-from dpstream.pipelines.tables.catalog import UNIT_TYPES
-from dpstream.pipelines.tables.columns import MAX_COLUMNS, usable_names
+from dpstream.pipelines.tables.columns import MAX_COLUMNS, UNIT_TYPES, usable_names
 
 #: Stands for an id while a text is checked.
 NO_ID = "0" * 16

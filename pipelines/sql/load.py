@@ -36,8 +36,8 @@ from dpstream.pipelines.project.data_sets import account_of, is_session_table, s
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.project.sections import TableSection, UnitSection, Via
 from dpstream.pipelines.project.text import closest
-from dpstream.pipelines.tables.catalog import RELEASED, UNIT_TYPES, Catalog, Table
-from dpstream.pipelines.tables.columns import file_columns, kind_of
+from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
+from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.inputs import identities
 from dpstream.state.private_log import keep_beside
 

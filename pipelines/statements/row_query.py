@@ -30,8 +30,8 @@ from dpstream.pipelines.statements.row_local import (
     refuse_names,
     row_query,
 )
-from dpstream.pipelines.tables.catalog import UNIT_TYPES, Table
-from dpstream.pipelines.tables.columns import file_columns
+from dpstream.pipelines.tables.catalog import Table
+from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.row_types import DUCKDB, typed
 

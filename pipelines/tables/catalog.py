@@ -16,19 +16,12 @@ from typing import Any
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import Via
+from dpstream.pipelines.tables.columns import UNIT_TYPES
 from dpstream.state.ledger.open import AccountPlace, file_of
 
-#: The SQL type of a unit of each type that can be a ledger's unit.
-UNIT_TYPES: dict[FieldType, str] = {
-    "int": "INT64",
-    "string": "STRING",
-    "bool": "BOOL",
-    "bytes": "BYTES",
-}
 #: What a released relation is called where its answer is worked on.
 RELEASED = "released"
 _KINDS = {

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.fields import FieldType
 from dpstream.accounting.places import refuse_url
 from dpstream.pipelines.project.file_kinds import file_kind
 
@@ -25,6 +26,13 @@ TYPES = {
     "DATE",
     "TIMESTAMP",
     "DATETIME",
+}
+#: The SQL type of a unit of each type that can be an account's unit.
+UNIT_TYPES: dict[FieldType, str] = {
+    "int": "INT64",
+    "string": "STRING",
+    "bool": "BOOL",
+    "bytes": "BYTES",
 }
 MAX_COLUMNS = 1024
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")

@@ -212,7 +212,7 @@ def test_a_singular_mix_would_show_exact_counts(tmp_path: Path) -> None:
     with singular(), mock.patch.object(mixing, "inverse_norm2", lambda mix: 1.0):
         answers = answered(tmp_path, "--over-time").cells.reshape(exact.shape)
     assert np.abs((answers - exact) @ bare).max() < 2.0**-14
-    for name in ("cache", "out", "releases"):
+    for name in ("cache", "out", "releases-over-time"):
         assert (tmp_path / name).exists()
     honest = tmp_path / "honest"
     honest.mkdir()
