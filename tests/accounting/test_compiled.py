@@ -53,8 +53,7 @@ assert "numba" in sys.modules
 
 
 def test_a_second_process_takes_machine_code_from_the_cache(tmp_path: Path) -> None:
-    """The first process of a new installation compiles and stores, the next ones compile nothing,
-    wherever the cache is: beside the source, or in the folder that the environment names."""
+    """The first process of a new installation compiles and stores, the next compiles nothing."""
     code = """
 import gc
 import numpy as np
