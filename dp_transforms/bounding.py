@@ -403,7 +403,8 @@ def _admit_rows(
         if published is not None:
             key_tests = published.of_keys(ids, window, wanted, units.decided, upto)
     if plan.design.admits_per_key:
-        of = Wanted(unit, *position[1:], window, wanted, ids, key_tests)
+        keys = np.ascontiguousarray(ids[:, 0])
+        of = Wanted(unit, *position[1:], window, wanted, keys, key_tests)
         taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least, name)
     elif published is not None:
         words, rank = skipping.admit(
@@ -447,7 +448,7 @@ def _admit_per_key(
     pairs = np.bitwise_count(taken.pairs).astype(np.int64)
     if plan.design.by_size:
         taken = taken._replace(rank=_by_size(units, of.unit, pairs))
-    per_key = PerKey(of.ids, of.first.astype(np.int32), taken.pairs, taken.fresh)
+    per_key = PerKey(of.keys, of.first.astype(np.int32), taken.pairs, taken.fresh)
     return pairs, taken.rank, per_key
 
 

@@ -82,7 +82,7 @@ class Batch:
             if self.per_key is None:
                 self.per_key = _no_windows(self.records.num_rows)
             mine = self.per_key
-            mine.ids[rows], mine.first[rows] = per_key.ids, per_key.first
+            mine.keys[rows], mine.first[rows] = per_key.keys, per_key.first
             mine.taken[rows], mine.fresh[rows] = per_key.taken, per_key.fresh
         if not self.pairs.flags.writeable:
             self.pairs, self.rank = self.pairs.copy(), self.rank.copy()
@@ -93,7 +93,7 @@ class Batch:
 
 def _no_windows(rows: int) -> PerKey:
     none = np.zeros(rows, np.uint64)
-    return PerKey(np.zeros((rows, 2), np.uint64), np.zeros(rows, np.int32), none, none.copy())
+    return PerKey(none, np.zeros(rows, np.int32), none.copy(), none.copy())
 
 
 def unrepeated(rows: Int64, batch: Batch) -> Int64:

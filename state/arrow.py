@@ -243,8 +243,8 @@ def records_blob(admitted: Admitted, piece: slice = slice(None)) -> bytes:
     if admitted.digest is not None:
         ranks["digest"] = pa.array(admitted.digest[piece])
     if admitted.per_key is not None:
-        ids, first, taken, fresh = admitted.per_key.at(piece)
-        ranks |= {"key": id_array(ids), "first": pa.array(first)}
+        keys, first, taken, fresh = admitted.per_key.at(piece)
+        ranks |= {"key": pa.array(keys), "first": pa.array(first)}
         ranks |= {"taken": pa.array(taken), "fresh": pa.array(fresh)}
     records = pa.RecordBatch.from_pydict(
         {
@@ -306,8 +306,8 @@ def _tells_keys(blob: Checked) -> bool:
 def enter_keys(units: UnitShard, records: Admitted) -> None:
     """Count records by (unit, window, key), if there is a bound per key."""
     if records.per_key is not None:
-        ids, first, taken, _ = records.per_key
-        units.keys.enter(records.unit.astype(np.int64), first, taken, ids)
+        keys, first, taken, _ = records.per_key
+        units.keys.enter(records.unit.astype(np.int64), first, taken, keys)
 
 
 @reading()
@@ -327,8 +327,7 @@ def records_of(rows: Sequence[AdmissionRow]) -> Admitted:
     rank = column("rank") if "rank" in table.column_names else None
     per_key = None
     if "key" in table.column_names:
-        ids = id_view(table.column("key").combine_chunks())
-        per_key = PerKey(ids, column("first"), column("taken"), column("fresh"))
+        per_key = PerKey(*(column(name) for name in ("key", "first", "taken", "fresh")))
     digest = column("digest") if "digest" in table.column_names else None
     where = column("partition"), offset
     return Admitted(*where, column("unit"), column("pairs"), column("cut"), rank, per_key, digest)

@@ -7,7 +7,13 @@ function of what was decided on the same unit's records before, so that it depen
 
 The counts are those of the admitted records themselves (``store.PerKey``): they are made again
 from these when a shard is loaded, and those of closed windows, whose records expire, are not
-needed any more.  Owners, windows and key ids are compared as a whole: no fingerprint couples units.
+needed any more.
+
+Units and windows are compared as a whole, keys by the first 64 bits of their ids.  Two keys that
+agree in them count as one for the units that have both: such a unit has fewer pairs or marks, the
+limits hold as they stand, and its decisions still depend on its own records alone, so that the
+sensitivity is the same.  Ids are outputs of a PRF under a secret, so nobody can look for such
+keys, and m keys of a unit hold two of them with a chance below m^2 / 2^65.
 """
 
 from typing import Any, NamedTuple
@@ -15,20 +21,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting.arrays import Bool, Ids, Int32, Int64, UInt64
+from dpstream.accounting.arrays import Bool, Int32, Int64, UInt64
 from dpstream.accounting.compiled import njit
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024
 #: Records that are decided between two looks at the room in the table.
 _ROWS_AT_ONCE = 1 << 18
+#: Rows whose places in memory are read ahead of their decisions.
+_AHEAD = 32
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(inline="always")
-def _hash(unit: int, at_window: int, low: np.uint64) -> np.uint64:  # pragma: no cover - compiled
+def _hash(unit: int, at_window: int, key: np.uint64) -> np.uint64:  # pragma: no cover - compiled
     """Its low bits are the place in the table, its high ones the tag: ids are a PRF's outputs."""
-    return low ^ (np.uint64(unit) * _MIX) ^ (np.uint64(at_window) * (_MIX >> np.uint64(7)))
+    return np.uint64(
+        key ^ (np.uint64(unit) * _MIX) ^ (np.uint64(at_window) * (_MIX >> np.uint64(7)))
+    )
 
 
 @njit(inline="always")
@@ -37,37 +47,54 @@ def _tag(hashed: np.uint64, bits: int) -> np.int64:  # pragma: no cover - compil
     return np.int64(hashed >> np.uint64(33) >> np.uint64(bits))
 
 
+@njit(inline="always")
+def _owner(unit: int, at_window: int) -> np.uint64:  # pragma: no cover - compiled
+    """Unit and window in one word."""
+    return np.uint64(np.uint64(unit) << np.uint64(32) | np.uint64(at_window))
+
+
+@njit(inline="always")
+def _hash_of(entries: UInt64, entry: int) -> np.uint64:  # pragma: no cover - compiled
+    """The hash of an entry."""
+    owner = entries[entry, 1]
+    unit, at_window = owner >> np.uint64(32), owner & np.uint64(0xFFFFFFFF)
+    return np.uint64(_hash(np.int64(unit), np.int64(at_window), entries[entry, 0]))
+
+
 @njit(cache=True, nogil=True)
 def _find(
-    table: Int32,
-    bits: int,
-    owner: Int32,
-    window: Int32,
-    key: Ids,
-    unit: int,
-    at_window: int,
-    low: np.uint64,
-    high: np.uint64,
+    table: Int32, bits: int, entries: UInt64, unit: int, at_window: int, key: np.uint64
 ) -> tuple[int, int]:  # pragma: no cover - compiled
     """(entry, its place in the table), or (-1, the free place where it belongs).
 
     A place holds the tag of its entry above the entry's number, which has ``bits`` bits: an entry
-    of another tag is passed by without a look at its arrays, which lie elsewhere in memory.
+    of another tag is passed by without a look at its words, which lie elsewhere in memory.
     """
-    place, hashed = np.uint64(table.size - 1), _hash(unit, at_window, low)
+    owner = _owner(unit, at_window)
+    place, hashed = np.uint64(table.size - 1), _hash(unit, at_window, key)
     at, tag, number = hashed & place, _tag(hashed, bits), (1 << bits) - 1
     while table[at] >= 0:
         entry = table[at] & number
-        if (
-            table[at] >> bits == tag
-            and owner[entry] == unit
-            and window[entry] == at_window
-            and key[entry, 0] == low
-            and key[entry, 1] == high
-        ):
+        if table[at] >> bits == tag and entries[entry, 0] == key and entries[entry, 1] == owner:
             return int(entry), int(at)
         at = (at + np.uint64(1)) & place
     return -1, int(at)
+
+
+@njit(cache=True, nogil=True)
+def _add(
+    table: Int32,
+    bits: int,
+    entries: UInt64,
+    entry: int,
+    at: int,
+    unit: int,
+    at_window: int,
+    key: np.uint64,
+) -> None:  # pragma: no cover - compiled
+    """Write a new entry, and its number into the free place that was found for it."""
+    table[at] = _tag(_hash(unit, at_window, key), bits) << bits | entry
+    entries[entry, 0], entries[entry, 1] = key, _owner(unit, at_window)
 
 
 @njit(cache=True, nogil=True)
@@ -83,6 +110,27 @@ def _repeated(
 
 
 @njit(cache=True, nogil=True)
+def _touched(
+    rows: Int64,
+    begin: int,
+    end: int,
+    unit: Int64,
+    first: Int64,
+    keys: UInt64,
+    pairs: Int32,
+    table: Int32,
+) -> int:  # pragma: no cover - compiled
+    """Read what the next rows will need: reads that do not wait for each other take a tenth of
+    the time of those between which decisions are made."""
+    place, total = np.uint64(table.size - 1), 0
+    for k in range(begin, end):
+        row = rows[k]
+        slot = unit[row]
+        total += table[_hash(slot, first[row], keys[row]) & place] ^ pairs[slot]
+    return total
+
+
+@njit(cache=True, nogil=True)
 def _admit(
     rows: Int64,
     begin: int,
@@ -92,7 +140,7 @@ def _admit(
     offset: Int64,
     first: Int64,
     wanted: Int64,
-    ids: Ids,
+    keys: UInt64,
     spared: Int32,
     pairs: Int32,
     indices: Int32,
@@ -100,9 +148,7 @@ def _admit(
     bound: int,
     table: Int32,
     bits: int,
-    owner: Int32,
-    window: Int32,
-    key: Ids,
+    entries: UInt64,
     used: Int32,
     size: int,
     name: Int64,
@@ -110,9 +156,13 @@ def _admit(
     taken: UInt64,
     fresh: UInt64,
     rank: Int32,
-) -> int:  # pragma: no cover - compiled
-    """Decide the rows ``rows[begin:end]``; return the number of entries afterwards."""
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Decide the rows ``rows[begin:end]``; return the number of entries afterwards, and what was
+    read ahead, so that no compiler drops it."""
+    ahead = 0
     for k in range(begin, end):
+        if (k - begin) % _AHEAD == 0:
+            ahead ^= _touched(rows, k, min(end, k + _AHEAD), unit, first, keys, pairs, table)
         row = rows[k]
         slot = unit[row]
         rank[row] = indices[slot]
@@ -122,27 +172,25 @@ def _admit(
         for nth in range(wanted[row]):
             if pairs[slot] >= limit:
                 break
-            low, high = ids[row, 0], ids[row, 1]
             at_window = first[row] + nth
-            entry, at = _find(table, bits, owner, window, key, slot, at_window, low, high)
+            entry, at = _find(table, bits, entries, slot, at_window, keys[row])
             bit = np.uint64(1) << np.uint64(nth)
             if entry < 0:
                 entry = size
                 size += 1
-                table[at] = _tag(_hash(slot, at_window, low), bits) << bits | entry
-                owner[entry], window[entry], used[entry] = slot, at_window, 0
-                key[entry, 0], key[entry, 1] = low, high
+                _add(table, bits, entries, entry, at, slot, at_window, keys[row])
+                used[entry] = 0
                 if (spared[row] >> nth) & 1 == 0:
                     fresh[row] |= bit
                     indices[slot] += 1
-            elif used[entry] >= bound:
+            elif bound == 1 or used[entry] >= bound:
                 continue
             used[entry] += 1
             pairs[slot] += 1
             taken[row] |= bit
         if name.size and taken[row]:
             named[name[row]] = True
-    return size
+    return size, ahead
 
 
 @njit(cache=True, nogil=True)
@@ -150,12 +198,10 @@ def _enter(
     unit: Int64,
     first: Int32,
     taken: UInt64,
-    ids: Ids,
+    keys: UInt64,
     table: Int32,
     bits: int,
-    owner: Int32,
-    window: Int32,
-    key: Ids,
+    entries: UInt64,
     used: Int32,
     size: int,
 ) -> int:  # pragma: no cover - compiled
@@ -164,31 +210,33 @@ def _enter(
         for nth in range(64):
             if (taken[row] >> np.uint64(nth)) & np.uint64(1) == 0:
                 continue
-            slot, low, high = unit[row], ids[row, 0], ids[row, 1]
             at_window = first[row] + nth
-            entry, at = _find(table, bits, owner, window, key, slot, at_window, low, high)
+            entry, at = _find(table, bits, entries, unit[row], at_window, keys[row])
             if entry < 0:
                 entry = size
                 size += 1
-                table[at] = _tag(_hash(slot, at_window, low), bits) << bits | entry
-                owner[entry], window[entry], used[entry] = slot, at_window, 0
-                key[entry, 0], key[entry, 1] = low, high
+                _add(table, bits, entries, entry, at, unit[row], at_window, keys[row])
+                used[entry] = 0
             used[entry] += 1
     return size
 
 
 @njit(cache=True, nogil=True)
 def _rehash(
-    table: Int32, bits: int, owner: Int32, window: Int32, key: Ids, size: int
-) -> None:  # pragma: no cover - compiled
-    """Put entries, which all differ, into an empty table."""
-    place = np.uint64(table.size - 1)
+    table: Int32, bits: int, entries: UInt64, size: int
+) -> int:  # pragma: no cover - compiled
+    """Put entries, which all differ, into an empty table; return what was read ahead."""
+    place, ahead = np.uint64(table.size - 1), 0
     for entry in range(size):
-        hashed = _hash(owner[entry], window[entry], key[entry, 0])
+        if entry % _AHEAD == 0:
+            for later in range(entry, min(size, entry + _AHEAD)):
+                ahead ^= table[_hash_of(entries, later) & place]
+        hashed = _hash_of(entries, entry)
         at = hashed & place
         while table[at] >= 0:
             at = (at + np.uint64(1)) & place
         table[at] = _tag(hashed, bits) << bits | entry
+    return ahead
 
 
 def numbered(name: Int64 | None) -> tuple[Int64, Bool]:
@@ -206,7 +254,7 @@ class Wanted(NamedTuple):
         unit: slot of each one's unit.
         partition, offset: its position.
         first, wanted: first window that is open for it, and how many are.
-        ids: (n, 2) ids of the keys.
+        keys: (n,) first 64 bits of the ids of the keys.
         spared: bit i: the pair with window ``first + i`` takes no index (its key is published).
     """
 
@@ -215,7 +263,7 @@ class Wanted(NamedTuple):
     offset: Int64
     first: Int64
     wanted: Int64
-    ids: Ids
+    keys: UInt64
     spared: Int32
 
 
@@ -239,9 +287,8 @@ class KeyCounts:
 
     def __init__(self) -> None:
         self.size = 0
-        self._table = np.empty(0, np.int32)
-        self._owner, self._window, self._used = (np.empty(0, np.int32) for _ in range(3))
-        self._key = np.empty((0, 2), np.uint64)
+        #: By entry: its key, and its unit and window in one word; and its admitted records.
+        self._entries, self._used = np.empty((0, 2), np.uint64), np.empty(0, np.int32)
         self._allocate(_FIRST_SIZE)
 
     def admit(
@@ -275,44 +322,40 @@ class KeyCounts:
             self._reserve(int(of.wanted[order[begin:end]].sum()), least)
             parts = self._parts()
             counters = pairs, indices, limit, bound
-            self.size = int(_admit(order, begin, end, *of, *counters, *parts, *names, *taken))
+            self.size, _ = _admit(order, begin, end, *of, *counters, *parts, *names, *taken)
         return taken
 
-    def enter(self, unit: Int64, first: Int32, taken: UInt64, ids: Ids) -> None:
-        """Count admitted records: their units' slots, first open windows, windows and key ids."""
+    def enter(self, unit: Int64, first: Int32, taken: UInt64, keys: UInt64) -> None:
+        """Count admitted records: their units' slots, first open windows, windows and keys."""
         self._reserve(int(np.bitwise_count(taken).sum()), 0)
         parts = self._parts()
-        self.size = int(_enter(unit, first, taken, np.ascontiguousarray(ids), *parts))
+        self.size = int(_enter(unit, first, taken, np.ascontiguousarray(keys), *parts))
 
-    def _parts(self) -> tuple[Int32, int, Int32, Int32, Ids, Int32, int]:
+    def _parts(self) -> tuple[Int32, int, UInt64, Int32, int]:
         """Arguments of the kernels."""
-        arrays = self._owner, self._window, self._key, self._used
-        return self._table, self._bits, *arrays, self.size
+        return self._table, self._bits, self._entries, self._used, self.size
 
     def _allocate(self, room: int) -> None:
-        """Arrays of so many entries, of which the first are those there are, and the table."""
+        """A table for so many entries, and the entries that there are with room for as many as
+        the table takes: memory that is not written to yet takes no place."""
+        places = 1 << int(room / _LOAD).bit_length()
+        room = int(_LOAD * places)
         self._bits = room.bit_length()
-        # One at a time, so that no two copies of all of them are there at once.
-        self._owner = _longer(self._owner, self.size, room)
-        self._window = _longer(self._window, self.size, room)
         self._used = _longer(self._used, self.size, room)
-        self._key = _longer(self._key, self.size, room)
-        del self._table
-        self._table = np.full(1 << int(room / _LOAD).bit_length(), -1, np.int32)
-        _rehash(self._table, self._bits, self._owner, self._window, self._key, self.size)
+        self._entries = _longer(self._entries, self.size, room)
+        self._table = np.full(places, -1, np.int32)
+        _rehash(self._table, self._bits, self._entries, self.size)
 
     def _reserve(self, more: int, least: int) -> None:
         """Room for more entries; those of windows before ``least`` go when it has to grow."""
-        if self.size + more <= min(len(self._owner), int(_LOAD * len(self._table))):
+        if self.size + more <= len(self._used):
             return
-        window = self._window[: self.size]
+        window = (self._entries[: self.size, 1] & np.uint64(0xFFFFFFFF)).astype(np.int64)
         if self.size and window.min() < least:
             indices = np.flatnonzero(window >= least)
-            self._owner, self._window = self._owner[indices], window[indices]
-            self._used, self._key = self._used[indices], self._key[indices]
+            self._entries, self._used = self._entries[indices], self._used[indices]
             self.size = len(indices)
-        # Half as many again, so that the next batches find room.
-        self._allocate(max(_FIRST_SIZE, self.size + more + (self.size + more) // 2))
+        self._allocate(max(_FIRST_SIZE, self.size + more))
 
 
 def _longer(array: npt.NDArray[Any], size: int, room: int) -> npt.NDArray[Any]:

@@ -229,7 +229,7 @@ class PerKey(NamedTuple):
     """What was decided on records of which at most k of a (unit, window, key) are admitted.
 
     Attributes:
-        ids: (n, 2) ids of their keys.
+        keys: (n,) first 64 bits of the ids of their keys.
         first: first window that was open for each.
         taken: bit i: window ``first + i`` is admitted; fresh: and is the first pair of its (unit,
             window, key), which counts the unit there and takes an index of selection.  Where pairs
@@ -237,14 +237,14 @@ class PerKey(NamedTuple):
             those that take an index.
     """
 
-    ids: Ids
+    keys: UInt64
     first: Int32
     taken: UInt64
     fresh: UInt64
 
     def at(self, rows: Int64 | Bool | slice) -> "PerKey":
         """Return some of the records."""
-        return PerKey(self.ids[rows], self.first[rows], self.taken[rows], self.fresh[rows])
+        return PerKey(self.keys[rows], self.first[rows], self.taken[rows], self.fresh[rows])
 
 
 class Admitted(msgspec.Struct, frozen=True):

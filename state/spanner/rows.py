@@ -39,8 +39,10 @@ _PER_KEY = [
     ("pad", "<i4"),
     ("taken", "<u8"),
     ("fresh", "<u8"),
-    ("key", "<u8", (2,)),
+    ("key", "<u8"),
 ]
+#: The fields of ``store.PerKey`` in its order.
+_OF_KEYS = ("key", "first", "taken", "fresh")
 _NAMED = [("digest", "<u8")]
 #: What stands before the records of a unit: admitted pairs whose records have expired, those of
 #: them that were the first of a key, and the last trigger time at which any record of the unit can
@@ -200,8 +202,8 @@ def pack_records(admitted: Admitted, order: Int64) -> bytes:
     if admitted.digest is not None:
         packed["digest"] = admitted.digest[order]
     if admitted.per_key is not None:
-        ids, first, taken, fresh = admitted.per_key.at(order)
-        packed["key"], packed["first"], packed["taken"], packed["fresh"] = ids, first, taken, fresh
+        for name, column in zip(_OF_KEYS, admitted.per_key.at(order), strict=True):
+            packed[name] = column
     return packed.tobytes()
 
 
@@ -218,8 +220,7 @@ def admitted_of(records: npt.NDArray[Any], owner: Int64) -> Admitted:
     """Unpacked records of units of these slots."""
     per_key, names = None, records.dtype.names or ()
     if "key" in names:
-        columns = (np.ascontiguousarray(records[n]) for n in ("key", "first", "taken", "fresh"))
-        per_key = PerKey(*columns)
+        per_key = PerKey(*(np.ascontiguousarray(records[name]) for name in _OF_KEYS))
     return Admitted(
         records["partition"],
         records["offset"],

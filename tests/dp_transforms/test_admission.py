@@ -86,10 +86,9 @@ def test_repeats_that_take_nothing_leave_room_for_keys(
     place, ones = (np.zeros(len(rows), np.int32), rows), np.ones(len(rows), np.int64)
     taken, _ = admit(unit, rows, *place, ones, np.zeros(5_000, np.int32), contributions)
     assert len(np.unique(pair[taken > 0])) / records.size == pytest.approx(before, abs=0.01)
-    ids = np.stack([pair, pair], axis=1).astype(np.uint64)
     counters = np.zeros(5_000, np.int32), np.zeros(5_000, np.int32)
     none = np.zeros(len(rows), np.int32)
-    of = Wanted(unit, *place, np.zeros(len(rows), np.int64), ones, ids, none)
+    of = Wanted(unit, *place, np.zeros(len(rows), np.int64), ones, pair.astype(np.uint64), none)
     admission = KeyCounts().admit(rows, of, *counters, contributions, 1, 0)
     assert (admission.pairs > 0).sum() / records.size == pytest.approx(now, abs=0.01)
     assert counters[0].max() == contributions

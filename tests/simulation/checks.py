@@ -36,7 +36,7 @@ class Decision(NamedTuple):
     pairs: int
     trigger_time: int
     rank: int | None
-    per_key: tuple[bytes, int, int, int] | None = None
+    per_key: tuple[int, int, int, int] | None = None
 
 
 def still_there(store: Store, shard: int, ranked: bool, out: dict[Record, Decision]) -> None:
@@ -55,8 +55,8 @@ def decision_of(admitted: Admitted, row: int, ranked: bool) -> Decision:
     rank = int(admitted.rank[row]) if ranked and admitted.rank is not None else None
     per_key = None
     if admitted.per_key is not None:
-        ids, first, taken, fresh = admitted.per_key
-        per_key = ids[row].tobytes(), int(first[row]), int(taken[row]), int(fresh[row])
+        key, first, taken, fresh = (int(column[row]) for column in admitted.per_key)
+        per_key = key, first, taken, fresh
     return Decision(int(admitted.pairs[row]), int(admitted.trigger_time[row]), rank, per_key)
 
 
@@ -66,8 +66,7 @@ def put_decision(batch: Batch, row: int, decision: Decision) -> None:
     if decision.per_key is not None:
         key, first, *bits = decision.per_key
         words = (np.array([word], np.uint64) for word in bits)
-        ids = np.frombuffer(key, np.uint64).reshape(1, 2)
-        per_key = PerKey(ids, np.array([first], np.int32), *words)
+        per_key = PerKey(np.array([key], np.uint64), np.array([first], np.int32), *words)
     rank = np.array([decision.rank or 0], np.int32)
     batch.write(np.array([row]), np.array([decision.pairs]), rank, per_key)
     batch.trigger_time[row] = decision.trigger_time

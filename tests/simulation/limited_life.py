@@ -254,8 +254,8 @@ def record_of(unit: bytes, columns: Admitted, row: int) -> Record:
     place = int(columns.partition[row]), int(columns.offset[row])
     per_key = None
     if columns.per_key is not None:
-        ids, first, taken, fresh = columns.per_key
-        per_key = ids[row].tobytes(), int(first[row]), int(taken[row]), int(fresh[row])
+        key, first, taken, fresh = (int(column[row]) for column in columns.per_key)
+        per_key = key, first, taken, fresh
     decided = int(columns.pairs[row]), int(columns.trigger_time[row])
     return Record(unit, *place, *decided, rank, per_key)
 
@@ -268,7 +268,7 @@ def admitted_of(records: list[Record], slots: Any) -> Admitted:
     if per_key_parts:
         keys, first, taken, fresh = zip(*per_key_parts, strict=True)
         words = np.array(taken, np.uint64), np.array(fresh, np.uint64)
-        per_key = PerKey(ids_from(list(keys)), np.array(first, np.int32), *words)
+        per_key = PerKey(np.array(keys, np.uint64), np.array(first, np.int32), *words)
     return Admitted(
         np.array([record.partition for record in records], np.int32),
         np.array([record.offset for record in records], np.int64),

@@ -53,7 +53,7 @@ class Record(NamedTuple):
     pairs: int
     trigger_time: int
     rank: int | None
-    per_key: tuple[bytes, int, int, int] | None = None
+    per_key: tuple[int, int, int, int] | None = None
 
     @property
     def firsts(self) -> int:

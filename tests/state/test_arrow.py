@@ -187,7 +187,7 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
     units = UnitShard()
     units.intern(ids([7, 8]))
     bits = (np.array(column, np.uint64) for column in ([1, 3, 1], [1, 2, 0]))
-    per_key = PerKey(ids([40, 40, 40]), np.array([6, 6, 6], np.int32), *bits)
+    per_key = PerKey(np.full(3, 40, np.uint64), np.array([6, 6, 6], np.int32), *bits)
     three = records((0, 1, 0, 1, 1), (0, 2, 1, 2, 1), (0, 3, 0, 1, 1), ranks=[0, 0, 1])
     admitted = msgspec.structs.replace(three, per_key=per_key)
     replica = UnitShard()
@@ -201,7 +201,7 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
     for bound, open_ in ((1, [0, 0, 0, 1]), (2, [0, 1, 1, 1]), (3, [1, 1, 1, 1])):
         unit, window = np.array(unit_windows).T
         of = Wanted(unit, np.zeros(4, np.int32), np.arange(4), window, np.ones(4, np.int64),
-                    ids([40] * 4), np.zeros(4, np.int32))  # fmt: skip
+                    np.full(4, 40, np.uint64), np.zeros(4, np.int32))  # fmt: skip
         again = UnitShard()
         replay_units(again, rows)
         assert again.keys.size == 0  # only a shard that decides needs them

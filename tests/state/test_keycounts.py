@@ -22,7 +22,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.pairs, self.firsts = defaultdict[int, int](int), defaultdict[int, int](int)
-        self.of_key = defaultdict[tuple[int, int, int, int], int](int)
+        self.of_key = defaultdict[tuple[int, int, int], int](int)
 
     def admit(self, order: np.ndarray, of: Wanted, limits: Limits) -> list[tuple[int, int, int]]:
         out = [(0, 0, 0)] * len(order)
@@ -33,7 +33,7 @@ class Slow:
             taken = fresh = 0
             rank = self.firsts[unit]
             for nth in range(0 if place in seen else int(of.wanted[row])):
-                key = (unit, int(of.first[row]) + nth, *of.ids[row].tolist())
+                key = (unit, int(of.first[row]) + nth, int(of.keys[row]))
                 if self.pairs[unit] == limits.pairs or self.of_key[key] == limits.per_key:
                     continue
                 indexed = self.of_key[key] == 0 and not int(of.spared[row]) >> nth & 1
@@ -53,12 +53,12 @@ def wanted(rng: np.random.Generator, rows: int, begin: int, windows: int) -> Wan
     same = np.arange(rows) // 2 * 2
     unit = rng.integers(0, UNITS, rows)[same]
     first = rng.integers(0, 5, rows)[same] + begin // 100
-    # Ids that differ in one of their words only, and in no low bit of it.
-    ids = np.stack([rng.integers(0, 3, rows) << 40, rng.integers(0, 2, rows)], axis=1)[same]
+    # Keys that differ in no low bit.
+    keys = (rng.integers(0, 6, rows) << 40)[same].astype(np.uint64)
     many = rng.integers(0, windows + 1, rows)[same]
     none = np.zeros(rows, np.int32)
     spared = none if windows == 64 else rng.integers(0, 1 << windows, rows).astype(np.int32)[same]
-    return Wanted(unit, none, offset, first, many, ids.astype(np.uint64), spared)
+    return Wanted(unit, none, offset, first, many, keys, spared)
 
 
 def plain(taken: Taken) -> list[tuple[int, int, int]]:
@@ -92,7 +92,7 @@ def test_decisions_are_those_of_a_dictionary(
             for was, what in history:
                 rows = np.flatnonzero(what.pairs)
                 first = was.first[rows].astype(np.int32)
-                counts.enter(was.unit[rows], first, what.pairs[rows], was.ids[rows])
+                counts.enter(was.unit[rows], first, what.pairs[rows], was.keys[rows])
     assert pair_count > 50
 
 
@@ -100,7 +100,7 @@ def test_equal_positions_of_two_units_are_two_records() -> None:
     """A source that reuses positions must not let one unit push out another's record."""
     counters, zero = (np.zeros(2, np.int32), np.zeros(2, np.int32)), np.zeros(4, np.int64)
     of = Wanted(np.array([0, 0, 1, 1]), zero.astype(np.int32), zero, zero, zero + 1,
-                np.zeros((4, 2), np.uint64), np.zeros(4, np.int32))  # fmt: skip
+                np.zeros(4, np.uint64), np.zeros(4, np.int32))  # fmt: skip
     taken = KeyCounts().admit(np.arange(4), of, *counters, 9, 9, 0)
     assert taken.pairs.tolist() == [1, 0, 1, 0] and counters[0].tolist() == [1, 1]
 
@@ -110,10 +110,12 @@ def test_closed_windows_leave_the_table() -> None:
     counts = KeyCounts()
     pairs, indices = np.zeros(1, np.int32), np.zeros(1, np.int32)
     for window in range(60):
-        ids = np.stack([np.arange(500), np.arange(500)], axis=1).astype(np.uint64)
+        keys = np.arange(500, dtype=np.uint64)
         rows = np.zeros(500, np.int64)
         none = np.zeros(500, np.int32)
-        of = Wanted(rows, rows.astype(np.int32), np.arange(500), rows + window, rows + 1, ids, none)
+        of = Wanted(
+            rows, rows.astype(np.int32), np.arange(500), rows + window, rows + 1, keys, none
+        )
         taken = counts.admit(np.arange(500), of, pairs, indices, 10**6, 1, window)
         assert (taken.fresh == 1).all()
         again = counts.admit(np.arange(500), of, pairs, indices, 10**6, 1, window)

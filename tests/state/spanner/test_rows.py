@@ -128,7 +128,7 @@ def test_digests_are_kept_where_ids_name_records(per_key: bool) -> None:
     one = np.arange(2, dtype=np.int32)
     digest = np.array([7, (1 << 64) - 1], np.uint64)
     words = np.ones(2, np.uint64)
-    of_key = PerKey(np.array([[1, 2], [3, 4]], np.uint64), one, words, words)
+    of_key = PerKey(np.array([1, 3], np.uint64), one, words, words)
     bound = of_key if per_key else None
     admitted = Admitted(one, one.astype(np.int64), one, one, one, one, bound, digest)
     raw = pack_records(admitted, np.array([1, 0]))

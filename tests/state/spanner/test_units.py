@@ -66,7 +66,9 @@ def per_key(*fresh: int) -> PerKey:
     rows = len(fresh)
     both = np.full(rows, 3, np.uint64)
     first = np.full(rows, 6, np.int32)
-    return PerKey(ids(list(range(40, 40 + rows))), first, both, np.array(fresh, np.uint64))
+    return PerKey(
+        np.arange(40, 40 + rows, dtype=np.uint64), first, both, np.array(fresh, np.uint64)
+    )
 
 
 def test_a_bound_per_key_is_kept_in_the_rows() -> None:
@@ -81,7 +83,7 @@ def test_a_bound_per_key_is_kept_in_the_rows() -> None:
     assert unit_rows.fresh is not None and unit_rows.fresh.tolist() == [3, 2]
     back = admitted_of(unit_rows.records, unit_rows.owner)
     assert back.per_key is not None and back.unit.tolist() == [0, 0, 1]
-    assert back.per_key.ids.tolist() == ids([40, 42, 41]).tolist()
+    assert back.per_key.keys.tolist() == [40, 42, 41]
     assert back.per_key.fresh.tolist() == [3, 0, 1] and back.per_key.first.tolist() == [6] * 3
 
 
