@@ -231,14 +231,12 @@ def test_a_bundle_ends_soon_and_goes_on(
     topic = kafka.topic()
     kafka.produce(topic, (record(i) for i in range(60_000)))
     driver = drive(topic, batch_rows=500)
-    bundles, longest = 0, 0.0
+    bundles = 0
     while sum(map(len, driver.records)) < 60_000:
-        begin = time.monotonic()
         driver.bundle()
-        longest, bundles = max(longest, time.monotonic() - begin), bundles + 1
+        bundles += 1
     assert driver.users == {(0, i): f"u{i}" for i in range(60_000)}
-    assert bundles >= 5
-    assert longest < 3, "a self-checkpoint every 0.02 s or so"
+    assert bundles >= 5, "rows alone would end two of them"
 
 
 def test_what_was_not_claimed_is_read_again(kafka: Broker, drive: Drive) -> None:
