@@ -82,7 +82,7 @@ IDLE_SECONDS = 0.1
 #: How long a check waits for a message that is there.
 SCAN_SECONDS = 30.0
 #: Before each look for new partitions, inside the bundle: a runner may round pauses to nothing.
-WATCH_SECONDS = 0.2
+WATCH_SECONDS = 0.1
 
 
 class KafkaInput(Input):
@@ -371,7 +371,8 @@ class _ReadTopic(_ReadPartition):
                 return None, progress
             last = first - 1
         reader.seek(last + 1)
-        taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
+        # All partitions together take a bundle's time, because the watermark waits for the slowest.
+        taken = reader.take(self.batch_rows, BUNDLE_SECONDS / len(progress.parts))
         return taken, _with(progress, number, taken.position - 1, reached)
 
 
