@@ -5,6 +5,7 @@ Each check is a function from source text to offences and is also shown a bad so
 
 import ast
 import functools
+import gc
 import re
 import tomllib
 from collections import Counter
@@ -36,7 +37,19 @@ MAX_MODULES = 25
 @functools.cache
 def parsed(source: str) -> ast.Module:
     """The tree of a text, parsed once for all checks; not to be changed."""
-    return ast.parse(source)
+    gc.disable()  # the trees stay, and to look through all of them again takes most of the time
+    try:
+        tree = ast.parse(source)
+        gc.freeze()
+    finally:
+        gc.enable()
+    return tree
+
+
+@functools.cache
+def nodes(source: str) -> list[ast.AST]:
+    """All nodes of a text's tree."""
+    return [*ast.walk(parsed(source))]
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -57,11 +70,11 @@ def named(path: Path) -> str:
 @functools.cache
 def imports(source: str) -> frozenset[str]:
     """Dotted names of all modules a source imports, inside functions too."""
-    return frozenset(_imported(ast.walk(parsed(source))))
+    return frozenset(_imported(nodes(source)))
 
 
-def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    for node in nodes:
+def _imported(among: Iterable[ast.AST]) -> Iterator[str]:
+    for node in among:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -79,11 +92,11 @@ def runtime_imports(source: str) -> frozenset[str]:
     """The same without those that only type checkers make."""
     types = [
         node
-        for node in ast.walk(parsed(source))
+        for node in nodes(source)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     hidden = {id(node) for block in types for part in block.body for node in ast.walk(part)}
-    return frozenset(_imported(node for node in ast.walk(parsed(source)) if id(node) not in hidden))
+    return frozenset(_imported(node for node in nodes(source) if id(node) not in hidden))
 
 
 def circles(modules: dict[str, str]) -> list[tuple[str, ...]]:
@@ -176,7 +189,7 @@ def long_functions(source: str) -> list[str]:
             node.name,
             (node.end_lineno or 0) - node.body[bool(ast.get_docstring(node)) :][0].lineno + 1,
         )
-        for node in ast.walk(parsed(source))
+        for node in nodes(source)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and len(node.body) > bool(ast.get_docstring(node))
     ]
@@ -185,7 +198,7 @@ def long_functions(source: str) -> list[str]:
 
 def dropped(source: str) -> list[str]:
     """Statements that ``python -O`` drops: a check of data, of state or of privacy is none."""
-    tree = ast.walk(parsed(source))
+    tree = nodes(source)
     return [f"assert in line {node.lineno}" for node in tree if isinstance(node, ast.Assert)]
 
 
@@ -227,7 +240,7 @@ UNSTEADY = {
 def unsteady(source: str) -> list[str]:
     """Randomness, clocks and salted hashes that no key, plan or input determines."""
     out = [f"import {n}" for n in imports(source) if n.split(".")[0] in ("random", "uuid")]
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSTEADY:
             out.append(ast.unparse(node.func))
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("np.random"):
@@ -332,7 +345,7 @@ VAGUE = {
 def vague_names(source: str) -> list[str]:
     """Classes, functions, fields, attributes, variables and parameters with such a name."""
     names = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.arg):
             names.append(node.arg)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -403,7 +416,7 @@ def account_calls(source: str) -> list[str]:
         return []
     names = {"register", "ledger", "tokens", "opened", "book", "_register", "_ledger"}
     calls = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = ast.unparse(node.func.value).rpartition(".")[2]
             if node.func.attr in SEQUENCE and owner in names:

@@ -56,13 +56,13 @@ def audit_seeds(seeds: range, folder: Path, skipping: bool = False) -> None:
         assert audit(pair, folder)[0] == [], str(pair)
 
 
-@pytest.mark.parametrize("part", few_first(range(6), fast=2))
+@pytest.mark.parametrize("part", few_first(range(6)))
 def test_neighbours_differ_in_one_unit_only(tmp_path: Path, part: int) -> None:
     each = CI_PAIRS // 6
     audit_seeds(range(part * each, (part + 1) * each), tmp_path)
 
 
-@pytest.mark.parametrize("part", few_first(range(7), fast=2))
+@pytest.mark.parametrize("part", few_first(range(7)))
 def test_neighbours_of_jobs_that_skip(tmp_path: Path, part: int) -> None:
     audit_seeds(range(5 * part, 5 * part + 5), tmp_path, skipping=True)
 

@@ -64,7 +64,7 @@ def feed(schedule: Schedule) -> Feed:
     return Feed(batches, "arrived", hold=max(2, len(batches) // 25), watermarks=watermarks)
 
 
-@pytest.mark.parametrize("seed", few_first(range(10), fast=3))
+@pytest.mark.parametrize("seed", few_first(range(10)))
 def test_schedules_on_prism(seed: int, tmp_path: Path) -> None:
     _, schedule = make(seed)
 

@@ -25,13 +25,13 @@ def audited(seeds: range, skipping: bool = False) -> Counter[str]:
     return totals
 
 
-@pytest.mark.parametrize("first", few_first(range(0, CI, TOGETHER), fast=6))
+@pytest.mark.parametrize("first", few_first(range(0, CI, TOGETHER), fast=2))
 def test_schedules(first: int) -> None:
     totals = audited(range(first, first + TOGETHER))
     assert totals["fired"] > 5 * TOGETHER and totals["restores"] > 0
 
 
-@pytest.mark.parametrize("first", few_first(range(0, SKIPPING, FEWER), fast=6))
+@pytest.mark.parametrize("first", few_first(range(0, SKIPPING, FEWER), fast=2))
 def test_schedules_of_jobs_that_skip(first: int) -> None:
     totals = audited(range(first, first + FEWER), skipping=True)
     assert totals["fired"] > 5 * FEWER

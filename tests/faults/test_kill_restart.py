@@ -106,7 +106,7 @@ SQLITE_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("case", few_first(SQLITE_FAULTS, fast=6), ids=str)
+@pytest.mark.parametrize("case", few_first(SQLITE_FAULTS, fast=5), ids=str)
 def test_killed_at_a_point(tmp_path: Path, case: tuple[str, Fault, bool]) -> None:
     name, fault, in_beam = case
     killed_at(name, fault, str(tmp_path / "s.db"), tmp_path / "out", in_beam)
@@ -126,7 +126,7 @@ SPANNER_FAULTS = [
 
 
 @pytest.mark.parametrize("kind", ["spanner"], indirect=True)
-@pytest.mark.parametrize("case", few_first(SPANNER_FAULTS, fast=4), ids=str)
+@pytest.mark.parametrize("case", few_first(SPANNER_FAULTS, fast=2), ids=str)
 def test_killed_at_a_point_on_spanner(
     case: tuple[str, Fault, bool, bool], tmp_path: Path, place: Places
 ) -> None:

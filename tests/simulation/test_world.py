@@ -25,7 +25,7 @@ def live_through(seeds: range, skipping: bool = False) -> dict[str, int]:
     return happened
 
 
-@pytest.mark.parametrize("first", few_first(range(0, CI, TOGETHER), fast=4))
+@pytest.mark.parametrize("first", few_first(range(0, CI, TOGETHER), fast=2))
 def test_histories(first: int) -> None:
     happened = live_through(range(first, first + TOGETHER))
     assert min(happened[name] for name in HAPPEN) > 0
