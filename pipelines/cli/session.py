@@ -188,8 +188,8 @@ def close(table: Chosen, arrival: str, before: str, analyst: str, as_json: bool)
 
     What they spent becomes one region, and their records may be deleted.
     """
-    from dpstream.pipelines.session.figures import value_of
-    from dpstream.pipelines.session.sliding import close_before
+    from dpstream.pipelines.session.ask import close_before
+    from dpstream.pipelines.session.sentences import value_of
 
     with opened(table, analyst) as open_session:
         open_table = open_session.open_table

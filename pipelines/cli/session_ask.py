@@ -127,7 +127,7 @@ def ask(
 
 
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
-    from dpstream.pipelines.session.hand_out import hand_out
+    from dpstream.pipelines.session.ticket import hand_out
 
     paid = hand_out(session.open_table, question, out)
     if as_json:
@@ -144,7 +144,7 @@ def _request(
     how: dict[str, Any],
 ) -> "SessionRequest":
     """Return the question of a command."""
-    from dpstream.pipelines.session.figures import figure_of
+    from dpstream.pipelines.session.sentences import figure_of
 
     amount, kind = budget_of(how.pop("epsilon"), how.pop("rho"))
     how["cover"] = tuple(how["cover"])
@@ -155,7 +155,7 @@ def _request(
 
 def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     from dpstream.pipelines.session import sentences
-    from dpstream.pipelines.session.figures import answer_text, records
+    from dpstream.pipelines.session.sentences import answer_rows, answer_text
 
     head = answer.header
     question = head.question
@@ -170,7 +170,7 @@ def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
                 "allotment": head.allotment,
                 "receipt": answer.digest,
                 "insecure": answer.insecure,
-                "rows": records(answer),
+                "rows": answer_rows(answer),
                 "warnings": session.open_table.table.warnings,
             }
         )
@@ -214,14 +214,14 @@ def _union(
     inside: str | None,
     as_json: bool,
 ) -> None:
-    from dpstream.pipelines.session.figures import figure_of, union_text
+    from dpstream.pipelines.session.sentences import figure_of
 
     for figure in map(figure_of, figures or ("count",)):
         union = subspace(session, table, where, inside).union(figure)
         if as_json:
             print_json({"figure": figure.name, **union._asdict()})
         else:
-            click.echo(f"{figure.name}: {union_text(union)}; free")
+            click.echo(f"{figure.name}: {union.text}; free")
 
 
 @click.command(
@@ -366,7 +366,7 @@ def select(
     --with-rho stay the same when their budget is spent.
     """
     from dpstream.pipelines.session import names, sentences
-    from dpstream.pipelines.session.pictures import kinds
+    from dpstream.pipelines.session.overview import kinds
 
     names.check(name)
     with opened(table, analyst, looking=True) as session:

@@ -158,6 +158,6 @@ def asker(
 
 def cells(session: "Session", by: tuple[str, ...]) -> "Mapping[str, Any]":
     """Return the ranges of ``--by``."""
-    from dpstream.pipelines.session.figures import ranges_of
+    from dpstream.pipelines.session.sentences import ranges_of
 
     return ranges_of(session.open_table.space, by)

@@ -63,9 +63,9 @@ def stand(
     Run it again with the next tick: the window stays as long as it has budget, and then slides to
     newer arrivals.
     """
-    from dpstream.pipelines.session.figures import figure_of, value_of
-    from dpstream.pipelines.session.sliding import SlidingQuestion, arrival_of, cells_wide
-    from dpstream.pipelines.session.sliding import tick as asked
+    from dpstream.pipelines.session.ask import SlidingQuestion, arrival_of, cells_wide
+    from dpstream.pipelines.session.ask import tick as asked
+    from dpstream.pipelines.session.sentences import figure_of, value_of
 
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst) as session:
@@ -141,7 +141,7 @@ def _amount(number: float) -> str:
 @AS_JSON
 def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
     """List the questions, charges, allotments, uses of allotments and closings, in order."""
-    from dpstream.pipelines.session.transcript import transcript as lines_of
+    from dpstream.pipelines.session.overview import transcript as lines_of
 
     with opened(table, analyst, looking=True) as session:
         lines = lines_of(session.open_table)

@@ -21,8 +21,7 @@ from dpstream.pipelines.launch import dataflow
 from dpstream.pipelines.project.data_sets import secret_of
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.session.config import session_table
-from dpstream.pipelines.session.records.batch import shards_for
-from dpstream.pipelines.session.records.flow import ANSWER, Task, build
+from dpstream.pipelines.session.records.flow import ANSWER, Task, build, shards_for
 from dpstream.pipelines.session.ticket import Ticket, opened
 from dpstream.pipelines.tabulation.remote import get, put
 

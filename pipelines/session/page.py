@@ -2,9 +2,12 @@
 asked; and its pictures as files.
 
 It is made of the account alone, which is public: neither records nor answers nor the secret are
-read, so that every analyst may have it.
+read, so that every analyst may have it.  Pictures (SVG on the page, or PNG files) are the same
+bytes for the same numbers.  Names of dimensions are the table's own, which are public; they appear
+in pictures of the table and nowhere else.
 """
 
+import io
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,24 +15,237 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
+from matplotlib import dates
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError, UsageError, instance
+from dpstream.accounting.figures import human
 from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.dimensions import Budget, Category, Dimension, Timestamp
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.render.pages import pages
 from dpstream.pipelines.render.picture_fields import picture_fields
-from dpstream.pipelines.session import drawing, sentences
+from dpstream.pipelines.report.text import moment_of
+from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable
-from dpstream.pipelines.session.overview import overview
-from dpstream.pipelines.session.pictures import heat_map, kinds, over_time
+from dpstream.pipelines.session.overview import (
+    HeatMap,
+    Line,
+    Moment,
+    heat_map,
+    kinds,
+    over_time,
+    overview,
+    transcript,
+)
 from dpstream.pipelines.session.selection import Selection
-from dpstream.pipelines.session.transcript import Line, transcript
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import replacing
+
+_DPI = 160
+#: Labels along a side.
+_TICKS = 6
+_MOST_TEXT = 28
+#: Of a side, for missing values.
+_WIDE = 0.14
+#: The lines of spent budget, in their order.
+LINES = ("most of any point", "mean over the space")
+
+
+def heat_picture(space: Space, heat_map: HeatMap, kind: str, name: str) -> Picture:
+    """Draw the map as SVG.
+
+    Args:
+        name: prefix of the SVG's ids, unique on its page.
+    """
+    figure = _heat(space, heat_map, kind)
+    description = heat_text(space, heat_map, kind)
+    return Picture(charts.svg(figure, f"map-{name}", description), description)
+
+
+def heat_png(space: Space, heat_map: HeatMap, kind: str) -> bytes:
+    """Draw the map as a PNG file."""
+    return _png(_heat(space, heat_map, kind))
+
+
+def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
+    """Describe the map as text."""
+    across, up = (space.dimensions[place].name for place in (heat_map.across, heat_map.up))
+    blank = np.isnan(heat_map.left)
+    least, most = (
+        (float(np.nanmin(heat_map.left)), _top(heat_map)) if not blank.all() else (0.0, 0.0)
+    )
+    closed = "; what is blank has nothing left for ever" if blank.any() else ""
+    of = (
+        ""
+        if heat_map.initial is None
+        else f" of an initial {sentences.amount(_micro(heat_map.initial))}"
+    )
+    return (
+        f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
+        f"dimensions are: from {sentences.amount(_micro(least))} to "
+        f"{sentences.amount(_micro(most))}"
+        f"{closed}"
+    )
+
+
+def _top(heat_map: HeatMap) -> float:
+    return float(np.max(heat_map.left, where=~np.isnan(heat_map.left), initial=0.0))
+
+
+def _micro(budget: float) -> int:
+    return round(budget * 1e6)
+
+
+def _heat(space: Space, heat_map: HeatMap, kind: str) -> Figure:
+    figure, axes = charts.axes_of(6.4, 4.4)
+    top = max(_top(heat_map), heat_map.initial or 0.0, 1e-6)
+    axes.grid(False)
+    columns, rows = heat_map.columns, heat_map.rows
+    places = [
+        _places(space.dimensions[p], e)
+        for p, e in ((heat_map.across, columns), (heat_map.up, rows))
+    ]
+    image = axes.pcolormesh(
+        *places,
+        heat_map.left,
+        cmap="viridis",
+        vmin=0,
+        vmax=top,
+        rasterized=True,
+    )
+    bar = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda v, _: human(v)))
+    of = "" if heat_map.initial is None else f" of {sentences.amount(_micro(heat_map.initial))}"
+    bar.set_label(f"{kind} left{of}, at least")
+    bar.outline.set_visible(False)
+    _labels(axes.xaxis, space.dimensions[heat_map.across], columns, places[0])
+    _labels(axes.yaxis, space.dimensions[heat_map.up], rows, places[1])
+    return figure
+
+
+def _null(dimension: Dimension, edges: Int64) -> bool:
+    """Whether the last pixel is that of missing values alone."""
+    return bool(edges[-1] > dimension.values and edges[-2] >= dimension.values)
+
+
+def _places(dimension: Dimension, edges: Int64) -> Float64:
+    """Where the edges of pixels are drawn: the one of missing values is wide enough to be seen."""
+    positions = np.arange(len(edges), dtype=np.float64)
+    if _null(dimension, edges):
+        positions[-1] = max(positions[-1], positions[-2] + _WIDE * positions[-2])
+    return positions
+
+
+def _labels(axis: Any, dimension: Dimension, edges: Int64, places: Float64) -> None:
+    """Values at some edges of pixels; codes and missing values in the middle of their own."""
+    pixels = len(edges) - 1
+    at, texts = [], []
+    if isinstance(dimension, Category):
+        step = -(-pixels // 12)
+        for pixel in range(0, pixels, step):
+            if edges[pixel] < dimension.values:
+                at.append((places[pixel] + places[pixel + 1]) / 2)
+                texts.append(dimension.codes[int(edges[pixel])])
+    else:
+        valued = int(np.searchsorted(edges, dimension.values, side="right")) - 1
+        for pixel in np.unique(np.linspace(0, valued, _TICKS).round().astype(int)).tolist():
+            at.append(places[pixel])
+            texts.append(_tick(dimension, int(edges[pixel])))
+    if _null(dimension, edges):
+        at.append((places[-2] + places[-1]) / 2)
+        texts.append("null")
+    axis.set_ticks(at, [text[:_MOST_TEXT] for text in texts])
+    axis.set_label_text(dimension.name[:_MOST_TEXT])
+    for text in (axis.label, *axis.get_ticklabels()):
+        text.set_parse_math(False)  # a $ is a $
+
+
+def _tick(dimension: Dimension, coordinate: int) -> str:
+    if isinstance(dimension, Budget):
+        coordinate = min(coordinate, dimension.values - 1)
+    text = sentences.line(dimension, coordinate)
+    return text.strip("'").removesuffix("T00:00:00Z") if isinstance(dimension, Timestamp) else text
+
+
+def spending_picture(moments: Sequence[Moment], kind: str) -> Picture:
+    """Spent budget over time as SVG."""
+    figure, description = _spending(moments, kind), spending_text(moments, kind)
+    return Picture(charts.svg(figure, f"time-{kind}", description), description)
+
+
+def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
+    """Spent budget over time as a PNG file."""
+    figure = _spending(moments, kind)
+    _legend(figure.axes[0])
+    return _png(figure)
+
+
+def spending_text(moments: Sequence[Moment], kind: str) -> str:
+    """Describe the picture of spending_picture over time as text."""
+    if not moments:
+        return f"Nothing of {kind} is spent"
+    last = moments[-1]
+    return (
+        f"Spent {kind} by a point after each of {len(moments):,} charges: at most "
+        f"{sentences.amount(_micro(last.most))}, on average over the space {human(last.mean)}"
+    )
+
+
+def _spending(moments: Sequence[Moment], kind: str) -> Figure:
+    figure, axes = charts.axes_of(6.4, 2.9)
+    times = [moment_of(m.at) for m in moments]
+    for index, values in enumerate(([m.most for m in moments], [m.mean for m in moments])):
+        colour = charts.SERIES[index]
+        mark = "o" if len(times) <= 60 else ""
+        axes.plot(
+            times,
+            values,
+            drawstyle="steps-post",
+            color=colour,
+            lw=1.4,
+            marker=mark,
+            ms=3,
+            label=LINES[index],
+        )
+    axes.set_ylim(bottom=0)
+    if times:
+        locator = dates.AutoDateLocator(minticks=2, maxticks=6)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
+    axes.set_xlabel("time of the charge (UTC)")
+    axes.set_ylabel(f"{kind} spent")
+    return figure
+
+
+#: Colours of PNG files, which have no style sheet, in the place of the page's variables.
+_LIGHT = {charts.SERIES[0]: "#1f5fa8", charts.SERIES[1]: "#c2410c"}
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(LINES))
+
+
+def _png(figure: Figure) -> bytes:
+    """A figure with the colours of the light page."""
+    for axes in figure.axes:
+        for drawn in axes.lines:
+            drawn.set_color(_LIGHT.get(str(drawn.get_color()), drawn.get_color()))
+        if axes.get_legend() is not None:
+            _legend(axes)  # with the colours of its lines
+        for grid in (*axes.get_xgridlines(), *axes.get_ygridlines()):
+            grid.set_color("#d5dbe1")
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
+    return out.getvalue()
+
 
 #: What a page begins with; a file that begins otherwise is never replaced.
 MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream session">'
@@ -102,15 +318,13 @@ def png(open_table: OpenTable, chosen: Chosen) -> bytes:
     kind = chosen.kind or kinds(open_table.space)[0]
     open_table.space.budget_place(kind)
     if chosen.over_time:
-        return drawing.spending_png(
-            over_time(open_table.table, kind, open_table.account.history()), kind
-        )
+        return spending_png(over_time(open_table.table, kind, open_table.account.history()), kind)
     by = chosen.by or default_by(open_table)
     if len(by) != 1:
         raise UsageError("--by", "must be one pair of dimensions for a .png", "name one pair")
     spent = open_table.account.spent(kind)  # type: ignore[arg-type]
     heat = heat_map(spent, *by[0], chosen.initial, chosen.within)
-    return drawing.heat_png(open_table.space, heat, kind)
+    return heat_png(open_table.space, heat, kind)
 
 
 def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
@@ -127,7 +341,7 @@ def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
             _kind(open_table, kind, summary["budgets"][kind], chosen)
             for kind in kinds(open_table.space)
         ],
-        "legend": list(zip(charts.swatches(len(drawing.LINES)), drawing.LINES, strict=True)),
+        "legend": list(zip(charts.swatches(len(LINES)), LINES, strict=True)),
         "lines": [_first_two(line) for line in lines[:MOST_LINES]],
         "more": len(lines) > MOST_LINES,
     }
@@ -138,9 +352,9 @@ def _kind(
 ) -> dict[str, Any]:
     spent = open_table.account.spent(kind)  # type: ignore[arg-type]
     maps = [
-        drawing.heat(
+        heat_picture(
             open_table.space,
-            heat_map(spent, *pair, _top(spent, chosen), chosen.within),
+            heat_map(spent, *pair, _shown_initial(spent, chosen), chosen.within),
             kind,
             f"{kind}{n}",
         )
@@ -154,7 +368,7 @@ def _kind(
         "initial": _amount(budget["most_initial"]),
         "regions": budget["regions"],
         "maps": [picture_fields(picture) for picture in maps],
-        "time": picture_fields(drawing.spending(moments, kind)) if moments else None,
+        "time": picture_fields(spending_picture(moments, kind)) if moments else None,
         "rows": [
             row | {"spent": "closed" if row["spent"] is None else _amount(row["spent"])}
             for row in budget["rows"]
@@ -162,7 +376,7 @@ def _kind(
     }
 
 
-def _top(spent: Spent, chosen: Chosen) -> int | None:
+def _shown_initial(spent: Spent, chosen: Chosen) -> int | None:
     """Return the chosen initial budget, if records can have it of this kind; else the most."""
     dimension = spent.space.dimensions[spent.place]
     dimension = instance(dimension, Budget)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.figures import human
 from dpstream.accounting.regions.boxes import cut, overlapped, points, stacked, taken, without
 from dpstream.accounting.regions.index import BoxIndex
 from dpstream.accounting.regions.space import Space
@@ -85,6 +86,14 @@ class Union(NamedTuple):
         import pyarrow as pa
 
         return pa.table({name: [getattr(self, name)] for name in ("value", "sd", "low", "high")})
+
+    @property
+    def text(self) -> str:
+        """The figure in words."""
+        half = (self.high - self.low) / 2
+        dates = self.first if self.first == self.last else f"{self.first} to {self.last}"
+        value = sentences.value_text(self.value)
+        return f"{value} ±{human(half)}, of {self.parts:,} parts answered {dates}"
 
 
 def assembled(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Union:

@@ -20,8 +20,8 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.runners.bounded import Runner
+from dpstream.pipelines.session.ask import close_before
 from dpstream.pipelines.session.session import Session
-from dpstream.pipelines.session.sliding import close_before
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.load import load_catalog

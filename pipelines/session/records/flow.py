@@ -1,4 +1,9 @@
-"""A batch as a bounded Beam pipeline: parts are tallied, sums go to the shard of their cells.
+"""Draws a batch's answer on a runner: a bounded Beam pipeline, the same bytes as in one process.
+
+A batch is a question with cells.  It is decided and charged as a whole (all or nothing, a point
+pays once) before anything of this module runs; then the sums of all cells are computed, noise is
+drawn for each, and the table is committed.  A draw that fails, or is interrupted, has released
+nothing: the same question continues under its run id, at no charge, here or elsewhere.
 
     parts of the table -> exact sums by shard of cells -> one shuffle -> digest of all sums
         -> one shuffle -> noise of each shard -> one shuffle -> the released table, a file of the
@@ -19,6 +24,7 @@ trigger time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import apache_beam as beam
@@ -28,13 +34,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.beam.keyed import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
-from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.session import (
     Totals,
     encoded,
@@ -57,11 +64,14 @@ from dpstream.dp_transforms.session.totals import columns_of
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.connectors.folder.store import Folder
-from dpstream.pipelines.session.records.manifest import Part, digest
-from dpstream.pipelines.session.records.parts import USABLE, damaged
+from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
+from dpstream.pipelines.session.records.manifest import Part, digest, read_manifest
+from dpstream.pipelines.session.records.parts import USABLE, damaged, reading
 from dpstream.pipelines.tabulation.remote import put
 from dpstream.state.disk_errors import file_errors
+from dpstream.state.ledger.region_charge import packed as packed_boxes
 from dpstream.state.ledger.region_charge import unpacked
+from dpstream.state.private_folders import private_folder
 
 ANSWER = "answer.arrow"
 #: How the digest of a shard travels.
@@ -275,3 +285,65 @@ class Release(beam.DoFn):
         table = released(space, question, boxes, joined(shards, parts))
         put(task.folder, File(ANSWER, encoded(table)))
         yield ANSWER
+
+
+#: Draws of a shard: a second of a core, and some megabytes.
+_DRAWS = 1 << 20
+
+
+def check(runner: Runner) -> None:
+    """Refuse a runner that cannot be used, before anything is charged.
+
+    Raises:
+        UsageError: there is no such runner, it is not on this machine, or its workers do not
+            share folders.
+    """
+    if runner.name not in RUNNERS:
+        raise UsageError("--runner", "does not answer batches here", f"use {', '.join(RUNNERS)}")
+    runner.engine()
+
+
+def shards_for(space: Space, question: Question, read: Int64, parallelism: int) -> int:
+    """Return the number of shards of the cells; no byte depends on it."""
+    leaves = sum(of.size for of in question.needs(space, read).leaves)
+    draws = question.cells.count * (2 * leaves + 2 * len(question.aggregates))
+    return min(question.cells.count, max(parallelism, 1 + draws // _DRAWS))
+
+
+def spread(
+    runner: Runner,
+    beside: Path,
+    folder: Path,
+    table: SessionTable,
+    question: Question,
+    read: Int64,
+    keys: SecretSource,
+    run_id: str,
+) -> pa.Table:
+    """Draw the answer by a runner's workers.
+
+    Args:
+        beside: a folder that workers share, for their results.
+        folder: folder of the table.
+        read: (m, d, 2) boxes of the charge; run_id: its own.
+        keys: the reference to the secret, bound to the run (``SecretSource.of_run``).
+
+    Raises:
+        DpstreamError: the pipeline failed.
+    """
+    shards = shards_for(table.space, question, read, runner.parallelism)
+    try:
+        with private_folder(beside, "account.path") as draft, reading(folder):
+            parts = read_manifest(folder, table).usable()
+            source, place = str(folder.resolve()), str(draft)
+            task = Task(table, source, question, packed_boxes(read), run_id, place, shards, keys)
+            run_to_end(
+                runner,
+                lambda pipeline: build(pipeline, task, parts),
+                (draft / ANSWER).exists,
+                lambda: [damaged()],
+            )
+            with pa.ipc.open_stream((draft / ANSWER).read_bytes()) as reader:
+                return reader.read_all()
+    finally:
+        destroy_keys(run_id)

@@ -17,12 +17,11 @@ from dpstream.pipelines.launch.batch import (
     pipeline_of,
 )
 from dpstream.pipelines.project.project import load_project
-from dpstream.pipelines.session.records.batch import here
 from dpstream.pipelines.session.records.flow import ANSWER
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.ticket import ticket_of
 from tests.pipelines.launch.building import built
-from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
+from tests.pipelines.session.batching import KEY, RUN, Made, here, made, secret_file
 
 PROJECT = """
 version = 1

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Needs,
@@ -17,11 +19,13 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.accounting.sessions.table import SessionTable
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.session import Totals, tallied
+from dpstream.dp_transforms.session import Totals, answered, tallied
 from dpstream.pipelines.session.records import load
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.records.parts import read_part
+from dpstream.pipelines.session.records.scan import Scan
 from tests.pipelines.session.tables import config_at, rides, write
 
 KEY, RUN = bytes(range(7, 39)).hex(), "5a" * 16
@@ -56,6 +60,14 @@ class Made(NamedTuple):
         }
         usable = np.concatenate([r.column("usable").to_numpy() for r in rows])
         return tallied(space, boxes, cells, needs, at, usable)
+
+
+def here(
+    scan: Scan | Made, space: Space, question: Question, read: Int64, keys: KeyRing, run_id: str
+) -> pa.Table:
+    """The answer by this process alone, as `ask` draws it without a runner."""
+    totals = scan.totals(read, question.cells, question.needs(space, read))
+    return answered(space, question, read, totals, keys, run_id)
 
 
 def made(

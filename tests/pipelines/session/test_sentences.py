@@ -3,12 +3,30 @@
 from fractions import Fraction
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from dpstream.accounting.sessions.aggregates import COUNT, Question, median, sum_of
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Question,
+    average,
+    median,
+    quantiles,
+    sum_of,
+)
 from dpstream.accounting.sessions.cells import Cells, along
 from dpstream.pipelines.session import sentences
-from dpstream.pipelines.session.predicates import boxes_of
+from dpstream.pipelines.session.receipt import Answer, Header
+from dpstream.pipelines.session.selection import predicate_of
+from dpstream.pipelines.session.sentences import (
+    answer_rows,
+    answer_text,
+    figure_of,
+    ranges_of,
+    value_of,
+)
+from dpstream.pipelines.session.union import Union
 from tests.pipelines.session.people import DAY, PEOPLE, START, box, random_boxes
 
 SPACE = PEOPLE.space
@@ -18,7 +36,10 @@ SPACE = PEOPLE.space
 def test_a_box_in_words_is_the_box(seed: int) -> None:
     one = random_boxes(seed)
     text = sentences.box(SPACE, one[0])
-    assert boxes_of("" if text == sentences.EVERYTHING else text, SPACE).tolist() == one.tolist()
+    assert (
+        predicate_of("" if text == sentences.EVERYTHING else text, SPACE).boxes().tolist()
+        == one.tolist()
+    )
 
 
 def test_some_boxes_as_people_read_them() -> None:
@@ -51,3 +72,51 @@ def test_amounts_and_questions() -> None:
     question = Question(kind="epsilon", amount=1, aggregates=(COUNT, sum_of("age"), median("age")),
                         cells=Cells((along(SPACE, "smoker"),)))  # fmt: skip
     assert sentences.question(question) == "count, sum(age), quantiles(age, 0.5) by smoker (2)"
+
+
+def test_figures() -> None:
+    assert figure_of(" count ") == COUNT and figure_of("average( fare )") == average("fare")
+    assert figure_of("median(fare)") == median("fare")
+    assert figure_of("quantiles(fare, 0.25, .75)") == quantiles("fare", [0.25, 0.75])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "count()", "count(x)", "sum", "sum()", "sum(a, b)", "max(a)", "quantiles(a)",
+             "quantiles(a, b)", "sum(a"],
+)  # fmt: skip
+def test_what_is_no_figure(text: str) -> None:
+    with pytest.raises(UsageError, match="figure"):
+        figure_of(text)
+
+
+def test_ranges() -> None:
+    space = PEOPLE.space
+    assert ranges_of(space, ["smoker", "age=4", "weight=0, 50,100"]) == {
+        "smoker": None, "age": 4, "weight": ["0", "50", "100"],
+    }  # fmt: skip
+    assert value_of(space, "arrived", "2013-01-01T00:00:00Z") == START
+    for wrong in (["age=x"], ["age", "age=3"], ["nothing"], ["age=-1"]):
+        with pytest.raises(UsageError):
+            ranges_of(space, wrong)
+
+
+def test_answers_as_tables() -> None:
+    table = pa.table({
+        "smoker": ["no", None], "count": [3.0, -1234.5], "count_sd": [1.0, 1.0],
+        "count_low": [1.0, -1240.0], "count_high": [5.0, None],
+    })  # fmt: skip
+    question = Question(kind="epsilon", amount=1)
+    header = Header(run_id="ab", plan_hash="12", table="cd", where="", question=question)
+    answer = Answer(header, table, b"", "", True, False)
+    assert answer_text(answer).splitlines() == [
+        "smoker     count", "------  --------", "no          3 ±2", "NULL    -1,234.5",
+    ]  # fmt: skip
+    assert answer_rows(answer)[1] == {
+        "smoker": None, "count": -1234.5, "count_sd": 1.0, "count_low": -1240.0,
+        "count_high": None,
+    }  # fmt: skip
+
+
+def test_unions_in_words() -> None:
+    union = Union(10.0, 1.0, 8.0, 12.0, 3, ("a",), "2024", "2025")
+    assert union.text == "10 ±2, of 3 parts answered 2024 to 2025"

@@ -1,5 +1,6 @@
 """The pipeline of a batch: sums in batches, no record, and no secret in it."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.session import encoded
 from dpstream.dp_transforms.session.batches import gathered
+from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.records import flow
-from dpstream.pipelines.session.records.batch import here
 from dpstream.pipelines.session.records.flow import (
     ANSWER,
     Begin,
@@ -25,12 +28,20 @@ from dpstream.pipelines.session.records.flow import (
     Tally,
     Task,
     build,
+    check,
+    shards_for,
+    spread,
 )
 from dpstream.pipelines.session.records.manifest import read_manifest
+from dpstream.pipelines.session.records.scan import Scan
+from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from dpstream.state.ledger.region_charge import packed
-from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
+from tests import accounts
+from tests.pipelines.session.batching import CELLS, KEY, RUN, Made, here, made, secret_file
 from tests.pipelines.test_coders import UNPICKLED
 from tests.pipelines.test_coders import parts_of as coders_of
+from tests.runners.engines import need_flink
+from tests.state.ledger.region_conformance import Payer
 
 
 @pytest.fixture
@@ -129,3 +140,114 @@ def test_a_part_that_is_gone_is_named_by_no_path(table: Made, tmp_path: Path) ->
     (table.folder / part.name).unlink()
     with pytest.raises(RunError, match=r"^table\.coordinates: cannot be read"):
         list(Tally(task_of(table, tmp_path)).process(msgspec.json.encode(part).decode()))
+
+
+DIRECT = Runner("DirectRunner")
+
+
+def both(runner: Runner, table: Made, folder: Path, kind: str = "epsilon") -> tuple[bytes, bytes]:
+    """The answer here, and on a runner."""
+    keys, question = secret_file(folder), table.question(kind)
+    with keys.ring() as ring:
+        bound = keys.of_run(RUN, ring.fingerprint)
+        mine = here(table, table.table.space, question, table.boxes, ring, RUN)
+    theirs = spread(
+        runner, folder, table.folder, table.table, question, table.boxes, bound, RUN
+    )  # fmt: skip
+    assert mine.num_rows == 16 and set(mine["count"].to_pylist()) != {0.0}
+    return encoded(mine), encoded(theirs)
+
+
+@pytest.mark.parametrize(("kind", "shards"), [("epsilon", 1), ("epsilon", 5), ("rho", 16)])
+def test_the_direct_runner_gives_the_same_bytes(
+    kind: str, shards: int, table: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "shards_for", lambda *_: shards)
+    mine, theirs = both(DIRECT, table, tmp_path, kind)
+    assert mine == theirs
+    assert not list(tmp_path.glob(".dpstream-*"))  # what workers handed over is gone
+
+
+@pytest.mark.slow
+def test_prism_gives_the_same_bytes(table: Made, tmp_path: Path) -> None:
+    mine, theirs = both(Runner("PrismRunner"), table, tmp_path)
+    assert mine == theirs
+
+
+@pytest.mark.slow
+def test_flink_gives_the_same_bytes(table: Made, tmp_path: Path) -> None:
+    need_flink()
+    mine, theirs = both(Runner("FlinkRunner", parallelism=2), table, tmp_path)
+    assert mine == theirs
+
+
+def test_a_scan_in_duckdb_gives_the_same_bytes(table: Made, tmp_path: Path) -> None:
+    space, question, boxes = table.table.space, table.question(), table.boxes
+    with Scan(table.folder, table.table) as scan, secret_file(tmp_path).ring() as ring:
+        theirs = here(scan, space, question, boxes, ring, RUN)
+        assert encoded(theirs) == encoded(here(table, space, question, boxes, ring, RUN))
+
+
+def test_a_table_without_usable_records_has_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise alone, and the same everywhere."""
+    nobody = made(tmp_path, monkeypatch, hours=99)
+    assert read_manifest(nobody.folder, nobody.table).usable() == []
+    mine, theirs = both(DIRECT, nobody, tmp_path)
+    assert mine == theirs
+
+
+def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) -> None:
+    part = read_manifest(table.folder, table.table).usable()[1]
+    path = table.folder / part.name
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(RunError, match="not as it was written"):
+        both(DIRECT, table, tmp_path)
+    path.unlink()
+    assert not list(tmp_path.glob(".dpstream-*"))
+
+
+def test_a_batch_is_one_charge_of_each_point_or_none(table: Made, tmp_path: Path) -> None:
+    """Cells are many, the amount is paid once; a cell that lacks budget refuses all of them."""
+    space, full_space = table.table.space, table.table.space.everything
+    account = Payer(accounts.of_records(tmp_path / "ledger.db", "rides"), table.table)
+
+    def paid(name: str, cells: Cells, amount: int, boxes: Int64) -> Int64:
+        def resolve(views: Views) -> Int64:
+            return cells.inside(space, boxes)
+
+        return account.pay(name, Order("epsilon", amount, "me", resolve)).region.read
+
+    rich = space.box(epsilon=(1.5, None))
+    read = paid("one", CELLS, 400_000, rich)
+    spent = account.spent("epsilon")
+    assert spent.most_in(read) == 400_000 and (CELLS.inside(space, rich) == read).all()
+    assert set(spent.amounts.tolist()) == {0, 400_000}
+    paid("corner", Cells(), 1_000_000, space.box(epsilon=(1.5, None), vendor=("c", None)))
+    with pytest.raises(SessionRefusedError) as refused:
+        paid("two", CELLS, 400_000, rich)
+    assert len(refused.value.decision.lacking) > 0 and refused.value.decision.largest == 100_000
+    assert account.spent("epsilon").most_in(full_space) == 1_400_000  # nothing of it was charged
+    assert len(account.history()) == 2
+
+
+def test_runners_whose_workers_share_no_folder_are_refused(tmp_path: Path) -> None:
+    for name in ("DataflowRunner", "NoRunner"):
+        with pytest.raises(UsageError, match="--runner"):
+            check(Runner(name))
+    check(DIRECT)
+    assert os.listdir(tmp_path) == []
+
+
+def test_shards_are_for_the_workers_and_for_the_draws(
+    table: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = table.table.space, table.question(), table.boxes
+    assert shards_for(*arguments, 1) == 1 and shards_for(*arguments, 3) == 3
+    assert shards_for(*arguments, 99) == 16  # no more than cells
+    monkeypatch.setattr(flow, "_DRAWS", 500)
+    assert 1 < shards_for(*arguments, 1) <= 16

@@ -1,10 +1,13 @@
 """Scans against the same totals in numpy, over boxes and cells of every form."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
@@ -23,9 +26,8 @@ from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.session import tallied
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.records import scan as scans
-from dpstream.pipelines.session.records import scan_sql
 from dpstream.pipelines.session.records.load import add, delete, init, tidied
-from dpstream.pipelines.session.records.scan import Scan
+from dpstream.pipelines.session.records.scan import BOXES, Scan, cell, where
 from tests.pipelines.session.tables import at_of, config_at, rides, without_ids, write
 
 
@@ -144,7 +146,7 @@ def test_many_boxes_whose_cells_are_too_many(
     """Fewer dimensions make the cells, and the others are compared."""
     space = opened[1].table.space
     for rows in (1, 200, 2_000):
-        monkeypatch.setattr(scan_sql, "MAX_ROWS", rows)
+        monkeypatch.setattr(scans, "MAX_ROWS", rows)
         for name in ("hours", "many", "rest"):
             same(opened, boxes_of(space)[name], CELLS[4])
 
@@ -152,7 +154,7 @@ def test_many_boxes_whose_cells_are_too_many(
 def test_a_join_that_forgets_a_dimension_is_noticed(
     opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_sql, "_number", lambda chosen, edges: "0")
+    monkeypatch.setattr(scans, "_number", lambda chosen, edges: "0")
     with pytest.raises(AssertionError):
         same(opened, boxes_of(opened[1].table.space)["many"], Cells())
 
@@ -160,7 +162,7 @@ def test_a_join_that_forgets_a_dimension_is_noticed(
 def test_edges_by_comparisons(
     opened: tuple[Scan, Config, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_sql, "MAX_LIST", 0)
+    monkeypatch.setattr(scans, "MAX_LIST", 0)
     for cells in CELLS:
         same(opened, boxes_of(opened[1].table.space)["many"], cells)
 
@@ -170,7 +172,7 @@ def test_everything_is_one_scan(
 ) -> None:
     queries, select = list[str](), Scan._select
 
-    def counted(self: Scan, text: str, where: scan_sql.Where) -> dict[str, np.ndarray]:
+    def counted(self: Scan, text: str, where: scans.Where) -> dict[str, np.ndarray]:
         queries.append(text)
         return select(self, text, where)
 
@@ -212,7 +214,7 @@ def test_duckdb_is_locked(opened: tuple[Scan, Config, np.ndarray], tmp_path: Pat
         "INSTALL httpfs",
     ):
         with pytest.raises(RunError, match="cannot be scanned") as caught:
-            opened[0]._select(text, scan_sql.Where("true"))
+            opened[0]._select(text, scans.Where("true"))
         assert caught.value.__cause__ is None and str(tmp_path) not in str(caught.value)
 
 
@@ -299,3 +301,93 @@ def test_a_table_without_usable_records(tmp_path: Path) -> None:
     for held in (False, True):
         with Scan(config.folder, config.table, held=held) as scan:
             assert count(scan, config) == 0
+
+
+SIZES = (7, 5, 6)
+POINTS = np.array(list(itertools.product(*map(range, SIZES))))
+HELD = np.array([[0, size] for size in SIZES])
+
+
+def rows(boxes: np.ndarray, held: np.ndarray = HELD) -> list[list[int]]:
+    """The points that DuckDB finds in boxes, each as often as it finds it."""
+    with duckdb.connect() as db:
+        db.register("t", pa.table({f"x{i}": POINTS[:, i].astype(np.uint8) for i in range(3)}))
+        clause = where(boxes, held)
+        if clause.boxes is not None:
+            db.register(BOXES, clause.boxes)
+        text = f"SELECT x0, x1, x2 FROM t{clause.join} WHERE {clause.text} ORDER BY ALL"
+        return [list(row) for row in db.sql(text).fetchall()]
+
+
+def held_in(boxes: np.ndarray) -> list[list[int]]:
+    inside = [((box[:, 0] <= POINTS) & (box[:, 1] > POINTS)).all(axis=1) for box in boxes]
+    return list(POINTS[np.logical_or.reduce(inside)].tolist())
+
+
+def some_boxes(rng: np.random.Generator, count: int) -> np.ndarray:
+    edges = [[np.sort(rng.choice(size + 1, 2, replace=False)) for size in SIZES]
+             for _ in range(count)]  # fmt: skip
+    return union(np.array(edges))
+
+
+@pytest.mark.parametrize("most", [1, 4, 30, 1 << 20])
+def test_disjoint_boxes_hold_their_points_once(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "MAX_ROWS", most)
+    rng, joins = np.random.default_rng(4), 0
+    for count in (1, 2, 3, 4, 6, 9):
+        boxes = some_boxes(rng, count)
+        assert rows(boxes) == held_in(boxes)
+        joins += where(boxes, HELD).boxes is not None
+    assert joins >= 3
+
+
+def test_a_comparison_that_all_records_meet_is_left_out() -> None:
+    box = np.array([[[2, 7], [0, 3], [1, 5]]])
+    assert where(box, HELD).text == "x0 >= 2 AND x1 < 3 AND x2 >= 1 AND x2 < 5"
+    assert where(box, np.array([[3, 6], [1, 3], [0, 6]])).text == "x2 >= 1 AND x2 < 5"
+    assert where(box, np.array([[3, 6], [1, 3], [1, 5]])).text == "true"
+    assert where(box, np.array([[0, 2], [0, 5], [0, 6]])).text == "false"
+
+
+def test_boxes_that_can_be_clubbed_are_no_join() -> None:
+    parts = np.array([[[i, i + 1], [0, 5], [2, 4]] for i in range(7)])
+    assert where(parts, HELD) == ("x2 >= 2 AND x2 < 4", "", None)
+
+
+@pytest.mark.parametrize(
+    ("edges", "most", "form"),
+    [
+        ([0, 2, 4, 6], 1 << 14, "//"),
+        ([1, 2, 3], 1 << 14, "-"),
+        ([0, 5], 1 << 14, "0"),
+        ([0, 1, 4, 6], 1 << 14, "["),
+        ([0, 2, 6], 1 << 14, "["),
+        ([0, 1, 4, 6], 2, "CASE"),
+        ([1, 2, 4, 5, 6], 2, "CASE"),
+    ],
+)
+def test_ranges_between_edges(
+    edges: list[int], most: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans, "MAX_LIST", most)
+    text = cell("x", np.array(edges))
+    assert form in text
+    values = np.arange(edges[0], edges[-1], dtype=np.uint8)
+    with duckdb.connect() as db:
+        db.register("t", pa.table({"x": values}))
+        places = [row[0] for row in db.sql(f"SELECT {text} FROM t").fetchall()]
+    assert places == (np.searchsorted(edges, values, "right") - 1).tolist()
+
+
+def test_very_wide_dimensions() -> None:
+    """Coordinates of 40 bits, with cells of several dimensions: numbers stay within 64 bits."""
+    bounds = np.array([[0, 1 << 40]] * 3)
+    boxes = np.array([[[i << 30, (i << 30) + 1]] * 3 for i in range(5)])
+    clause = where(boxes, bounds)
+    assert clause.boxes is not None and clause.boxes.num_rows == 5
+    with duckdb.connect() as db:
+        at = np.array([0, 1, 1 << 30, 4 << 30, (4 << 30) + 1])
+        db.register("t", pa.table({f"x{i}": at for i in range(3)}))
+        db.register(BOXES, clause.boxes)
+        text = f"SELECT x0 FROM t{clause.join} WHERE {clause.text} ORDER BY ALL"
+        assert [row[0] for row in db.sql(text).fetchall()] == [0, 1 << 30, 4 << 30]
