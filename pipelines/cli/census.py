@@ -313,7 +313,7 @@ def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> 
     Writes error_report.csv, multi_run_error_report.csv and report.html to the folder, which only
     its owner can read.
     """
-    from dpstream.pipelines.tabulation.error_report.report import report as write
+    from dpstream.pipelines.tabulation.error_report import report as write
 
     of = described(census)
     figures = write(of.parameters, of.data, of.choice, runs, out)

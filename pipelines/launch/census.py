@@ -25,9 +25,8 @@ from dpstream.pipelines.launch import dataflow
 from dpstream.pipelines.project.data_sets import secret_of, unit_of
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.files import public_paths
 from dpstream.pipelines.tabulation.flow import Task, build, sealed
-from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, prepared
+from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, prepared, public_paths
 from dpstream.pipelines.tabulation.pieces import PIECE_BYTES, Piece
 from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
 from dpstream.pipelines.tabulation.work import parts_of

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.pipelines.tabulation.faults import Faults
-from dpstream.pipelines.tabulation.text import Rows, read_rows
+from dpstream.pipelines.tabulation.text import Faults, Rows, read_rows
 
 RACE_ITERATIONS = "race-characteristic-iterations.txt"
 ETHNICITY_ITERATIONS = "ethnicity-characteristic-iterations.txt"

@@ -27,7 +27,7 @@ from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.parameters import Family, Parameters, Program
 from dpstream.accounting.tabulation.tables import TABLES
 from dpstream.pipelines.formats.lines import BOM
-from dpstream.pipelines.tabulation.faults import Faults
+from dpstream.pipelines.tabulation.text import Faults
 
 CONFIG = "config.json"
 PUERTO_RICO = "72"

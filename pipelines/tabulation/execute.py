@@ -33,7 +33,6 @@ from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
-from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
     Prepared,
@@ -42,7 +41,7 @@ from dpstream.pipelines.tabulation.inputs import (
     stamps,
 )
 from dpstream.pipelines.tabulation.pieces import pieces
-from dpstream.pipelines.tabulation.reading import read
+from dpstream.pipelines.tabulation.private import dead_letter_folder, read_records
 from dpstream.pipelines.tabulation.work import (
     counted,
     counts_digest,
@@ -141,7 +140,7 @@ class Order(NamedTuple):
         """The folder of refused records; ``None``: they refuse the file."""
         if self.strict:
             return None
-        return self.dead_letter or dead_letters.dead_letter_folder(self.out)
+        return self.dead_letter or dead_letter_folder(self.out)
 
 
 class Execution(NamedTuple):
@@ -320,7 +319,7 @@ def acceptance(
         accepted = of_requests(place, [Request(charge, request)], how.fresh)
     if out is None:
         return accepted
-    check_dead_letters(dead_letters.dead_letter_folder(out), "--dead-letter")
+    check_dead_letters(dead_letter_folder(out), "--dead-letter")
     return accepted.unless(lambda: Output(out, MANIFEST).check(accepted.run_id))
 
 
@@ -341,7 +340,7 @@ def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
 
 def _here(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw in this process."""
-    tally = counted(setup, read(order.inputs.records, setup.lookup, order.letters))
+    tally = counted(setup, read_records(order.inputs.records, setup.lookup, order.letters))
     parts = parts_of(setup)
     inputs = combined(counts_digest(setup, p, pairs_of(setup, tally, p), keys) for p in parts)
     for part in parts:

@@ -36,7 +36,7 @@ from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.formats.receipt import encoded
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.pieces import Piece
-from dpstream.pipelines.tabulation.reading import read_one
+from dpstream.pipelines.tabulation.private import read_one
 from dpstream.pipelines.tabulation.remote import Stamp, check_still, get, put
 from dpstream.pipelines.tabulation.work import (
     counted,

@@ -15,9 +15,17 @@ from dpstream.accounting.tabulation.tables import T4, TABLES
 from dpstream.pipelines.tabulation import characteristics, geography
 from dpstream.pipelines.tabulation.config import CONFIG, PUERTO_RICO, STATES, names_of
 from dpstream.pipelines.tabulation.geography import texts
-from dpstream.pipelines.tabulation.invented import groups, people, regions
-from dpstream.pipelines.tabulation.invented.regions import BLOCKS_PER_TRACT, Regions
-from dpstream.pipelines.tabulation.layouts import LAYOUTS
+from dpstream.pipelines.tabulation.invented import (
+    BLOCKS_PER_TRACT,
+    PRODUCTION_SHAPE,
+    SMALL_SHAPE,
+    Regions,
+    households,
+    invent_groups,
+    invent_regions,
+    persons,
+)
+from dpstream.pipelines.tabulation.private import LAYOUTS
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
 
@@ -72,10 +80,10 @@ def generate(parameters: Path, data: Path, size: Size, overwrite: bool = False) 
         RunError: a file cannot be written.
     """
     _check(size)
-    shape = groups.PRODUCTION if size.production else groups.SMALL
-    made = groups.invent(shape, size.seed)
+    shape = PRODUCTION_SHAPE if size.production else SMALL_SHAPE
+    made = invent_groups(shape, size.seed)
     states = tuple(sorted(size.states))
-    places = regions.invent(states, size.tracts, size.places, size.aiannh, size.seed)
+    places = invent_regions(states, size.tracts, size.places, size.aiannh, size.seed)
     homes = int(size.persons * _HOUSEHOLDS)
     written: dict[Path, tuple[int, Iterable[bytes]]] = {
         parameters / name: (len(rows), [_listed(name, rows)]) for name, rows in made.files.items()
@@ -84,11 +92,11 @@ def generate(parameters: Path, data: Path, size: Size, overwrite: bool = False) 
     written[data / geography.GEOGRAPHY] = (len(places.block), [_geography(places)])
     written[data / LAYOUTS["p"].file] = (
         size.persons,
-        _headed("p", people.persons(size.persons, made, places, size.seed)),
+        _headed("p", persons(size.persons, made, places, size.seed)),
     )
     written[data / LAYOUTS["h"].file] = (
         homes,
-        _headed("h", people.households(homes, made, places, size.seed)),
+        _headed("h", households(homes, made, places, size.seed)),
     )
     for path in written:
         if path.exists() and not overwrite:

@@ -13,9 +13,7 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.pipelines.tabulation.config import PUERTO_RICO
-from dpstream.pipelines.tabulation.digits import numbers_of
-from dpstream.pipelines.tabulation.faults import Faults
-from dpstream.pipelines.tabulation.text import Rows, read_blocks
+from dpstream.pipelines.tabulation.text import Faults, Rows, numbers_of, read_blocks
 
 GEOGRAPHY = "GRF-C.txt"
 #: Columns that name a block, and their digits; those of data files are the same.

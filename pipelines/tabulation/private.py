@@ -5,9 +5,17 @@ matter which other records there are, in which piece it is read or on which work
 state that does not run is left out, by a public rule and without a word.  A record that breaks a
 rule is refused: its position (the number of its first byte in the file) and the first rule that it
 breaks go to the dead letter, no value of it.
+
+A record has up to eight race codes and one of ethnicity.  `Null` stands for no code, only behind
+the last one; a record without any race code is a fault.
+
+Dead letters are for the operator alone.  They are the engine's own: a file named by its content,
+below a folder that nobody but its owner can read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,15 +27,71 @@ from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
-from dpstream.dp_transforms.tabulation.records import Int8, Records
+from dpstream.dp_transforms.tabulation.records import RACES, Int8, Records
 from dpstream.pipelines.formats.lines import too_long, with_nul
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.tabulation.config import states_of
-from dpstream.pipelines.tabulation.digits import numbers_of
 from dpstream.pipelines.tabulation.geography import BLOCK, BLOCK_DIGITS, is_in
-from dpstream.pipelines.tabulation.layouts import ETHNICITY, LAYOUTS, RACE_COLUMNS, Layout, Rule
-from dpstream.pipelines.tabulation.pieces import Lines, Piece, lines_of
-from dpstream.pipelines.tabulation.text import field_counts, parse, simple_rows, stray_returns
+from dpstream.pipelines.tabulation.pieces import Lines, Piece, lines_of, pieces
+from dpstream.pipelines.tabulation.text import (
+    field_counts,
+    numbers_of,
+    parse,
+    simple_rows,
+    stray_returns,
+)
+from dpstream.state.disk_errors import file_errors
+
+RACE_COLUMNS = tuple(f"QRACE{number}" for number in range(1, RACES + 1))
+ETHNICITY = "QSPAN"
+
+
+class Rule(StrEnum):
+    """Why a record goes to the dead letter; fixed and public, in the order in which they count."""
+
+    MALFORMED = "malformed"
+    LINE_TOO_LONG = "line_too_long"
+    FIELD_COUNT = "field_count"
+    BLOCK_FORM = "block_form"
+    BLOCK_UNKNOWN = "block_unknown"
+    AGE = "age"
+    SEX = "sex"
+    HOUSEHOLDER = "householder"
+    RACE_GROUP = "race_group"
+    NO_RACE_CODE = "no_race_code"
+    RACE_CODE_UNKNOWN = "race_code_unknown"
+    RACE_CODE_AFTER_NULL = "race_code_after_null"
+    ETHNICITY_CODE_UNKNOWN = "ethnicity_code_unknown"
+    HOUSEHOLD_TYPE = "household_type"
+    TENURE = "tenure"
+
+
+class Layout(NamedTuple):
+    """A private file.
+
+    Attributes:
+        file: its name; columns: its header.
+        race_group: column of the race group, 01 to 63, which no table uses.
+    """
+
+    file: str
+    columns: tuple[str, ...]
+    race_group: str
+
+
+LAYOUTS = {
+    "p": Layout(
+        "person-records.txt",
+        ("QAGE", "QSEX", "HOUSEHOLDER", *BLOCK, "CENRACE", *RACE_COLUMNS, ETHNICITY),
+        "CENRACE",
+    ),
+    "h": Layout(
+        "household-records.txt",
+        (*BLOCK, "HHRACE", *RACE_COLUMNS, ETHNICITY, "HOUSEHOLD_TYPE", "TEN"),
+        "HHRACE",
+    ),
+}
+
 
 _NULL = "Null"
 #: Leaves of T3 and T4 by the texts of household type and tenure; who pays no rent counts as renter.
@@ -247,3 +311,85 @@ def _search(values: Int64, ordered: Int64) -> tuple[Int32, Bool]:
 
 def _array(column: pa.ChunkedArray) -> pa.StringArray:
     return column.combine_chunks()
+
+
+def dead_letter_folder(out: Path) -> Path:
+    """Where dead letters go unless another folder is named: ``dead_letter/`` beside the output."""
+    return out.parent / "dead_letter" / out.name
+
+
+def letters_of(refused: Refused, partition: int = 0) -> pa.RecordBatch:
+    """Refused positions as the engine's dead letters.
+
+    Args:
+        partition: number of the file.
+    """
+    # Beam comes with it: only where a record was refused.
+    from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
+
+    columns = [
+        pa.array(np.full(len(refused.offsets), partition, np.int32)),
+        pa.array(refused.offsets, pa.int64()),
+        pa.array(refused.reasons, pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
+
+
+def write_letters(folder: Path, refused: Iterable[Refused]) -> int:
+    """Write what was refused to a folder, which nobody else can read.
+
+    Returns:
+        How many records there are of them; for the operator, as it depends on the data.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    batches = [letters_of(one) for one in refused if len(one.offsets)]
+    if not batches:
+        return 0
+    from dpstream.pipelines.connectors.write import write_dead_letters
+
+    with file_errors("--dead-letter", "cannot be written"):
+        write_dead_letters(folder, batches)
+    return sum(batch.num_rows for batch in batches)
+
+
+def read_records(path: Path, lookup: Lookup, letters: Path | None) -> Iterator[Records]:
+    """All records of a file.
+
+    Args:
+        letters: folder of refused records; ``None``: they refuse the file.
+
+    Raises:
+        PolicyError: a record was refused, and there is no folder for it.
+        RunError: the file cannot be read, or a dead letter not written.
+    """
+    for piece in _pieces(path):
+        yield from read_one(piece, lookup, letters)
+
+
+def read_one(
+    piece: Piece,
+    lookup: Lookup,
+    letters: Path | None,
+    callback: Callable[[int], None] = lambda _: None,
+) -> Iterator[Records]:
+    """The same of a piece; its dead letters are one file, whoever reads it.
+
+    Args:
+        callback: how many there are, for the operator.
+    """
+    name, refused = Path(piece.path).name, []
+    with file_errors(name, "cannot be read"):
+        for parsed in read_piece(piece, lookup):
+            if letters is None and len(parsed.refused.offsets):
+                raise strict_refusal(name)
+            refused.append(parsed.refused)
+            yield parsed.records
+    if letters is not None:
+        callback(write_letters(letters, refused))
+
+
+def _pieces(path: Path) -> list[Piece]:
+    with file_errors(path.name, "cannot be read"):
+        return pieces(path)

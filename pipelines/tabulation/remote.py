@@ -15,7 +15,7 @@ from dpstream.pipelines.ask.draft import File, write_file
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.tabulation import characteristics, geography
 from dpstream.pipelines.tabulation.config import CONFIG
-from dpstream.pipelines.tabulation.layouts import LAYOUTS
+from dpstream.pipelines.tabulation.private import LAYOUTS
 from dpstream.pipelines.tabulation.totals import TOTALS
 from dpstream.state.disk_errors import file_errors
 

@@ -1,29 +1,138 @@
-"""Public text files: columns separated by ``|`` below a header that is not quoted.
+"""Public text files: columns separated by ``|`` below a header that is not quoted; and faults.
 
 One line is one row; a quote is a character like any other.  Lines end in a line feed, or in
 carriage return and line feed; a carriage return anywhere else is a fault, and so is a NUL byte.  A
 byte order mark at the head of the file is none of its header's, as in every file that the engine
 reads; anywhere else it is text.  Blank lines are no rows, and are counted in the rows' numbers.
+
+Every fault has its file, row, column, rule and fix.  Public files say nothing of a person, but a
+wrong file may have been put in their place: so a fault names rows and columns and never shows a
+value.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.formats.fields import arrow_columns, columns_of
-from dpstream.pipelines.formats.lines import (
-    BOM,
-    MAX_LINE_BYTES,
-    split,
-    too_long,
-    with_nul,
-)
-from dpstream.pipelines.tabulation.faults import Faults
+from dpstream.pipelines.formats.lines import BOM, MAX_LINE_BYTES, split, too_long, with_nul
+
+#: Faults of one rule and column of a file that are listed one by one; the rest is counted.
+MAX_LISTED = 10_000
+
+
+class Fault(NamedTuple):
+    """One rule that a public file does not keep.
+
+    Attributes:
+        file: its name, without folders.
+        row: number of the line in the file, the header's is 1; ``None``: of the whole file.
+        column: or field; empty: of the whole row or file.
+        rule: what is not as it must be, in words; fix: what to do.
+    """
+
+    file: str
+    row: int | None
+    column: str
+    rule: str
+    fix: str
+
+    def __str__(self) -> str:
+        where = [self.file]
+        where += [] if self.row is None else [f"row {self.row}"]
+        where += [self.column] if self.column else []
+        return f"{', '.join(where)}: {self.rule}. Fix: {self.fix}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fault for machines."""
+        return self._asdict()
+
+
+class Faults:
+    """Gathers the faults of one file, in the order in which they are found.
+
+    Args:
+        file: its name, without folders.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.faults = list[Fault]()
+
+    def add(self, column: str, rule: str, fix: str, row: int | None = None) -> None:
+        """One fault."""
+        self.faults.append(Fault(self.file, row, column, rule, fix))
+
+    def rows(self, bad: Bool, numbers: Int64, column: str, rule: str, fix: str) -> None:
+        """A fault of each row that is marked.
+
+        Args:
+            bad: (n,) which rows; numbers: (n,) their numbers in the file.
+        """
+        at = numbers[np.flatnonzero(bad)]
+        for number in at[:MAX_LISTED].tolist():
+            self.add(column, rule, fix, number)
+        if len(at) > MAX_LISTED:
+            self.add(column, f"{rule} (and {len(at) - MAX_LISTED:,} more rows)", fix)
+
+
+def refuse(fault_stream: Iterable[Fault]) -> None:
+    """Refuse public files that have faults; nothing is charged for them.
+
+    Raises:
+        UsageError: there is one; shows the first and how many there are.
+    """
+    faults = list(fault_stream)
+    if faults:
+        first = faults[0]
+        more = f" ({len(faults):,} faults)" if len(faults) > 1 else ""
+        where = first.file if first.row is None else f"{first.file} row {first.row}"
+        raise UsageError(
+            f"{where} {first.column}".strip(),
+            f"{first.rule}{more}",
+            f"{first.fix}; `dpstream census validate` lists all" if more else first.fix,
+        )
+
+
+def numbers_of(column: pa.StringArray, width: int) -> tuple[Int64, Bool]:
+    """What texts of exactly ``width`` ASCII digits are as numbers.
+
+    Args:
+        column: without nulls; width: at most 18.
+
+    Returns:
+        ((n,) int64, 0 where a text is of another form; (n,) which texts are of this one).
+    """
+    sizes = pc.binary_length(column).to_numpy()
+    good = sizes == width
+    if not good.all():
+        column = pc.if_else(pa.array(good), column, "0" * width)
+    digits = _bytes_of(column).reshape(-1, width) - np.uint8(ord("0"))
+    out = np.zeros(len(digits), np.int64)
+    for place in range(width):
+        out *= 10
+        out += digits[:, place]
+    bad = (digits > 9).any(axis=1)
+    if bad.any():
+        good = good & ~bad
+        out[bad] = 0
+    return out, np.asarray(good)
+
+
+def _bytes_of(column: pa.StringArray) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """The bytes of all texts, one after the other."""
+    _, offsets, data = column.buffers()
+    if data is None:
+        return np.zeros(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])]
+
 
 SEPARATOR = "|"
 #: Text that is parsed at once.

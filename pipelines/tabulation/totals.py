@@ -19,9 +19,7 @@ from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.pipelines.tabulation.config import PUERTO_RICO
-from dpstream.pipelines.tabulation.digits import numbers_of
-from dpstream.pipelines.tabulation.faults import Fault, Faults
-from dpstream.pipelines.tabulation.text import Rows, read_blocks
+from dpstream.pipelines.tabulation.text import Fault, Faults, Rows, numbers_of, read_blocks
 
 TOTALS = "pop-group-totals.txt"
 COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "COUNT")

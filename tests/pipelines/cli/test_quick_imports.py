@@ -208,7 +208,7 @@ def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> N
     for command in (["plan", *given, "--scale", "331000000"], ["validate", *given]):
         names = loaded(["census", *command])
         assert set(TOO_SLOW) & names == set()
-        assert {"pyarrow", "dpstream.pipelines.tabulation.files"} <= names
+        assert {"pyarrow", "dpstream.pipelines.tabulation.inputs"} <= names
 
 
 def test_tables_are_made_without_a_runner(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ FAULTS: list[tuple[Prepared, str]] = [
     (commands.statement, "dpstream.pipelines.tables.engine.Engine.__init__"),
     (commands.session_init, "dpstream.pipelines.session.records.load.records_of"),
     (commands.session_add, "dpstream.pipelines.session.records.load.records_of"),
-    (commands.tables, "dpstream.pipelines.tabulation.execute.read"),
+    (commands.tables, "dpstream.pipelines.tabulation.execute.read_records"),
     (commands.workload_once, "dpstream.pipelines.workload.registered.answer_once"),
     (commands.tuning, "dpstream.pipelines.tuning.choose.choose"),
     (ledger, "dpstream.pipelines.operate.account_view.view"),

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.faults import Fault
-from dpstream.pipelines.tabulation.files import Loaded, load, validate
 from dpstream.pipelines.tabulation.generate import Size, generate
+from dpstream.pipelines.tabulation.inputs import Loaded, load, validate
+from dpstream.pipelines.tabulation.text import Fault
 from tests import accounts
 
 SIZE = Size(persons=300)

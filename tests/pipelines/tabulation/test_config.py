@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.pipelines.tabulation.config import Choice, fields_of, read_config, states_of
-from dpstream.pipelines.tabulation.faults import Faults
+from dpstream.pipelines.tabulation.text import Faults
 from tests.pipelines.tabulation.office import Office
 
 

@@ -13,7 +13,7 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import MANIFEST, decoded
 from dpstream.pipelines.ask.folder import Archive
 from dpstream.pipelines.tabulation import execute as module
-from dpstream.pipelines.tabulation import reading
+from dpstream.pipelines.tabulation import private
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import execute
 from dpstream.pipelines.tabulation.inputs import prepared
@@ -84,18 +84,18 @@ def test_nothing_is_parsed_before_the_charge(
     made: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, out = ledger_of(tmp_path), tmp_path / "out"
-    read = reading.read
+    read = private.read_records
 
     def fails(*_: Any) -> Any:
         assert len(charges(tmp_path)) == 1
         raise RunError("disk", "is full", "make room")
 
-    monkeypatch.setattr(module, "read", fails)
+    monkeypatch.setattr(module, "read_records", fails)
     with pytest.raises(RunError, match="is full"):
         executed(made, out, ledger=place)
     [charge] = charges(tmp_path)
     assert not out.exists()
-    monkeypatch.setattr(module, "read", read)
+    monkeypatch.setattr(module, "read_records", read)
     execution = executed(made, out, ledger=place)
     assert execution.manifest.run_id == charge.run_id and not execution.charged
 
@@ -105,15 +105,15 @@ def test_what_was_cut_off_continues_on_the_records_there_are(
 ) -> None:
     """Nothing was shown, so that no record is held to those of the cut-off attempt."""
     place, out = ledger_of(tmp_path), tmp_path / "out"
-    read = reading.read
+    read = private.read_records
 
     def cut_off(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "read", cut_off)
+    monkeypatch.setattr(module, "read_records", cut_off)
     with pytest.raises(KeyboardInterrupt):
         executed(spoilt, out, ledger=place)
-    monkeypatch.setattr(module, "read", read)
+    monkeypatch.setattr(module, "read_records", read)
     assert not out.exists() and left_over(tmp_path) == []
     spoilt.spoil("person-records.txt", lambda lines: lines[:-1])
     first = executed(spoilt, out, ledger=place)

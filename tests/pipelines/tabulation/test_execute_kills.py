@@ -37,7 +37,7 @@ def instead(home, name, when="after", skip=0):
 if point == "before the charge":
     instead(home, "check_dead_letters")
 elif point == "after the charge":
-    instead(AnswerLog, "begin") if kept == "yes" else instead(home, "read", "before")
+    instead(AnswerLog, "begin") if kept == "yes" else instead(home, "read_records", "before")
 elif point == "half of the files":
     instead(home, "write_file", skip=9)
 elif point == "after the draw":

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpstream.pipelines.tabulation.faults import Faults
 from dpstream.pipelines.tabulation.geography import GEOGRAPHY, is_in, read_geography, texts
+from dpstream.pipelines.tabulation.text import Faults
 from tests.pipelines.tabulation.office import Office
 
 HEADER = "TABBLKST|TABBLKCOU|TABTRACTCE|TABBLK|PLACEFP|AIANNHCE"

@@ -1,19 +1,53 @@
-"""Private files: records against a reader of single lines, and dead letters."""
+"""Private files: their layouts, records by rules, dead letters, and batches in pieces or whole."""
 
 import itertools
 import re
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.tabulation.tables import AGE_BINS
-from dpstream.pipelines.tabulation.layouts import LAYOUTS, RACE_COLUMNS, Rule
+from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.tabulation.pieces import pieces
-from dpstream.pipelines.tabulation.private import Lookup, lookup_of, read_piece, strict_refusal
+from dpstream.pipelines.tabulation.private import (
+    LAYOUTS,
+    RACE_COLUMNS,
+    Lookup,
+    Rule,
+    dead_letter_folder,
+    lookup_of,
+    read_one,
+    read_piece,
+    read_records,
+    strict_refusal,
+    write_letters,
+)
 from tests.pipelines.tabulation.office import Office
+
+
+def test_the_columns_are_those_of_production() -> None:
+    races = "|".join(f"QRACE{number}" for number in range(1, 9))
+    place = "TABBLKST|TABBLKCOU|TABTRACTCE|TABBLK"
+    assert "|".join(LAYOUTS["p"].columns) == f"QAGE|QSEX|HOUSEHOLDER|{place}|CENRACE|{races}|QSPAN"
+    assert "|".join(LAYOUTS["h"].columns) == f"{place}|HHRACE|{races}|QSPAN|HOUSEHOLD_TYPE|TEN"
+    assert LAYOUTS["p"].file == "person-records.txt"
+    assert LAYOUTS["h"].file == "household-records.txt"
+
+
+def test_rules_have_fixed_names() -> None:
+    """They are published to the operator, and programs of theirs read them."""
+    assert [rule.value for rule in Rule] == [
+        "malformed", "line_too_long", "field_count", "block_form", "block_unknown", "age", "sex",
+        "householder", "race_group", "no_race_code", "race_code_unknown", "race_code_after_null",
+        "ethnicity_code_unknown", "household_type", "tenure",
+    ]  # fmt: skip
+
 
 PERSON = "028|1|True|01|001|000100|1000|01|1000|Null|Null|Null|Null|Null|Null|Null|1130"
 HOUSEHOLD = "01|001|000100|1000|63|1000|1005|Null|Null|Null|Null|Null|Null|1130|5|4"
@@ -261,3 +295,69 @@ def test_generated_records_are_right(made: Office) -> None:
 def test_a_strict_refusal_says_that_it_depends_on_data() -> None:
     error = strict_refusal("person-records.txt")
     assert "depends on the data" in str(error) and error.exit_code == 3
+
+
+def test_positions_and_rules_for_the_owner_alone(tmp_path: Path) -> None:
+    folder = dead_letter_folder(tmp_path / "out")
+    assert folder == tmp_path / "dead_letter" / "out"
+    refused = [Refused(np.array([70, 7]), ["age", "sex"]), Refused(np.array([], np.int64), [])]
+    assert write_letters(folder, refused) == 2
+    [file] = folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert pq.read_table(file).to_pylist() == [
+        {"partition": 0, "offset": 7, "reason": "sex"},
+        {"partition": 0, "offset": 70, "reason": "age"},
+    ]
+    assert write_letters(folder, refused) == 2 and len(list(folder.iterdir())) == 1
+
+
+def test_nothing_is_no_file(tmp_path: Path) -> None:
+    assert write_letters(tmp_path / "none", [Refused(np.array([], np.int64), [])]) == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="--dead-letter"):
+        write_letters(tmp_path / "file" / "inside", [Refused(np.array([1]), ["age"])])
+
+
+def test_pieces_hold_every_record_once(made: Office) -> None:
+    loaded = made.load()
+    lookup, path = lookup_of(loaded.files, loaded.parameters), made.path("person-records.txt")
+    batches = list(read_records(path, lookup, None))
+    parts = [batch for piece in pieces(path, 1_500) for batch in read_one(piece, lookup, None)]
+    assert len(parts) > 5 and sum(map(len, batches)) == 300
+    for column in ("block", "codes"):
+        a, b = (
+            np.concatenate([getattr(x, column) for x in record_batches])
+            for record_batches in (batches, parts)
+        )
+        assert (a == b).all()
+
+
+def test_refused_records_are_written_once_whoever_reads_them(
+    spoilt: Office, tmp_path: Path
+) -> None:
+    spoilt.spoil("person-records.txt", lambda lines: [*lines[:9], "nonsense", *lines[9:]])
+    loaded = spoilt.load()
+    lookup, path = lookup_of(loaded.files, loaded.parameters), spoilt.path("person-records.txt")
+    for _ in range(2):
+        assert sum(map(len, read_records(path, lookup, tmp_path / "letters"))) == 300
+    [letter] = (tmp_path / "letters").iterdir()
+    [row] = pq.read_table(letter).to_pylist()
+    assert path.read_bytes()[row["offset"] :].startswith(b"nonsense\n")
+    with pytest.raises(PolicyError, match="depends on the data") as refused:
+        list(read_records(path, lookup, None))
+    assert "nonsense" not in str(refused.value)
+
+
+def test_a_file_that_is_gone_is_named(made: Office, tmp_path: Path) -> None:
+    loaded = made.load()
+    lookup = lookup_of(loaded.files, loaded.parameters)
+    with pytest.raises(RunError, match=r"gone\.txt: cannot be read"):
+        list(read_records(tmp_path / "gone.txt", lookup, None))
+    [piece] = pieces(made.path("person-records.txt"))
+    with pytest.raises(RunError, match=r"gone\.txt: cannot be read"):
+        list(read_one(piece._replace(path=str(tmp_path / "gone.txt")), lookup, None))

@@ -1,13 +1,62 @@
-"""Public texts: one line is one row, and every fault has its line's number."""
+"""Public text files and their columns of digits; faults name places and rules, never values."""
 
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.tabulation import text
-from dpstream.pipelines.tabulation.faults import Faults
+from dpstream.pipelines.tabulation.text import MAX_LISTED, Fault, Faults, numbers_of, refuse
+
+
+def test_a_fault_says_where_what_and_how() -> None:
+    faults = Faults("GRF-C.txt")
+    faults.rows(
+        np.array([False, True]), np.array([2, 3]), "TABBLK", "is not 4 digits", "correct it"
+    )
+    [fault] = faults.faults
+    assert str(fault) == "GRF-C.txt, row 3, TABBLK: is not 4 digits. Fix: correct it."
+    assert fault.as_dict()["row"] == 3
+    assert str(Fault("config.json", None, "", "is missing", "add it")).startswith("config.json: is")
+
+
+def test_very_many_are_counted() -> None:
+    faults = Faults("x")
+    many = MAX_LISTED + 7
+    faults.rows(np.ones(many, np.bool_), np.arange(many), "A", "is wrong", "correct it")
+    assert len(faults.faults) == MAX_LISTED + 1
+    assert faults.faults[-1].row is None and "7 more rows" in faults.faults[-1].rule
+
+
+def test_a_refusal_shows_the_first_and_counts_the_others() -> None:
+    refuse([])
+    one = Fault("config.json", None, "run_us", "is required", "add it")
+    with pytest.raises(UsageError, match=r"^config.json run_us: is required. Fix: add it.$"):
+        refuse([one])
+    with pytest.raises(UsageError, match=r"\(2 faults\). Fix: add it; `dpstream census validate"):
+        refuse([one, Fault("GRF-C.txt", 2, "", "", "")])
+
+
+def test_digits_and_what_is_none() -> None:
+    texts = ["0042", "9999", "42", "00042", "4 42", "-042", "12.5", "", "٤٢", "12a4"]
+    numbers, good = numbers_of(pa.array(texts), 4)
+    assert good.tolist() == [True, True] + [False] * 8
+    assert numbers[:2].tolist() == [42, 9999] and numbers.dtype == np.int64
+
+
+def test_slices_and_nothing() -> None:
+    column = pa.array(["01", "02", "03", "04"]).slice(1, 2)
+    assert numbers_of(column, 2)[0].tolist() == [2, 3]
+    numbers, good = numbers_of(pa.array([], pa.string()), 2)
+    assert len(numbers) == 0 and len(good) == 0
+
+
+def test_eighteen_digits() -> None:
+    numbers, good = numbers_of(pa.array(["9" * 18]), 18)
+    assert numbers.tolist() == [10**18 - 1] and good.all()
 
 
 def read(path: Path, data: bytes, columns: str = "A|B", more: bool = False) -> tuple[

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.tabulation.faults import Fault
+from dpstream.pipelines.tabulation.text import Fault
 from dpstream.pipelines.tabulation.totals import TOTALS, read_totals
 from tests.pipelines.tabulation.office import Office
 

@@ -14,10 +14,9 @@ from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tabulation.records import Records
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.files import load, records_path
 from dpstream.pipelines.tabulation.generate import Size
-from dpstream.pipelines.tabulation.inputs import Prepared, prepared_of
-from dpstream.pipelines.tabulation.reading import read
+from dpstream.pipelines.tabulation.inputs import Prepared, load, prepared_of, records_path
+from dpstream.pipelines.tabulation.private import read_records
 from dpstream.pipelines.tabulation.totals import TOTALS
 from dpstream.pipelines.tabulation.work import (
     Tally,
@@ -48,7 +47,7 @@ def with_budget(made: Office, program: Any, budget: float, **changed: Any) -> Pr
 def tables(prepared: Prepared, made: Office, out: Path, run_id: str = "5a" * 16) -> Path:
     """Make the tables of an office in a folder."""
     path = records_path(made.data, prepared.plan.parameters.program)
-    tally = counted(prepared, read(path, prepared.lookup, None))
+    tally = counted(prepared, read_records(path, prepared.lookup, None))
     with KeyRing(bytearray.fromhex(KEY)) as keys:
         parts = parts_of(prepared)
         pairs = {part.number: pairs_of(prepared, tally, part) for part in parts}
@@ -155,7 +154,7 @@ def audited(prepared: Prepared, path: Path, sample: int) -> int:
         AssertionError: one adds more than one to a group, or is in two cells of it.
     """
     tables_, most, seen = prepared.plan.parameters.tables, 0, 0
-    for batch in read(path, prepared.lookup, None):
+    for batch in read_records(path, prepared.lookup, None):
         count = min(len(batch), sample - seen)
         own = np.arange(count)
         apart = prepared.domain._replace(
@@ -185,9 +184,9 @@ def test_a_record_changes_at_most_s_groups_of_a_level_and_one_cell_each(larger: 
     prepared = with_budget(larger, "p", 1.0)
     path = records_path(larger.data, "p")
     assert 2 < audited(prepared, path, 4_000) <= 9
-    tally = counted(prepared, read(path, prepared.lookup, None))
+    tally = counted(prepared, read_records(path, prepared.lookup, None))
     singles = Tally(prepared.domain, prepared.plan.parameters.tables)
-    for batch in read(path, prepared.lookup, None):
+    for batch in read_records(path, prepared.lookup, None):
         for rows in np.array_split(np.arange(len(batch)), 40):
             leaf = {name: column[rows] for name, column in batch.leaf.items()}
             singles.add(type(batch)(batch.block[rows], batch.codes[rows], leaf))

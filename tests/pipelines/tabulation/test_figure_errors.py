@@ -1,16 +1,17 @@
-"""Figures of an output read again, against a plain reading; and outputs that were changed."""
+"""Figures of an output read again, against a plain reading; changed outputs; sums of errors."""
 
 import csv
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.tables import PERSONS
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.error_report.releases import released_figures
+from dpstream.pipelines.tabulation.figure_errors import Errors, interval, released_figures, size_of
 from dpstream.pipelines.tabulation.inputs import Prepared, inputs_of, prepared
 from tests.pipelines.tabulation.office import Office
 
@@ -84,3 +85,27 @@ def test_a_file_that_is_gone_is_missed(
     (tmp_path / "copy" / "t1" / "usa-1-000.csv").unlink()
     with pytest.raises(UsageError, match="t1"):
         released_figures(tmp_path / "copy", PERSONS, prepared_for(lively).domain.levels[0])
+
+
+def test_errors_of_many_parts_are_those_of_all() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.integers(-spread, spread + 1, (n, 3)) for spread, n in ((5, 7), (90, 40), (0, 1))]
+    errors = Errors()
+    for part in parts:
+        errors.add(part, len(part))
+    every = np.concatenate([part.reshape(-1) for part in parts])
+    assert (errors.figures, errors.groups) == (len(every), 48)
+    assert errors.bias == pytest.approx(every.mean())
+    assert errors.rmse == pytest.approx(np.sqrt((every**2).mean()))
+    for chance in (0.0, 0.3, 0.95, 1.0):
+        assert errors.quantile(chance) == pytest.approx(np.quantile(np.abs(every), chance))
+    for margin in (0, 5, 1000):
+        assert errors.within(margin) == pytest.approx((np.abs(every) <= margin).mean())
+
+
+def test_sizes() -> None:
+    sizes = size_of(np.array([0, 1, 2, 10, 11, 100, 101, 331_000_000]))
+    assert sizes.tolist() == [0, 0, 1, 1, 2, 2, 3, 9]
+    assert [interval(power) for power in (0, 1, 3)] == [
+        "[0.0, 1.0]", "(1.0, 10.0]", "(100.0, 1000.0]",
+    ]  # fmt: skip

@@ -1,0 +1,548 @@
+"""Reports on published tables held against the truth: NOT private, for public data only.
+
+They read the records themselves, without noise, so that everything here says something about
+single persons.  They are for invented data and for data that are public anyway: to see whether
+margins hold, which detail groups of a size get, and what choosing it costs.
+
+``error_report.csv`` and ``multi_run_error_report.csv`` have production's columns.  A row of the
+first is a group of one run; errors are sums over the cells that were measured in it, not over
+figures that are sums of them.  A row of the second is all groups of a kind of region, a level of
+iterations and a size, over all runs; MOE is the 95% quantile of a measured cell's absolute error.
+Where production's programs count figures in the place of groups (``Number of pop groups``) or sum
+up totals with their parts (the size of households), this counts groups and takes totals.
+``report.html`` shows figures within their margins, and the detail that groups got.
+"""
+
+import contextlib
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from markupsafe import Markup
+from pyarrow import csv as pa_csv
+
+from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, required
+from dpstream.accounting.evidence.bounds import rate_above, rate_below
+from dpstream.accounting.figures import up
+from dpstream.accounting.tabulation import margins
+from dpstream.accounting.tabulation.describe import describe
+from dpstream.accounting.tabulation.describe import figures as figures_of
+from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.margins import COVERAGE
+from dpstream.accounting.tabulation.scales import draws
+from dpstream.accounting.tabulation.tables import PERSONS, T3, Table
+from dpstream.dp_transforms.tabulation.aggregate import aggregated
+from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
+from dpstream.pipelines.ask.draft import Manifest, existing_manifest
+from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.pages import pages
+from dpstream.pipelines.render.picture_fields import picture_fields
+from dpstream.pipelines.report.report import MARK
+from dpstream.pipelines.tabulation.config import Choice
+from dpstream.pipelines.tabulation.figure_errors import (
+    Cell,
+    Errors,
+    Kind,
+    Part,
+    cells_of,
+    interval,
+    kinds_of,
+    part_of,
+    released_figures,
+)
+from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, inputs_of, load, prepared_of
+from dpstream.pipelines.tabulation.pieces import pieces
+from dpstream.pipelines.tabulation.private import read_piece
+from dpstream.pipelines.tabulation.work import Tally, counted
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.durable import PRIVATE, make_folder, replacing
+
+#: What production calls the details of persons.
+WORKLOADS = ("Total", "Sex x Age(4)", "Sex x Age(9)", "Sex x Age(23)")
+_GROUP = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "DETAILED_ONLY", "COARSE_ONLY")
+_SIZE = "Population group size"
+_ERRORS = ("Total absolute error", "Total squared error")
+
+
+class RunFile:
+    """Rows of one run's groups, level by level."""
+
+    def __init__(self, file: IO[bytes], setup: Prepared, coarse_only: pa.StringArray) -> None:
+        self._file, self._program = file, setup.plan.parameters.program
+        self._coarse = coarse_only
+        self._households = dict[str, dict[str, Int64]]()
+        names = [*_GROUP, _SIZE]
+        if self._program == "p":
+            names += ["Workload selected", *_ERRORS]
+        else:
+            names += [f"{name} in {table}" for table in ("T3", "T4") for name in _ERRORS]
+        file.write((",".join(names) + "\n").encode())
+
+    def add(self, table: Table, level: LevelDomain, parts: list[Part]) -> None:
+        """Add the groups of a table and level; those of households come when both tables have."""
+        group_sums = _groups(parts)
+        if table is PERSONS:
+            names = pa.array(WORKLOADS).take(pa.array(group_sums["detail"]))
+            self._write(
+                level,
+                group_sums,
+                [group_sums["size"], names, group_sums["absolute"], group_sums["squared"]],
+            )
+            return
+        first = self._households.pop(level.level.label, None)
+        if first is None:
+            self._households[level.level.label] = group_sums
+            return
+        t3, t4 = (group_sums, first) if table is T3 else (first, group_sums)
+        _, left, right = np.intersect1d(t3["groups"], t4["groups"], return_indices=True)
+        t3, t4 = ({k: v[at] for k, v in t.items()} for t, at in ((t3, left), (t4, right)))
+        columns = [t["absolute" if n == 0 else "squared"] for t in (t3, t4) for n in (0, 1)]
+        self._write(level, t3, [t3["size"], *columns])
+
+    def _write(
+        self, level: LevelDomain, group_sums: dict[str, Int64], columns: Sequence[Any]
+    ) -> None:
+        region, iteration = np.divmod(group_sums["groups"], len(level.iterations))
+        codes = level.iterations.take(pa.array(iteration))
+        coarse = pc.is_in(codes, self._coarse)
+        truths = pa.array(["False", "True"])
+        arrays = [
+            level.regions.take(pa.array(region)),
+            pa.array([level.level.region_type]).take(pa.array(np.zeros(len(region), np.int32))),
+            codes,
+            truths.take(pa.array(level.total_only[iteration].astype(np.int32))),
+            truths.take(coarse.cast(pa.int32())),
+            *(column if isinstance(column, pa.Array) else pa.array(column) for column in columns),
+        ]
+        rows = pa.table(arrays, names=[str(i) for i in range(len(arrays))])
+        options = pa_csv.WriteOptions(include_header=False, quoting_style="none")
+        pa_csv.write_csv(rows, self._file, options)
+
+
+@contextlib.contextmanager
+def run_file(folder: Path, setup: Prepared, coarse_only: pa.StringArray) -> Iterator[RunFile]:
+    """The file of one run; it appears whole."""
+    with replacing(folder / "error_report.csv", PRIVATE) as draft, open(draft, "wb") as file:
+        yield RunFile(file, setup, coarse_only)
+
+
+def _groups(parts: list[Part]) -> dict[str, Int64]:
+    """Groups with measured cells, increasing: size, detail, and sums of errors of the cells."""
+    measured_parts = [part for part in parts if part.measured]
+    columns: dict[str, list[Int64]] = {
+        name: [np.zeros(0, np.int64)]
+        for name in ("groups", "size", "detail", "absolute", "squared")
+    }
+    for part in measured_parts:
+        errors = np.abs(part.errors[:, part.measured])
+        detail = np.full(len(errors), part.figures.detail, np.int64)
+        for name, values in (
+            ("groups", part.figures.groups),
+            ("size", part.totals),
+            ("detail", detail),
+            ("absolute", errors.sum(axis=1)),
+            ("squared", (errors**2).sum(axis=1)),
+        ):
+            columns[name].append(values)
+    joined = {name: np.concatenate(values) for name, values in columns.items()}
+    order = np.argsort(joined["groups"])
+    return {name: values[order] for name, values in joined.items()}
+
+
+def write_runs(out: Path, program: str, cells: Sequence[dict[str, Any]], runs: int) -> None:
+    """Write the report over all runs.
+
+    Args:
+        cells: of `report`: groups that are alike, with the errors of their cells.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(_persons(cells) if program == "p" else _households(cells, runs))
+    with replacing(out / "multi_run_error_report.csv", PRIVATE) as draft:
+        draft.write_text(text.getvalue(), encoding="utf-8")
+
+
+def _persons(cells: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    chosen = "Average proportion of pop groups with workload = {}"
+    yield [
+        "REGION_TYPE",
+        "ITERATION_LEVEL",
+        "DETAILED_ONLY",
+        _SIZE,
+        *(head.format(name) for name in WORKLOADS for head in (chosen, "MOE of {}")),
+    ]
+    rows: dict[tuple[str, int, bool, int], dict[int, dict[str, Any]]] = {}
+    for cell in cells:
+        key = (cell["region_type"], cell["iteration_level"], cell["detailed_only"], cell["power"])
+        rows.setdefault(key, {})[cell["detail"]] = cell
+    for (region, level, only, _), details in sorted(rows.items()):
+        total = sum(cell["groups"] for cell in details.values())
+        row = [region, str(level), str(only), next(iter(details.values()))["size"]]
+        for detail in range(len(WORKLOADS)):
+            entry = details.get(detail)
+            row.append(_number(entry["groups"] / total if entry else 0.0))
+            row.append(_number(entry["measured"]) if entry else "nan")
+        yield row
+
+
+def _households(cells: Sequence[dict[str, Any]], runs: int) -> Iterator[list[str]]:
+    yield [
+        "Table",
+        "REGION_TYPE",
+        "ITERATION_LEVEL",
+        _SIZE,
+        "STAT_LEVEL",
+        "Number of pop groups",
+        "Expected MOE",
+        "MOE",
+    ]
+    for cell in sorted(cells, key=_place):
+        yield [
+            cell["table"],
+            cell["region_type"],
+            str(cell["iteration_level"]),
+            cell["size"],
+            str(cell["detail"]),
+            f"{cell['groups'] / runs:g}",
+            str(cell["target"]),
+            _number(cell["measured"]),
+        ]
+
+
+def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("table", "region_type", "iteration_level", "detail", "power")
+    return tuple(cell[name] for name in names)
+
+
+def _number(figure: float) -> str:
+    return f"{figure:.2E}" if 0 < figure < 0.01 else f"{figure:.2f}"
+
+
+#: Chance on either side of an interval.
+_TAIL = 0.025
+
+
+def render(figures: dict[str, Any]) -> str:
+    """One self-contained HTML document.
+
+    Args:
+        figures: as `report` gives them.
+    """
+    return pages().get_template("tabulation.html.j2").render(context(figures))
+
+
+def context(figures: dict[str, Any]) -> dict[str, Any]:
+    """What the template is given; only `Markup` is not escaped."""
+    plan = figures["plan"]
+    return {
+        "mark": Markup(MARK),
+        "stamp": figures["stamp"],
+        "plan": plan,
+        # With as many digits as plans have: these differ from each other in the fourth.
+        "accountings": [row | {"epsilon_text": up(row["epsilon"])} for row in plan["accountings"]],
+        "runs": figures["runs"],
+        "margins": [_with_share(row) | {"name": _named(row)} for row in figures["margins"]],
+        "held": _shares_within(figures),
+        "details": [_details(figures, table) for table in _tables(figures)],
+        "totals": [row for row in figures["totals"] if row["groups"]],
+        "combined": plan["estimates"] == "combined",
+        "suppressed": any(row["suppressed_at"] is not None for row in plan["levels"]),
+    }
+
+
+def _with_share(row: dict[str, Any]) -> dict[str, Any]:
+    """A kind of figure, with its RMSE as a part of what the sum of its cells would have."""
+    census = row["census_rmse"]
+    return row | {"of_census": row["rmse"] / census if census else None}
+
+
+def _tables(figures: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(cell["table"] for cell in figures["cells"]))
+
+
+def _shares_within(figures: dict[str, Any]) -> dict[str, Any] | None:
+    """The picture of the shares of figures within their margins, by level and kind."""
+    if not figures["margins"]:
+        return None
+    levels = list(dict.fromkeys(row["label"] for row in figures["plan"]["levels"]))
+    sums: dict[str, dict[int, tuple[int, int]]] = {}
+    for row in figures["margins"]:
+        of_kind = sums.setdefault(_kind(row), {})
+        place = levels.index(row["level"])
+        inside, count = of_kind.get(place, (0, 0))
+        own = round(row["within"] * row["figures"])
+        of_kind[place] = inside + own, count + row["figures"]
+    series = [
+        [_interval(place, *counts) for place, counts in sorted(of_kind.items())]
+        for of_kind in sums.values()
+    ]
+    shares = [dot.value for dots in series for dot in dots]
+    words = (
+        f"{min(shares):.1%} to {max(shares):.1%} of the figures of a kind are within their margin, "
+        f"over {len(levels)} levels and {len(sums)} kinds of figures; the bars are 95% intervals "
+        "for figures that err independently, and sums that share cells do not"
+    )
+    across = "share of figures within their margin"
+    picture = charts.intervals("held", levels, series, COVERAGE, words, across)
+    legend = list(zip(charts.swatches(len(sums)), sums, strict=True))
+    return {"picture": picture_fields(picture), "legend": legend, "text": words}
+
+
+def _interval(place: int, inside: int, count: int) -> charts.Interval:
+    """The share of figures within their margin, and where it may be by chance alone."""
+    low, high = rate_below(inside, count, _TAIL), rate_above(inside, count, _TAIL)
+    return charts.Interval(place, inside / count, low, high)
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """What figures of all details are called together."""
+    table, figure = row["table"], row["figure"]
+    if figure.startswith("total of"):
+        return f"{table} total only"
+    if figure.startswith("data cells"):
+        return f"{table} {'measured cells' if row['cells'] == 1 else 'sums of cells'}"
+    return f"{table} {figure}"
+
+
+def _named(row: dict[str, Any]) -> str:
+    """What figures of a detail are called in the table."""
+    if row["detail"] is None:
+        return f"{row['table']} total only"
+    return f"{row['table']} {row['figure']}, detail {row['detail']}"
+
+
+def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:
+    """Which detail groups of each size got in a table, over all levels and runs."""
+    cells = [cell for cell in figures["cells"] if cell["table"] == table]
+    sizes = {cell["power"]: cell["size"] for cell in sorted(cells, key=lambda c: c["power"])}
+    persons = figures["program"] == "p"
+    heads = ["only the total", *WORKLOADS] if persons else ["0", "1", "2", "3"]
+    counts = np.zeros((len(sizes), len(heads)))
+    for cell in cells:
+        column = cell["detail"] + persons
+        if cell["detailed_only"]:
+            column = 0
+        counts[list(sizes).index(cell["power"]), column] += cell["groups"]
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    words = f"Detail of groups by their true size, of {table}"
+    picture = charts.shares(f"detail-{table}", list(sizes.values()), shares, words, "share")
+    return {
+        "table": table,
+        "heads": heads,
+        "rows": _rows(list(sizes.values()), counts, shares),
+        "picture": picture_fields(picture),
+        "legend": list(zip(charts.swatches(len(heads)), heads, strict=True)),
+    }
+
+
+def _rows(sizes: list[str], counts: Float64, shares: Float64) -> list[dict[str, Any]]:
+    return [
+        {"size": size, "groups": int(count.sum()), "shares": share.tolist()}
+        for size, count, share in zip(sizes, counts, shares, strict=True)
+    ]
+
+
+STAMP = "PUBLIC DATA ONLY: computed from the records without noise, NOT private, do not publish"
+PAGE, NOTICE = "report.html", "NOT-PRIVATE.txt"
+#: Owners alone may read what is not private.
+
+
+class RunErrors(NamedTuple):
+    """What all runs together show.
+
+    Attributes:
+        kinds: errors of each kind of figure; cells: of measured cells of groups that are alike;
+            totals: of their published totals (persons).
+    """
+
+    kinds: dict[Kind, Errors]
+    cells: dict[Cell, Errors]
+    totals: dict[Cell, Errors]
+
+
+def report(
+    parameters: Path, data: Path, choice: Choice, runs: Sequence[Path], out: Path
+) -> dict[str, Any]:
+    """Write the reports on the outputs of some runs; replaces an older report, nothing else.
+
+    Args:
+        parameters, data: folders of the files that the runs were of.
+        choice: what they were asked for.
+        runs: folders of outputs of one plan.
+        out: folder of the reports: ``error_report.csv`` (in ``run-N/`` if there are several runs),
+            ``multi_run_error_report.csv``, ``report.html``.
+
+    Returns:
+        The figures of the page, JSON-able.
+
+    Raises:
+        UsageError: a run is of another plan, or a file is not usable.
+        PolicyError: the reports would lie among what is published.
+        RunError: a file cannot be read or written.
+    """
+    inputs = inputs_of(parameters, data, choice)
+    loaded = load(parameters, data, choice)
+    setup, iterations = prepared_of(loaded, inputs.digest), loaded.files.iterations
+    coarse = iterations["CODE"].filter(iterations["COARSE_ONLY"]).combine_chunks()
+    manifests = [_manifest(run, setup) for run in runs]
+    if not runs:
+        raise UsageError("--run", "is missing", "name the folder of an output")
+    _check_place(out, [*runs, parameters, data])
+    error_totals = RunErrors({}, {}, {})
+    with file_errors("OUT", "cannot be written, or a file not read"):
+        make_folder(out, PRIVATE)
+        tally = truth(setup, inputs)
+        with contextlib.ExitStack() as files:
+            for number, run in enumerate(runs, 1):
+                folder = out / f"run-{number}" if len(runs) > 1 else out
+                make_folder(folder, PRIVATE)
+                file = files.enter_context(run_file(folder, setup, coarse))
+                for table, level, parts in _held(setup, tally, run):
+                    file.add(table, level, parts)
+                    _gather(error_totals, table, level, parts)
+        figures = _figures(setup, manifests, error_totals)
+        write_runs(out, choice.program, figures["cells"], len(runs))
+        for name, text in ((PAGE, render(figures)), (NOTICE, STAMP + "\n")):
+            with replacing(out / name, PRIVATE) as draft:
+                draft.write_text(text, encoding="utf-8")
+    return figures
+
+
+def _manifest(run: Path, setup: Prepared) -> Manifest:
+    manifest = existing_manifest(run)
+    if manifest is None:
+        raise UsageError("--run", "is no output", "name the folder of an output")
+    if manifest.plan_hash != setup.plan.hash:
+        raise UsageError(
+            "--run",
+            "is an output of another plan",
+            "name the census run that it was made of",
+        )
+    return manifest
+
+
+def _check_place(out: Path, others: Sequence[Path]) -> None:
+    """Refuse a place where something else lies, or among what is published or read.
+
+    Raises:
+        UsageError: it holds something else.
+        PolicyError: it lies in one of the others' folders.
+    """
+    inside = {out.resolve(), *out.resolve().parents}
+    if any(other.resolve() in inside for other in others):
+        raise PolicyError("OUT", "lies among other files", "keep what is not private elsewhere")
+    if out.is_dir() and any(out.iterdir()):
+        with contextlib.suppress(OSError), open(out / PAGE, "rb") as file:
+            if file.read(len(MARK)) == MARK.encode():
+                return
+        raise UsageError("OUT", "exists and holds no report", "name a new folder")
+
+
+def truth(setup: Prepared, inputs: Inputs) -> Tally:
+    """Exact counts of all records.  NOT private."""
+    batches = (
+        part.records for piece in pieces(inputs.records) for part in read_piece(piece, setup.lookup)
+    )
+    return counted(setup, batches)
+
+
+def _held(
+    setup: Prepared, tally: Tally, run: Path
+) -> Iterator[tuple[Table, LevelDomain, list[Part]]]:
+    """Each table and level with what was published of it and the truth."""
+    on = {(table.name, level) for table, level, _ in setup.plan.measured()}
+    for number, table in enumerate(setup.plan.parameters.tables):
+        for place, level in enumerate(setup.domain.levels):
+            if (table.name, level.level) in on:
+                shard = Shard(0, place, 0, 0, level.groups)
+                counts = aggregated(shard, table, tally.of(number, place))
+                parts = [
+                    part_of(figures, table, level, counts)
+                    for figures in released_figures(run, table, level)
+                ]
+                yield table, level, parts
+
+
+def _gather(error_totals: RunErrors, table: Table, level: LevelDomain, parts: list[Part]) -> None:
+    for part in parts:
+        for kind, errors, groups in kinds_of(part, table, level):
+            error_totals.kinds.setdefault(kind, Errors()).add(errors, groups)
+        for cell, errors, groups in cells_of(part, table, level, part.measured):
+            error_totals.cells.setdefault(cell, Errors()).add(errors, groups)
+        if part.figures.output.folder == "t1":
+            for cell, errors, groups in cells_of(part, table, level, [0]):
+                error_totals.totals.setdefault(cell, Errors()).add(errors, groups)
+
+
+def _figures(setup: Prepared, manifests: list[Manifest], error_totals: RunErrors) -> dict[str, Any]:
+    """What the page shows."""
+    plan, expected = describe(setup.plan), _expected(setup)
+    rows = []
+    for kind, errors in error_totals.kinds.items():
+        target, rmse, cells = expected[kind]
+        rows.append(
+            {
+                **kind._asdict(),
+                "cells": cells,
+                "target": target,
+                "measured": errors.quantile(),
+                "within": errors.within(target),
+                "figures": errors.figures,
+                "groups": errors.groups,
+                "rmse": errors.rmse,
+                "census_rmse": rmse,
+                "bias": errors.bias,
+            }
+        )
+    return {
+        "stamp": STAMP,
+        "program": plan["program"],
+        "plan": plan,
+        "runs": [{"run_id": m.run_id, "insecure": m.insecure} for m in manifests],
+        "margins": rows,
+        "cells": [_cell(setup, *pair) for pair in sorted(error_totals.cells.items(), key=_first)],
+        "totals": [_cell(setup, *pair) for pair in sorted(error_totals.totals.items(), key=_first)],
+    }
+
+
+def _first(pair: tuple[Cell, Errors]) -> Cell:
+    return pair[0]
+
+
+def _expected(setup: Prepared) -> dict[Kind, tuple[int, float, int]]:
+    """Of each kind of figure: margin, RMSE of the sum of its measured cells, number of cells."""
+    out = {}
+    for table, level, noise in setup.plan.measured():
+        for row in figures_of(setup.plan, table, level, noise):
+            own = noise.total if row["detail"] is None else noise.detail
+            rmse = math.sqrt(row["cells"] * margins.chances(required(own, "own is there")).variance)
+            kind = Kind(level.label, row["table"], row["figure"], row["detail"])
+            out[kind] = row["margin"], rmse, row["cells"]
+    return out
+
+
+def _cell(setup: Prepared, cell: Cell, errors: Errors) -> dict[str, Any]:
+    """Figures of groups that are alike; ``target`` is the margin of a single measured cell."""
+    level = Level(cell.iteration_level, cell.region_type)
+    table = next(t for t in setup.plan.parameters.tables if t.name == cell.table)
+    noise = draws(setup.plan.parameters, table, level, setup.plan.stability[level].groups)
+    if noise is None or noise.detail is None:
+        raise InvariantError("noise is not None and noise.detail is not None")
+    own = noise.total if cell.detailed_only and noise.total is not None else noise.detail
+    return {
+        **cell._asdict(),
+        "size": interval(cell.size),
+        "power": cell.size,
+        "groups": errors.groups,
+        "target": margins.margin(own),
+        "measured": errors.quantile(),
+        "rmse": errors.rmse,
+        "bias": errors.bias,
+    }

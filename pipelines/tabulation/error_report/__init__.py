@@ -1,1 +1,0 @@
-"""Published census tables held against the truth: public or invented data only."""

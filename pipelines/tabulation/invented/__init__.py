@@ -1,1 +1,0 @@
-"""Invented offices: parameter files, geography and records of people whom there are not."""
