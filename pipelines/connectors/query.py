@@ -33,7 +33,7 @@ class QueryRows(beam.DoFn):
     @guarded("query")
     def setup(self) -> None:
         """Open a locked DuckDB."""
-        from dpstream.pipelines.statements.row_engine import RowEngine
+        from dpstream.pipelines.statements.row_query import RowEngine
 
         self._engine: RowEngine | None = RowEngine(self._query)
 
@@ -87,7 +87,7 @@ def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
     if job.source.query is None:
         yield from batches
         return
-    from dpstream.pipelines.statements.row_engine import RowEngine
+    from dpstream.pipelines.statements.row_query import RowEngine
 
     with RowEngine(query_of(job)) as engine:
         for batch in batches:

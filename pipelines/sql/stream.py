@@ -49,12 +49,13 @@ from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.ownership import type_of
 from dpstream.pipelines.statements.row_local import check_row_local
 from dpstream.pipelines.statements.row_query import Readable, readable
-from dpstream.pipelines.statements.statement import Statement, statement_of
-from dpstream.pipelines.statements.stream_form import (
+from dpstream.pipelines.statements.statement import (
     KEYS,
     KINDS,
+    Statement,
     check_functions,
     checked_form,
+    statement_of,
     stream_options,
 )
 from dpstream.state.disk_errors import file_errors

@@ -10,8 +10,7 @@ import itertools
 from sqlglot import exp
 
 from dpstream.accounting.errors import InvariantError, required
-from dpstream.pipelines.statements.expressions import DECIMALS, FLOATS, decimal, duckdb
-from dpstream.pipelines.statements.forms import exact
+from dpstream.pipelines.statements.forms import DECIMALS, FLOATS, decimal, duckdb, exact
 from dpstream.pipelines.statements.ownership import GROUPABLE, type_of
 from dpstream.pipelines.tables.catalog import Catalog, Table
 

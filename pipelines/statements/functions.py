@@ -15,9 +15,8 @@ from sqlglot import exp
 from dpstream.accounting.query.plan import MAX_QUANTILES
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import Clamped, Private, WithReport
-from dpstream.pipelines.statements.numbers import integer_literal, number, pair, usable
-from dpstream.pipelines.statements.ownership import type_of
-from dpstream.pipelines.statements.relations import Scope
+from dpstream.pipelines.statements.options import integer_literal, number, pair, usable
+from dpstream.pipelines.statements.ownership import Scope, type_of
 
 Kind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
 Per = Literal["group", "row"]

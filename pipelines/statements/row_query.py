@@ -4,6 +4,16 @@ The digest is part of the plan, and so of every noise node's name: it is of the 
 in its file, the types it was checked with, the columns it reads, the rows of the public tables
 it looks up, and of what DuckDB of which version is given to run.  A store goes on with no other: a
 version that rewrites a query in another way asks for a new run.
+
+**Look-ups.**  A key that two rows of a public table share would let one row of a stream become two,
+so it is checked on the very rows that are used, after they have their canonical form.  Rows whose
+key has NULL meet nothing and are left out.
+
+**On workers** DuckDB is behind a lock, with no file and one thread.  A batch is registered with
+numbers of its rows, the query gives numbers and columns, and the unit, times and record ids are
+taken from the batch by these numbers, untouched, as are positions.  Numbers that rise strictly are
+the proof that no row was multiplied: whatever a text was let through, it cannot give one row two
+names or two rows one.
 """
 
 import glob
@@ -13,17 +23,23 @@ from typing import Any, NamedTuple
 
 import duckdb
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from sqlglot import exp
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.dp_transforms.ingest.records import positions
+from dpstream.pipelines.formats.small import Located, positioned_runs
 from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
-from dpstream.pipelines.statements.look_ups import content, key_of, look_up_rows, look_up_table
+from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.statements.row_local import (
+    KEYED,
     ROW,
     RowTables,
     numbered,
@@ -31,9 +47,91 @@ from dpstream.pipelines.statements.row_local import (
     row_query,
 )
 from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns
+from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.row_types import DUCKDB, typed
+from dpstream.state.closing import Closing
+
+_LOOK_UP = "look_up"
+
+
+def look_up_table(config: LookUpConfig, folder: Path) -> Table:
+    """A public table as a job declares it; no row is read.
+
+    Args:
+        folder: where its path starts.
+
+    Raises:
+        UsageError: its name, place or columns are not usable.
+    """
+    where, name = f"{_LOOK_UP}.{config.name}", config.name.lower()
+    if not name.isidentifier() or not name.isascii():
+        raise UsageError(where, "is not a usable name", "use letters, digits and _")
+    kind, place = kind_of(where, config.path, None, folder)
+    return Table(name, kind, place, file_columns(where, kind, place, config.columns))
+
+
+def key_of(config: LookUpConfig, table: Table) -> tuple[str, ...]:
+    """The columns of its key.
+
+    Raises:
+        UsageError: there are none, or one is no column of it.
+    """
+    where, key = (
+        f"{_LOOK_UP}.{config.name}.key_columns",
+        sorted({name.lower() for name in config.key}),
+    )
+    if not key:
+        raise UsageError(where, "must name the columns that no two rows share", "add them")
+    for name in key:
+        if name not in table.columns:
+            raise UsageError(where, "is no column of it", closest(name, table.columns))
+    return tuple(key)
+
+
+def look_up_rows(tables: RowTables, name: str) -> pa.Table:
+    """The rows of a public table whose key is not NULL, in canonical form, by key.
+
+    Raises:
+        PolicyError: two of them have one key; UsageError: a key has another type.
+        RunError: its files cannot be read.
+    """
+    table, key = tables.tables[name], list(tables.keys[name])
+    if any(tables.types[name][column] not in KEYED for column in key):
+        raise UsageError(
+            f"{_LOOK_UP}.{name}.key_columns",
+            "has a key of a type whose equal values can differ",
+            "use STRING, INT64, BOOL, BYTES, DATE, TIMESTAMP or DATETIME",
+        )
+    with Engine(tables, [name], ordered=True) as engine:
+        read = engine.run(f'SELECT * FROM "{name}"')
+    rows = pa.table({c: typed(read.column(c), kind) for c, kind in table.columns.items()})
+    for column in key:
+        rows = rows.filter(pc.is_valid(rows.column(column)))
+    rows = rows.sort_by([(column, "ascending") for column in key]).combine_chunks()
+    if rows.group_by(key).aggregate([]).num_rows != rows.num_rows:
+        raise PolicyError(
+            f"{_LOOK_UP}.{name}.key_columns",
+            "has rows with one key, so that a row could be counted twice",
+            "declare a key that is unique, or remove the rows",
+        )
+    return rows
+
+
+def content(rows: pa.Table) -> str:
+    """Digest of typed rows in their order: NULL, and the length and bytes of every value."""
+    digest = hashlib.blake2b(digest_size=16, person=b"dpstream-look-up")
+    for name in rows.column_names:
+        column = rows.column(name)
+        valid = column.is_valid().to_numpy()
+        digest.update(f"{name}:{len(column)};".encode() + np.packbits(valid).tobytes())
+        if not pa.types.is_binary(column.type):
+            column = column.cast(pa.string()).cast(pa.binary())
+        data = column.drop_null()
+        digest.update(pc.binary_length(data).to_numpy().astype("<i4").tobytes())
+        digest.update(b"".join(data.to_pylist()))
+    return digest.hexdigest()
+
 
 MEMORY = "1GB"
 #: The table of the rows of a batch, as they arrived.
@@ -194,3 +292,65 @@ def _passing(plan: Plan, names: set[str]) -> tuple[str, ...]:
             "select them, each under its name",
         )
     return tuple(dict.fromkeys(passing))
+
+
+class RowEngine(Closing):
+    """A row-local query at work; a context that closes it.
+
+    Args:
+        query: checked.
+    """
+
+    def __init__(self, query: RowQuery) -> None:
+        self._query, self._engine = query, opened(query)
+
+    def close(self) -> None:
+        """Close DuckDB."""
+        self._engine.close()
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that the query keeps, in their order, with their positions as metadata.
+
+        Raises:
+            PolicyError: the query is not row-local; RunError: DuckDB cannot run it.
+        """
+        query = self._query
+        arrived = {
+            name: typed(batch.column(own), query.types[name]) for name, own in query.reads.items()
+        }
+        numbers = pa.array(np.arange(batch.num_rows, dtype=np.int64))
+        self._engine.register(ARRIVED, pa.table({ROW: numbers, **arrived}))
+        table = self._engine.run(query.sql)
+        rows, order = _rows(table.column(0), batch.num_rows)
+        columns = {name: batch.column(name).take(rows) for name in query.passing}
+        for name, column in zip(query.names, table.columns[1:], strict=True):
+            array = column.combine_chunks()
+            array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+            columns[name] = array if order is None else array.take(order)
+        if not len(rows):
+            return pa.RecordBatch.from_pydict(columns)
+        row_numbers = rows.to_numpy()
+        partition, offset = (where[row_numbers] for where in positions(batch))
+        out = Located(partition, offset, pa.RecordBatch.from_pydict(columns))
+        return next(positioned_runs(out, len(row_numbers)))
+
+
+def _rows(column: pa.ChunkedArray, size: int) -> tuple[pa.Array, pa.Array | None]:
+    """The numbers of the rows that stay, rising, and the places to take columns from.
+
+    Raises:
+        PolicyError: a row is there twice, or none that came.
+    """
+    numbers: Int64 = column.drop_null().to_numpy()
+    order = None
+    if (np.diff(numbers) <= 0).any():
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+    inside = not len(numbers) or (numbers[0] >= 0 and numbers[-1] < size)
+    if column.null_count or not inside or (np.diff(numbers) <= 0).any():
+        raise PolicyError(
+            "query",
+            "gives a row of the source twice, or rows that are none of its",
+            "join public tables by keys that are unique",
+        )
+    return pa.array(numbers), None if order is None else pa.array(order)

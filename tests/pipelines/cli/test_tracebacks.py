@@ -41,7 +41,7 @@ FAULTS: list[tuple[Prepared, str]] = [
     (job, "dpstream.dp_transforms.ingest.records.Canonicaliser.__call__"),
     (job, "dpstream.dp_transforms.step.Stepper.steps"),
     (job, "dpstream.pipelines.stream.summary.tally"),
-    (commands.run_statement, "dpstream.pipelines.statements.row_engine.RowEngine.__call__"),
+    (commands.run_statement, "dpstream.pipelines.statements.row_query.RowEngine.__call__"),
     (commands.statement, "dpstream.pipelines.tables.engine.Engine.__init__"),
     (commands.session_init, "dpstream.pipelines.session.records.load.records_of"),
     (commands.session_add, "dpstream.pipelines.session.records.load.records_of"),

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.statements import allowed, ownership, relations
+from dpstream.pipelines.statements import allowed, ownership
 from dpstream.pipelines.statements.statement import statement_of
 from tests.pipelines.sql.pairs import AROUND, RELATIONS
 from tests.pipelines.sql.queries import generated
@@ -95,7 +95,7 @@ def test_without_a_rule_queries_are_not_local(
         if code != rule and not (code == "no-private-table" and rule == "unit-not-selected"):
             honest(holds, code, node)
 
-    for module in (allowed, ownership, relations):
+    for module in (allowed, ownership):
         monkeypatch.setattr(module, "require", require)
     if rule in ("unit-not-selected", "group-without-unit", "set-operation-mixed"):
         _owned_by_name(monkeypatch)

@@ -12,7 +12,7 @@ from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.statements.row_engine import RowEngine
+from dpstream.pipelines.statements.row_query import RowEngine
 
 #: Everything but what a statement says.
 PROJECT = """\

@@ -11,9 +11,8 @@ from dpstream.pipelines.statements.allowed import (
     check_nodes,
     require,
 )
-from dpstream.pipelines.statements.errors import Position, position
+from dpstream.pipelines.statements.errors import RULES, Position, position
 from dpstream.pipelines.statements.resolve import parsed
-from dpstream.pipelines.statements.rules import RULES
 
 
 def test_every_refusal_names_a_rule() -> None:

@@ -1,9 +1,10 @@
-"""Refusals: coded, placed, and without a literal of the statement; fuzzed statements."""
+"""Refusals of statements: rules with a fix each, and no literal of a statement in any error."""
 
 import logging
 import pickle
 import random
 import re
+from pathlib import Path
 
 import pytest
 import sqlglot
@@ -12,12 +13,29 @@ from sqlglot import exp
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.statements import statement
 from dpstream.pipelines.statements.dialect import DpSql
-from dpstream.pipelines.statements.errors import Position, refusal
-from dpstream.pipelines.statements.rules import RULES
+from dpstream.pipelines.statements.errors import RULES, Position, refusal
 from dpstream.pipelines.statements.statement import checked, statement_of
 from tests.pipelines.sql.pairs import PAIRS
 from tests.pipelines.sql.queries import generated
 from tests.pipelines.sql.shop import shop
+
+PIPELINES = Path(__file__).parents[3] / "pipelines"
+FOLDERS = ("statements", "sql", "tables")
+
+
+def test_each_rule_says_what_is_wrong_and_what_to_write() -> None:
+    for code, rule in RULES.items():
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", code)
+        assert rule.text and rule.fix and rule.text != rule.fix
+        assert rule.text[0].islower() and not rule.text.endswith(".")
+    assert RULES["join-without-unit"].privacy and not RULES["syntax"].privacy
+
+
+def test_each_rule_is_asked_somewhere() -> None:
+    paths = [path for folder in FOLDERS for path in (PIPELINES / folder).glob("*.py")]
+    sources = "".join(path.read_text() for path in paths if path.name != "errors.py")
+    assert [code for code in RULES if f'"{code}"' not in sources] == []
+
 
 _CATALOG = shop()
 _SECRET, _NUMBER = "Zwetschgenmus", "861930274"

@@ -4,8 +4,8 @@ import pytest
 from sqlglot import parse_one
 
 from dpstream.accounting.errors import DpstreamError
+from dpstream.pipelines.statements.errors import RULES
 from dpstream.pipelines.statements.functions import PLAIN, private_form
-from dpstream.pipelines.statements.rules import RULES
 from dpstream.pipelines.statements.statement import statement_of
 from tests.pipelines.sql.shop import shop
 

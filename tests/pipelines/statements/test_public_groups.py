@@ -4,7 +4,7 @@ import pytest
 from sqlglot import exp, parse_one
 
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.statements.rules import RULES
+from dpstream.pipelines.statements.errors import RULES
 from dpstream.pipelines.statements.statement import public_side
 
 PUBLIC = "(SELECT DISTINCT page FROM pages) AS p"

@@ -5,8 +5,8 @@ from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.statements.allowed import MAX_CHARACTERS, MAX_DEPTH
+from dpstream.pipelines.statements.errors import RULES
 from dpstream.pipelines.statements.resolve import inlined, parsed, qualified
-from dpstream.pipelines.statements.rules import RULES
 
 SCHEMA = {"t": {"a": "INT64", "b": "STRING"}, "s": {"a": "INT64"}}
 

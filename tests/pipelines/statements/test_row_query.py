@@ -1,5 +1,6 @@
-"""The query of a job: its tables, its digest, and what is refused."""
+"""Queries of a job: look-ups with unique keys, the digest, and batches however they are cut."""
 
+import csv
 import pickle
 from pathlib import Path
 
@@ -11,11 +12,91 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
 from dpstream.accounting.plan.canonical import canonical
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.project.job_parts import LookUpConfig
 from dpstream.pipelines.statements import row_local, row_query
-from dpstream.pipelines.statements.row_engine import RowEngine
-from tests.pipelines.sql.visited import PROJECT, SECTIONS, all_rows, with_text
+from dpstream.pipelines.statements.row_local import RowTables
+from dpstream.pipelines.statements.row_query import (
+    RowEngine,
+    content,
+    key_of,
+    look_up_rows,
+    look_up_table,
+)
+from tests.pipelines.sql.visited import PROJECT, SECTIONS, all_rows, one_by_one, through, with_text
+
+_COLUMNS = {"K": "STRING", "n": "INT64", "d": "DATE", "m": "NUMERIC", "f": "FLOAT64", "b": "BOOL"}
+_LINES = ["b,2,2024-01-02,1.5,0.5,true", "a,1,,,nan,no", "a,3,2024-02-31,2,1e400,false"]
+
+
+def _rows(folder: Path, *lines: str, key: tuple[str, ...] = ("K", "n")) -> pa.Table:
+    (folder / "t.csv").write_text("\n".join(["K,n,d,m,f,b", *lines]) + "\n")
+    config = LookUpConfig("T", "t.csv", key, _COLUMNS)
+    table = look_up_table(config, folder)
+    tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": key_of(config, table)})
+    return look_up_rows(tables, "t")
+
+
+def test_rows_are_canonical_and_in_order_of_the_key(tmp_path: Path) -> None:
+    table = _rows(tmp_path, *_LINES)
+    assert table.column("k").to_pylist() == ["a", "a", "b"]
+    assert table.column("n").to_pylist() == [1, 3, 2]
+    assert [v and str(v) for v in table.column("d").to_pylist()] == [None, None, "2024-01-02"]
+    assert table.column("f").to_pylist() == [None, None, 0.5]
+    assert table.column("b").to_pylist() == [False, False, True]
+
+
+def test_keys_are_unique_as_they_are_compared(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="rows with one key") as caught:
+        _rows(tmp_path, *_LINES, key=("k",))
+    assert "2024" not in str(caught.value)
+    spelled = ["e\u0301,1,,,,", "\u00e9,1,,,,"]
+    with pytest.raises(PolicyError):
+        _rows(tmp_path, *spelled)
+    assert _rows(tmp_path, "a,,,,,", "a,,,,,", ",1,,,,", "a,1,,,,").num_rows == 1
+
+
+@pytest.mark.parametrize("key", [(), ("x",), ("f",), ("m",), ("n", "f")])
+def test_keys_that_are_none(key: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(DpstreamError) as caught:
+        _rows(tmp_path, *_LINES, key=key)
+    assert caught.value.field.startswith("look_up.") and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("my t", "t.csv"), ("t", "t.txt"), ("t", "none.csv"), ("t", "sqlite:x")]
+)
+def test_tables_that_are_none(name: str, path: str, tmp_path: Path) -> None:
+    config = LookUpConfig(name, path, ("k",), _COLUMNS)
+    with pytest.raises(DpstreamError):
+        table = look_up_table(config, tmp_path)
+        tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": ("k",)})
+        look_up_rows(tables, "t")
+
+
+def test_the_digest_is_of_the_rows(tmp_path: Path) -> None:
+    first = content(_rows(tmp_path, *_LINES))
+    assert first == content(_rows(tmp_path, *reversed(_LINES)))
+    others = [
+        content(_rows(tmp_path, *_LINES[:2])),
+        content(_rows(tmp_path, *_LINES[:2], "a,3,2024-02-31,2,0,false")),
+        content(_rows(tmp_path, *_LINES[:2], "a,3,2024-02-29,2,1e400,false")),
+        content(_rows(tmp_path, *_LINES[:2], "a,3,2024-02-31,3,1e400,false")),
+        content(_rows(tmp_path, *_LINES[:2], "a,3,2024-02-31,2,1e400,")),
+        content(pa.table({"k": ["ab", "c"]})), content(pa.table({"k": ["a", "bc"]})),
+        content(pa.table({"k": ["a", None]})), content(pa.table({"k": ["a", ""]})),
+        content(pa.table({"k": [b"a", b"\xff"]})), content(pa.table({"j": ["a", ""]})),
+    ]  # fmt: skip
+    assert len({first, *others}) == len(others) + 1
+
+
+def test_the_digest_stays_what_it_is(tmp_path: Path) -> None:
+    """It is part of plans that are in stores."""
+    assert content(_rows(tmp_path, *_LINES)) == "44b73eb4aab8f4c1dd3c473c1d470abf"
+
 
 _TEXT = "SELECT s.section AS page, v.n AS x FROM visits AS v JOIN sections AS s ON v.page = s.page"
 
@@ -160,3 +241,130 @@ def test_columns_of_parquet_are_known(tmp_path: Path) -> None:
     (tmp_path / "live.sql").write_text(_TEXT.replace("v.page = s.page", "v.n > s.weight"))
     with pytest.raises(PolicyError, match="stream-look-up"):
         _edited(tmp_path, *parquet)
+
+
+#: Row-local texts and, where it is said otherwise, the same for DuckDB over the typed table.
+TEXTS = [
+    "SELECT page, seconds AS x FROM visits",
+    "SELECT UPPER(page) AS page, seconds / n AS x FROM visits WHERE flag AND n <> 3",
+    "SELECT s.section AS page, v.n * s.weight AS x FROM visits AS v JOIN sections AS s "
+    "ON v.page = s.page WHERE v.seconds > 2",
+    "SELECT COALESCE(s.section, 'none') AS page, v.n AS x FROM visits AS v LEFT JOIN sections AS s "
+    "ON v.page = s.page AND s.weight > 0.7",
+    "SELECT t.page, t.m AS x FROM (SELECT user, page, n + 1 AS m FROM visits WHERE n > 0) AS t",
+    "SELECT page, EXTRACT(DAY FROM day) AS x FROM visits WHERE day < DATE '2024-01-15'",
+]
+
+
+def _records(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_as_duckdb_over_the_whole_table(text: str, tmp_path: Path) -> None:
+    job = with_text(tmp_path, text)
+    rows = through(job, [all_rows(job)])
+    lines = [r for f in sorted((tmp_path / "in").iterdir()) for r in _records(f)]
+    table = pa.Table.from_pylist([{k: v or None for k, v in r.items()} for r in lines])
+    con = duckdb.connect()
+    con.register("raw", table)
+    con.register("texts", pa.Table.from_pylist(_records(tmp_path / "sections.csv")))
+    con.execute(
+        'CREATE TABLE visits AS SELECT "user", "at", page, TRY_CAST(n AS BIGINT) AS n, '
+        "TRY_CAST(flag AS BOOLEAN) AS flag, TRY_CAST(day AS DATE) AS day, "
+        "TRY_CAST(NULLIF(seconds, 'NaN') AS DOUBLE) AS seconds FROM raw"
+    )
+    con.execute(
+        "CREATE TABLE sections AS SELECT page, NULLIF(section, '') AS section, "
+        "TRY_CAST(weight AS DOUBLE) AS weight FROM texts"
+    )
+    plain = text.replace("seconds / n ", "seconds / NULLIF(n, 0) ").replace("user,", '"user",')
+    wanted = con.sql(plain).fetchall()
+    con.close()
+    assert len(wanted) > 20
+    key = lambda row: tuple((v is None, v) for v in row)  # noqa: E731
+    assert sorted(((r["page"], r["x"]) for r in rows), key=key) == sorted(wanted, key=key)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_however_batches_are_cut(text: str, tmp_path: Path) -> None:
+    job = with_text(tmp_path, text)
+    batch = all_rows(job).slice(0, 150)
+    assert through(job, list(one_by_one(batch))) == through(job, [batch])
+
+
+def test_units_times_and_positions_are_those_of_the_row(tmp_path: Path) -> None:
+    job = with_text(tmp_path, TEXTS[2])
+    batch = all_rows(job)
+    with RowEngine(query_of(job)) as engine:
+        selected = engine(batch)
+    partition, offset = positions(selected)
+    assert (partition == 0).all() and 0 < selected.num_rows < batch.num_rows
+    for name in ("user", "at"):  # as they arrived: also where they are none
+        assert selected.column(name) == batch.column(name).take(pa.array(offset))
+    assert selected.column("user").null_count and "noon" in selected.column("at").to_pylist()
+
+
+#: Each is a text that no validator passes: what it gives depends on other rows, or rows multiply.
+#: A text that reads the columns of those below.
+_READ = "SELECT page, n AS x FROM visits"
+_BASE = 'SELECT "row number", page, TRY_CAST(n AS BIGINT) AS x FROM "arrived rows" AS v'
+_MULTIPLIED = _BASE + " JOIN (VALUES (1), (2)) AS t(a) ON true"
+_STRANGE = 'SELECT "row number" + 100000, page, 1 AS x FROM "arrived rows"'
+_WINDOW = (
+    'SELECT "row number", page, SUM(TRY_CAST(n AS BIGINT)) OVER (ORDER BY "row number") AS x '
+    'FROM "arrived rows"'
+)
+
+
+@pytest.mark.parametrize(
+    "sql", [_MULTIPLIED, _STRANGE, _BASE.replace('"row number"', "NULL::BIGINT")]
+)
+def test_a_query_that_multiplies_rows_is_caught(sql: str, tmp_path: Path) -> None:
+    job = with_text(tmp_path, _READ)
+    assert len(through(job, [all_rows(job)], _BASE)) == all_rows(job).num_rows
+    with pytest.raises(PolicyError, match="twice, or rows that are none"):
+        through(job, [all_rows(job)], sql)
+
+
+@pytest.mark.parametrize("on", ["v.page > s.page", "v.seconds = s.weight", "v.page = v.page"])
+def test_a_look_up_that_no_rule_refused_is_caught(
+    on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"SELECT v.page, v.n AS x FROM visits AS v JOIN sections AS s ON {on}"
+    with pytest.raises(PolicyError, match="stream-look-up"):
+        with_text(tmp_path, text)
+    monkeypatch.setattr(row_local, "_looks_up", lambda join, tables: True)
+    job = with_text(tmp_path, text)
+    (tmp_path / "sections.csv").write_text(SECTIONS.replace("p4,,2", "p9,,1"))
+    job = load_job(job.path)
+    with pytest.raises(PolicyError, match="twice, or rows that are none"):
+        through(job, [all_rows(job)])
+
+
+def test_the_cut_shows_a_query_that_reads_other_rows(tmp_path: Path) -> None:
+    job = with_text(tmp_path, _READ)
+    batch = all_rows(job).slice(0, 40)
+    assert through(job, list(one_by_one(batch)), _BASE) == through(job, [batch], _BASE)
+    assert through(job, list(one_by_one(batch)), _WINDOW) != through(job, [batch], _WINDOW)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT * FROM read_csv('sections.csv')", "SELECT * FROM read_text('/etc/hostname')",
+     "ATTACH 'x.db'", "COPY \"arrived rows\" TO 'x.csv'", "INSTALL httpfs", "SET threads = 4"],
+)  # fmt: skip
+def test_duckdb_is_locked(sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = with_text(tmp_path, TEXTS[0])
+    with pytest.raises(RunError) as caught:
+        through(job, [all_rows(job)], sql)
+    assert "sections" not in str(caught.value) and not (tmp_path / "x.csv").exists()
+
+
+def test_nothing_left_and_nothing_there(tmp_path: Path) -> None:
+    job = with_text(tmp_path, "SELECT page, n AS x FROM visits WHERE n > 1000")
+    with RowEngine(query_of(job)) as engine:
+        assert engine(all_rows(job)).num_rows == 0
+        empty = engine(all_rows(job).slice(0, 0))
+    assert empty.num_rows == 0 and empty.schema.names == ["user", "at", "page", "x"]
