@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpstream.accounting.composition import epsilon_spent, left_within
+from dpstream.accounting.composition import Limit, epsilon_spent, left_within
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.figures import exact, guarantee_pair, up
 from dpstream.accounting.plan.unit import composed
@@ -21,6 +21,7 @@ from dpstream.state.ledger.open import AccountPlace, open_ledger, read_history
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
+
 
 _NO_LEDGER = "none: without an account the budgets spent on these data are not added up"
 
@@ -245,3 +246,23 @@ def _spent(charges: Sequence[Charge], delta: float) -> float | None:
         return epsilon_spent(composed(charges).spends, delta) if charges else 0.0
     except PolicyError:
         return None
+
+
+def limit_of(account: History, more: Sequence[Charge] = ()) -> Limit | None:
+    """Return the limit of an account, and what its charges cost together; both are public.
+
+    Args:
+        more: charges of the account's unit that come before the one that is decided.
+
+    Returns:
+        ``None`` without a limit, or if costs cannot be composed (`History.check` then refuses).
+    """
+    if account.limit is None:
+        return None
+    try:
+        total = account.account.total()
+    except PolicyError:
+        return None
+    for charge in more:
+        total = total.plus(charge)
+    return Limit(total, *account.limit)

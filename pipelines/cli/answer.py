@@ -161,10 +161,10 @@ def answer(
         _check_free(over_time, how, dry_run)
         _from(query_set, release, out, nonnegative, covariance, as_json)
         return
-    from dpstream.pipelines.workload.cache import folder_of, solved
     from dpstream.pipelines.workload.choosing import Choice, by_choice
     from dpstream.pipelines.workload.execute import Order
-    from dpstream.pipelines.workload.ways import tables_of, way_of
+    from dpstream.pipelines.workload.files import folder_of, solved
+    from dpstream.pipelines.workload.planning import tables_of, way_of
 
     loaded = load_job(workload._replace(name=job_name or own_job), workload=True)
     place, folder = None if out is None else out.absolute(), folder_of(cache)
@@ -459,14 +459,14 @@ def _from(
     """Answer from a release: post-processing of public data."""
     import numpy as np
 
-    from dpstream.pipelines.workload.answers import answers
+    from dpstream.pipelines.workload.planning import MAX_ANSWERS
     from dpstream.pipelines.workload.release import (
+        answers,
         check_domain,
         read_release,
         write_csv,
         write_table,
     )
-    from dpstream.pipelines.workload.ways import MAX_ANSWERS
     from dpstream.state.durable import replacing
 
     receipt, estimate = read_release(folder)

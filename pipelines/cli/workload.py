@@ -148,9 +148,8 @@ def plan(
     it.
     """
     from dpstream.accounting.strength import check_delta
-    from dpstream.pipelines.workload.cache import folder_of
     from dpstream.pipelines.workload.families import compared
-    from dpstream.pipelines.workload.files import read_workload
+    from dpstream.pipelines.workload.files import folder_of, read_workload
     from dpstream.pipelines.workload.lattice import planned_purely
     from dpstream.pipelines.workload.planning import figures, guarantee_of, plan_text, planned
 

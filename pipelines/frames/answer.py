@@ -19,7 +19,7 @@ from dpstream.accounting.query.grids import regridded
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.limit import limit_of
+from dpstream.pipelines.ask.acceptance import limit_of
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.formats.receipt import answered_now, encoded

@@ -13,8 +13,7 @@ from dpstream.accounting.figures import guarantee_pair, left_text
 from dpstream.accounting.query.families import family_lines
 from dpstream.accounting.query.outlook import Outlook, outlook
 from dpstream.accounting.strength import check_delta, weaknesses
-from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, of_requests
-from dpstream.pipelines.ask.limit import limit_of
+from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.account import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Arguments, Question, question_of

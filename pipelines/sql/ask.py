@@ -26,7 +26,7 @@ from dpstream.accounting.query.grids import grids_of
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.limit import limit_of
+from dpstream.pipelines.ask.acceptance import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.formats.receipt import answered_now, encoded, table_bytes, table_of
 from dpstream.pipelines.runners.bounded import Runner

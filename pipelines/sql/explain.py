@@ -18,8 +18,7 @@ from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
-from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, of_requests
-from dpstream.pipelines.ask.limit import limit_of
+from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one

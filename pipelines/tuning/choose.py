@@ -2,46 +2,228 @@
 
 The question is fixed from public parts (`pipelines.tuning.ask`); the answer is committed before the
 new job is written.  With proxy data nothing is drawn or charged, and the job is marked accordingly.
+
+**Records** of the first hours are read batch by batch into histograms.  Ingest is the stream's own:
+the same canonical form, dead letters and positions.  A timeline that ends with the first hours
+excludes later event times; the tally excludes later stamps.  What is counted of a record is a
+function of that record alone.
+
+**Proxy data** must not be the job's own: exact figures of the job's own records are a release
+without noise and without a charge.  Uncompressed contents are compared: copies and links have other
+names, and a copy may be compressed.  Messages of a broker and objects of a remote store cannot be
+compared: there the data steward is responsible for using other data.
+
+**Figures** are those with which the job can be run: its noise for each C, bounds, bound per key.
+All of it is public, a function of the job's plan and of the noisy counts.
 """
 
 import contextlib
 import glob
-from collections.abc import Sequence
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact
-from dpstream.accounting.tuning.answer import Figures, rule_text
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.tuning.answer import ChosenBounds, Figures, read_off, rule_text
 from dpstream.accounting.tuning.question import encoder_matrix
-from dpstream.accounting.tuning.weighing import PerKey
+from dpstream.accounting.tuning.reference import final_sd
+from dpstream.accounting.tuning.starred import usual, with_privacy
+from dpstream.accounting.tuning.weighing import NoiseOf, PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
-from dpstream.dp_transforms.tuning import noisy
+from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
-from dpstream.pipelines.connectors.files.input_manifest import stamps
-from dpstream.pipelines.connectors.files.recorded import named_by, recorded
+from dpstream.pipelines.connectors.files.input_manifest import manifest, stamps
+from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
 from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.formats.compression import (
+    HEAD_BYTES,
+    BrokenFileError,
+    codec_of,
+    plain_by_name,
+)
+from dpstream.pipelines.formats.lines import BLOCK_BYTES
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
+from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
+from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.copying import sink_of_copy
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import CheckedRequest
-from dpstream.pipelines.tuning.read import refuse_own_data, tally
-from dpstream.pipelines.tuning.runnable import bounds_of, read_off_runnable
+from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
+
+Content = tuple[int, bytes]
+
+
+def tally(tuning: CheckedRequest, job: Job, ring: KeyRing, name: tuple[bytes, ...]) -> list[Int64]:
+    """Return exact histograms of the first hours of ``job``'s input: PRIVATE, for ``noisy`` only.
+
+    Args:
+        job: the job whose files are read; the timeline of its plan starts with the first hours.
+        name: the run's name, for the sampling keys.
+
+    Raises:
+        UsageError: there is no file, or a column is missing.
+        RunError: the operating system cannot read a file.
+    """
+    line = job.plan.timeline
+    ends = msgspec.structs.replace(line, end=line.start + tuning.question.first)
+    plan = msgspec.structs.replace(job.plan, timeline=ends)
+    counted = Tally(plan, ring, name, tuning.design.histograms, tuning.question.values_per_unit)
+    for records in canonical_records(job, plan, ring):
+        counted.add(records)
+    return counted.counts()
+
+
+def refuse_own_data(job: Job, proxy: Job) -> None:
+    """Refuse proxy data with a file of the job's source.
+
+    Raises:
+        PolicyError: a file is the same.
+        RunError: a file cannot be read.
+    """
+    with named_by("--proxy"):
+        given = set(_contents(proxy))
+    try:
+        own = _in_folder(job, given) if job.source.unbounded else _contents(job)
+        overlap = any(content in given for content in own)
+    except UsageError:
+        return  # the stream's files are not there yet
+    except OSError as error:
+        raise file_error("table.path", "cannot be read", error) from None
+    if overlap:
+        raise PolicyError(
+            "--proxy",
+            "holds a file of the job's own source: its exact figures would be an uncharged release",
+            "give data of other units, or choose privately with --first and --epsilon",
+        )
+
+
+def _contents(job: Job) -> Iterator[Content]:
+    """Yield the content digest of every file of a bounded source."""
+    for file in manifest(job):
+        try:
+            yield content_of(file.path, job.source.kind)
+        except OSError:
+            raise unreadable(file.partition) from None
+
+
+def _in_folder(job: Job, given: set[Content]) -> Iterator[Content]:
+    """Yield content digests of files of a growing folder; of other sizes only compressed files."""
+    if job.source.kind != "folder" or "://" in job.source.path:
+        return
+    sizes, kind = {size for size, _ in given}, str(job.source.format)
+    for path in (p for p in Path(job.source.path).rglob("*") if p.is_file()):
+        if path.stat().st_size in sizes or _is_packed(path):
+            yield content_of(str(path), kind)
+
+
+def _is_packed(path: Path) -> bool:
+    with open(path, "rb", buffering=0) as raw:
+        return codec_of(raw.read(HEAD_BYTES), path.name) is not None
+
+
+def content_of(path: str, kind: str) -> Content:
+    """Return size and BLAKE2b-128 digest of a file; for a compressed text, those of the text.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as raw:
+        if kind != "parquet":
+            try:
+                stream, size, digest = plain_by_name(raw, path, kind), 0, _digest()
+                while block := stream.read(BLOCK_BYTES):
+                    size += len(block)
+                    digest.update(block)
+                return size, digest.digest()
+            except BrokenFileError:
+                raw.seek(0)
+        content_digest = hashlib.file_digest(raw, _digest)
+        return raw.tell(), content_digest.digest()
+
+
+def _digest() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
+    """Return figures of the noisy nodes with which the job can be run."""
+    bound = tuning.job.plan.privacy.per_key_bound
+
+    def noise_with(clamps: ChosenBounds) -> NoiseOf:
+        plan = with_bounds(tuning, clamps)
+        return lambda contributions, per_key: _noise(plan, contributions, per_key)
+
+    return _runnable(tuning, read_off(tuning.question, tuning.design, nodes, noise_with, bound))
+
+
+def _runnable(tuning: CheckedRequest, figures: Figures) -> Figures:
+    """Return the figures with the largest C, at most the tuned one, whose noise can be drawn."""
+    if figures.unanswered is not None or _allowed(tuning, figures, figures.contributions):
+        return figures
+    low, high = 1, figures.contributions  # low can be run: see ``ask``
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _allowed(tuning, figures, middle) else (low, middle)
+    note = "a smaller C is taken, because the noise of the chosen one exceeds the sampler's range"
+    notes = (*figures.notes, note)
+    return msgspec.structs.replace(figures, contributions=low, notes=notes, cut=None, sd=None)
+
+
+def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
+    """Return the sd of the first column at a window's end, in records at the bound; public.
+
+    It is for that C and bound per key; infinite if the job cannot be run with them.
+    """
+    other = with_privacy(plan, contributions=contributions, per_key_bound=per_key)
+    try:
+        other = with_privacy(other, weights=plan.privacy.weights or usual(other))
+        return final_sd(other, allocate(other))
+    except (UsageError, PolicyError):
+        return math.inf
+
+
+def _allowed(tuning: CheckedRequest, figures: Figures, contributions: int) -> bool:
+    try:
+        allocate(with_privacy(with_bounds(tuning, figures.bounds), contributions=contributions))
+    except UsageError:
+        return False
+    return True
+
+
+def with_bounds(tuning: CheckedRequest, chosen: ChosenBounds) -> Plan:
+    """Return the job's plan with these bounds."""
+    clamps, plan = bounds_of(tuning, chosen), tuning.job.plan
+    aggregates = tuple(
+        msgspec.structs.replace(a, bounds=clamps.get(a.name, a.bounds)) for a in plan.aggregates
+    )
+    return msgspec.structs.replace(plan, aggregates=aggregates)
+
+
+def bounds_of(tuning: CheckedRequest, chosen: ChosenBounds) -> dict[str, tuple[float, float]]:
+    """Return tuned bounds in the columns' units, by aggregate."""
+    grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
+    return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}
+
 
 #: Noise of proxy data does not exist; ids and sampling keys need some key, and this one is no
 #: secret.

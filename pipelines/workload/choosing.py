@@ -22,7 +22,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.ask.limit import limit_of
+from dpstream.pipelines.ask.acceptance import limit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.workload.families import Budget, families_of
 from dpstream.pipelines.workload.registered import (

@@ -20,11 +20,10 @@ from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import CELL, domain_digest
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.run import Progress, Result, run_job
-from dpstream.pipelines.workload.answers import answers
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
 from dpstream.pipelines.workload.of_job import cells_job, mixing_of, with_own_places
-from dpstream.pipelines.workload.release import Moment, Receipt, check_place, write_release
+from dpstream.pipelines.workload.release import Moment, Receipt, answers, check_place, write_release
 from dpstream.state import open as stores
 from dpstream.state.ledger.history import Accept
 from dpstream.state.store import Store

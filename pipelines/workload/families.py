@@ -29,7 +29,7 @@ from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.workload.cache import solved_purely
+from dpstream.pipelines.workload.files import solved_purely
 from dpstream.pipelines.workload.lattice import (
     better_lattice,
     bits_of,

@@ -1,19 +1,45 @@
-"""Workload files: JSON text, or the arrays of NPZ, read into a checked workload."""
+"""Files of a workload: its queries, in JSON or the arrays of NPZ; and strategies that were solved.
 
+A strategy is named by the structure of its workload.  It is public: it depends on the queries and
+on no record.  A file is checked against its digest when it is read, and solved again if it is
+damaged.  A forged file could make answers less exact, but not less private: the sensitivity is
+computed for the mix that is used.
+"""
+
+import contextlib
+import io
 import json
+import math
+import os
+import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.limits import (
     MAX_EXPLICIT_NUMBERS,
+    MAX_SOLVED_CELLS,
     MAX_WORKLOAD_BYTES,
     MAX_WORKLOAD_TEXT_BYTES,
 )
 from dpstream.accounting.places import refuse_url
-from dpstream.accounting.workloads.parse import from_arrays, from_dict
+from dpstream.accounting.strategies.cells.auto import OBJECTIVES, Plan, auto
+from dpstream.accounting.strategies.cells.named import STRATEGIES, largest, named
+from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
+from dpstream.accounting.strategies.cells.stored import (
+    from_arrays,
+    lattice_arrays,
+    lattice_of_arrays,
+    to_arrays,
+)
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.parse import from_arrays as workload_of_arrays
+from dpstream.accounting.workloads.parse import from_dict
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.state.disk_errors import unreadable
+from dpstream.state.durable import PRIVATE, make_folder, replacing
 from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
 
 _FIELD = "workload file"
@@ -46,7 +72,7 @@ def read_workload(path: Path) -> Workload:
         ) from None
     except DAMAGED:
         raise UsageError(_FIELD, "is no UTF-8 text or no NPZ file", "write it anew") from None
-    return from_arrays(arrays) if path.suffix == ".npz" else from_dict(_parsed(text))
+    return workload_of_arrays(arrays) if path.suffix == ".npz" else from_dict(_parsed(text))
 
 
 def domain_text(workload: Workload) -> list[dict[str, Any]]:
@@ -76,3 +102,109 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) < len(pairs):
         raise PolicyError("workload", "an object names a key twice", "keep one of them")
     return entries
+
+
+#: Bytes of a stored strategy once unpacked: more than any that is solved.
+MAX_PLAN_BYTES = 1 << 34
+#: Cells of one matrix that is solved within seconds.
+_QUICK = 2048
+
+
+def folder_of(given: Path | None) -> Path:
+    """Return the folder of strategies: ``given``, else ``dpstream/strategies`` in the user's
+    caches.
+    """
+    if given is not None:
+        return given
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "dpstream" / "strategies"
+
+
+def solved(
+    workload: Workload, folder: Path, objective: str = "total", strategy: str = "auto"
+) -> tuple[Plan, Path, bool]:
+    """Return the plan of a workload, its file, and whether the file existed.
+
+    A search that takes minutes is announced on stderr.
+
+    Raises:
+        PolicyError: the domain or the objective is too large to be solved.
+        UsageError: there is no such strategy or objective.
+    """
+    if strategy not in STRATEGIES:
+        raise UsageError("--strategy", f"is one of {', '.join(STRATEGIES)}", "choose one")
+    if objective not in OBJECTIVES:
+        raise UsageError("--objective", f"is one of {', '.join(OBJECTIVES)}", "choose one")
+    path = folder / f"{workload.structure}-{objective}-{strategy}.npz"
+    plan = _read(path, workload.structure)
+    if plan is not None:
+        return plan, path, True
+    rows = workload.cells if len(workload.products) > 1 else max(workload.sizes)
+    if _QUICK < rows <= MAX_SOLVED_CELLS:
+        text = f"Searching a strategy over {rows:,} cells: minutes of a core; the cache keeps it."
+        print(text, file=sys.stderr, flush=True)
+    plan = _solve(workload, objective, strategy)
+    with contextlib.suppress(OSError):  # without a cache it is solved again
+        make_folder(folder, PRIVATE)
+        write(path, plan, workload.structure)
+    return plan, path, False
+
+
+def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, LatticeStrategy, bool]:
+    """Return name and lattice of the best strategy for pure epsilon, and whether its file existed.
+
+    Raises:
+        PolicyError: the workload is too large to be solved.
+    """
+    path = folder / f"{workload.structure}-pure-{bits}.npz"
+    arrays = _arrays(path)
+    with contextlib.suppress(UsageError, KeyError, ValueError):
+        if arrays is not None:
+            return *lattice_of_arrays(arrays, workload.structure), True
+    strategy = pure(workload, bits)
+    made = strategy.lattice(bits)
+    with contextlib.suppress(OSError):
+        make_folder(folder, PRIVATE)
+        _keep(path, lattice_arrays(strategy.name, made, workload.structure))
+    return strategy.name, made, False
+
+
+def write(path: Path, plan: Plan, structure: str) -> None:
+    """Store a plan in a file that only its owner can read."""
+    _keep(path, to_arrays(plan, structure))
+
+
+def _keep(path: Path, arrays: dict[str, Any]) -> None:
+    held = io.BytesIO()
+    np.savez(held, **arrays)
+    with replacing(path, PRIVATE) as draft:
+        draft.write_bytes(held.getbuffer())
+
+
+def _read(path: Path, structure: str) -> Plan | None:
+    arrays = _arrays(path)
+    with contextlib.suppress(UsageError, KeyError, ValueError):
+        return None if arrays is None else from_arrays(arrays, structure)
+    return None
+
+
+def _arrays(path: Path) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as file:
+            return arrays_of(file, MAX_PLAN_BYTES)
+    except (*DAMAGED, TooLargeError):
+        return None
+
+
+def _solve(workload: Workload, objective: str, strategy: str) -> Plan:
+    best = auto(workload, objective)
+    if strategy == "auto":
+        return best
+    weighted = workload.relative() if objective == "relative" else workload
+    with one_thread():
+        named_strategy = named(weighted, strategy)
+        worst = objective == "worst"
+        error = largest(weighted, named_strategy) if worst else named_strategy.error(weighted)
+    if not math.isfinite(error):
+        raise PolicyError("--strategy", "does not measure all that is asked", "choose another")
+    return best._replace(strategy=named_strategy, error=error)

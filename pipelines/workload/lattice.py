@@ -33,8 +33,8 @@ from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.workload.cache import solved, solved_purely
 from dpstream.pipelines.workload.estimate import Estimate
+from dpstream.pipelines.workload.files import solved, solved_purely
 from dpstream.pipelines.workload.planning import Guarantee, queries_of
 
 if TYPE_CHECKING:

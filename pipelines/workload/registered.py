@@ -39,23 +39,21 @@ from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.workload import lattice
-from dpstream.pipelines.workload.answers import answers
-from dpstream.pipelines.workload.cache import solved_purely
-from dpstream.pipelines.workload.estimate import Estimate
-from dpstream.pipelines.workload.files import domain_text
+from dpstream.pipelines.workload.estimate import Estimate, TableEstimate
+from dpstream.pipelines.workload.files import domain_text, solved_purely
 from dpstream.pipelines.workload.of_job import check_job, domain_of_job, one_shot_job
+from dpstream.pipelines.workload.planning import check_tables
 from dpstream.pipelines.workload.release import (
     ESTIMATE,
     RECEIPT,
     Moment,
     Receipt,
     Released,
+    answers,
     released_of,
     write_estimate,
     write_release,
 )
-from dpstream.pipelines.workload.tables import TableEstimate
-from dpstream.pipelines.workload.ways import check_tables
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.history import Accept, History

@@ -18,8 +18,7 @@ import numpy as np
 from dpstream.pipelines.ask import folder as folders
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.workload import registered, release
-from dpstream.pipelines.workload.estimate import Estimate
-from dpstream.pipelines.workload.tables import TableEstimate
+from dpstream.pipelines.workload.estimate import Estimate, TableEstimate
 from dpstream.state.ledger.answers import AnswerLog
 
 #: Where a process can be told to die, in the order in which it passes them.

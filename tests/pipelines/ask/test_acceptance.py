@@ -1,6 +1,7 @@
 """What plans say of the ledger: the same decision as whoever charges, and its exit code."""
 
 import contextlib
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,8 +10,11 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.ask.acceptance import Request, of_job, of_requests
-from dpstream.state.ledger.open import AccountPlace
+from dpstream.accounting.query.calibration import Cost
+from dpstream.pipelines.ask.acceptance import Request, limit_of, of_job, of_requests
+from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.history import History
+from dpstream.state.ledger.open import AccountPlace, read_history
 from tests import accounts
 from tests.pipelines.cli.called import call, printed
 from tests.pipelines.jobs.test_charging import job, ran
@@ -79,3 +83,26 @@ def test_several_charges_together(tmp_path: Path) -> None:
     other = of_requests(place, [Request(charge(2, unit=unit))])
     assert other.exit_code == 3 and other.account is not None
     assert other.account["with_this"] is None  # their costs do not add up
+
+
+def frame_charge(name: str, mu: float | None, epsilon: float = 1.0) -> Charge:
+    return Charge(32 * name, "p", accounts.USER, epsilon, 1e-9, mu, 0.0, kind="frame")
+
+
+def test_the_limit_and_all_charges(tmp_path: Path) -> None:
+    path, spent = tmp_path / "ledger.db", [frame_charge("a", 0.5), frame_charge("b", None)]
+    place = accounts.create(path, "visits", (8.0, 1e-5))
+    with contextlib.closing(accounts.opened(path)) as ledger:
+        for one in spent:
+            ledger.transact(functools.partial(ledger.append, one))
+    limit = limit_of(read_history(place))
+    assert limit is not None and limit[1:] == (8.0, 1e-5)
+    assert limit.total.spends == 2 and limit.total.plain == 1 and limit.total.gauss == 0.25
+    more = limit_of(read_history(place), [frame_charge("c", None, 2.5)])
+    assert more is not None and more.total.plain == 3.5
+    plain = Cost(1.0, 0.0, None, 0.0)
+    assert limit.holds(plain) - more.holds(plain) in (2, 3)
+
+
+def test_without_a_limit_there_is_none() -> None:
+    assert limit_of(History()) is None

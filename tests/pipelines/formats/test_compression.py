@@ -26,7 +26,7 @@ from dpstream.pipelines.formats.compression import (
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream.run import run_job
-from dpstream.pipelines.tuning.read import refuse_own_data
+from dpstream.pipelines.tuning.choose import refuse_own_data
 from dpstream.state import open as stores
 from tests.audit.replays import new_place
 from tests.drive import Drive, letters_of, rows_of

@@ -1,21 +1,40 @@
-"""``dpstream choose`` from end to end: charged first, exact rules, receipts, refusals."""
+"""Choosing C and bounds: proxies are other data, figures can be run, and jobs are written."""
 
+import gzip
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import Result
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.tuning.question import encoder_matrix
+from dpstream.accounting.tuning.starred import usual, with_privacy
+from dpstream.accounting.weights import MILD
 from dpstream.dp_transforms import tuning
-from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.connectors.files.recorded import recorded
+from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
 from dpstream.pipelines.tuning import file as tuning_file
+from dpstream.pipelines.tuning.ask import CheckedRequest, Request, ask
+from dpstream.pipelines.tuning.choose import (
+    _noise,
+    bounds_of,
+    content_of,
+    read_off_runnable,
+    refuse_own_data,
+    with_bounds,
+)
 from dpstream.state import open as stores
 from dpstream.state.ledger.answers import AnswerLog
 from tests import accounts
@@ -38,6 +57,90 @@ from tests.pipelines.tuning.asking import (  # noqa: F401
     value_of,
     write,
 )
+
+TEXT = b"user,key,time,value\nu,k,2024-01-01T00:00:00Z,1\n"
+
+
+def test_content_is_of_the_unpacked_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(TEXT)
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(TEXT))
+    (tmp_path / "c.csv").write_bytes(TEXT[:-2] + b"2\n")
+    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(TEXT)[:-9])
+    a, b, c, d = (
+        content_of(str(tmp_path / name), "csv")
+        for name in ("a.csv", "b.csv.gz", "c.csv", "d.csv.gz")
+    )
+    assert a == b and a[0] == len(TEXT)
+    assert a[0] == c[0] and len({a[1], c[1], d[1]}) == 3
+    packed = content_of(str(tmp_path / "b.csv.gz"), "parquet")
+    assert packed != a
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_copy_of_the_jobs_own_file_is_refused(
+    packed: bool, tmp_path: Path, make_job: Callable[..., Job]
+) -> None:
+    job, other = make_job("csv"), tmp_path / "other"
+    (tmp_path / "in" / "a.csv").write_bytes(TEXT)
+    other.mkdir()
+    (other / "x.csv").write_bytes(TEXT.replace(b",1\n", b",3\n"))
+    refuse_own_data(job, recorded(job, f"{other}/*", "--proxy"))
+    (other / "y.csv").write_bytes(gzip.compress(TEXT) if packed else TEXT)
+    if packed:
+        (other / "y.csv").rename(other / "y.csv.gz")
+    with pytest.raises(PolicyError) as error:
+        refuse_own_data(job, recorded(job, f"{other}/*", "--proxy"))
+    assert error.value.field == "--proxy"
+
+
+@pytest.fixture
+def checked(project: Path) -> CheckedRequest:
+    request = Request(load_project(project), "hourly", "new", proxy="/x/*.csv", quantile=0.9)
+    return ask(request)
+
+
+def nodes(question: CheckedRequest, pairs: int) -> list[np.ndarray]:
+    """Noise-free nodes of 900 units with so many pairs, and of values between -20 and 20."""
+    node_values = []
+    for of, value in zip(question.design.histograms, (pairs, 20), strict=True):
+        counts = np.zeros(of.cells, np.int64)
+        counts[np.searchsorted(of.candidates, value)] = 900
+        node_values.append(encoder_matrix(of.cells) @ counts)
+    return node_values
+
+
+def test_noise_is_that_of_the_plan(checked: CheckedRequest) -> None:
+    plan = with_bounds(checked, (("total", -40, 40),))
+    for count, bound in ((4, None), (12, None), (12, 1)):
+        other = with_privacy(plan, contributions=count, per_key_bound=bound)
+        other = with_privacy(other, weights=usual(other))
+        assert (other.privacy.weights == MILD) == (count >= 8)
+        assert _noise(plan, count, bound) == allocate(other).values[0].sd[-1]
+    assert _noise(plan, 10**6, None) == math.inf == _noise(plan, 4, -3)
+
+
+def test_bounds_are_in_the_columns_units(checked: CheckedRequest) -> None:
+    assert bounds_of(checked, (("total", -40, 41),)) == {"total": (-20, 20.5)}
+    [_, total] = with_bounds(checked, (("total", -40, 40),)).aggregates
+    assert total.bounds == (-20, 20)
+
+
+def test_the_largest_bound_that_can_be_run(checked: CheckedRequest) -> None:
+    """Nobody gets a C whose noise cannot be drawn, and no figures of another one."""
+    few = read_off_runnable(checked, nodes(checked, 3))
+    assert few.contributions == 3 and few.cut == pytest.approx(0) and few.notes == ()
+    many = read_off_runnable(checked, nodes(checked, 1_000))
+    assert 3 < many.contributions < 1_000 and many.cut is None is many.sd
+    assert "sampler" in many.notes[-1]
+    plan = with_bounds(checked, many.bounds)
+    replace = msgspec.structs.replace
+    for count, runs in ((many.contributions, True), (many.contributions + 1, False)):
+        other = replace(plan, privacy=replace(plan.privacy, contributions=count))
+        if runs:
+            allocate(other)
+        else:
+            with pytest.raises(Exception, match="sampler"):
+                allocate(other)
 
 
 def test_choose_writes_a_job_that_runs(project: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.query.calibration import Cost
-from dpstream.pipelines.ask.limit import limit_of
+from dpstream.pipelines.ask.acceptance import limit_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import begin
 from dpstream.pipelines.workload import execute, registered

@@ -1,4 +1,7 @@
-"""Answers and standard errors of an estimate, against matrices."""
+"""Answers and standard errors of estimates, of cells and of tables, against matrices."""
+
+import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +11,17 @@ from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.strategies.cells.auto import auto
+from dpstream.accounting.strategies.cells.bases import Even, reduced
+from dpstream.accounting.strategies.cells.differences import matrix as difference_matrix
+from dpstream.accounting.workloads.parse import from_dict
 from dpstream.accounting.workloads.workload import Workload, over
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.pipelines.workload import estimate
-from dpstream.pipelines.workload.estimate import covariance, norms, values
+from dpstream.pipelines.workload.estimate import TableEstimate, covariance, norms, values
 from dpstream.pipelines.workload.of_job import mixing_of
+from dpstream.pipelines.workload.release import of_arrays, to_arrays
 from tests.pipelines.workload.survey import workload
 from tests.streams import KEYS
 
@@ -77,3 +84,77 @@ def test_measured_errors_are_those_of_the_formula() -> None:
         drawn = MixedNoise(stream, mixing).at(1) / 2.0**MIXED_BITS
         total += float(np.sum(values(query_set, drawn) ** 2))
     assert total / 500 == pytest.approx(float(np.sum(sd**2)), rel=0.02)
+
+
+SIZES = (3, 4, 1, 2)
+X = np.random.default_rng(8).integers(0, 20, SIZES)
+
+
+def workload_of(queries: list[dict[str, Any]]) -> Workload:
+    domain = [{"name": str(k), "size": n} for k, n in enumerate(SIZES)]
+    return from_dict({"domain": domain, "queries": queries})
+
+
+def table_estimate(ways: int = 2) -> TableEstimate:
+    keys = [k for w in range(ways + 1) for k in itertools.combinations((0, 1, 3), w)]
+    reduced_tables = []
+    for key in keys:
+        table = X.sum(axis=tuple(a for a in range(4) if a not in key))
+        reduced_tables.append(reduced(table, [Even(SIZES[a]) for a in key]).astype(np.float64))
+    return TableEstimate(
+        tuple(map(Even, SIZES)), tuple(keys), np.arange(1.0, len(keys) + 1), tuple(reduced_tables)
+    )
+
+
+WORKLOAD = workload_of(
+    [{"ways": 2}, {"factors": {"0": "prefix", "3": "identity"}}, {"factors": {}},
+     {"factors": {"1": "range", "2": "identity"}}]
+)  # fmt: skip
+
+
+def test_without_noise_tables_are_exact() -> None:
+    [answers] = table_estimate().answers(WORKLOAD)
+    assert (
+        np.allclose(answers.estimates, values(WORKLOAD, X.ravel().astype(np.float64)))
+        and answers.displayed is answers.estimates
+    )
+
+
+def test_variances_against_matrices() -> None:
+    """Of W (sum over R of spread Sub^+) with noise of covariance s_R^2 Sub Sub^T."""
+    held = table_estimate()
+    [answers] = held.answers(WORKLOAD)
+    rows = np.concatenate(
+        [kron([f.dense() for f in WORKLOAD.factors_of(p)]) for p in WORKLOAD.products]
+    )
+    total = np.zeros(len(rows))
+    for key, sd in zip(held.keys, held.sds, strict=True):
+        inverses = [
+            np.linalg.pinv(difference_matrix(n)) if a in key else np.full((n, 1), 1 / n)
+            for a, n in enumerate(SIZES)
+        ]
+        each = [np.asarray(inverse, np.float64) for inverse in inverses]
+        grams = [difference_matrix(SIZES[a]) @ difference_matrix(SIZES[a]).T for a in key]
+        root = [np.asarray(np.linalg.cholesky(gram), np.float64) for gram in grams]
+        noise = rows @ kron(each) @ (kron(root) if root else np.ones((1, 1)))
+        total += sd**2 * (noise**2).sum(1)
+    assert np.allclose(answers.sd**2, total)
+
+
+def test_stored() -> None:
+    again = of_arrays(to_arrays(table_estimate()))
+    assert isinstance(again, TableEstimate) and again.keys == table_estimate().keys
+    for one, other in zip(again.measured, table_estimate().measured, strict=True):
+        assert np.array_equal(one, other)
+    [answers] = again.answers(WORKLOAD)
+    [expected] = table_estimate().answers(WORKLOAD)
+    assert np.array_equal(answers.sd, expected.sd) and again.releases == 1
+
+
+def test_what_was_not_measured() -> None:
+    with pytest.raises(PolicyError, match="not measured"):
+        list(table_estimate(1).answers(WORKLOAD))
+    with pytest.raises(PolicyError):
+        list(table_estimate().answers(WORKLOAD, consistent=True))
+    with pytest.raises(PolicyError):
+        table_estimate().covariance(WORKLOAD)

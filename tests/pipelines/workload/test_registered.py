@@ -20,7 +20,7 @@ from dpstream.dp_transforms import residual as noise
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.workload import registered, ways
+from dpstream.pipelines.workload import planning, registered
 from dpstream.pipelines.workload.registered import (
     Answered,
     Mechanism,
@@ -238,7 +238,7 @@ def test_strategies_and_places_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         table_mechanism(TABLES, identity(TABLES), job)
     with (
-        mock.patch.object(ways, "MAX_PUBLISHED", 3),
+        mock.patch.object(planning, "MAX_PUBLISHED", 3),
         pytest.raises(PolicyError, match="published"),
     ):
         mechanism("tables", job)
