@@ -78,7 +78,8 @@ class Archive:
         """
         wanted = set(names)
         with file_errors(self._field, _CANNOT):
-            paths = {path.relative_to(draft).as_posix(): path for path in _files(draft)}
+            every = sorted(Path(at, name) for at, _, names in os.walk(draft) for name in names)
+            paths = {path.relative_to(draft).as_posix(): path for path in every}
             for name in paths.keys() - wanted:
                 paths.pop(name).unlink()  # of a worker that was cut off
             sync_tree(draft, PRIVATE)
@@ -230,10 +231,6 @@ def archive_of(account: str | Path, beside: Path) -> Path:
     """
     file = file_of(account)
     return beside / "dpstream.answers" if file is None else file.with_name(f"{file.name}.answers")
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names)
 
 
 def written(path: Path) -> Written:

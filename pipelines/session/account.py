@@ -62,7 +62,10 @@ def _id_of_records(place: AccountPlace) -> str:
     Raises:
         UsageError: it is the account of another data set, or its unit is not a record.
     """
-    created, field = history_of(read_ledger(place.path)).created, _field(place, "path")
+    created, field = (
+        history_of(read_ledger(place.path)).created,
+        f"data_set.{place.data_set}.account.path",
+    )
     fix = "write another path, where `dpstream session init` makes the account"
     if created.unit != RECORD or created.limit is not None:
         rule = f"is an account of the unit {created.unit} ({created.type}), which has a limit"
@@ -71,10 +74,6 @@ def _id_of_records(place: AccountPlace) -> str:
         rule = f"is an account already, of the data set {created.data_set!r}"
         raise UsageError(field, rule, f"{fix}; or name the section of the data set so")
     return created.id
-
-
-def _field(place: AccountPlace, name: str) -> str:
-    return f"data_set.{place.data_set}.account.{name}"
 
 
 def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int | None]:

@@ -16,14 +16,15 @@ asked twice is answered once, the next tick is a new charge.  Windows end at or 
 window over future arrivals would pay for records that do not exist yet.
 """
 
+import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.regions.boxes import cut, overlapped, taken
 from dpstream.accounting.regions.decision import Own, decide
 from dpstream.accounting.regions.dimensions import Integer, Real, Timestamp
@@ -82,23 +83,20 @@ class SessionRequest(NamedTuple):
         return Asking(self.fresh, self.as_of)
 
 
-class SessionQuestion(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class SessionQuestion:
     """A question of a session, for `ask.sequence`."""
 
     open_table: OpenTable
     request: SessionRequest
-
-    @property
-    def kind(self) -> ChargeKind:
-        """The kind of the charge; see `ask.question.Question`."""
-        return "session"
+    kind: ClassVar[ChargeKind] = "session"
 
     @property
     def identity(self) -> Sequence[bytes]:
         """The canonical parts of the question; see `ask.question.Question`."""
         open_table, request = self.open_table, self.request
         _check_meaning(open_table, request)  # what no receipt can hold has no canonical form either
-        nothing = np.zeros((0, len(open_table.space.dimensions), 2), np.int64)
+        nothing = open_table.space.everything[:0]
         return [
             b"question",
             open_table.table.digest.encode(),
@@ -134,7 +132,8 @@ class SessionQuestion(NamedTuple):
         return encoded(header(self.open_table, self.request, **answered_now(charge)), table)
 
 
-class AllotmentQuestion(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class AllotmentQuestion:
     """Budget that points pay at once, for later questions: it is charged, and no noise is drawn.
 
     Attributes:
@@ -146,11 +145,7 @@ class AllotmentQuestion(NamedTuple):
     order: Order
     selection: Selection
     name: str
-
-    @property
-    def kind(self) -> ChargeKind:
-        """The kind of the charge; see `ask.question.Question`."""
-        return "session"
+    kind: ClassVar[ChargeKind] = "session"
 
     @property
     def identity(self) -> Sequence[bytes]:
@@ -212,8 +207,7 @@ def check(open_table: OpenTable, request: SessionRequest) -> None:
         from dpstream.pipelines.session.records.flow import check as usable
 
         usable(open_table.runner)
-    if not open_table.ring:
-        raise InvariantError("desk.ring")
+    _ = open_table.ring  # refuses a secret that cannot be read
 
 
 def _check_meaning(open_table: OpenTable, request: SessionRequest) -> None:

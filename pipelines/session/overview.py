@@ -310,10 +310,8 @@ def _line(open_table: OpenTable, run_id: str, charge: RegionCharge) -> Line:
         kind="" if charge.budget == "closed" else charge.budget,
         amount=charge.amount,
         allotment=charge.draws_on,
-        where=_where(open_table.space, charge),
+        where=sentences.boxes(
+            open_table.space, charge.read if charge.draws_on else charge.boxes, most=3
+        ),
         answered="" if header is None else header.answered,
     )
-
-
-def _where(space: Space, charge: RegionCharge) -> list[str]:
-    return sentences.boxes(space, charge.read if charge.draws_on else charge.boxes, 3)

@@ -36,7 +36,6 @@ from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.overview import (
     HeatMap,
-    Line,
     Moment,
     heat_map,
     kinds,
@@ -342,7 +341,10 @@ def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
             for kind in kinds(open_table.space)
         ],
         "legend": list(zip(charts.swatches(len(LINES)), LINES, strict=True)),
-        "lines": [_first_two(line) for line in lines[:MOST_LINES]],
+        "lines": [
+            line._asdict() | {"amount": sentences.amount(line.amount) if line.kind else ""}
+            for line in lines[:MOST_LINES]
+        ],
         "more": len(lines) > MOST_LINES,
     }
 
@@ -382,10 +384,6 @@ def _shown_initial(spent: Spent, chosen: Chosen) -> int | None:
     dimension = instance(dimension, Budget)
     most = (dimension.values - 1) * dimension.step
     return chosen.initial if chosen.initial is None or chosen.initial <= most else None
-
-
-def _first_two(line: Line) -> dict[str, Any]:
-    return line._asdict() | {"amount": sentences.amount(line.amount) if line.kind else ""}
 
 
 def _amount(budget: float) -> str:

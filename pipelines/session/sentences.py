@@ -37,7 +37,7 @@ from dpstream.accounting.sessions.aggregates import (
 from dpstream.pipelines.session.receipt import Answer
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -224,7 +224,10 @@ def value_of(space: Space, name: str, text: str) -> Any:
 
 def answer_text(answer: Answer) -> str:
     """The rows as an aligned table; beside a value the half width of its 95% interval."""
-    extra = {name for name in answer.table.column_names if _part_of(answer, name)}
+    import pyarrow as pa
+
+    figures = [figure for a in answer.header.question.aggregates for figure in a.outputs]
+    extra = {figure + part for figure in figures for part in PARTS}
     names = [name for name in answer.table.column_names if name not in extra]
     columns = []
     for name in names:
@@ -233,23 +236,14 @@ def answer_text(answer: Answer) -> str:
         if name + PARTS[1] in extra:
             ends = (answer.table[name + part].to_pylist() for part in PARTS[1:])
             cells = [
-                _with_bar(c, *pair) for c, pair in zip(cells, zip(*ends, strict=True), strict=True)
+                text if low is None or high is None else f"{text} ±{human((high - low) / 2)}"
+                for text, low, high in zip(cells, *ends, strict=True)
             ]
         wide = max(len(text) for text in (name, *cells))
-        place = str.rjust if _number(column.type) else str.ljust
+        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        place = str.rjust if number else str.ljust
         columns.append([place(text, wide) for text in (name, "-" * wide, *cells)])
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)) + "\n"
-
-
-def _part_of(answer: Answer, name: str) -> bool:
-    figures = [figure for a in answer.header.question.aggregates for figure in a.outputs]
-    return any(name == figure + part for figure in figures for part in PARTS)
-
-
-def _number(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def value_text(value: Any) -> str:
@@ -261,10 +255,6 @@ def value_text(value: Any) -> str:
     if hasattr(value, "strftime"):
         return str(value.strftime("%Y-%m-%dT%H:%M:%SZ"))
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
-
-
-def _with_bar(text: str, low: float | None, high: float | None) -> str:
-    return text if low is None or high is None else f"{text} ±{human((high - low) / 2)}"
 
 
 def answer_rows(answer: Answer) -> list[dict[str, Any]]:

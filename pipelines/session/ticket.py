@@ -23,10 +23,9 @@ request of the other form is refused, and its draft is removed.  So every ticket
 the account: otherwise a ticket could give a second answer, from other records, for one charge.
 """
 
+import dataclasses
 import hmac
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -43,10 +42,8 @@ from dpstream.pipelines.session.records.manifest import Part
 from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.ledger.answers import Answer as Committed
-from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.charges import Charge, ChargeKind
-from dpstream.state.ledger.history import History
+from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.region_charge import packed, unpacked
 
 
@@ -77,13 +74,6 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return unpacked(self.read)
 
 
-class Sealed(NamedTuple):
-    """A private ticket as it is stored, and its public name: the receipt of its charge."""
-
-    data: bytes
-    name: str
-
-
 def ticket_of(
     table: SessionTable,
     parts: tuple[Part, ...],
@@ -91,8 +81,10 @@ def ticket_of(
     read: Int64,
     run_id: str,
     keys: KeyRing,
-) -> Sealed:
-    """Return the ticket of a charge; commit its name as the receipt before handing it over.
+) -> tuple[bytes, str]:
+    """Return a charge's private ticket as it is stored, and its public name.
+
+    Commit the name as the receipt before handing the ticket over.
 
     Args:
         parts: the usable parts of the table's manifest.
@@ -108,7 +100,7 @@ def ticket_of(
     )
     text = msgspec.json.encode(ticket)
     name = _mac(text, keys)
-    return Sealed(text + b"\n" + name.encode() + b"\n", name)
+    return text + b"\n" + name.encode() + b"\n", name
 
 
 def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
@@ -132,52 +124,29 @@ def _mac(text: bytes, keys: KeyRing) -> str:
     return keys.source_fingerprint([b"session ticket", text])
 
 
-class TicketQuestion(NamedTuple):
-    """A question whose ticket is handed out, for `ask.sequence`.
+@dataclasses.dataclass(frozen=True)
+class TicketQuestion(SessionQuestion):
+    """A question whose ticket is handed out; with or without a ticket it is the same question.
 
     Attributes:
-        question: the question.
         out: the ticket's file.
     """
 
-    question: SessionQuestion
     out: Path
-
-    @property
-    def kind(self) -> ChargeKind:
-        """The kind of the charge; see `ask.question.Question`."""
-        return self.question.kind
-
-    @property
-    def identity(self) -> Sequence[bytes]:
-        """The canonical parts; with or without a ticket it is the same question."""
-        return self.question.identity
-
-    def check(self, keys: KeyRing) -> None:
-        """Refuse a question that cannot be answered; see `ask.question.Question`."""
-        self.question.check(keys)
-
-    def decide(self, run_id: str, account: History) -> Decision:
-        """Return the charge of the question; see `ask.question.Question`."""
-        return self.question.decide(run_id, account)
-
-    def stamp(self) -> object:
-        """Return the question's stamp; see `ask.question.Question`."""
-        return self.question.stamp()
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
         """Write the ticket as a draft; return its name, the receipt in place of an answer."""
-        open_table, question = self.question.open_table, self.question.request.question
+        open_table, question = self.open_table, self.request.question
         parts = tuple(open_table.manifest().usable())
         read = region_of(charge, open_table.table).read
-        ticket = ticket_of(open_table.table, parts, question, read, charge.run_id, keys)
+        data, _ = ticket_of(open_table.table, parts, question, read, charge.run_id, keys)
         draft = _draft(self.out, charge.run_id)
         with file_errors("--ticket", "cannot be written"):
-            put_once(draft, ticket.data, PRIVATE)
+            put_once(draft, data, PRIVATE)
         written = _read(open_table, draft)  # that of somebody who was cut off here is as good
         if written is None or written[0].run_id != charge.run_id:
             raise PolicyError("--ticket", "has a draft of something else", "remove it")
-        named = header(open_table, self.question.request, **answered_now(charge), ticket=written[1])
+        named = header(open_table, self.request, **answered_now(charge), ticket=written[1])
         return encoded(named)
 
 
@@ -191,9 +160,7 @@ def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Commi
     """
     if out.exists() and _read(open_table, out) is None:
         raise PolicyError("--ticket", "is a file of something else", "choose another name")
-    answer = committed(
-        open_table, TicketQuestion(SessionQuestion(open_table, request), out), request.how
-    )
+    answer = committed(open_table, TicketQuestion(open_table, request, out), request.how)
     name = ticket_name(answer.receipt)
     with file_errors("--ticket", "cannot be written"):
         _settled(open_table, _draft(out, answer.run_id), out, name)

@@ -122,7 +122,8 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
     """
     for table in tree.find_all(exp.Table):
         require(table.name in schema, "unknown-table", table)
-    mapping = MappingSchema(_plain(schema), dialect=_DIALECT, normalize=False)
+    plain = {table: dict(columns) for table, columns in schema.items()}
+    mapping = MappingSchema(plain, dialect=_DIALECT, normalize=False)
     try:
         tree = qualify_tables(tree, dialect=_DIALECT)
         tree = qualify_columns(tree, mapping)
@@ -135,10 +136,6 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError):
         raise refusal("syntax") from None
     return tree
-
-
-def _plain(schema: Mapping[str, Mapping[str, str]]) -> dict[str, object]:
-    return {table: dict(columns) for table, columns in schema.items()}
 
 
 def _unresolved(tree: exp.Expr, schema: Mapping[str, Mapping[str, str]]) -> Position:

@@ -17,6 +17,7 @@ import contextlib
 import csv
 import io
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -27,7 +28,7 @@ import pyarrow.compute as pc
 from markupsafe import Markup
 from pyarrow import csv as pa_csv
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, required
 from dpstream.accounting.evidence.bounds import rate_above, rate_below
 from dpstream.accounting.figures import up
@@ -69,6 +70,7 @@ WORKLOADS = ("Total", "Sex x Age(4)", "Sex x Age(9)", "Sex x Age(23)")
 _GROUP = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "DETAILED_ONLY", "COARSE_ONLY")
 _SIZE = "Population group size"
 _ERRORS = ("Total absolute error", "Total squared error")
+_BY_TABLE = operator.itemgetter("table", "region_type", "iteration_level", "detail", "power")
 
 
 class RunFile:
@@ -203,7 +205,7 @@ def _households(cells: Sequence[dict[str, Any]], runs: int) -> Iterator[list[str
         "Expected MOE",
         "MOE",
     ]
-    for cell in sorted(cells, key=_place):
+    for cell in sorted(cells, key=_BY_TABLE):
         yield [
             cell["table"],
             cell["region_type"],
@@ -214,11 +216,6 @@ def _households(cells: Sequence[dict[str, Any]], runs: int) -> Iterator[list[str
             str(cell["target"]),
             _number(cell["measured"]),
         ]
-
-
-def _place(cell: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("table", "region_type", "iteration_level", "detail", "power")
-    return tuple(cell[name] for name in names)
 
 
 def _number(figure: float) -> str:
@@ -248,23 +245,22 @@ def context(figures: dict[str, Any]) -> dict[str, Any]:
         # With as many digits as plans have: these differ from each other in the fourth.
         "accountings": [row | {"epsilon_text": up(row["epsilon"])} for row in plan["accountings"]],
         "runs": figures["runs"],
-        "margins": [_with_share(row) | {"name": _named(row)} for row in figures["margins"]],
+        # The RMSE is also a part of what the sum of measured cells would have.
+        "margins": [
+            row
+            | {"of_census": row["rmse"] / row["census_rmse"] if row["census_rmse"] else None}
+            | {"name": _named(row)}
+            for row in figures["margins"]
+        ],
         "held": _shares_within(figures),
-        "details": [_details(figures, table) for table in _tables(figures)],
+        "details": [
+            _details(figures, table)
+            for table in dict.fromkeys(cell["table"] for cell in figures["cells"])
+        ],
         "totals": [row for row in figures["totals"] if row["groups"]],
         "combined": plan["estimates"] == "combined",
         "suppressed": any(row["suppressed_at"] is not None for row in plan["levels"]),
     }
-
-
-def _with_share(row: dict[str, Any]) -> dict[str, Any]:
-    """A kind of figure, with its RMSE as a part of what the sum of its cells would have."""
-    census = row["census_rmse"]
-    return row | {"of_census": row["rmse"] / census if census else None}
-
-
-def _tables(figures: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(cell["table"] for cell in figures["cells"]))
 
 
 def _shares_within(figures: dict[str, Any]) -> dict[str, Any] | None:
@@ -336,22 +332,17 @@ def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:
     return {
         "table": table,
         "heads": heads,
-        "rows": _rows(list(sizes.values()), counts, shares),
+        "rows": [
+            {"size": size, "groups": int(count.sum()), "shares": share.tolist()}
+            for size, count, share in zip(sizes.values(), counts, shares, strict=True)
+        ],
         "picture": picture_fields(picture),
         "legend": list(zip(charts.swatches(len(heads)), heads, strict=True)),
     }
 
 
-def _rows(sizes: list[str], counts: Float64, shares: Float64) -> list[dict[str, Any]]:
-    return [
-        {"size": size, "groups": int(count.sum()), "shares": share.tolist()}
-        for size, count, share in zip(sizes, counts, shares, strict=True)
-    ]
-
-
 STAMP = "PUBLIC DATA ONLY: computed from the records without noise, NOT private, do not publish"
 PAGE, NOTICE = "report.html", "NOT-PRIVATE.txt"
-#: Owners alone may read what is not private.
 
 
 class RunErrors(NamedTuple):
@@ -507,13 +498,15 @@ def _figures(setup: Prepared, manifests: list[Manifest], error_totals: RunErrors
         "plan": plan,
         "runs": [{"run_id": m.run_id, "insecure": m.insecure} for m in manifests],
         "margins": rows,
-        "cells": [_cell(setup, *pair) for pair in sorted(error_totals.cells.items(), key=_first)],
-        "totals": [_cell(setup, *pair) for pair in sorted(error_totals.totals.items(), key=_first)],
+        "cells": [
+            _cell(setup, *pair)
+            for pair in sorted(error_totals.cells.items(), key=operator.itemgetter(0))
+        ],
+        "totals": [
+            _cell(setup, *pair)
+            for pair in sorted(error_totals.totals.items(), key=operator.itemgetter(0))
+        ],
     }
-
-
-def _first(pair: tuple[Cell, Errors]) -> Cell:
-    return pair[0]
 
 
 def _expected(setup: Prepared) -> dict[Kind, tuple[int, float, int]]:

@@ -79,7 +79,10 @@ def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, 
         joined = pc.binary_join_element_wise(*texts, SEPARATOR).dictionary_encode()
         label = _places(joined, pa.array(_every_label(output)))
     groups = region * len(level.iterations) + iteration
-    if any(len(p) and p.min() < 0 for p in (region, iteration, label)) or _falls(groups):
+    if (
+        any(len(p) and p.min() < 0 for p in (region, iteration, label))
+        or (np.diff(groups) < 0).any()
+    ):
         raise _foreign(output.folder)
     return groups, label, np.asarray(table["COUNT"].to_numpy(), np.int64)
 
@@ -141,10 +144,6 @@ def _by_detail(output: Output, groups: Int64, detail_of: Mapping[int, Int64]) ->
         for detail, detail_groups in detail_of.items():
             details[np.isin(groups, detail_groups)] = detail
     return {detail: np.flatnonzero(details == detail) for detail in np.unique(details).tolist()}
-
-
-def _falls(groups: Int64) -> bool:
-    return bool((np.diff(groups) < 0).any())
 
 
 def _foreign(folder: str) -> UsageError:

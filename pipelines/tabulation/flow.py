@@ -15,13 +15,13 @@ remember of a unit; ``split_by_shard``, because counts are sorted by group and a
 them; RELEASE, because a table is there once, not by window and trigger.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import apache_beam as beam
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
@@ -29,7 +29,7 @@ from dpstream.dp_transforms.batches import numbers
 from dpstream.dp_transforms.beam.keyed import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.tabulation.pairs import Pairs, summed
+from dpstream.dp_transforms.tabulation.pairs import NONE, Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
 from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, manifest_of
 from dpstream.pipelines.ask.folder import Written
@@ -50,6 +50,7 @@ from dpstream.pipelines.tabulation.work import (
 #: (number of a part, pairs of keys and counts).
 Routed = tuple[int, pa.RecordBatch]
 _SCHEMA = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+_LETTERS = functools.partial(count, "operator_dead_letters")
 
 
 class Task(NamedTuple):
@@ -82,7 +83,7 @@ def build(
     every = (
         pipeline
         | "Parts" >> beam.Create(list(range(parts)))
-        | "Begin" >> beam.ParDo(Begin()).with_output_types(Routed)
+        | "Begin" >> beam.Map(lambda part: (part, _batch(NONE))).with_output_types(Routed)
     )
     counts = (
         pipeline
@@ -116,19 +117,6 @@ def _pairs(batch: pa.RecordBatch) -> Pairs:
     return Pairs(*(numbers(column) for column in batch))
 
 
-class Begin(beam.DoFn):
-    """Something for every part."""
-
-    def process(self, part: int) -> Iterator[Routed]:
-        """No counts."""
-        none = np.zeros(0, np.int64)
-        yield part, _batch(Pairs(none, none))
-
-
-def _count_letters(letters: int) -> None:
-    count("operator_dead_letters", letters)
-
-
 class Count(beam.DoFn):
     """Exact counts of a piece, by part."""
 
@@ -141,7 +129,7 @@ class Count(beam.DoFn):
         piece, setup = msgspec.json.decode(encoded, type=Piece), prepared(self._task.inputs)
         letters = self._task.letters
         folder = None if letters is None else Path(letters)
-        tally = counted(setup, read_one(piece, setup.lookup, folder, _count_letters))
+        tally = counted(setup, read_one(piece, setup.lookup, folder, _LETTERS))
         for part in parts_of(setup):
             pairs = pairs_of(setup, tally, part)
             if len(pairs.keys):

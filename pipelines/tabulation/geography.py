@@ -5,7 +5,6 @@ block that is there twice is refused: a join with it would count a person twice.
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +21,6 @@ _PLACE, _AREA = {"PLACEFP": 5}, {"AIANNHCE": 4}
 COLUMNS = {**BLOCK, **_PLACE, **_AREA}
 NO_PLACE, NO_AREA = 99_999, 9_999
 BLOCK_DIGITS = sum(BLOCK.values())
-
-
-class _Part(NamedTuple):
-    """Well-formed rows of the run: numbers of their columns, and their lines in the file."""
-
-    block: Int64
-    place: Int64
-    area: Int64
-    numbers: Int64
 
 
 def read_geography(path: Path, states: tuple[str, ...], faults: Faults) -> pa.Table | None:
@@ -62,8 +52,11 @@ def read_geography(path: Path, states: tuple[str, ...], faults: Faults) -> pa.Ta
     return None if len(faults.faults) > before else _table(block, place, area)
 
 
-def _part(rows: Rows, within: Int64, faults: Faults) -> _Part:
-    """The rows of some that are of the run; faults of rows of other states are faults as well."""
+def _part(rows: Rows, within: Int64, faults: Faults) -> tuple[Int64, Int64, Int64, Int64]:
+    """Block, place and area of well-formed rows of the run, and their lines in the file.
+
+    Faults of rows of other states are faults as well.
+    """
     columns, good = dict[str, Int64](), np.ones(len(rows.numbers), np.bool_)
     for name, width in COLUMNS.items():
         column = rows.table[name].combine_chunks()
@@ -74,9 +67,8 @@ def _part(rows: Rows, within: Int64, faults: Faults) -> _Part:
     block = np.zeros(len(good), np.int64)
     for name, width in BLOCK.items():
         block = block * 10**width + columns[name]
-    return _Part(
-        block[inside], columns["PLACEFP"][inside], columns["AIANNHCE"][inside], rows.numbers[inside]
-    )
+    place, area = columns["PLACEFP"], columns["AIANNHCE"]
+    return block[inside], place[inside], area[inside], rows.numbers[inside]
 
 
 def is_in(values: Int64, ordered: Int64) -> Bool:

@@ -288,43 +288,25 @@ _TYPES, _TENURES = np.array([0.47, 0.05, 0.13, 0.28, 0.07]), np.array([0.42, 0.2
 _NULL = np.frombuffer(b"Null", np.uint8)
 
 
-class _Draws(NamedTuple):
-    """What places and codes are drawn by: sums of weights."""
-
-    block: npt.NDArray[np.float64]
-    race: npt.NDArray[np.float64]
-    ethnicity: npt.NDArray[np.float64]
-
-
 def persons(count: int, groups: Groups, regions: Regions, seed: int) -> Iterator[bytes]:
     """Lines of ``person-records.txt``, some at a time."""
-    draws = _draws(groups, regions)
     for rng, size in _chunks(count, seed, 3):
         lines = _Lines(size)
         lines.digits(_drawn(np.cumsum(_AGES) / _AGES.sum(), size, rng), 3)
         lines.digits(1 + rng.integers(0, 2, size), 1)
         drop = lines.householders(rng.random(size) < _HOUSEHOLDERS)
-        _place_and_race(lines, size, draws, groups, regions, rng)
+        _place_and_race(lines, size, groups, regions, rng)
         yield lines.text(drop)
 
 
 def households(count: int, groups: Groups, regions: Regions, seed: int) -> Iterator[bytes]:
     """Lines of ``household-records.txt``, some at a time."""
-    draws = _draws(groups, regions)
     for rng, size in _chunks(count, seed, 4):
         lines = _Lines(size)
-        _place_and_race(lines, size, draws, groups, regions, rng)
+        _place_and_race(lines, size, groups, regions, rng)
         lines.digits(1 + _drawn(np.cumsum(_TYPES), size, rng), 1)
         lines.digits(1 + _drawn(np.cumsum(_TENURES), size, rng), 1)
         yield lines.text(None)
-
-
-def _draws(groups: Groups, regions: Regions) -> _Draws:
-    return _Draws(
-        np.cumsum(regions.weights),
-        np.cumsum(groups.race_weights),
-        np.cumsum(groups.ethnicity_weights),
-    )
 
 
 def _chunks(count: int, seed: int, key: int) -> Iterator[tuple[np.random.Generator, int]]:
@@ -334,7 +316,7 @@ def _chunks(count: int, seed: int, key: int) -> Iterator[tuple[np.random.Generat
         yield np.random.default_rng(sequence), min(CHUNK, count - begin)
 
 
-def _drawn(sums: npt.NDArray[np.float64], count: int, rng: np.random.Generator) -> Int64:
+def _drawn(sums: Float64, count: int, rng: np.random.Generator) -> Int64:
     """Indices drawn by sums of weights."""
     at = np.searchsorted(sums, rng.random(count) * sums[-1], side="right")
     return np.asarray(np.minimum(at, len(sums) - 1))
@@ -343,33 +325,32 @@ def _drawn(sums: npt.NDArray[np.float64], count: int, rng: np.random.Generator) 
 def _place_and_race(
     lines: "_Lines",
     count: int,
-    draws: _Draws,
     groups: Groups,
     regions: Regions,
     rng: np.random.Generator,
 ) -> None:
     """The fields that both kinds of records share: block, race group, race codes, ethnicity."""
-    block = regions.block[_drawn(draws.block, count, rng)]
+    block = regions.block[_drawn(np.cumsum(regions.weights), count, rng)]
     left = BLOCK_DIGITS
     for width in BLOCK.values():
         left -= width
         lines.digits(block // 10**left % 10**width, width)
-    codes = _races(count, draws, rng)
+    codes = _races(count, np.cumsum(groups.race_weights), rng)
     there = codes >= 0
     broad = np.where(there, 1 << (groups.broad[codes] % 6), 0)
     lines.digits(np.bitwise_or.reduce(broad, axis=1), 2)
     for place in range(RACES):
         lines.codes(groups.race[codes[:, place]], there[:, place])
-    ethnicity = groups.ethnicity[_drawn(draws.ethnicity, count, rng)]
+    ethnicity = groups.ethnicity[_drawn(np.cumsum(groups.ethnicity_weights), count, rng)]
     lines.codes(ethnicity, np.ones(count, np.bool_))
 
 
-def _races(count: int, draws: _Draws, rng: np.random.Generator) -> Int64:
+def _races(count: int, sums: Float64, rng: np.random.Generator) -> Int64:
     """(count, 8) indices of race codes, none twice in a row, -1 behind the last one."""
     out = np.full((count, RACES), -1, np.int64)
-    out[:, 0] = _drawn(draws.race, count, rng)
+    out[:, 0] = _drawn(sums, count, rng)
     many = np.flatnonzero((sizes := _drawn(np.cumsum(_MANY), count, rng)) > 0)
-    codes = _drawn(draws.race, len(many) * (RACES - 1), rng).reshape(-1, RACES - 1)
+    codes = _drawn(sums, len(many) * (RACES - 1), rng).reshape(-1, RACES - 1)
     codes[np.arange(RACES - 1) >= sizes[many, None]] = -1
     codes = np.concatenate([out[many, :1], codes], axis=1)
     codes = -np.sort(-codes, axis=1)

@@ -204,7 +204,7 @@ class _Columns:
 
     def __init__(self, table: pa.Table, lookup: Lookup) -> None:
         self._lookup, self._rows = lookup, table.num_rows
-        self._table = {name: _array(table[name]) for name in table.column_names}
+        self._table = {name: table[name].combine_chunks() for name in table.column_names}
         self._leaf = dict[str, Int8]()
         self._codes = np.full((table.num_rows, len(RACE_COLUMNS) + 1), -1, np.int16)
         self._block = np.zeros(table.num_rows, np.int32)
@@ -309,26 +309,18 @@ def _search(values: Int64, ordered: Int64) -> tuple[Int32, Bool]:
     return at.astype(np.int32), np.asarray(present)
 
 
-def _array(column: pa.ChunkedArray) -> pa.StringArray:
-    return column.combine_chunks()
-
-
 def dead_letter_folder(out: Path) -> Path:
     """Where dead letters go unless another folder is named: ``dead_letter/`` beside the output."""
     return out.parent / "dead_letter" / out.name
 
 
-def letters_of(refused: Refused, partition: int = 0) -> pa.RecordBatch:
-    """Refused positions as the engine's dead letters.
-
-    Args:
-        partition: number of the file.
-    """
+def letters_of(refused: Refused) -> pa.RecordBatch:
+    """Refused positions as the engine's dead letters, of the only file."""
     # Beam comes with it: only where a record was refused.
     from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
 
     columns = [
-        pa.array(np.full(len(refused.offsets), partition, np.int32)),
+        pa.array(np.zeros(len(refused.offsets), np.int32)),
         pa.array(refused.offsets, pa.int64()),
         pa.array(refused.reasons, pa.string()),
     ]
@@ -364,7 +356,9 @@ def read_records(path: Path, lookup: Lookup, letters: Path | None) -> Iterator[R
         PolicyError: a record was refused, and there is no folder for it.
         RunError: the file cannot be read, or a dead letter not written.
     """
-    for piece in _pieces(path):
+    with file_errors(path.name, "cannot be read"):
+        every = pieces(path)
+    for piece in every:
         yield from read_one(piece, lookup, letters)
 
 
@@ -388,8 +382,3 @@ def read_one(
             yield parsed.records
     if letters is not None:
         callback(write_letters(letters, refused))
-
-
-def _pieces(path: Path) -> list[Piece]:
-    with file_errors(path.name, "cannot be read"):
-        return pieces(path)

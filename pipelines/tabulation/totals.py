@@ -116,7 +116,9 @@ class _Domain:
     def counted(self, rows: Rows, faults: Faults) -> tuple[pa.Table, Int64, Int64]:
         """The rows that levels count, the number of each one's group, and its line."""
         numbers = rows.numbers
-        texts = {name: _encoded(rows.table[name]) for name in COLUMNS[:3]}
+        texts = {
+            name: rows.table[name].combine_chunks().dictionary_encode() for name in COLUMNS[:3]
+        }
         types, of_type = texts["REGION_TYPE"].dictionary, _indices(texts["REGION_TYPE"])
         listed = _bool(pc.is_in(types, self.all_types))[of_type]
         faults.rows(~listed, numbers, "REGION_TYPE", "is no region type", "correct it")
@@ -206,11 +208,6 @@ def _counts(column: pa.StringArray) -> tuple[Int64, Bool]:
     well = _bool(pc.match_substring_regex(column, _COUNT))
     digits = pc.if_else(pa.array(well), column, "0")
     return np.asarray(digits.cast(pa.int64()).to_numpy(), np.int64), well
-
-
-def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """A column of few different texts."""
-    return column.combine_chunks().dictionary_encode()
 
 
 def _indices(column: pa.DictionaryArray) -> Int64:

@@ -267,7 +267,9 @@ class WorkloadQuestion:
         self._workload, self._job, self._mechanism = workload, job, mechanism
         # The source hands over the columns of the domain.
         self._reading = job.reading(self._domain.key)
-        self.plan_hash = _plan_hash(job, mechanism, self._domain)
+        # What is drawn and for which records: the job's plan, domain and mechanism.
+        parts = (job.plan.hash, self._domain.digest, mechanism.digest)
+        self.plan_hash = hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
         self.archive = Archive(archive_of(job.ledger.path, job.path.parent), "account.path")
         self.ledger, self.dead_letters = job.ledger, 0
 
@@ -286,7 +288,9 @@ class WorkloadQuestion:
         """Return the charge of the question; see `ask.question.Question`."""
         if self._accept is not None:
             self._accept(account)
-        return Decision(_charge(self._job, self._mechanism, self.plan_hash, run_id))
+        unit, of = unit_of(self._job).text, self._mechanism
+        cost = of.epsilon, of.delta, of.mu, 0.0
+        return Decision(Charge(run_id, self.plan_hash, unit, *cost, kind="workload"))
 
     def stamp(self) -> object:
         """Return names, sizes and times of the job's files; see `ask.question.Question`."""
@@ -433,22 +437,3 @@ def _check(job: Job) -> None:
             "several cells add up",
             "omit it",
         )
-
-
-def _plan_hash(job: Job, mechanism: Mechanism, domain: CellDomain) -> str:
-    """Return a hash of what is drawn and for which records: job's plan, domain, mechanism."""
-    parts = (job.plan.hash, domain.digest, mechanism.digest)
-    return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _charge(job: Job, mechanism: Mechanism, plan_hash: str, run_id: str) -> Charge:
-    return Charge(
-        run_id,
-        plan_hash,
-        unit_of(job).text,
-        mechanism.epsilon,
-        mechanism.delta,
-        mechanism.mu,
-        0.0,
-        kind="workload",
-    )

@@ -129,7 +129,7 @@ def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PC
     every = (
         pipeline
         | "Shards" >> beam.Create(list(range(task.shards)))
-        | "Begin" >> beam.ParDo(Begin(task)).with_output_types(Routed)
+        | "Begin" >> beam.Map(lambda shard: (shard, empty(task.needs))).with_output_types(Routed)
     )
     sums = (
         pipeline
@@ -152,17 +152,6 @@ def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PC
         | "Together" >> beam.GroupByKey()
         | "Release" >> beam.ParDo(Release(task)).with_output_types(str)
     )
-
-
-class Begin(beam.DoFn):
-    """Emits an element for every shard."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    def process(self, shard: int) -> Iterator[Routed]:
-        """Yield the sums of no record."""
-        yield shard, empty(self._task.needs)
 
 
 class Tally(beam.DoFn):

@@ -37,13 +37,14 @@ from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
 from dpstream.pipelines.session.records.manifest import HASHER, Manifest, Part, digest
 from dpstream.state import locks
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.drafts import sweep
 from dpstream.state.durable import PRIVATE, make_folder, put_once
 
 #: Rows of a part, and of its row groups.
 PART_ROWS, GROUP_ROWS = 1_000_000, 122_880
 USABLE, ID = "usable", "id"
+_FIELD = "table.coordinates"
 
 
 def schema_of(space: Space, named: bool) -> pa.Schema:
@@ -110,7 +111,7 @@ def write_part(folder: Path, rows: pa.Table, usable: bool, by: Sequence[str] = (
     )
     data = buffer.getvalue()
     part = Part(digest(data), rows.num_rows, usable)
-    with _written():
+    with file_errors(_FIELD, "cannot be written"):
         put_once(folder / part.name, data, PRIVATE)
     return part
 
@@ -121,8 +122,11 @@ def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.
     Raises:
         RunError: it cannot be read.
     """
-    with _read():
+    try:
         return pq.read_table(pa.OSFile(str(folder / part.name)), columns=columns, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        failure = file_error(_FIELD, "cannot be read", error)
+    raise failure
 
 
 def ids_in(rows: pa.Table) -> Ids:
@@ -146,14 +150,12 @@ def writing(folder: Path) -> Iterator[None]:
         RunError: the folder cannot be made or locked.
     """
     with contextlib.ExitStack() as stack:
-        with _written():
+        with file_errors(_FIELD, "cannot be written"):
             make_folder(folder, PRIVATE)
             locked = stack.enter_context(locks.held(folder / "lock"))
             sweep(folder)
         if not locked:
-            raise RunError(
-                "table.coordinates", "is on a file system without locks", "use a local file system"
-            )
+            raise RunError(_FIELD, "is on a file system without locks", "use a local file system")
         yield
 
 
@@ -167,9 +169,7 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(folder / "readers", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
-        raise RunError(
-            "table.coordinates", "holds no table", "make it with `dpstream session init`"
-        ) from None
+        raise RunError(_FIELD, "holds no table", "make it with `dpstream session init`") from None
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -210,7 +210,7 @@ def checked_paths(folder: Path, parts: list[Part]) -> list[str]:
         with ThreadPoolExecutor(2) as pool:
             digests = list(pool.map(_digest_of, paths, stamps))
     except OSError as error:
-        raise _unreadable(error) from None
+        raise file_error(_FIELD, "cannot be read", error) from None
     if digests != [part.digest for part in parts]:
         raise damaged()
     return paths
@@ -229,7 +229,7 @@ def stamp_of(path: str) -> tuple[int, int, int, int]:
 def damaged() -> RunError:
     """Return the error for a part that differs from what was written."""
     return RunError(
-        "table.coordinates",
+        _FIELD,
         "has a part that is not as it was written",
         "restore it, or load it anew",
     )
@@ -239,29 +239,3 @@ def damaged() -> RunError:
 def _digest_of(path: str, _: tuple[int, int, int, int]) -> str:
     with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, HASHER).hexdigest()
-
-
-@contextlib.contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        failure = file_error("table.coordinates", "cannot be written", error)
-    else:
-        return
-    raise failure from None
-
-
-@contextlib.contextmanager
-def _read() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        failure = _unreadable(error)
-    else:
-        return
-    raise failure from None
-
-
-def _unreadable(error: Exception) -> RunError:
-    return file_error("table.coordinates", "cannot be read", error)

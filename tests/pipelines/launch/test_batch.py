@@ -46,7 +46,7 @@ def asked_of(table: Made, folder: Path, out: str = "out", run: str = RUN) -> Bat
     keys = secret_file(folder)
     parts = tuple(read_manifest(table.folder, table.table).usable())
     with keys.ring() as ring:
-        data = ticket_of(table.table, parts, table.question(), table.boxes, run, ring).data
+        data = ticket_of(table.table, parts, table.question(), table.boxes, run, ring)[0]
     (folder / f"{run}.json").write_bytes(data)
     place = (folder / f"{run}.json").as_uri()
     return BatchParameters(place, table.folder.as_uri(), (folder / out).as_uri(), keys)

@@ -202,7 +202,7 @@ def test_a_decision_that_looks_at_records_is_noticed(
     decide = SessionQuestion.decide
 
     def looks(question: SessionQuestion, run_id: str, account: Any) -> Any:
-        open_table, request = question
+        open_table, request = question.open_table, question.request
         boxes = request.selection.boxes(open_table.account)
         totals = open_table.scan().totals(boxes, request.question.cells,
                                     request.question.needs(open_table.space, boxes))  # fmt: skip

@@ -7,6 +7,7 @@ answered, and nothing else, decides what is asked, so that the same transcript h
 on each pair of databases.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     updates: int
 
 
+@dataclasses.dataclass(frozen=True)
 class Enumerated(SessionQuestion):
     """A question whose answer is enumerated instead of drawn."""
 
@@ -64,8 +66,7 @@ class Analyst:
 
     def count(self, request: SessionRequest) -> int | None:
         """The next answer of the enumeration, ``None`` if it is refused."""
-        question = Enumerated(self.session.open_table, request)
-        question.analyst = self
+        question = Enumerated(self.session.open_table, request, self)
         try:
             return int(asking.committed(question.open_table, question, request.how).receipt)
         except PolicyError:
