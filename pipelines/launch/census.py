@@ -27,7 +27,7 @@ from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.flow import Task, build, sealed
 from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, prepared, public_paths
-from dpstream.pipelines.tabulation.pieces import PIECE_BYTES, Piece
+from dpstream.pipelines.tabulation.private import PIECE_BYTES, Piece
 from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
 from dpstream.pipelines.tabulation.work import parts_of
 from dpstream.state.run_ids import new_run_id

@@ -59,8 +59,7 @@ from dpstream.pipelines.tabulation.figure_errors import (
     released_figures,
 )
 from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, inputs_of, load, prepared_of
-from dpstream.pipelines.tabulation.pieces import pieces
-from dpstream.pipelines.tabulation.private import read_piece
+from dpstream.pipelines.tabulation.private import pieces, read_piece
 from dpstream.pipelines.tabulation.work import Tally, counted
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, make_folder, replacing

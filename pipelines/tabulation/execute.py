@@ -40,8 +40,7 @@ from dpstream.pipelines.tabulation.inputs import (
     prepared,
     stamps,
 )
-from dpstream.pipelines.tabulation.pieces import pieces
-from dpstream.pipelines.tabulation.private import dead_letter_folder, read_records
+from dpstream.pipelines.tabulation.private import dead_letter_folder, pieces, read_records
 from dpstream.pipelines.tabulation.work import (
     counted,
     counts_digest,

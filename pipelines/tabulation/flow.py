@@ -35,8 +35,7 @@ from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, manifest_of
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.formats.receipt import encoded
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
-from dpstream.pipelines.tabulation.pieces import Piece
-from dpstream.pipelines.tabulation.private import read_one
+from dpstream.pipelines.tabulation.private import Piece, read_one
 from dpstream.pipelines.tabulation.remote import Stamp, check_still, get, put
 from dpstream.pipelines.tabulation.work import (
     counted,

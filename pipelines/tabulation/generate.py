@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.tables import T4, TABLES
-from dpstream.pipelines.tabulation import characteristics, geography
 from dpstream.pipelines.tabulation.config import CONFIG, PUERTO_RICO, STATES, names_of
-from dpstream.pipelines.tabulation.geography import texts
 from dpstream.pipelines.tabulation.invented import (
     BLOCKS_PER_TRACT,
     PRODUCTION_SHAPE,
@@ -26,6 +24,13 @@ from dpstream.pipelines.tabulation.invented import (
     persons,
 )
 from dpstream.pipelines.tabulation.private import LAYOUTS
+from dpstream.pipelines.tabulation.public_files import (
+    BLOCK_DIGITS,
+    GEOGRAPHY,
+    GEOGRAPHY_COLUMNS,
+    PARAMETER_FILES,
+    texts,
+)
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
 
@@ -89,7 +94,7 @@ def generate(parameters: Path, data: Path, size: Size, overwrite: bool = False) 
         parameters / name: (len(rows), [_listed(name, rows)]) for name, rows in made.files.items()
     }
     written[parameters / CONFIG] = (1, [_config(size)])
-    written[data / geography.GEOGRAPHY] = (len(places.block), [_geography(places)])
+    written[data / GEOGRAPHY] = (len(places.block), [_geography(places)])
     written[data / LAYOUTS["p"].file] = (
         size.persons,
         _headed("p", persons(size.persons, made, places, size.seed)),
@@ -126,7 +131,7 @@ def _check(size: Size) -> None:
 
 def _listed(name: str, rows: list[tuple[str, ...]]) -> bytes:
     """A parameter file."""
-    lines = [characteristics.COLUMNS[name], *rows]
+    lines = [PARAMETER_FILES[name], *rows]
     return "".join("|".join(line) + "\n" for line in lines).encode()
 
 
@@ -137,8 +142,8 @@ def _headed(program: str, parts: Iterator[bytes]) -> Iterator[bytes]:
 
 def _geography(made: Regions) -> bytes:
     """The geography, in the order of its blocks."""
-    blocks = texts(made.block, geography.BLOCK_DIGITS).to_pylist()
-    lines = ["|".join(geography.COLUMNS) + "\n"]
+    blocks = texts(made.block, BLOCK_DIGITS).to_pylist()
+    lines = ["|".join(GEOGRAPHY_COLUMNS) + "\n"]
     for block, place, area in zip(blocks, made.place.tolist(), made.area.tolist(), strict=True):
         parts = (block[:2], block[2:5], block[5:11], block[11:], f"{place:05d}", f"{area:04d}")
         lines.append("|".join(parts) + "\n")

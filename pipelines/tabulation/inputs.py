@@ -31,12 +31,18 @@ from dpstream.dp_transforms.tabulation.domain import (
     shards_of,
 )
 from dpstream.dp_transforms.tabulation.published import Published, published_of, regions_of
-from dpstream.pipelines.tabulation import characteristics, geography
 from dpstream.pipelines.tabulation.config import CONFIG, Choice, read_config, states_of
 from dpstream.pipelines.tabulation.private import LAYOUTS, Lookup, lookup_of
+from dpstream.pipelines.tabulation.public_files import (
+    GEOGRAPHY,
+    PARAMETER_FILES,
+    read_characteristics,
+    read_geography,
+    read_totals,
+    total_files,
+)
 from dpstream.pipelines.tabulation.remote import fetched
 from dpstream.pipelines.tabulation.text import Fault, Faults, first_line, refuse, usable_header
-from dpstream.pipelines.tabulation.totals import read_totals, total_files
 from dpstream.state.disk_errors import file_error
 
 
@@ -86,21 +92,21 @@ def records_path(data: Path, program: str) -> Path:
 
 def public_paths(parameters: Path, data: Path, program: str) -> list[Path]:
     """Every public file that a program reads: what identifies an execution beside the records."""
-    names = [CONFIG, *characteristics.COLUMNS]
+    names = [CONFIG, *PARAMETER_FILES]
     more = total_files(data) if program == "h" else []
-    return [*(parameters / name for name in names), data / geography.GEOGRAPHY, *more]
+    return [*(parameters / name for name in names), data / GEOGRAPHY, *more]
 
 
 def _loaded(
     parameters: Path, data: Path, choice: Choice, records: bool, totals: bool = True
 ) -> tuple[Loaded | None, list[Fault]]:
     choice.check()
-    faults = {name: Faults(name) for name in (CONFIG, *characteristics.COLUMNS)}
+    faults = {name: Faults(name) for name in (CONFIG, *PARAMETER_FILES)}
     resolved = read_config(parameters / CONFIG, choice, faults[CONFIG])
-    iterations = characteristics.read_characteristics(parameters, faults)
-    of_blocks = Faults(geography.GEOGRAPHY)
+    iterations = read_characteristics(parameters, faults)
+    of_blocks = Faults(GEOGRAPHY)
     states = () if resolved is None else states_of(resolved)
-    blocks = geography.read_geography(data / geography.GEOGRAPHY, states, of_blocks)
+    blocks = read_geography(data / GEOGRAPHY, states, of_blocks)
     every = [fault for one in (*faults.values(), of_blocks) for fault in one.faults]
     if records:
         every += _header_faults(data, choice.program)

@@ -20,15 +20,18 @@ from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.tabulation.tables import OLDEST
 from dpstream.dp_transforms.tabulation.records import RACES
-from dpstream.pipelines.tabulation.characteristics import (
+from dpstream.pipelines.tabulation.config import PUERTO_RICO
+from dpstream.pipelines.tabulation.public_files import (
+    BLOCK,
+    BLOCK_DIGITS,
     CODES,
     ETHNICITY_ITERATIONS,
     MAP,
+    NO_AREA,
+    NO_PLACE,
     NONE,
     RACE_ITERATIONS,
 )
-from dpstream.pipelines.tabulation.config import PUERTO_RICO
-from dpstream.pipelines.tabulation.geography import BLOCK, BLOCK_DIGITS, NO_AREA, NO_PLACE
 
 BLOCKS_PER_TRACT = 40
 #: Counties have odd numbers of three digits.

@@ -26,8 +26,8 @@ from dpstream.pipelines.tabulation.inputs import (
     public_paths,
     validate,
 )
+from dpstream.pipelines.tabulation.public_files import TOTALS, total_files
 from dpstream.pipelines.tabulation.text import Fault
-from dpstream.pipelines.tabulation.totals import TOTALS, total_files
 
 #: Seconds of a core: to load the program and its sampler, for a record and table (read, expanded,
 #: counted), for a group and table (measured, written).

@@ -13,10 +13,9 @@ from pathlib import Path
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.ask.draft import File, write_file
 from dpstream.pipelines.ask.folder import Written
-from dpstream.pipelines.tabulation import characteristics, geography
 from dpstream.pipelines.tabulation.config import CONFIG
 from dpstream.pipelines.tabulation.private import LAYOUTS
-from dpstream.pipelines.tabulation.totals import TOTALS
+from dpstream.pipelines.tabulation.public_files import GEOGRAPHY, PARAMETER_FILES, TOTALS
 from dpstream.state.disk_errors import file_errors
 
 #: Enough for a header.
@@ -41,9 +40,9 @@ def fetched(parameters: str, data: str, program: str) -> Iterator[tuple[Path, Pa
         return
     with tempfile.TemporaryDirectory(prefix="dpstream-tables-") as folder:
         here = Path(folder, "parameters"), Path(folder, "data")
-        for name in (CONFIG, *characteristics.COLUMNS):
+        for name in (CONFIG, *PARAMETER_FILES):
             _fetch(parameters, name, here[0])
-        _fetch(data, geography.GEOGRAPHY, here[1])
+        _fetch(data, GEOGRAPHY, here[1])
         records = LAYOUTS[program].file
         head = _read(data, records, _HEAD_BYTES)
         (here[1] / records).write_bytes(head[: head.find(b"\n") + 1] or head)

@@ -61,8 +61,7 @@ from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.copying import sink_of_copy
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.text import instant_micros
-from dpstream.pipelines.tuning import file as tuning_file
-from dpstream.pipelines.tuning.ask import CheckedRequest
+from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, render, write
 from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.charges import Charge, ChargeKind
@@ -222,7 +221,7 @@ def with_bounds(tuning: CheckedRequest, chosen: ChosenBounds) -> Plan:
 def bounds_of(tuning: CheckedRequest, chosen: ChosenBounds) -> dict[str, tuple[float, float]]:
     """Return tuned bounds in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
-    return {name: tuning_file.in_column_units(low, high, grids[name]) for name, low, high in chosen}
+    return {name: in_column_units(low, high, grids[name]) for name, low, high in chosen}
 
 
 #: Noise of proxy data does not exist; ids and sampling keys need some key, and this one is no
@@ -446,10 +445,10 @@ def _write(
     resumed: bool,
 ) -> Outcome:
     request, bounds = tuning.request, bounds_of(tuning, figures.bounds)
-    text, section = tuning_file.render(
+    text, section = render(
         request.project, request.job, request.new, figures.contributions, figures.bounds, table
     )
-    tuning_file.write(request.project, request.new, text, section)
+    write(request.project, request.new, text, section)
     return Outcome(
         job=request.new,
         releases=sink_of_copy(request.new, section),

@@ -14,7 +14,7 @@ from dpstream.dp_transforms.tabulation.pairs import NONE
 from dpstream.pipelines.tabulation import flow
 from dpstream.pipelines.tabulation.flow import Count, Task, build
 from dpstream.pipelines.tabulation.inputs import prepared
-from dpstream.pipelines.tabulation.pieces import pieces
+from dpstream.pipelines.tabulation.private import pieces
 from dpstream.pipelines.tabulation.work import parts_of
 from tests.pipelines.tabulation.executing import order
 from tests.pipelines.tabulation.office import Office

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from dpstream.pipelines.tabulation import invented
-from dpstream.pipelines.tabulation.characteristics import CODES, MAP, RACE_ITERATIONS
-from dpstream.pipelines.tabulation.geography import NO_AREA, NO_PLACE
 from dpstream.pipelines.tabulation.invented import (
     BLOCKS_PER_TRACT,
     PRODUCTION_SHAPE,
@@ -17,6 +15,13 @@ from dpstream.pipelines.tabulation.invented import (
     invent_regions,
     persons,
     zipf,
+)
+from dpstream.pipelines.tabulation.public_files import (
+    CODES,
+    MAP,
+    NO_AREA,
+    NO_PLACE,
+    RACE_ITERATIONS,
 )
 
 

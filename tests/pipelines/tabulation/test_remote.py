@@ -9,7 +9,7 @@ from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.inputs import digest_of, inputs_of, load
-from dpstream.pipelines.tabulation.pieces import lines_of, pieces
+from dpstream.pipelines.tabulation.private import lines_of, pieces
 from dpstream.pipelines.tabulation.remote import fetched, get, is_remote, put, stamp_of
 from tests.pipelines.tabulation.executing import executed
 from tests.pipelines.tabulation.office import Office

@@ -10,7 +10,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import execute as module
 from dpstream.pipelines.tabulation.execute import Execution, check
-from dpstream.pipelines.tabulation.pieces import pieces
+from dpstream.pipelines.tabulation.private import pieces
 from tests.fixed import fixed_run_ids
 from tests.pipelines.tabulation.executing import charges, content, executed, ledger_of, left_over
 from tests.pipelines.tabulation.office import Office

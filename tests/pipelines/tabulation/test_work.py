@@ -17,7 +17,7 @@ from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.generate import Size
 from dpstream.pipelines.tabulation.inputs import Prepared, load, prepared_of, records_path
 from dpstream.pipelines.tabulation.private import read_records
-from dpstream.pipelines.tabulation.totals import TOTALS
+from dpstream.pipelines.tabulation.public_files import TOTALS
 from dpstream.pipelines.tabulation.work import (
     Tally,
     counted,

@@ -25,7 +25,6 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
-from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import CheckedRequest, Request, ask
 from dpstream.pipelines.tuning.choose import (
     _noise,
@@ -237,7 +236,7 @@ def test_an_interrupted_tuning_goes_on_at_no_charge(project: Path) -> None:
     with mock.patch.object(module, "noisy", side_effect=KeyboardInterrupt):
         assert choose(project).exit_code == 4
     assert entries(project) == 1 and "new" not in jobs(project)
-    with mock.patch.object(tuning_file, "write", side_effect=KeyboardInterrupt):
+    with mock.patch.object(module, "write", side_effect=KeyboardInterrupt):
         assert choose(project).exit_code == 4
     assert entries(project) == 1
 
