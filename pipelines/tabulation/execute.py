@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.dp_transforms.noise.inputs import combined
@@ -59,8 +59,6 @@ from dpstream.state.private_folders import private_folder
 from dpstream.state.private_log import keep_beside
 from dpstream.state.run_ids import new_run_id
 
-# An execution on a runner: files are counted in pieces, shards are drawn by workers.
-
 
 def check(runner: Runner) -> None:
     """Refuse a runner that cannot be used, before anything is charged.
@@ -71,40 +69,6 @@ def check(runner: Runner) -> None:
     if runner.name not in RUNNERS:
         raise UsageError("--runner", "does not make tables here", f"use {', '.join(RUNNERS)}")
     runner.engine()
-
-
-def spread(
-    runner: Runner,
-    inputs: Inputs,
-    setup: Prepared,
-    keys: SecretSource,
-    run_id: str,
-    folder: Path,
-    letters: str | None,
-) -> None:
-    """Count and draw on a runner's workers, into the draft folder.
-
-    Args:
-        keys: bound to the run.
-        letters: folder of refused records, ``None``: they refuse the file.
-
-    Raises:
-        DpstreamError: the pipeline failed.
-    """
-    from dpstream.pipelines.tabulation.flow import Task, build
-
-    parts = parts_of(setup)
-    task = Task(inputs, run_id, str(folder), letters, keys)
-    # The files of a part are written in this order.
-    last = [folder / names_of_part(setup, part)[-1] for part in parts]
-    try:
-        run_to_end(
-            runner,
-            lambda pipeline: build(pipeline, task, pieces(inputs.records), len(parts)),
-            lambda: all(path.exists() for path in last),
-        )
-    finally:
-        destroy_keys(run_id)
 
 
 class Order(NamedTuple):
@@ -128,11 +92,6 @@ class Order(NamedTuple):
     how: Asking = ONCE
     strict: bool = False
     dead_letter: Path | None = None
-
-    @property
-    def fresh(self) -> bool:
-        """A new charge also for what was answered before."""
-        return self.how.fresh
 
     @property
     def letters(self) -> Path | None:
@@ -251,7 +210,7 @@ def _uncharged(
     old_receipt = output.existing_manifest()
     if old_receipt is not None:
         manifest = decoded(old_receipt)
-        if manifest.plan_hash != setup.plan.hash or order.fresh:
+        if manifest.plan_hash != setup.plan.hash or order.how.fresh:
             raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
         if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
             return Execution(manifest, False, False)
@@ -348,9 +307,24 @@ def _here(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path
 
 
 def _spread(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
-    """Count and draw on a runner's workers."""
-    if order.runner is None:
-        raise InvariantError("a runner was asked for")
-    bound = order.secret.of_run(run_id, keys.fingerprint)
+    """Count and draw on a runner's workers, into the draft folder."""
+    from dpstream.pipelines.tabulation.flow import Task, build
+
+    runner, inputs, parts = (
+        required(order.runner, "a runner is given"),
+        order.inputs,
+        parts_of(setup),
+    )
     letters = None if order.letters is None else str(order.letters)
-    spread(order.runner, order.inputs, setup, bound, run_id, draft, letters)
+    bound = order.secret.of_run(run_id, keys.fingerprint)
+    task = Task(inputs, run_id, str(draft), letters, bound)
+    # The files of a part are written in this order.
+    last = [draft / names_of_part(setup, part)[-1] for part in parts]
+    try:
+        run_to_end(
+            runner,
+            lambda pipeline: build(pipeline, task, pieces(inputs.records), len(parts)),
+            lambda: all(path.exists() for path in last),
+        )
+    finally:
+        destroy_keys(run_id)
