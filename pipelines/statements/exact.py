@@ -9,7 +9,7 @@ import itertools
 
 from sqlglot import exp
 
-from dpstream.accounting.errors import InvariantError, required
+from dpstream.accounting.errors import required
 from dpstream.pipelines.statements.forms import DECIMALS, FLOATS, decimal, duckdb, exact
 from dpstream.pipelines.statements.ownership import GROUPABLE, type_of
 from dpstream.pipelines.tables.catalog import Catalog, Table
@@ -219,15 +219,14 @@ def _owned(table: Table, catalog: Catalog) -> exp.Select:
         where=exp.Where(this=exp.Not(this=exp.Is(this=owner, expression=exp.Null()))),
     )
     for place, (child, parent) in enumerate(itertools.pairwise(chain)):
-        if child.via is None:
-            raise InvariantError("child.via is not None")
+        via = required(child.via, "a table of the chain refers to the next")
         on = exp.and_(
             *(
                 exp.EQ(
                     this=_key(child, column, place),
                     expression=_key(parent, key, place + 1),
                 )
-                for column, key in child.via.on
+                for column, key in via.on
             )
         )
         query.append("joins", exp.Join(this=_named(parent, place + 1), on=on))

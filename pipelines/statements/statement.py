@@ -16,7 +16,7 @@ import msgspec
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from dpstream.accounting.errors import InvariantError, instance, required
+from dpstream.accounting.errors import instance, required
 from dpstream.accounting.fields import FieldType, KindName
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.pipelines.formats.receipt import LABELS
@@ -37,32 +37,31 @@ from dpstream.pipelines.tables.catalog import RELEASED, Tables
 # no private row meets are released too, with noise like all others.  No group is selected by data.
 
 
-class PublicSide:
-    """The public relation of an outer join, and its name."""
+def _public_groups(
+    side: exp.Subquery, validator: Validator, grouped: list[exp.Expr], core: exp.Select
+) -> exp.Query:
+    """The query that gives all groups, columns in the order of GROUP BY.
 
-    def __init__(self, subquery: exp.Subquery) -> None:
-        self.name, self.select = subquery.alias, subquery.this
+    Args:
+        side: the public relation of the outer join.
 
-    def query(self, validator: Validator, grouped: list[exp.Expr], core: exp.Select) -> exp.Query:
-        """The query that gives all groups, columns in the order of GROUP BY.
-
-        Raises:
-            DpstreamError: it is not public, or its columns are not those of GROUP BY.
-        """
-        relation = validator.relation(self.select)
-        require(not relation.private, "public-groups", core.args["group"])
-        plain = all(isinstance(g, exp.Column) and g.table == self.name for g in grouped)
-        names = [g.name for g in grouped]
-        same = plain and sorted(names) == sorted(relation.columns)
-        require(same, "public-groups", core.args["group"])
-        alias = exp.TableAlias(this=exp.to_identifier(self.name, quoted=True))
-        source = exp.Subquery(this=self.select.copy(), alias=alias)
-        columns = [exp.column(name, table=self.name, quoted=True) for name in names]
-        return exp.Select(expressions=columns, from_=exp.From(this=source))
+    Raises:
+        DpstreamError: it is not public, or its columns are not those of GROUP BY.
+    """
+    relation = validator.relation(side.this)
+    require(not relation.private, "public-groups", core.args["group"])
+    plain = all(isinstance(g, exp.Column) and g.table == side.alias for g in grouped)
+    names = [g.name for g in grouped]
+    same = plain and sorted(names) == sorted(relation.columns)
+    require(same, "public-groups", core.args["group"])
+    alias = exp.TableAlias(this=exp.to_identifier(side.alias, quoted=True))
+    source = exp.Subquery(this=side.this.copy(), alias=alias)
+    columns = [exp.column(name, table=side.alias, quoted=True) for name in names]
+    return exp.Select(expressions=columns, from_=exp.From(this=source))
 
 
-def public_side(core: exp.Select) -> PublicSide:
-    """Find the outer join of the form above, and make it an inner join in the tree.
+def public_side(core: exp.Select) -> exp.Subquery:
+    """Find the public side of the outer join, and make that an inner join in the tree.
 
     Raises:
         DpstreamError: there is none.
@@ -90,7 +89,7 @@ def public_side(core: exp.Select) -> PublicSide:
     require(not filtered, "public-filter", where or at)
     last.set("side", None)
     last.set("kind", None)
-    return PublicSide(public_query)
+    return public_query
 
 
 def _check_on(on: exp.Expr, public_query: exp.Subquery, at: exp.Expr) -> None:
@@ -195,7 +194,7 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     core.meta["private"] = True
     tree = qualified(tree, catalog.schema)
     core = next(node for node in tree.find_all(exp.Select) if node.meta.get("private"))
-    public = public_side(core) if options.selection == "public_groups" else None
+    side = public_side(core) if options.selection == "public_groups" else None
     validator = Validator(catalog)
     scope = validator.scope(core)
     require(scope.private, "no-private-table", core.args["from_"])
@@ -205,8 +204,7 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
         plain = isinstance(node, exp.Column) and (node.table, node.name) in scope.partial
         unit = plain or scope.is_unit(node)
         require(not unit, "group-by-unit", node)
-    if public is not None:
-        public = public.query(validator, grouped, core)
+    public = None if side is None else _public_groups(side, validator, grouped, core)
     selects = bool(grouped) and options.selection == "thresholds"
     released = _Released(core, grouped, scope, selects)
     functions = tuple(released.functions.values())
@@ -437,15 +435,12 @@ def check_functions(statement: Statement, text: str) -> None:
         require(counts == (function.low is None) and not function.norm, "stream-bounds", at)
         require(not function.report, "stream-answer", at)
     labels = {f.name for f in statement.functions} | {g.name for g in statement.groups}
-    if not isinstance(statement.outer, exp.Select):
-        raise InvariantError("isinstance(asked.outer, exp.Select)")
-    for item in statement.outer.expressions:
+    outer = instance(statement.outer, exp.Select)
+    for item in outer.expressions:
         plain = isinstance(item.unalias(), exp.Column) and item.unalias().name == item.alias
         at = items.get(item.alias_or_name, tree)
         require(plain and item.alias in labels, "stream-answer", at)
-    require(
-        len(statement.outer.expressions) == len(labels), "stream-answer", tree.args.get("group")
-    )
+    require(len(outer.expressions) == len(labels), "stream-answer", tree.args.get("group"))
     group = tree.args.get("group")
     require(1 <= len(statement.groups) <= MAX_KEY_COLUMNS, "stream-groups", group or tree)
     for one in statement.groups:

@@ -29,7 +29,7 @@ from markupsafe import Markup
 from pyarrow import csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, required
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.evidence.bounds import rate_above, rate_below
 from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation import margins
@@ -524,10 +524,10 @@ def _cell(setup: Prepared, cell: Cell, errors: Errors) -> dict[str, Any]:
     """Figures of groups that are alike; ``target`` is the margin of a single measured cell."""
     level = Level(cell.iteration_level, cell.region_type)
     table = next(t for t in setup.plan.parameters.tables if t.name == cell.table)
-    noise = draws(setup.plan.parameters, table, level, setup.plan.stability[level].groups)
-    if noise is None or noise.detail is None:
-        raise InvariantError("noise is not None and noise.detail is not None")
-    own = noise.total if cell.detailed_only and noise.total is not None else noise.detail
+    groups = setup.plan.stability[level].groups
+    noise = required(draws(setup.plan.parameters, table, level, groups), "a level that is on")
+    detail = required(noise.detail, "a cell was measured")
+    own = noise.total if cell.detailed_only and noise.total is not None else detail
     return {
         **cell._asdict(),
         "size": interval(cell.size),

@@ -349,19 +349,15 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
         horizon = line.period or (line.end or 0) - line.start
         return (horizon if first is None else first), horizon
     if first is None or request.scale is None:
+        shared = line.slide != line.window and plan.design.selects
+        flag = "mechanism.periods_share_windows = true"
+        more = f"; as windows slide and keys are selected, with {flag}" if shared else ""
         raise UsageError(
             "budget.covers",
             "is lifetime and the stream has no end: nothing says over what time C has to last",
-            f"write a length there (recommended{_with_it(plan)}), or give --first and --scale",
+            f"write a length there (recommended{more}), or give --first and --scale",
         )
     return first, first
-
-
-def _with_it(plan: Plan) -> str:
-    """Return what a period needs in addition, as text."""
-    if plan.timeline.slide == plan.timeline.window or not plan.design.selects:
-        return ""
-    return "; as windows slide and keys are selected, with mechanism.periods_share_windows = true"
 
 
 def _scale(given: float | None, default: Fraction) -> str:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
@@ -35,7 +36,6 @@ from dpstream.pipelines.workload.lattice import (
     bits_of,
     planned_purely,
     rmse_of,
-    sd_of,
 )
 from dpstream.pipelines.workload.planning import Guarantee, Planned, figures
 
@@ -120,9 +120,11 @@ def families_of(
             elif allowed[0]:
                 part = limit.equal_share(*costs)
     bound = math.sqrt(plan.floor / workload.weight)
-    least = sd_of(contributions / (epsilon * part)) * bound if part else math.inf
+    least = geometric_sd(contributions / (epsilon * part)) * bound if part else math.inf
     if gaussian is not None and least >= most:
-        return Families("gaussian", gaussian, sd_of(contributions / epsilon) * bound, least=True)
+        return Families(
+            "gaussian", gaussian, geometric_sd(contributions / epsilon) * bound, least=True
+        )
     try:
         bits = bits_of(len(workload.sizes))
         name, strategy, _ = solved_purely(workload, bits, folder)

@@ -61,7 +61,7 @@ class Lattice(NamedTuple):
     @property
     def sd(self) -> float:
         """The sd of a row's noise."""
-        return sd_of(self.scale)
+        return geometric_sd(self.scale)
 
     @property
     def half_width(self) -> float:
@@ -69,11 +69,6 @@ class Lattice(NamedTuple):
         rows = math.prod(len(factor) for factor in self.strategy.factors)
         off = LAPLACE_HALF_WIDTH * math.sqrt(2) * self.scale + math.sqrt(rows)
         return min(off / self.sd, ANY_HALF_WIDTH)
-
-
-def sd_of(scale: float) -> float:
-    """Return the sd of geometric noise of scale b."""
-    return geometric_sd(scale)
 
 
 def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) -> Lattice:
@@ -162,7 +157,7 @@ def planned_purely(
     name, strategy, cached = solved_purely(workload, bits, folder)
     name, chosen = better_lattice(name, strategy, workload, epsilon, contributions)
     best = solved(workload, folder)[0]
-    floor = sd_of(contributions / epsilon) * math.sqrt(best.floor / workload.weight)
+    floor = geometric_sd(contributions / epsilon) * math.sqrt(best.floor / workload.weight)
     rmse = rmse_of(chosen, workload)
     spreads = chosen.strategy.floats().gram.spreads(workload)
     guarantee = Guarantee(None, epsilon, 0.0, contributions)

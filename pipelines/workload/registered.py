@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies.cells.residual import Tables
@@ -262,16 +262,15 @@ class WorkloadQuestion:
         self._out, self._accept = out, accept
         job, self._domain = one_shot_job(job), domain_of_job(job, workload, partial)
         _check(job)
-        if job.ledger is None:
-            raise InvariantError("a job that is asked once has an account")
+        self.ledger = required(job.ledger, "a job that is asked once has an account")
         self._workload, self._job, self._mechanism = workload, job, mechanism
         # The source hands over the columns of the domain.
         self._reading = job.reading(self._domain.key)
         # What is drawn and for which records: the job's plan, domain and mechanism.
         parts = (job.plan.hash, self._domain.digest, mechanism.digest)
         self.plan_hash = hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
-        self.archive = Archive(archive_of(job.ledger.path, job.path.parent), "account.path")
-        self.ledger, self.dead_letters = job.ledger, 0
+        self.archive = Archive(archive_of(self.ledger.path, job.path.parent), "account.path")
+        self.dead_letters = 0
 
     @property
     def identity(self) -> Sequence[bytes]:

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError, required
+from dpstream.accounting.errors import PolicyError, RunError, UsageError, required
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.records.manifest import (
@@ -221,11 +221,11 @@ class _Change:
 
     def delete(self) -> Loaded:
         """Remove the listed records."""
-        if self._prf is None:
-            raise InvariantError("self._prf is not None")
         id_table = IdTable()
         named = list[tuple[int, Int64, Int64]]()
-        for file, rows, ids, given in ids_of(self._config, self._files, self._prf):
+        for file, rows, ids, given in ids_of(
+            self._config, self._files, required(self._prf, "records have ids")
+        ):
             self._refuse(file, rows[~given], MISSING_ID)
             fresh, slots = _interned(id_table, ids[given])
             self._refuse(file, rows[given][~fresh], DUPLICATE_ID)

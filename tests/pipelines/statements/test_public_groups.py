@@ -24,14 +24,14 @@ def core(joined: str) -> exp.Select:
 def test_the_outer_join_is_found_and_made_inner(joined: str) -> None:
     tree = core(joined)
     side = public_side(tree)
-    assert side.name == "p" and side.select.sql() == "SELECT DISTINCT page FROM pages"
+    assert side.alias == "p" and side.this.sql() == "SELECT DISTINCT page FROM pages"
     [join] = tree.args["joins"]
     assert join.side == "" and join.kind == ""
 
 
 def test_a_filter_of_groups_belongs_into_their_query() -> None:
     joined = f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.page WHERE "
-    assert public_side(core(f"{joined} v.n > 3 AND v.page <> 'p1'")).name == "p"
+    assert public_side(core(f"{joined} v.n > 3 AND v.page <> 'p1'")).alias == "p"
     for where in ("p.page <> 'p1'", "v.n > 3 OR UPPER(p.page) IS NULL"):
         with pytest.raises(DpstreamError) as refused:
             public_side(core(joined + where))
