@@ -23,9 +23,9 @@ from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, Sha
 from dpstream.dp_transforms.beam.clock import ToShards
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
 from dpstream.dp_transforms.run import Run
-from dpstream.state.copying import DELIVERED
 from dpstream.state.retention import drop_delivered, reached, settled_trigger_time
 from dpstream.state.store import Store
+from dpstream.state.transfer import DELIVERED
 
 #: Its timer fires one runner tick after the release step's.
 DELIVERED_TICKS = 2

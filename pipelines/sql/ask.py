@@ -46,7 +46,7 @@ from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
-from dpstream.state.private_folders import sweep
+from dpstream.state.locks import sweep
 
 
 class StatementQuestion:

@@ -37,7 +37,7 @@ from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
-from dpstream.state.private_folders import private_folder
+from dpstream.state.locks import private_folder
 
 # Released estimates as plain arrays.
 

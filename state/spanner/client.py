@@ -29,8 +29,7 @@ from google.cloud.spanner_v1.session import Session
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
-from dpstream.state.connecting import reach
-from dpstream.state.google_errors import may_pass
+from dpstream.state.connecting import may_pass, reach
 from dpstream.state.spanner.seals import Sealing, opened, with_keys
 
 _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")

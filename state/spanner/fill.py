@@ -11,8 +11,8 @@ from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIRS
 from dpstream.state import arrow
 from dpstream.state.retention_store import KeyPiece, Selection
-from dpstream.state.spanner.batch import Mutations, parts
 from dpstream.state.spanner.client import commit
+from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.rows import (
     DUE,
     PLAIN,
@@ -27,7 +27,7 @@ from dpstream.state.spanner.rows import (
 )
 from dpstream.state.spanner.schema import SELECTED
 from dpstream.state.spanner.selections import COPIED, piece_of
-from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.spanner.shards import SpannerUnitShard
 from dpstream.state.store import NEVER, KeyShard
 
 PROGRESS = ("Part", "WindowIndex", "Reached")

@@ -28,8 +28,7 @@ from dpstream.state.retention_store import (
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.spanner import epochs, selections
-from dpstream.state.spanner.batch import Mutations, parts
+from dpstream.state.spanner import commits, selections
 from dpstream.state.spanner.client import (
     between,
     change_everywhere,
@@ -41,8 +40,8 @@ from dpstream.state.spanner.client import (
     read_rows,
     transact,
 )
+from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
-from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.rows import (
     PLAIN,
     Layout,
@@ -61,10 +60,13 @@ from dpstream.state.spanner.schema import (
     REACH,
     SELECTED,
     clear,
+    named,
     read_identity,
+    read_metadata,
+    swap_metadata,
 )
 from dpstream.state.spanner.seals import CELL_SEAL, GENERATION
-from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.spanner.shards import SpannerUnitShard
 from dpstream.state.store import RunIdentity
 
 #: Shards whose progress is read by ranges of their own.
@@ -163,9 +165,9 @@ class SpannerRetention(RetentionStore):
 
     def _close_decisions(self, part: int) -> None:
         decided = self._unit_rows(part)[0].get(BOUND, 0)
-        epoch = epochs.of_decision(decided)
+        epoch = commits.of_decision(decided)
         if decided and self._fencing_epoch.get(part) != epoch:  # once a fencing epoch
-            epochs.close_decisions(self._db, part, decided)
+            commits.close_decisions(self._db, part, decided)
             self._fencing_epoch[part] = epoch
 
     @abstractmethod
@@ -194,11 +196,11 @@ class SpannerRetention(RetentionStore):
             " AND WindowIndex BETWEEN 0 AND @most AND Releases IS NOT NULL",
             {**self._bounds(), "most": before - 1},
         )
-        over = before // epochs.EPOCH_LENGTH * epochs.EPOCH_LENGTH
+        over = before // commits.EPOCH_LENGTH * commits.EPOCH_LENGTH
         if not over:
             return
         for shard in range(self.identity.shards):
-            epochs.close_windows(self._db, self._first_part + shard, before)
+            commits.close_windows(self._db, self._first_part + shard, before)
         for table in ("Steps", "Progress"):
             change_everywhere(
                 self._db,

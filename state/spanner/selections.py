@@ -15,10 +15,10 @@ from dpstream.accounting.arrays import Bool
 from dpstream.state import arrow
 from dpstream.state.retention_store import Selection
 from dpstream.state.spanner import client
-from dpstream.state.spanner.batch import Mutations
-from dpstream.state.spanner.keys import PendingStep, SpannerKeyShard
+from dpstream.state.spanner.commits import Mutations
 from dpstream.state.spanner.rows import STEP, release_cells
 from dpstream.state.spanner.schema import SELECTED
+from dpstream.state.spanner.shards import PendingStep, SpannerKeyShard
 
 #: Numbers of rows that a copy wrote begin here, within their window's.
 COPIED = 1 << 31

@@ -28,8 +28,7 @@ from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged
-from dpstream.state.spanner import epochs, selections
-from dpstream.state.spanner.batch import Mutations, fits, parts
+from dpstream.state.spanner import commits, selections
 from dpstream.state.spanner.client import (
     ExistsError,
     MissingError,
@@ -38,12 +37,12 @@ from dpstream.state.spanner.client import (
     prefix,
     read_rows,
 )
+from dpstream.state.spanner.commits import Mutations, fits, parts
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS
-from dpstream.state.spanner.keys import SpannerKeyShard
 from dpstream.state.spanner.retention import SpannerRetention
 from dpstream.state.spanner.rows import PLAIN, STEP, Layout, cell
 from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
-from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
+from dpstream.state.spanner.shards import ROW_MUTATIONS, SpannerKeyShard, SpannerUnitShard
 from dpstream.state.store import (
     Admitted,
     KeyShard,
@@ -217,7 +216,7 @@ class SpannerStore(SpannerRetention, Store):
             rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
             out.insert("Steps", STEP, rows)
             selections.add(out, states, step, first)
-        out.require(states.part, epochs.of_window(states.window))
+        out.require(states.part, commits.of_window(states.window))
         if last.closes:
             self._delete_states(out, states)
         else:
@@ -233,7 +232,7 @@ class SpannerStore(SpannerRetention, Store):
             nothing = states.outbox(step, np.zeros(states.size, np.bool_))
             rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
             out.insert("Steps", STEP, rows)
-            out.require(states.part, epochs.of_window(states.window))
+            out.require(states.part, commits.of_window(states.window))
             self._commit(out, states)
             states.pieces += len(rows)
         runs = parts(slots, KEY_MUTATIONS, states.row_bytes(slots))
@@ -245,7 +244,7 @@ class SpannerStore(SpannerRetention, Store):
             rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
             out.insert("Steps", STEP, rows)
             selections.add(out, states, step, states.pieces, mine)
-            out.require(states.part, epochs.of_window(states.window))
+            out.require(states.part, commits.of_window(states.window))
             if last and step.closes:
                 self._delete_states(out, states)
             else:
@@ -288,7 +287,7 @@ class SpannerStore(SpannerRetention, Store):
             commit(self._db, out.fill, True)
         except MissingError:
             for part, epoch in sorted(out.epochs):
-                if not epochs.open_fencing_epoch(self._db, self.generation, part, epoch):
+                if not commits.open_fencing_epoch(self._db, self.generation, part, epoch):
                     raise OvertakenError from None
             try:
                 commit(self._db, out.fill, True)
@@ -389,7 +388,7 @@ class SpannerStore(SpannerRetention, Store):
         fence = (units.part, BOUND, units.decided, units.pieces)
         # A row of a decision says how far it goes.
         out.insert("Steps", STEP, [[*fence, out.writer, cell(trigger_time.to_bytes(8, "little"))]])
-        out.require(units.part, epochs.of_decision(units.decided))
+        out.require(units.part, commits.of_decision(units.decided))
         units.write(out, slots)
         if last:
             rows = [[units.part, BOUND, trigger_time]]

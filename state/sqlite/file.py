@@ -1,8 +1,11 @@
-"""The embedded store's file: how it is made and opened, its identity, SQLite's errors.
+"""The embedded store's file: its tables, how it is made and opened, its identity and notes.
 
 SQLite has no checksums of its own pages.  Content is checked by the digests of the rows, as they
 are read; that no row, page or index entry is lost or out of place by ``check_structure``, when the
 store is opened (half a second for a GB that is in memory).
+
+Rows of ``meta`` say the number of the format and the identity; the others are notes, small public
+texts that are changed by comparison.
 """
 
 import contextlib
@@ -14,18 +17,64 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.durable import PRIVATE, make_folder
-from dpstream.state.seals import damaged, reading
+from dpstream.state.seals import damaged, other_format, reading, sealed_text, unsealed_text
 from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
-from dpstream.state.sqlite.rows import check_small
-from dpstream.state.sqlite.tables import (
-    FORMAT,
-    NOTE,
-    TABLES,
-    check_format,
-    put_meta,
-    read_meta,
-)
+from dpstream.state.sqlite.rows import check_small, meta_name
 from dpstream.state.store import Calibrate, RunIdentity
+
+FORMAT = "1"
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (
+  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
+  releases BLOB NOT NULL, keys BLOB, states BLOB, pairs BLOB,
+  UNIQUE (window, shard, trigger));
+CREATE TABLE IF NOT EXISTS admissions (
+  shard INTEGER NOT NULL, cut INTEGER NOT NULL, units BLOB NOT NULL, records BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS admissions_by_shard ON admissions (shard);
+CREATE TABLE IF NOT EXISTS snapshots (
+  window INTEGER NOT NULL, shard INTEGER NOT NULL,
+  keys BLOB NOT NULL, states BLOB NOT NULL, pairs BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS snapshots_by_shard ON snapshots (window, shard);
+CREATE TABLE IF NOT EXISTS carried (
+  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
+  releases BLOB NOT NULL, PRIMARY KEY (window, shard, trigger));
+CREATE TABLE IF NOT EXISTS unit_shards (shard INTEGER PRIMARY KEY, progress BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS selections (
+  shard INTEGER NOT NULL, trigger_time INTEGER NOT NULL, window INTEGER NOT NULL,
+  keys BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS selections_by_shard ON selections (shard, trigger_time);
+"""
+#: What the names of notes (`metadata`) begin with.
+NOTE = "note."
+#: Row of ``meta`` of programs before format 1.
+_BEFORE = "schema_version"
+
+
+def check_format(db: sqlite3.Connection) -> None:
+    """Refuse a store that this program does not read.
+
+    Raises:
+        PolicyError: of another program version, or damaged.
+    """
+    number = read_meta(db, "format")
+    if number == FORMAT:
+        return
+    before = db.execute("SELECT 1 FROM meta WHERE name = ?", (_BEFORE,)).fetchone()
+    raise damaged() if number is None and before is None else other_format(FORMAT)
+
+
+def put_meta(db: sqlite3.Connection, name: str, value: str) -> None:
+    """Write a row of ``meta``, as a part of the caller's transaction."""
+    row = (name, sealed_text(meta_name(name), value))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+
+
+def read_meta(db: sqlite3.Connection, name: str) -> str | None:
+    """The value of a row of ``meta``, ``None`` if there is none."""
+    row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if row is None else unsealed_text(meta_name(name), row[0])
+
 
 #: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
 _CHECKPOINT_PAGES = 8192
@@ -247,3 +296,27 @@ _STORE = Subject("store", "store", damaged)
 def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
     """SQLite's error, or the system's, of a store; see ``refused``."""
     return refused(_STORE, error, path)
+
+
+def read_metadata(db: sqlite3.Connection, name: str) -> str | None:
+    """The note, ``None`` if there is none."""
+    try:
+        return read_meta(db, NOTE + name)
+    except sqlite3.Error as error:
+        raise failed(error) from None
+
+
+def swap_metadata(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
+    """Replace the note durably if it is still ``old``; ``None`` stands for no note."""
+    try:
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            if read_metadata(db, name) != old:
+                return False
+            if new is None:
+                db.execute("DELETE FROM meta WHERE name = ?", (NOTE + name,))
+            else:
+                put_meta(db, NOTE + name, new)
+            return True
+    except sqlite3.Error as error:
+        raise failed(error) from None

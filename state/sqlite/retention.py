@@ -27,15 +27,23 @@ from dpstream.state.retention_store import (
     UnitProgress,
     piece_bounds,
 )
-from dpstream.state.sqlite import selections
 from dpstream.state.sqlite.database import sqlite3, unjournaled
-from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity
-from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
+from dpstream.state.sqlite.file import (
+    check_structure,
+    connect,
+    failed,
+    read_identity,
+    read_metadata,
+    swap_metadata,
+)
 from dpstream.state.sqlite.rows import (
     NO_RELEASES,
     UnitRow,
+    add_selection,
     admission_row,
     admissions_of,
+    forget_selections,
+    read_selections,
     released_ahead_row,
     releases_of,
     snapshot_row,
@@ -176,7 +184,7 @@ class SqliteRetention(RetentionStore):
     @override
     def forget_selections(self, trigger_time: int) -> None:
         with self._lock, self._changing():
-            selections.forget(self._db, trigger_time)
+            forget_selections(self._db, trigger_time)
 
     @override
     def compact(self) -> None:
@@ -278,7 +286,7 @@ class SqliteRetention(RetentionStore):
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
         try:
             with self._lock:
-                return list(selections.read(self._db, shard, after, upto))
+                return list(read_selections(self._db, shard, after, upto))
         except sqlite3.Error as error:
             raise failed(error) from None
 
@@ -368,7 +376,7 @@ class SqliteRetention(RetentionStore):
     @override
     def put_selection(self, shard: int, selection: Selection) -> None:
         try:
-            selections.add(self._db, shard, selection)
+            add_selection(self._db, shard, selection)
         except sqlite3.Error as error:
             raise failed(error) from None
 

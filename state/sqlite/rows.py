@@ -2,6 +2,10 @@
 
 The name under which a blob is sealed says its table and column, the row's own numbers, and where
 rows are read in order how many keys or units stand before it, so that a row too few is noticed.
+
+
+A step that selected keys, which later windows remember, has a row of them, written in its own
+transaction.
 """
 
 import struct
@@ -13,6 +17,7 @@ import pyarrow as pa
 from dpstream.state import arrow
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged, sealed, unsealed, unsealed_text
+from dpstream.state.sqlite.database import sqlite3
 
 #: Stands for releases that were dropped.
 NO_RELEASES = b""
@@ -83,12 +88,6 @@ def admission_row(
 def unit_row(shard: int, row: UnitRow) -> tuple[int, bytes]:
     """What is known of a unit shard beside its log."""
     return shard, sealed(_name("unit_shards", (shard,), "progress"), _UNIT_ROW.pack(*row))
-
-
-def selection_row(shard: int, selection: Selection) -> tuple[int, int, int, bytes]:
-    """What a step selected."""
-    row = (shard, selection.trigger_time, selection.window)
-    return (*row, sealed(_name("selections", row, "keys"), arrow.to_bytes(selection.keys)))
 
 
 def meta_name(name: str) -> str:
@@ -178,3 +177,29 @@ def check_all(db: Any) -> None:
         admissions_of(shard, db.execute(rows, (shard,)))
     for row in db.execute("SELECT shard, trigger_time, window, keys FROM selections"):
         selection_of(*row)
+
+
+def add_selection(db: sqlite3.Connection, shard: int, selection: Selection) -> None:
+    """Write what a step of a shard selected, as a part of the caller's transaction."""
+    row = (shard, selection.trigger_time, selection.window)
+    blob = sealed(_name("selections", row, "keys"), arrow.to_bytes(selection.keys))
+    db.execute("INSERT INTO selections VALUES (?, ?, ?, ?)", (*row, blob))
+
+
+def read_selections(
+    db: sqlite3.Connection, shard: int, after: int, upto: int | None
+) -> Iterator[Selection]:
+    """Yield what a shard's steps selected behind a trigger time, and up to another, in order."""
+    last = (1 << 62) if upto is None else upto
+    rows = (
+        "SELECT trigger_time, window, keys FROM selections"
+        " WHERE shard = ? AND trigger_time > ? AND trigger_time <= ?"
+        " ORDER BY trigger_time, window, rowid"
+    )
+    for trigger_time, window, blob in db.execute(rows, (shard, after, last)).fetchall():
+        yield selection_of(shard, trigger_time, window, blob)
+
+
+def forget_selections(db: sqlite3.Connection, trigger_time: int) -> None:
+    """Delete what steps selected up to a trigger time."""
+    db.execute("DELETE FROM selections WHERE trigger_time <= ?", (trigger_time,))

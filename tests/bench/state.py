@@ -28,7 +28,7 @@ from google.cloud import spanner as google
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.state.arrow import id_array
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import shards as spanner_keys
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_identity, create_tables

@@ -26,8 +26,8 @@ from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state import open as stores
-from dpstream.state.copying import copy_store
 from dpstream.state.idtable import shard_of
+from dpstream.state.transfer import copy_store
 from tests.lanes import few_first
 from tests.streams import COUNT, KEYS, START, STEP, SUM, begin, make_plan, positioned
 

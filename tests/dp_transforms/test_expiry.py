@@ -25,11 +25,11 @@ from dpstream.dp_transforms.skipping import exhausted, pairs_in
 from dpstream.dp_transforms.step import Stepper
 from dpstream.state import arrow, retention
 from dpstream.state import open as stores
-from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
+from dpstream.state.transfer import Abandon, copy_store
 from tests.streams import KEYS, MEAN, STEP, begin, by_name, generate, make_plan, sealed_bytes
 
 SHARDS = 2

@@ -7,9 +7,9 @@ from pathlib import Path
 from unittest import mock
 
 from dpstream.state import open as stores
-from dpstream.state.spanner import batch as spanner_batch
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import commits as spanner_batch
 from dpstream.state.spanner import rows as spanner_rows
+from dpstream.state.spanner import shards as spanner_keys
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables

@@ -23,8 +23,8 @@ from dpstream.state import transfer
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
-from dpstream.state.sqlite.backup import check_file
 from dpstream.state.sqlite.database import sqlite3
+from dpstream.state.sqlite.store import check_file
 from tests import accounts
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released

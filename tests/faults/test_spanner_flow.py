@@ -16,12 +16,12 @@ from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
 from dpstream.state.spanner import client
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import shards as spanner_keys
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import MissingError, connect
 from dpstream.state.spanner.fill import PROGRESS
 from dpstream.state.spanner.schema import BOUND, create_tables
-from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.spanner.shards import SpannerUnitShard
 from tests import emulator
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import small_commits

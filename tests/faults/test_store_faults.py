@@ -30,9 +30,9 @@ from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
 from dpstream.state.spanner import client
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import shards as spanner_keys
+from dpstream.state.spanner import shards as spanner_units
 from dpstream.state.spanner import store as spanner
-from dpstream.state.spanner import units as spanner_units
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store

@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.copying import copy_store
 from dpstream.state.seals import damaged
 from dpstream.state.spanner import client
 from dpstream.state.spanner import schema as spanner_schema
@@ -17,6 +16,7 @@ from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import claim, switch
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
+from dpstream.state.transfer import copy_store
 from tests.state.life_conformance import LINE, OLD, everything_of, sample
 from tests.state.spanner.bench import SpannerRetentionBench
 

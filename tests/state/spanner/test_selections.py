@@ -20,7 +20,7 @@ def test_numbers_keep_windows_and_copies_apart() -> None:
 
 def test_a_step_in_parts_notes_each_key_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut short after some commits: a key is in the log when it has taken its step."""
-    monkeypatch.setattr("dpstream.state.spanner.batch.COMMIT_MUTATIONS", 60)
+    monkeypatch.setattr("dpstream.state.spanner.commits.COMMIT_MUTATIONS", 60)
     store, keys = bench.open(), list(range(12))
     real, left = spanner_store.SpannerStore._commit, [2]
 
