@@ -18,7 +18,7 @@ from dpstream.accounting.extras import require
 from dpstream.accounting.places import below
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.plan import Plan
-from dpstream.state import drafts
+from dpstream.state import durable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ class SqliteBackend(Backend):
 
     @override
     def sweep(self) -> None:
-        drafts.sweep(Path(self.path).parent)
+        durable.sweep(Path(self.path).parent)
 
     @override
     def prepare(self) -> None:

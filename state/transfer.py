@@ -35,7 +35,7 @@ from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.state import drafts
+from dpstream.state import durable
 from dpstream.state.arrow import id_view
 from dpstream.state.idtable import shard_of
 from dpstream.state.open import (
@@ -383,7 +383,7 @@ def _scratch() -> Iterator[Path]:
     """Yield a folder for the copy of a backup; those of killed commands are emptied first."""
     prefix = "dpstream-restore-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        drafts.sweep(left)
+        durable.sweep(left)
         with contextlib.suppress(OSError):  # in use, or another user's
             left.rmdir()
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:

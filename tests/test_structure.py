@@ -378,7 +378,7 @@ ALLOWED = {
     # When a session's charge was made: its entry names it, and steward's rules go by it alone.
     "state/ledger/regions.py": ["time.time_ns"],
     # A draft's name and its age where it cannot be locked; never what is in it.
-    "state/drafts.py": ["time.time", "secrets.token_hex"],
+    "state/durable.py": ["time.time", "secrets.token_hex"],
     "state/locks.py": ["time.time", "secrets.token_hex"],
     # Which hand-over a ticket is of, so that it stands for no other's batch; never what is in it.
     "dp_transforms/hand_over.py": ["secrets.token_bytes"],

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 
 

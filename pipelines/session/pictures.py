@@ -23,7 +23,7 @@ from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.state.ledger.region_charge import RegionCharge
+from dpstream.state.ledger.events import RegionCharge
 
 #: Pixels along one dimension.
 PIXELS = 240

@@ -28,7 +28,7 @@ from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session.records.manifest import Part
-from dpstream.state.ledger.region_charge import packed, unpacked
+from dpstream.state.ledger.events import packed, unpacked
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -7,7 +7,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import header_of, is_answer
-from dpstream.state.ledger.region_charge import RegionCharge
+from dpstream.state.ledger.events import RegionCharge
 
 #: What an entry is.
 QUESTION, PENDING, ALLOTTED, DRAWN, CLOSED = "question", "cut off", "allotment", "draw", "closed"

@@ -54,7 +54,7 @@ from dpstream.pipelines.tabulation.work import (
 )
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.locks import private_folder

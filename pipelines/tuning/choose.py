@@ -38,7 +38,7 @@ from dpstream.pipelines.tuning.ask import CheckedRequest
 from dpstream.pipelines.tuning.read import refuse_own_data, tally
 from dpstream.pipelines.tuning.runnable import bounds_of, read_off_runnable
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id

@@ -57,7 +57,7 @@ from dpstream.pipelines.workload.release import (
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.pipelines.workload.ways import check_tables
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id

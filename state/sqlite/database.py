@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.state import disk_errors
-from dpstream.state.drafts import LOCK
+from dpstream.state.durable import LOCK
 
 if TYPE_CHECKING:
     import sqlite3

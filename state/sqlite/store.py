@@ -6,7 +6,7 @@ would be an order of magnitude slower.  A cold start replays the log.
 
 A backup is a copy of the file, and a restore puts one file in the place of another.  A file under
 its final name is always whole: it is made as a hidden draft beside it
-(`state.drafts`), synced, and linked or renamed.  Behind the last page of a backup stands a digest
+(`state.durable`), synced, and linked or renamed.  Behind the last page of a backup stands a digest
 of all of it; SQLite does not look there.
 """
 
@@ -25,10 +25,9 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.state import arrow, drafts
+from dpstream.state import arrow, durable
 from dpstream.state.disk_errors import file_error
-from dpstream.state.drafts import SIDES
-from dpstream.state.durable import PRIVATE, make_folder, sync
+from dpstream.state.durable import PRIVATE, SIDES, make_folder, sync
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged
@@ -352,8 +351,8 @@ def drafted(out: Path) -> Iterator[Path]:
     """
     try:
         make_folder(out.parent, PRIVATE)
-        drafts.sweep(out.parent)
-        with drafts.drafted(out) as draft:
+        durable.sweep(out.parent)
+        with durable.drafted(out) as draft:
             yield draft
     except OSError as error:
         raise _no_file(error) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from dpstream.state import drafts, retention, transfer
+from dpstream.state import durable, retention, transfer
 from dpstream.state import open as stores
 from dpstream.state.sqlite import store as sqlite_store
 from dpstream.state.sqlite.store import SqliteStore
@@ -15,8 +15,8 @@ from tests.faults.child import plan_of
 
 #: Calls before and after which a process may die; each is one step towards the new file.
 CALLS: tuple[tuple[Any, str], ...] = (
-    (sqlite_store, "sync"), (sqlite_store, "_move_sides"), (drafts, "sweep"),
-    (drafts, "_made"),
+    (sqlite_store, "sync"), (sqlite_store, "_move_sides"), (durable, "sweep"),
+    (durable, "_made"),
     (os, "link"), (os, "replace"),
     (transfer, "create_store"), (transfer, "copy_store"),
     (transfer, "check_file"), (transfer, "replace_file"),

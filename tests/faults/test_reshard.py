@@ -12,11 +12,11 @@ import pytest
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
+from dpstream.dp_transforms.step import TakenSteps
 from dpstream.state import open as stores
 from dpstream.state import transfer
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.taken import TakenSteps
 from dpstream.state.transfer import copy_store
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released

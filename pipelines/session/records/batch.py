@@ -23,7 +23,7 @@ from dpstream.dp_transforms.session import Totals, answered
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.records.parts import damaged, reading
-from dpstream.state.ledger.region_charge import packed
+from dpstream.state.ledger.events import packed
 from dpstream.state.locks import private_folder
 
 #: Draws of a shard: a second of a core, and some megabytes.

@@ -61,7 +61,7 @@ from dpstream.pipelines.session.records.manifest import Part, digest
 from dpstream.pipelines.session.records.parts import USABLE, damaged
 from dpstream.pipelines.tabulation.remote import put
 from dpstream.state.disk_errors import file_errors
-from dpstream.state.ledger.region_charge import unpacked
+from dpstream.state.ledger.events import unpacked
 
 ANSWER = "answer.arrow"
 #: How the digest of a shard travels.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpstream.accounting.query.calibration import Cost
 from dpstream.pipelines.ask.limit import limit_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import read_history
 from tests import accounts

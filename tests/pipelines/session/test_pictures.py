@@ -8,7 +8,7 @@ from dpstream.accounting.regions.charging import ask
 from dpstream.accounting.regions.closing import close
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session.pictures import PIXELS, heat_map, kinds, over_time
-from dpstream.state.ledger.region_charge import RegionCharge
+from dpstream.state.ledger.events import RegionCharge
 from tests.pipelines.session.people import DAY, PEOPLE, START, box
 
 SPACE = PEOPLE.space

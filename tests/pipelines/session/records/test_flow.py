@@ -27,7 +27,7 @@ from dpstream.pipelines.session.records.flow import (
     build,
 )
 from dpstream.pipelines.session.records.manifest import read_manifest
-from dpstream.state.ledger.region_charge import packed
+from dpstream.state.ledger.events import packed
 from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
 from tests.pipelines.test_coders import UNPICKLED
 from tests.pipelines.test_coders import parts_of as coders_of
