@@ -31,8 +31,14 @@ from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms import skipping
-from dpstream.dp_transforms.admission import admit, open_windows, stamp_order
-from dpstream.dp_transforms.decision import Batch, expand, unrepeated
+from dpstream.dp_transforms.decision import (
+    Batch,
+    admit,
+    expand,
+    open_windows,
+    stamp_order,
+    unrepeated,
+)
 from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state.arrow import position_ids

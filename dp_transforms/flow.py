@@ -34,16 +34,19 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock, paced_clock
-from dpstream.dp_transforms.beam.conductor import Conductor, one_process
 from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, reading_threads, unit_ids
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
-from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
-from dpstream.dp_transforms.loop import Stages, alternate
+from dpstream.dp_transforms.ingest.records import (
+    CanonicaliserFactory,
+    Records,
+    public_key_ids,
+    require_once,
+)
+from dpstream.dp_transforms.loop import Conductor, Stages, alternate, one_process
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.pacing import Pace, stops
-from dpstream.dp_transforms.positions import require_once
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import (
     Gather,
@@ -93,8 +96,8 @@ class DPStream(beam.PTransform):
             without it no account adds up what is spent.
         public: canonical public keys (``ingest.records.canonical_public_keys``), for a run that is
             begun here and a plan that has some.
-        once: refuse bounded input in which a position occurs twice (`dp_transforms.positions`):
-            for rows that were numbered elsewhere.
+        once: refuse bounded input in which a position occurs twice (``records.require_once``): for
+            rows that were numbered elsewhere.
         clock: emits trigger times (`dp_transforms.beam.clock`).  Default: all of them for bounded
             input, a wall clock otherwise.
     """

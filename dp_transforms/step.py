@@ -9,7 +9,8 @@ of a store that is resharded may be at different steps; the new shards continue 
 and keys that came from a shard that was ahead must not take those steps again (``ReshardProgress``,
 ``TakenSteps``).  A step too large for one transaction is committed in parts by key
 (``KeyShard.done``).  Either way the step is computed for the remaining keys, and its releases are
-those that one undivided step would have given: keys do not depend on each other."""
+those that one undivided step would have given: keys do not depend on each other.
+"""
 
 import contextlib
 import functools
@@ -39,17 +40,23 @@ from dpstream.dp_transforms.batches import (
     shard_release_schema,
 )
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.geometric import GeometricNodes
+from dpstream.dp_transforms.noise.geometric import GeometricNodes, TruncatedNodes
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 from dpstream.dp_transforms.perturbation import MixedPaths, Published, PublishedPaths, publish
-from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
-from dpstream.dp_transforms.remembered_keys import RememberedKeys
-from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
+from dpstream.dp_transforms.published_keys import RememberedKeys
+from dpstream.dp_transforms.selection import (
+    NoisyThresholds,
+    candidates,
+    next_publication,
+    predict,
+    publishes,
+    select,
+    wait_for_test,
+)
 from dpstream.state.arrow import id_array
 from dpstream.state.idtable import IdTable, shard_of
 from dpstream.state.retention_store import ReshardProgress

@@ -71,7 +71,7 @@ def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 #: The one module of the flow that asks a cloud service, and only for the secret.
-CLOUD = "dp_transforms/noise/secret_manager.py"
+CLOUD = "dp_transforms/noise/secret_source.py"
 
 
 @functools.cache
@@ -381,7 +381,7 @@ ALLOWED = {
     "state/durable.py": ["time.time", "secrets.token_hex"],
     "state/locks.py": ["time.time", "secrets.token_hex"],
     # Which hand-over a ticket is of, so that it stands for no other's batch; never what is in it.
-    "dp_transforms/hand_over.py": ["secrets.token_bytes"],
+    "dp_transforms/batches.py": ["secrets.token_bytes"],
     # When a trigger time is announced; never what is in it.
     "dp_transforms/beam/clock.py": ["time.time", "time.time"],
 }

@@ -7,6 +7,12 @@ record of one user can never change what happens to another's (mechanism.md rule
 Sensitivity: units and keys become 128-bit keyed ids (with a privacy period the unit IS the
 pair (user, period)); values are clamped to public bounds on a public integer grid BEFORE
 anything is summed, so one record moves a value stream by at most L grid units.
+
+**Positions** distinguish a record that is delivered twice from two records.  A record is named by
+its position (partition, offset), and of equal positions of a unit one counts.  That is right for
+input that can be delivered again.  Bounded input is not (a runner gives every element once,
+whatever it retries): two rows with one position are an error of the numbering, and all but one
+would be dropped without a message.
 """
 
 import functools
@@ -20,7 +26,7 @@ import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
-from dpstream.accounting.arrays import Bool, Ids, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
@@ -29,6 +35,7 @@ from dpstream.dp_transforms.batches import (
     OFFSET,
     PARTITION,
     ROWS,
+    numbers,
     record_schema,
 )
 from dpstream.dp_transforms.beam.workers import Threads, Workers
@@ -36,7 +43,6 @@ from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.positions import ADAPTERS
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
 from dpstream.state.numbers import mask_of
@@ -346,3 +352,47 @@ class CanonicaliserFactory:
         ring = self._keys.ring()
         ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
         return Canonicaliser(self._plan, ring, ids, self._joined)
+
+
+#: What numbers rows safely, for whoever reads an error.
+ADAPTERS = (
+    "let `dpstream.Rows(job, ...)` or `dpstream.ReadTable(data, job)` number them, or set "
+    "dpstream.partition and dpstream.offset so that each batch of a partition begins where the one "
+    "before ended"
+)
+_OFFSET_BITS = 40
+
+
+def require_once(records: pa.RecordBatch) -> None:
+    """Refuse records of a shard if two of them have one position.
+
+    Args:
+        records: canonical records (``batches.record_schema``) of bounded input without record ids.
+
+    Raises:
+        UsageError: two records have the same position.
+    """
+    if repeats(numbers(records.column("partition")), numbers(records.column("offset"))):
+        raise UsageError(
+            "records",
+            "have rows that share a position, all but one of which would be lost",
+            ADAPTERS,
+        )
+
+
+def repeats(partition: Int32, offset: Int64) -> bool:
+    """Return whether a position occurs twice.
+
+    Args:
+        partition, offset: (n,) of each row; neither is negative.
+    """
+    if len(partition) < 2:
+        return False
+    if int(offset.max()) >> _OFFSET_BITS == 0 and int(partition.max()) >> (63 - _OFFSET_BITS) == 0:
+        place = partition.astype(np.int64) << _OFFSET_BITS
+        place |= offset
+        place.sort()
+        return bool((place[1:] == place[:-1]).any())
+    order = np.lexsort((offset, partition))
+    partition, offset = partition[order], offset[order]
+    return bool(((partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])).any())

@@ -7,7 +7,7 @@ the last one; a record without any race code is a fault.
 from enum import StrEnum
 from typing import NamedTuple
 
-from dpstream.dp_transforms.tabulation.records import RACES
+from dpstream.dp_transforms.tabulation.expand import RACES
 from dpstream.pipelines.tabulation.geography import BLOCK
 
 RACE_COLUMNS = tuple(f"QRACE{number}" for number in range(1, RACES + 1))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dpstream.dp_transforms.tabulation.records import Records
+from dpstream.dp_transforms.tabulation.expand import Records
 from dpstream.pipelines.tabulation import dead_letters
 from dpstream.pipelines.tabulation.pieces import Piece, pieces
 from dpstream.pipelines.tabulation.private import Lookup, read_piece, strict_refusal

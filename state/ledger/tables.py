@@ -10,7 +10,8 @@ A receipt, a grant or a view is stored in pieces, since a cell takes 10 MiB.
 Rows are far away, so a process decides by its ``Replica``: the rows in memory as the last known
 commit left them, and what a transaction adds.  It reads only what others have committed since.
 Every row that is read or written passes through it, so that chain and sums cover what was seen.
-What was added since the last ``keep`` can be removed again."""
+What was added since the last ``keep`` can be removed again.
+"""
 
 import contextlib
 from base64 import b64decode, b64encode

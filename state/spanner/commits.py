@@ -44,7 +44,7 @@ class Mutations:
         self.count = self.bytes = 0
         self._insert: list[tuple[str, Sequence[str], list[Any]]] = []
         self._upsert: list[tuple[str, Sequence[str], list[Any]]] = []
-        #: (part, fencing epoch) of the rows that must be there (see ``epochs``).
+        #: (part, fencing epoch) of the rows that must be there (see the module).
         self.epochs: set[tuple[int, int]] = set()
         self._ranges: list[tuple[str, spanner.KeyRange]] = []
 

@@ -19,8 +19,8 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.prediction import wait_for_test
 from dpstream.dp_transforms.run import Run, begin_run
+from dpstream.dp_transforms.selection import wait_for_test
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.store import SqliteStore

@@ -22,7 +22,7 @@ from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.prediction import predict
+from dpstream.dp_transforms.selection import predict
 from dpstream.dp_transforms.step import TakenSteps
 from dpstream.state import open as stores
 from dpstream.state.arrow import id_array

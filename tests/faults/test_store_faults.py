@@ -30,8 +30,7 @@ from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
 from dpstream.state.spanner import client
-from dpstream.state.spanner import shards as spanner_keys
-from dpstream.state.spanner import shards as spanner_units
+from dpstream.state.spanner import shards as spanner_shards
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.store import SqliteStore
@@ -67,7 +66,7 @@ STORE_CALLS: dict[str, list[tuple[Any, str]]] = {
     "spanner": [(SpannerStore, name) for name in _CONTRACT],
     "spanner calls": [
         (spanner, "commit"), (spanner, "read_rows"),
-        (spanner_keys, "read_rows"), (spanner_units, "read_rows"),
+        (spanner_shards, "read_rows"), (spanner_shards, "read_rows"),
     ],
 }  # fmt: skip
 #: Between the store's calls: the states in memory are half changed when these fail.

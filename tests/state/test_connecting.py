@@ -16,7 +16,7 @@ import pytest
 from google.api_core import exceptions
 
 from dpstream.accounting.errors import RunError
-from dpstream.dp_transforms.noise import secret_manager
+from dpstream.dp_transforms.noise import secret_source
 from dpstream.pipelines.connectors.google_client import retry
 from dpstream.pipelines.connectors.kafka import client as kafka_client
 from dpstream.pipelines.tables import databases
@@ -66,7 +66,7 @@ def big_table(address: str) -> None:
 
 
 def secret(_: str) -> None:
-    secret_manager.access("projects/p/secrets/s/versions/1")
+    secret_source.access("projects/p/secrets/s/versions/1")
 
 
 def kafka_topic(address: str) -> None:

@@ -23,7 +23,8 @@ from dpstream.state.durable import drafted, sweep
 def child(folder: Path, code: str) -> subprocess.Popen[str]:
     """A process that has made a draft of ``folder/x``."""
     text = (
-        "import os, sys, signal\nfrom pathlib import Path\nfrom dpstream.state.durable import drafted\n"
+        "import os, sys, signal\nfrom pathlib import Path\n"
+        "from dpstream.state.durable import drafted\n"
         f"with drafted(Path({str(folder / 'x')!r})) as draft:\n"
         "    draft.write_bytes(b'private')\n"
         "    Path(f'{draft}-journal').touch()\n"

@@ -32,7 +32,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.dp_transforms.beam.keyed import Keyed
+from dpstream.dp_transforms.beam.workers import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.session import (
@@ -44,7 +44,7 @@ from dpstream.dp_transforms.session import (
     released,
     tallied,
 )
-from dpstream.dp_transforms.session.batches import (
+from dpstream.dp_transforms.session.measuring import (
     empty,
     gathered,
     joined,

@@ -14,8 +14,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.tabulation.tables import Table
-from dpstream.dp_transforms.tabulation.aggregate import Counts
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
+from dpstream.dp_transforms.tabulation.expand import Counts
 from dpstream.dp_transforms.tabulation.release import Row
 from dpstream.pipelines.tabulation.error_report.releases import Figures
 

@@ -18,8 +18,8 @@ from dpstream.accounting.tabulation.describe import figures as figures_of
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.scales import draws
 from dpstream.accounting.tabulation.tables import Table
-from dpstream.dp_transforms.tabulation.aggregate import aggregated
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
+from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest
 from dpstream.pipelines.report.report import MARK
 from dpstream.pipelines.tabulation.config import Choice

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.tabulation.tables import OLDEST
-from dpstream.dp_transforms.tabulation.records import RACES
+from dpstream.dp_transforms.tabulation.expand import RACES
 from dpstream.pipelines.tabulation.geography import BLOCK, BLOCK_DIGITS
 from dpstream.pipelines.tabulation.invented.groups import Groups
 from dpstream.pipelines.tabulation.invented.regions import Regions
