@@ -46,7 +46,7 @@ from dpstream.dp_transforms.ingest.records import (
 )
 from dpstream.dp_transforms.loop import Conductor, Stages, alternate, one_process
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.pacing import Pace, stops
+from dpstream.dp_transforms.pacing import Pace, note_waiting, stops
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import (
     Gather,
@@ -61,7 +61,6 @@ from dpstream.dp_transforms.release import (
 from dpstream.dp_transforms.run import Account, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
-from dpstream.dp_transforms.waiting import note_waiting
 from dpstream.state.idtable import shard_of
 from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire

@@ -26,8 +26,7 @@ from dpstream.state.spanner.rows import (
     release_cells,
 )
 from dpstream.state.spanner.schema import SELECTED
-from dpstream.state.spanner.selections import COPIED, piece_of
-from dpstream.state.spanner.shards import SpannerUnitShard
+from dpstream.state.spanner.shards import COPIED, SpannerUnitShard, piece_of
 from dpstream.state.store import NEVER, KeyShard
 
 PROGRESS = ("Part", "WindowIndex", "Reached")

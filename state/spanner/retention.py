@@ -28,8 +28,10 @@ from dpstream.state.retention_store import (
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.spanner import commits, selections
+from dpstream.state.spanner import commits
 from dpstream.state.spanner.client import (
+    CELL_SEAL,
+    GENERATION,
     between,
     change_everywhere,
     commit,
@@ -65,8 +67,12 @@ from dpstream.state.spanner.schema import (
     read_metadata,
     swap_metadata,
 )
-from dpstream.state.spanner.seals import CELL_SEAL, GENERATION
-from dpstream.state.spanner.shards import SpannerUnitShard
+from dpstream.state.spanner.shards import (
+    SpannerUnitShard,
+    forget_selections,
+    selections_between,
+    selections_of,
+)
 from dpstream.state.store import RunIdentity
 
 #: Shards whose progress is read by ranges of their own.
@@ -216,7 +222,7 @@ class SpannerRetention(RetentionStore):
     def forget_selections(self, trigger_time: int) -> None:
         out = Mutations()
         for part in range(self._first_part, self._first_part + self.identity.shards):
-            selections.forget(out, part, trigger_time)
+            forget_selections(out, part, trigger_time)
         commit(self._db, out.fill)
 
     @override
@@ -315,9 +321,9 @@ class SpannerRetention(RetentionStore):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        key_ranges = [selections.between(self._first_part + shard, after, upto)]
+        key_ranges = [selections_between(self._first_part + shard, after, upto)]
         rows = self._rows("Steps", ("Step", "Piece", "Releases"), ranges=key_ranges)
-        return selections.of_rows(rows)
+        return selections_of(rows)
 
     def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
         columns = ("UnitId", "Records")

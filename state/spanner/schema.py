@@ -32,6 +32,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import CELL_CHARACTERS
 from dpstream.state.seals import other_format, reading
 from dpstream.state.spanner.client import (
+    GENERATION,
     ExistsError,
     NothingThereError,
     administered,
@@ -40,7 +41,6 @@ from dpstream.state.spanner.client import (
     read_rows,
     transact,
 )
-from dpstream.state.spanner.seals import GENERATION
 from dpstream.state.store import Calibrate, RunIdentity
 
 
@@ -81,7 +81,7 @@ FORMAT = "1"
 #: ``WindowIndex`` of BOUND's progress and decisions; of the trigger time up to which positions are
 #: forgotten; of the trigger time that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3
-#: ``WindowIndex`` of what tests selected, in ``Steps`` by trigger time: `state.spanner.selections`.
+#: ``WindowIndex`` of what tests selected, in ``Steps`` by trigger time: `state.spanner.shards`.
 SELECTED = -4
 #: Row of ``Meta``: the last generation that anybody has begun to fill.
 _CLAIMED = "claimed"

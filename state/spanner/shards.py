@@ -2,25 +2,34 @@
 
 A unit's row is its admitted records.  Of key states a shard knows what is loaded, and what waits
 for the commit.
+
+**Selections**, what tests selected where later windows remember it, are rows of ``Steps`` at a
+``WindowIndex`` of their own, by the step's global trigger time, so that a window reads what is new
+to it as one range.  They are written in the commit of their step, or of
+the part of it that has the keys, and no two commits give a row the same number.
 """
 
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.limits import CELL_BYTES, INLINE_PAIRS
+from dpstream.state import arrow
 from dpstream.state.arrow import enter_keys, indexed
 from dpstream.state.idtable import IdTable
+from dpstream.state.retention_store import Selection
 from dpstream.state.spanner.client import between, prefix, read_rows
 from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.rows import (
     DUE,
     PLAIN,
+    STEP,
     Layout,
     UnitRows,
     admitted_of,
@@ -41,6 +50,7 @@ from dpstream.state.spanner.rows import (
     unpack_records,
     unpack_states,
 )
+from dpstream.state.spanner.schema import SELECTED
 from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, StepResult, UnitShard
 
 _COLUMNS = ("Part", "UnitId", "Records")
@@ -407,3 +417,71 @@ class SpannerKeyShard(KeyShard):
         last = self.durable = self.pending[-1].trigger
         self.left = {step: rows for step, rows in self.left.items() if step > last}
         self.pending, self._overflow = [], []
+
+
+#: Numbers of rows that a copy wrote begin here, within their window's.
+COPIED = 1 << 31
+_WINDOW, _PIECE = 32, 12
+_END = 1 << 62
+
+
+def piece_of(window: int, number: int) -> int:
+    """``Piece`` of a window's row with this number, below 2^32."""
+    return (window << _WINDOW) + number
+
+
+def selection_of(
+    states: SpannerKeyShard, step: PendingStep, slots: Bool | None = None
+) -> Selection | None:
+    """What a step that waits has selected, of the marked slots or of all; ``None``: nothing."""
+    chosen = step.selected
+    if chosen is not None and slots is not None:
+        chosen = chosen[slots[chosen]]
+    if chosen is None or not len(chosen):
+        return None
+    keys = arrow.selected_keys(states, chosen)
+    return Selection(step.trigger_time, states.window, keys)
+
+
+def add_selection(
+    out: Mutations,
+    states: SpannerKeyShard,
+    step: PendingStep,
+    first: int,
+    slots: Bool | None = None,
+) -> None:
+    """Write what a step selected together with the rows of ``Steps`` from number ``first`` on."""
+    selection = selection_of(states, step, slots)
+    if selection is None:
+        return
+    rows = [
+        [
+            states.part,
+            SELECTED,
+            selection.trigger_time,
+            piece_of(selection.window, (first << _PIECE) + n),
+            out.writer,
+            value,
+        ]
+        for n, value in enumerate(release_cells(selection.keys))
+    ]
+    out.insert("Steps", STEP, rows)
+
+
+def selections_between(part: int, after: int, upto: int | None) -> spanner.KeyRange:
+    """Rows of a part behind a trigger time, and up to another."""
+    last = _END if upto is None else upto + 1
+    return between((part, SELECTED, after + 1), (part, SELECTED, last))
+
+
+def selections_of(rows: Iterable[list[Any]]) -> list[Selection]:
+    """(step, piece, releases) of rows, in the order of their keys."""
+    return [
+        Selection(int(step), int(piece) >> _WINDOW, arrow.from_bytes(b64decode(value)))
+        for step, piece, value in sorted(rows, key=lambda row: (row[0], row[1]))
+    ]
+
+
+def forget_selections(out: Mutations, part: int, trigger_time: int) -> None:
+    """Delete the rows up to a trigger time."""
+    out.delete_between("Steps", (part, SELECTED, 0), (part, SELECTED, trigger_time + 1))

@@ -28,7 +28,7 @@ from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged
-from dpstream.state.spanner import commits, selections
+from dpstream.state.spanner import commits
 from dpstream.state.spanner.client import (
     ExistsError,
     MissingError,
@@ -42,7 +42,13 @@ from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS
 from dpstream.state.spanner.retention import SpannerRetention
 from dpstream.state.spanner.rows import PLAIN, STEP, Layout, cell
 from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
-from dpstream.state.spanner.shards import ROW_MUTATIONS, SpannerKeyShard, SpannerUnitShard
+from dpstream.state.spanner.shards import (
+    ROW_MUTATIONS,
+    SpannerKeyShard,
+    SpannerUnitShard,
+    add_selection,
+    selection_of,
+)
 from dpstream.state.store import (
     Admitted,
     KeyShard,
@@ -215,7 +221,7 @@ class SpannerStore(SpannerRetention, Store):
             first = states.left.get(step.trigger, 0)
             rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
             out.insert("Steps", STEP, rows)
-            selections.add(out, states, step, first)
+            add_selection(out, states, step, first)
         out.require(states.part, commits.of_window(states.window))
         if last.closes:
             self._delete_states(out, states)
@@ -243,7 +249,7 @@ class SpannerStore(SpannerRetention, Store):
             cells = states.outbox(step, mine)
             rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
             out.insert("Steps", STEP, rows)
-            selections.add(out, states, step, states.pieces, mine)
+            add_selection(out, states, step, states.pieces, mine)
             out.require(states.part, commits.of_window(states.window))
             if last and step.closes:
                 self._delete_states(out, states)
@@ -326,7 +332,7 @@ class SpannerStore(SpannerRetention, Store):
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
         all_selections, part = super().selections(shard, after, upto), self._part(shard)
         for states in self._group.shards or ():
-            waits = (selections.of_step(states, s) for s in states.pending if states.part == part)
+            waits = (selection_of(states, s) for s in states.pending if states.part == part)
             last = (1 << 62) if upto is None else upto
             all_selections += [s for s in waits if s is not None and after < s.trigger_time <= last]
         return sorted(all_selections, key=lambda selection: selection[:2])

@@ -1,10 +1,13 @@
 """Units in memory: a row is what has gone and the records, and counts are the sum of both.
 
 Key states in memory: rows that the next commit writes, unit sets that grow, rounds that end.
+
+Rows of what tests selected: numbers that no two commits share, large steps in parts.
 """
 
 from base64 import b64decode
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -13,11 +16,28 @@ import pytest
 from dpstream.state import arrow
 from dpstream.state.arrow import position_ids
 from dpstream.state.spanner import shards as module
+from dpstream.state.spanner import store as spanner_store
 from dpstream.state.spanner.commits import Mutations
 from dpstream.state.spanner.rows import PLAIN, Layout, UnitRows, admitted_of, ids_in, unpack_states
-from dpstream.state.spanner.shards import ROW_MUTATIONS, SpannerKeyShard, SpannerUnitShard
+from dpstream.state.spanner.shards import (
+    COPIED,
+    ROW_MUTATIONS,
+    SpannerKeyShard,
+    SpannerUnitShard,
+    piece_of,
+)
 from dpstream.state.store import NEVER, Admitted, PerKey, StepResult
-from tests.state.conformance import KEY_SCHEMA, STREAMS, change, ids, releases
+from tests.state.conformance import (
+    KEY_SCHEMA,
+    STREAMS,
+    Bench,
+    change,
+    ids,
+    log_of,
+    named,
+    releases,
+    take_step,
+)
 
 
 def records(unit: list[int], pairs: list[int], first: int) -> Admitted:
@@ -245,3 +265,43 @@ def test_rows_of_an_ended_round_belong_to_nobody(monkeypatch: pytest.MonkeyPatch
     (state,) = unpack_states([row["State"].encode()], STREAMS)
     assert state["chunk"] == state["chunks"] > 0 and units_in(row) == []
     assert "KeyUnits" not in written(out)
+
+
+def test_numbers_keep_windows_and_copies_apart() -> None:
+    numbers = [
+        piece_of(window, number)
+        for window in (0, 1, (1 << 31) - 1)
+        for number in (0, 5 << 12, (5 << 12) + 4095, COPIED, (1 << 32) - 1)
+    ]
+    assert numbers == sorted(set(numbers)) and numbers[-1] < 1 << 63
+
+
+def test_a_step_in_parts_notes_each_key_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut short after some commits: a key is in the log when it has taken its step."""
+    monkeypatch.setattr("dpstream.state.spanner.commits.COMMIT_MUTATIONS", 60)
+    store, keys = bench.open(), list(range(12))
+    real, left = spanner_store.SpannerStore._commit, [2]
+
+    def dies(self: object, *rest: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise InterruptedError
+        real(self, *rest)  # type: ignore[arg-type]
+
+    cut = mock.patch.object(spanner_store.SpannerStore, "_commit", dies)
+    with cut, pytest.raises(InterruptedError):
+        take_step(store, 1, keys, 1, selected=keys)
+    there = log_of(bench.open())
+    noted = sorted(key for _, _, selected_keys in there for key in selected_keys)
+    assert noted and len(noted) < 12
+    again = bench.open()
+    states = again.key_shard(0, 0)
+    again.load_keys(0, 0, 1, states, ids(keys))
+    done = {int(k) for k in states.table.ids[states.done[: states.size].nonzero()[0], 0]}
+    assert noted == named(*done)
+    rest = [key for key in keys if key not in done]
+    again.forget(0, 0)
+    take_step(again, 1, rest, 1, selected=rest)
+    assert sorted(
+        k for _, _, selected_keys in log_of(bench.open()) for k in selected_keys
+    ) == named(*keys)
