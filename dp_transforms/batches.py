@@ -49,6 +49,11 @@ WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
 #: step.
 FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through"
 SHARD = b"dpstream.shard"
+#: Smaller batches travel as bytes: they cost no more than a ticket's bookkeeping.
+HAND_OVER_ROWS = 1024
+_TICKET = b"dpstream-ticket:"
+_NAME_BYTES, _NUMBER_BYTES = 8, 8
+_AGAIN = "run it again on the same state, and report it: what is committed stays"
 
 
 class ArrowBatchCoder(beam.coders.Coder):
@@ -223,13 +228,6 @@ def split_by_shard(
         if len(rows):
             # Each shard gets buffers of its own, so that they are freed with the shard.
             yield number, batch.take(pa.array(rows))
-
-
-#: Smaller batches travel as bytes: they cost no more than a ticket's bookkeeping.
-HAND_OVER_ROWS = 1024
-_TICKET = b"dpstream-ticket:"
-_NAME_BYTES, _NUMBER_BYTES = 8, 8
-_AGAIN = "run it again on the same state, and report it: what is committed stays"
 
 
 class HandOver:

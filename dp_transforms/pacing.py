@@ -10,7 +10,7 @@ clock ticks reach shards without any, and every shard takes every step.
 later trigger times are read, not decided, and not stored: each unit shard records which partitions
 have any, so that the next pass reads only those again.  The note is private, as the store is; it
 decides what is read, never what is released: a record that is read again gets its committed
-decision (`dp_transforms.bounding`), and one that is not read again was decided. """
+decision (`dp_transforms.bounding`), and one that is not read again was decided."""
 
 from collections.abc import Sequence
 

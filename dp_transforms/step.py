@@ -63,6 +63,8 @@ from dpstream.state.retention_store import ReshardProgress
 from dpstream.state.seals import damaged
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
 
+_NO_SLOTS: Int64 = np.zeros(0, np.int64)
+
 
 class TakenSteps:
     """The steps that the keys of a store's open windows have taken.
@@ -105,9 +107,6 @@ class TakenSteps:
         at = states.table.find(ids)
         rows = (at < 0) | ~states.done[at]
         return slots[~states.done[slots]], rows if ahead is None else rows & ~ahead
-
-
-_NO_SLOTS: Int64 = np.zeros(0, np.int64)
 
 
 @functools.lru_cache(maxsize=32)

@@ -28,6 +28,12 @@ _SHOWN_AFTER = 0.5
 #: A method without private content that every gRPC server answers, if only by "unimplemented".
 _HEALTH = "/grpc.health.v1.Health/Check"
 _quiet = threading.Event()
+#: Names of gRPC's codes.  After most of them it is unknown whether the call took effect, so what is
+#: tried again must be the same when it is done twice.
+PASSING = (
+    *("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED"),
+    *("UNAVAILABLE", "UNKNOWN"),
+)
 
 
 def show_connecting(wanted: bool) -> None:
@@ -92,14 +98,6 @@ def reach(channel: Any, field: str, to: str) -> None:
         f"{to} does not answer within {CONNECT_SECONDS:.0f} s",
         f"{check}; then run again",
     )
-
-
-#: Names of gRPC's codes.  After most of them it is unknown whether the call took effect, so what is
-#: tried again must be the same when it is done twice.
-PASSING = (
-    *("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED"),
-    *("UNAVAILABLE", "UNKNOWN"),
-)
 
 
 def may_pass() -> Any:

@@ -32,6 +32,10 @@ _DAY = 86_400.0
 SIDES, LOCK = ("-wal", "-shm", "-journal"), "-lock"
 #: Drafts in a row that were swept before they were locked: somebody sweeps without end.
 _ATTEMPTS = 100
+#: Modes of files; a folder can also be entered by whoever may read its files.
+PUBLIC, PRIVATE = 0o644, 0o600
+#: What a file system without hard links says, or one that has no more of them.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @contextlib.contextmanager
@@ -114,12 +118,6 @@ def _locked(descriptor: int, owner: Path) -> bool:
 
 def _is_old(draft: Path) -> bool:
     return time.time() - draft.stat().st_mtime > _DAY
-
-
-#: Modes of files; a folder can also be entered by whoever may read its files.
-PUBLIC, PRIVATE = 0o644, 0o600
-#: What a file system without hard links says, or one that has no more of them.
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 @contextlib.contextmanager

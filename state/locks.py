@@ -23,6 +23,12 @@ from pathlib import Path
 
 from dpstream.state.disk_errors import file_errors
 
+_FOLDER, _MAKING, _LOCK = ".dpstream-work-", "making", "lock"
+#: Before the name of a folder that is being removed.
+_GONE = f"{_FOLDER}gone-"
+#: Where there are no locks, or none yet, a folder is nobody's after a day.
+_DAY = 86_400.0
+
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[bool]:
@@ -76,13 +82,6 @@ def free(path: Path) -> Iterator[bool | None]:
         yield acquired
     finally:
         os.close(descriptor)
-
-
-_FOLDER, _MAKING, _LOCK = ".dpstream-work-", "making", "lock"
-#: Before the name of a folder that is being removed.
-_GONE = f"{_FOLDER}gone-"
-#: Where there are no locks, or none yet, a folder is nobody's after a day.
-_DAY = 86_400.0
 
 
 @contextlib.contextmanager

@@ -76,6 +76,8 @@ NOTES = ("token", "ledger", "windows", "passes", INPUT)
 #: What a store knows of its sink: true of its own copies, but a backup may be held against
 #: another folder, and all that is published is compared with it.
 DELIVERED = "delivered"
+#: Told the backup's identity when all is ready; refuses by raising, and may charge.
+Confirm = Callable[[RunIdentity], None]
 
 
 class Abandon(NamedTuple):
@@ -268,10 +270,6 @@ def _copy_unit_progress(source: Store, target: Store, abandon: Abandon | None) -
         new = UnitProgress(decided, forgotten, max(p.reach for p in every))
     for shard in range(target.identity.shards):
         target.put_unit_progress(shard, new)
-
-
-#: Told the backup's identity when all is ready; refuses by raising, and may charge.
-Confirm = Callable[[RunIdentity], None]
 
 
 def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) -> RunIdentity:

@@ -22,6 +22,7 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.telemetry import Counts, add_counts, counted_apart, guarded
 
 Tool = TypeVar("Tool")
+_LOCK = threading.Lock()
 
 
 class Threads(NamedTuple):
@@ -129,7 +130,6 @@ class Workers(Generic[Tool]):
         return outputs, counts
 
 
-_LOCK = threading.Lock()
 #: Of this process, by run.
 _LIVE: dict[str, weakref.WeakSet[Workers[Any]]] = {}
 

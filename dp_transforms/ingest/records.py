@@ -52,6 +52,13 @@ from dpstream.state.open import key_schema
 _POSITIVE = np.int64(2**63 - 1)
 #: Reasons in the order in which they are checked; public, fixed.
 REASONS = ("unit", "key", "time", "late", "value", "not_public", "record_id")
+#: What numbers rows safely, for whoever reads an error.
+ADAPTERS = (
+    "let `dpstream.Rows(job, ...)` or `dpstream.ReadTable(data, job)` number them, or set "
+    "dpstream.partition and dpstream.offset so that each batch of a partition begins where the one "
+    "before ended"
+)
+_OFFSET_BITS = 40
 
 
 class Canonicaliser:
@@ -352,15 +359,6 @@ class CanonicaliserFactory:
         ring = self._keys.ring()
         ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
         return Canonicaliser(self._plan, ring, ids, self._joined)
-
-
-#: What numbers rows safely, for whoever reads an error.
-ADAPTERS = (
-    "let `dpstream.Rows(job, ...)` or `dpstream.ReadTable(data, job)` number them, or set "
-    "dpstream.partition and dpstream.offset so that each batch of a partition begins where the one "
-    "before ended"
-)
-_OFFSET_BITS = 40
 
 
 def require_once(records: pa.RecordBatch) -> None:

@@ -52,6 +52,20 @@ _BLOCK = 16
 #: What stands before a component's data, and before that of a row's first one.
 _PREFIX = np.dtype([("tag", "u1"), ("width", "<u4")])
 _FIRST = np.dtype([("size", "<u8"), ("context", "<i8"), *_PREFIX.descr])
+Words = npt.NDArray[np.uint32]
+#: Bytes of the messages that are worked on together: what fits the processor's cache.
+_BYTES_AT_ONCE = 1 << 20
+_TAGS = {
+    **{"string": ord("s"), "int": ord("i"), "bool": ord("b"), "bytes": ord("y")},
+    **{"date": ord("d"), "timestamp": ord("t"), "decimal": ord("m")},
+}
+_NULL = ord("n")
+#: What an id can be made of; a stream's fields have the first four (``plan.FieldType``).
+KINDS = tuple(_TAGS)
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_NANOS = 1_000_000_000
+#: A significand is 8 words of 32 bits; the exponent stands before it.
+_WORDS = 8
 
 
 def frame(context: Int64, components: Sequence[Component]) -> tuple[Ids, Int64]:
@@ -120,22 +134,6 @@ def _joined(
         columns.append(pa.Array.from_buffers(kind, rows, buffers))
     joined = pc.binary_join_element_wise(*columns, pa.scalar(b"", kind))
     return np.frombuffer(joined.buffers()[2] or b"", np.uint64, total // 8).reshape(-1, 2)
-
-
-Words = npt.NDArray[np.uint32]
-#: Bytes of the messages that are worked on together: what fits the processor's cache.
-_BYTES_AT_ONCE = 1 << 20
-_TAGS = {
-    **{"string": ord("s"), "int": ord("i"), "bool": ord("b"), "bytes": ord("y")},
-    **{"date": ord("d"), "timestamp": ord("t"), "decimal": ord("m")},
-}
-_NULL = ord("n")
-#: What an id can be made of; a stream's fields have the first four (``plan.FieldType``).
-KINDS = tuple(_TAGS)
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_NANOS = 1_000_000_000
-#: A significand is 8 words of 32 bits; the exponent stands before it.
-_WORDS = 8
 
 
 def typed_ids(

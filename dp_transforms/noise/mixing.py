@@ -40,6 +40,18 @@ from dpstream.dp_transforms.noise.quantile import plus, scaled, two_sum
 _COMPONENT_ROWS = 1 << 12
 #: No 128-bit uniform gives a draw of more sds.
 _FARTHEST = 14.0
+_SCALE = float(1 << MIXED_BITS)
+_UNIT_ROUND_OFF = 2.0**-53
+#: What ROUND_UP's float lacks of 1/2 + 2^-12 / 3.
+_UP_LOW = float(Fraction(1, 2) + Fraction(1, 3 << 12) - Fraction(ROUND_UP))
+#: Slices of a factor and of the components; each has half the bits that a sum leaves free.
+_SLICES = 4
+#: Rows of the first factor that are sliced together.
+_ROWS = 128
+#: Triggers whose noise is kept, for shards that come a little later.
+_MOST_CACHED = 3
+#: Sets of components at different steps, for shards that are far from each other.
+_HEADS = 4
 
 
 class Components:
@@ -143,20 +155,6 @@ def fold(
             held[i], rest[i] = plus(decayed, kept_low, added, added_low)
     for i in range(high.size):
         total[i], total_low[i] = plus(total[i], total_low[i], high[i], low[i])
-
-
-_SCALE = float(1 << MIXED_BITS)
-_UNIT_ROUND_OFF = 2.0**-53
-#: What ROUND_UP's float lacks of 1/2 + 2^-12 / 3.
-_UP_LOW = float(Fraction(1, 2) + Fraction(1, 3 << 12) - Fraction(ROUND_UP))
-#: Slices of a factor and of the components; each has half the bits that a sum leaves free.
-_SLICES = 4
-#: Rows of the first factor that are sliced together.
-_ROWS = 128
-#: Triggers whose noise is kept, for shards that come a little later.
-_MOST_CACHED = 3
-#: Sets of components at different steps, for shards that are far from each other.
-_HEADS = 4
 
 
 class MixedNoise:

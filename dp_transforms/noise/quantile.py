@@ -29,6 +29,13 @@ from dpstream.accounting.compiled import njit
 OPERATION_ERROR = 2.0**-101
 
 _SPLIT = float((1 << 27) + 1)
+#: |quantile - pair|, in sds; tests measure at most 2^-84.
+ERROR = 2.0**-82
+_OCTAVES = 24
+_PARTS = 128
+_TERMS = 11
+_PAIRS = 4
+_BITS = 192
 
 
 @njit(inline="always")
@@ -81,16 +88,6 @@ def times(
     rest += a * b_low + a_low * b
     high = product + rest
     return high, rest - (high - product)
-
-
-#: |quantile - pair|, in sds; tests measure at most 2^-84.
-ERROR = 2.0**-82
-
-_OCTAVES = 24
-_PARTS = 128
-_TERMS = 11
-_PAIRS = 4
-_BITS = 192
 
 
 def quantiles(high: Ids, low: Ids) -> tuple[Float64, Float64]:

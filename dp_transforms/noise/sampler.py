@@ -30,6 +30,10 @@ from dpstream.accounting.mechanisms.tables import BITS, Table, rounded_gaussian
 from dpstream.dp_transforms.noise.prf import Prf
 
 _OWN_BLOCK = np.uint64(1 << 63)
+UInt32 = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
+_GUIDE_BITS = 16
+_AMBIGUOUS = np.iinfo(np.int32).min
 
 
 class Lanes(NamedTuple):
@@ -86,13 +90,6 @@ def _name_blocks(
                 blocks[at, 1] = tweaks[i, 1]
                 at += 1
     return blocks, shift, starts, size
-
-
-UInt32 = npt.NDArray[np.uint32]
-Words = npt.NDArray[np.uint64]
-
-_GUIDE_BITS = 16
-_AMBIGUOUS = np.iinfo(np.int32).min
 
 
 class TableSampler:

@@ -53,6 +53,25 @@ MIN_DISTINCT = 12
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _SECRET = re.compile(r"projects/[a-z0-9.:-]{1,100}/secrets/[A-Za-z0-9_-]{1,255}/versions/(.*)")
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
+_LOCK = threading.Lock()
+SERVICE = "Secret Manager"
+EMULATOR = EMULATORS[SERVICE]
+#: An unavailable service is asked again for this long, after waits from the first to the last.
+RETRY_SECONDS, FIRST_WAIT, LAST_WAIT = 15.0, 0.25, 4.0
+#: One question waits this long for its answer.
+CALL_SECONDS = 10.0
+_THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+#: The client's logger of requests and answers: at DEBUG it would write the secret.
+_TALKATIVE = "google.cloud.secretmanager_v1.services.secret_manager_service.transports.grpc"
+#: What to do about the codes that a person can mend; any other may pass.
+_FIXES = {
+    "NOT_FOUND": "check project, secret and version",
+    "PERMISSION_DENIED": "let the workers' account access the secret (secretAccessor)",
+    "UNAUTHENTICATED": "renew the credentials (`gcloud auth application-default login`)",
+    "FAILED_PRECONDITION": "enable the version again; a destroyed key cannot be continued with",
+    "INVALID_ARGUMENT": "check project, secret and version",
+}
 
 
 def parse_reference(text: str) -> tuple[str, str]:
@@ -172,7 +191,6 @@ def _decoded(text: bytearray) -> bytearray:
 _HEX = re.compile("[0-9a-f]{64}")
 #: Rings of this process that are in use, by the run they were made for.
 _LIVE: dict[str, "weakref.WeakSet[KeyRing]"] = {}
-_LOCK = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,26 +326,6 @@ def destroy_keys(run_id: str) -> None:
         rings = list(_LIVE.pop(run_id, ()))
     for ring in rings:
         ring.destroy()
-
-
-SERVICE = "Secret Manager"
-EMULATOR = EMULATORS[SERVICE]
-#: An unavailable service is asked again for this long, after waits from the first to the last.
-RETRY_SECONDS, FIRST_WAIT, LAST_WAIT = 15.0, 0.25, 4.0
-#: One question waits this long for its answer.
-CALL_SECONDS = 10.0
-_THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-#: The client's logger of requests and answers: at DEBUG it would write the secret.
-_TALKATIVE = "google.cloud.secretmanager_v1.services.secret_manager_service.transports.grpc"
-#: What to do about the codes that a person can mend; any other may pass.
-_FIXES = {
-    "NOT_FOUND": "check project, secret and version",
-    "PERMISSION_DENIED": "let the workers' account access the secret (secretAccessor)",
-    "UNAUTHENTICATED": "renew the credentials (`gcloud auth application-default login`)",
-    "FAILED_PRECONDITION": "enable the version again; a destroyed key cannot be continued with",
-    "INVALID_ARGUMENT": "check project, secret and version",
-}
 
 
 def access(name: str) -> bytes:

@@ -58,6 +58,12 @@ from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.query.tree import Tree, Windows, cells_of, tree_of, value_at, windows_of
 from dpstream.dp_transforms.one_shot.partials import Bounded, histograms
 
+#: Draws one-shot noise of items: (items, scale) -> integers.
+Draw = Callable[[Ids, float], Int64]
+_FAR = 2.0
+#: Groups that are worked on together: their nodes and cells stay in a few MiB.
+_AT_ONCE = 1_024
+
 
 class Estimate(NamedTuple):
     """A column of the answer: (groups,) or, for quantiles, (groups, quantiles); NaN is NULL."""
@@ -173,13 +179,6 @@ def _scaled(
     """Return noisy parts and their sds in grid units."""
     values = tuple(y / n.part.unit for y, n in zip(noisy, noises, strict=True))
     return values, tuple(n.sd / n.part.unit for n in noises)
-
-
-#: Draws one-shot noise of items: (items, scale) -> integers.
-Draw = Callable[[Ids, float], Int64]
-_FAR = 2.0
-#: Groups that are worked on together: their nodes and cells stay in a few MiB.
-_AT_ONCE = 1_024
 
 
 class _Smoothed(NamedTuple):

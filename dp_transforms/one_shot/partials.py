@@ -27,6 +27,8 @@ from dpstream.accounting.query.tree import cell_at, cells_of
 
 #: Rows of one query: sums of as many partials stay in 64 bits.
 MAX_PARTIALS = 1 << 30
+#: Below this a float is a whole number exactly, and sums of floats are exact in any order.
+_EXACT = 1 << 53
 
 
 class Rows(NamedTuple):
@@ -164,10 +166,6 @@ def _check(plan: QueryPlan, stored: Sequence[int], partials: Partials) -> None:
             "columns of stage 1 are not what the plan asks for",
             "report this: it is a fault of the program, not of the query",
         )
-
-
-#: Below this a float is a whole number exactly, and sums of floats are exact in any order.
-_EXACT = 1 << 53
 
 
 class Totals(NamedTuple):

@@ -28,9 +28,6 @@ in a process that has one open: its next question reads the account first.
 
 import contextlib
 import io
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,10 +46,13 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, RegionCharge, Widened
+from dpstream.state.npz import DAMAGED
 from dpstream.state.seals import digest, sealed_text, unsealed_text
 
 #: (kind of budget, analyst).
 Owner = tuple[str, str]
+#: A program ignores what it does not know.
+_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -167,23 +167,6 @@ def _untouched(table: SessionTable, kind: str) -> Spent:
 
 
 _SNAPSHOT, _HEADER = "session snapshot", "header"
-#: A program ignores what it does not know.
-_VERSION = 1
-#: What reading a file of any other content raises.
-_TORN = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-)
 
 
 class _Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -269,7 +252,7 @@ def _read_snapshot(path: Path, table: SessionTable, data_set: str) -> Balances |
                     state.spent[account.kind] = spent
                 else:
                     state.own[account.kind, account.analyst] = spent
-    except (*_TORN, DpstreamError, msgspec.MsgspecError):
+    except (*DAMAGED, AttributeError, ArithmeticError, DpstreamError, msgspec.MsgspecError):
         return None
     return state if state.spent.keys() == Balances.first(table).spent.keys() else None
 

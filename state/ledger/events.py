@@ -41,6 +41,14 @@ from dpstream.accounting.regions.embedding import Embedding
 RegionKind = Literal["epsilon", "rho", "closed"]
 #: Bytes that packed boxes may become: what is charged has pieces of its own beyond what is asked.
 _MOST = 64 * MAX_QUERY_BOXES * MAX_DIMENSIONS * 16
+#: What was run.
+ChargeKind = Literal["stream", "choice", "sql", "session", "table", "workload", "frame", "keys"]
+#: The limit of an account per unit: (epsilon, delta).
+Limit = tuple[float, float]
+#: The unit of a table whose records have budgets of their own.
+RECORD = "record"
+#: Characters of an id.
+_ID = 16
 
 
 class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,10 +142,6 @@ def unpacked(text: str) -> Int64:
     return boxes.astype(np.int64, copy=False).transpose(2, 0, 1)
 
 
-#: What was run.
-ChargeKind = Literal["stream", "choice", "sql", "session", "table", "workload", "frame", "keys"]
-
-
 class Charge(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="charge"
 ):
@@ -191,14 +195,6 @@ class Charge(
     def name(self) -> str:
         """The name of the charge within its data set: run id and epoch."""
         return self.run_id if self.epoch == 0 else f"{self.run_id}/{self.epoch}"
-
-
-#: The limit of an account per unit: (epsilon, delta).
-Limit = tuple[float, float]
-#: The unit of a table whose records have budgets of their own.
-RECORD = "record"
-#: Characters of an id.
-_ID = 16
 
 
 class _Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event"):

@@ -32,6 +32,58 @@ from dpstream.state.seals import reading, sealed_text, unsealed_text
 from dpstream.state.spanner.client import ExistsError, commit, from_on, prefix, read_rows
 from dpstream.state.spanner.schema import make_tables
 
+#: ``deploy/spanner/ledger.sql`` is a copy (a test compares them).
+DDL = """
+CREATE TABLE LedgerCommits (
+  Number INT64 NOT NULL,
+  Writer STRING(32) NOT NULL,
+  Sealed STRING(MAX) NOT NULL,
+) PRIMARY KEY (Number);
+
+CREATE TABLE LedgerEntries (
+  Seq INT64 NOT NULL,
+  Name STRING(1024),
+  Entry STRING(MAX) NOT NULL,
+  Digest STRING(32) NOT NULL,
+) PRIMARY KEY (Seq);
+
+CREATE UNIQUE NULL_FILTERED INDEX LedgerEntriesByName ON LedgerEntries (Name);
+
+CREATE TABLE LedgerTokens (
+  RunId STRING(1024) NOT NULL,
+  Token STRING(1024) NOT NULL,
+  Previous STRING(1024),
+) PRIMARY KEY (RunId, Token);
+
+CREATE TABLE LedgerRequests (
+  RunId STRING(1024) NOT NULL,
+  Request STRING(1024) NOT NULL,
+  Digest STRING(32),
+  ViewDigest STRING(32),
+  Number INT64 NOT NULL,
+) PRIMARY KEY (RunId);
+
+CREATE TABLE LedgerBlobs (
+  RunId STRING(1024) NOT NULL,
+  Kind STRING(16) NOT NULL,
+  Piece INT64 NOT NULL,
+  Bytes BYTES(MAX) NOT NULL,
+) PRIMARY KEY (RunId, Kind, Piece);
+"""
+COMMITS, ENTRIES, TOKENS = "LedgerCommits", "LedgerEntries", "LedgerTokens"
+REQUESTS, BLOBS = "LedgerRequests", "LedgerBlobs"
+COLUMNS_OF = {
+    COMMITS: ("Number", "Writer", "Sealed"),
+    ENTRIES: ("Seq", "Name", "Entry", "Digest"),
+    TOKENS: ("RunId", "Token", "Previous"),
+    REQUESTS: ("RunId", "Request", "Digest", "ViewDigest", "Number"),
+    BLOBS: ("RunId", "Kind", "Piece", "Bytes"),
+}
+#: Kinds of blobs of a request.
+GRANT, RECEIPT, VIEW = "grant", "receipt", "view"
+#: Version of the tables and of the seal; a program refuses what it does not know.
+SCHEMA_VERSION = 1
+
 
 class AnswerRow(NamedTuple):
     """A request with its three blobs (``contract.Asked``); ``number`` counts the requests."""
@@ -206,59 +258,6 @@ def _less(row: AnswerRow, entry: _RequestRow) -> AnswerRow:
     if entry.view_digest is None:
         return row._replace(view=None, view_digest=None)
     return row
-
-
-#: ``deploy/spanner/ledger.sql`` is a copy (a test compares them).
-DDL = """
-CREATE TABLE LedgerCommits (
-  Number INT64 NOT NULL,
-  Writer STRING(32) NOT NULL,
-  Sealed STRING(MAX) NOT NULL,
-) PRIMARY KEY (Number);
-
-CREATE TABLE LedgerEntries (
-  Seq INT64 NOT NULL,
-  Name STRING(1024),
-  Entry STRING(MAX) NOT NULL,
-  Digest STRING(32) NOT NULL,
-) PRIMARY KEY (Seq);
-
-CREATE UNIQUE NULL_FILTERED INDEX LedgerEntriesByName ON LedgerEntries (Name);
-
-CREATE TABLE LedgerTokens (
-  RunId STRING(1024) NOT NULL,
-  Token STRING(1024) NOT NULL,
-  Previous STRING(1024),
-) PRIMARY KEY (RunId, Token);
-
-CREATE TABLE LedgerRequests (
-  RunId STRING(1024) NOT NULL,
-  Request STRING(1024) NOT NULL,
-  Digest STRING(32),
-  ViewDigest STRING(32),
-  Number INT64 NOT NULL,
-) PRIMARY KEY (RunId);
-
-CREATE TABLE LedgerBlobs (
-  RunId STRING(1024) NOT NULL,
-  Kind STRING(16) NOT NULL,
-  Piece INT64 NOT NULL,
-  Bytes BYTES(MAX) NOT NULL,
-) PRIMARY KEY (RunId, Kind, Piece);
-"""
-COMMITS, ENTRIES, TOKENS = "LedgerCommits", "LedgerEntries", "LedgerTokens"
-REQUESTS, BLOBS = "LedgerRequests", "LedgerBlobs"
-COLUMNS_OF = {
-    COMMITS: ("Number", "Writer", "Sealed"),
-    ENTRIES: ("Seq", "Name", "Entry", "Digest"),
-    TOKENS: ("RunId", "Token", "Previous"),
-    REQUESTS: ("RunId", "Request", "Digest", "ViewDigest", "Number"),
-    BLOBS: ("RunId", "Kind", "Piece", "Bytes"),
-}
-#: Kinds of blobs of a request.
-GRANT, RECEIPT, VIEW = "grant", "receipt", "view"
-#: Version of the tables and of the seal; a program refuses what it does not know.
-SCHEMA_VERSION = 1
 
 
 class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

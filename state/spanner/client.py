@@ -69,6 +69,22 @@ _MARK, _DIGITS = b"\0\2", 24
 #: Bytes that a cell is longer than what it holds.
 CELL_SEAL = 18
 _LOW = (1 << 32) - 1
+_URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
+_EMULATOR = "SPANNER_EMULATOR_HOST"
+#: The emulator serves one session per read-write transaction only.
+_MULTIPLEXED = ("", "_PARTITIONED_OPS", "_FOR_RW")
+#: Spanner drops a session that nobody uses for an hour.
+_REST_SECONDS = 1_800.0
+#: Attempts of one call, with pauses in between; other errors are not tried again.
+_RETRY = Retry(
+    predicate=may_pass(),
+    initial=0.02,
+    maximum=5.0,
+    multiplier=2.0,
+    timeout=COMMIT_RETRY_SECONDS,
+)
+#: Where a client's own retry of an aborted commit ends: the one above knows about outcomes.
+_OWN_RETRY_SECONDS = 0
 
 
 def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
@@ -195,24 +211,6 @@ class Sealing:
         every = with_keys(table, columns)
         rows = list(self._real.read(table, every, keyset, **options))
         return opened(table, every, len(columns), rows)
-
-
-_URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
-_EMULATOR = "SPANNER_EMULATOR_HOST"
-#: The emulator serves one session per read-write transaction only.
-_MULTIPLEXED = ("", "_PARTITIONED_OPS", "_FOR_RW")
-#: Spanner drops a session that nobody uses for an hour.
-_REST_SECONDS = 1_800.0
-#: Attempts of one call, with pauses in between; other errors are not tried again.
-_RETRY = Retry(
-    predicate=may_pass(),
-    initial=0.02,
-    maximum=5.0,
-    multiplier=2.0,
-    timeout=COMMIT_RETRY_SECONDS,
-)
-#: Where a client's own retry of an aborted commit ends: the one above knows about outcomes.
-_OWN_RETRY_SECONDS = 0
 
 
 def parse(url: str) -> tuple[str, str, str]:

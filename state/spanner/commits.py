@@ -29,6 +29,10 @@ from dpstream.state.retention_store import RETAINED_WINDOWS, RetainedWindows
 from dpstream.state.spanner.client import between, commit, prefix, transact
 from dpstream.state.spanner.schema import BOUND, named
 
+#: Windows, or trigger times, of a fencing epoch.
+EPOCH_LENGTH = 64
+_WINDOWS, _DECISIONS = -(1 << 20), -(1 << 40)
+
 
 class Mutations:
     """Rows to write, by table and columns; ``fill`` puts them into a client's batch.
@@ -106,11 +110,6 @@ def parts(rows: Int64, mutations: int, sizes: Int64) -> list[Int64]:
     # A run may exceed its share by one row, and every commit has rows of its own.
     number = np.floor(np.cumsum(cost) / 0.9).astype(np.int64)
     return np.split(rows, np.flatnonzero(np.diff(number)) + 1)
-
-
-#: Windows, or trigger times, of a fencing epoch.
-EPOCH_LENGTH = 64
-_WINDOWS, _DECISIONS = -(1 << 20), -(1 << 40)
 
 
 def of_window(window: int) -> int:

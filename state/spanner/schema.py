@@ -43,40 +43,6 @@ from dpstream.state.spanner.client import (
 )
 from dpstream.state.store import Calibrate, RunIdentity
 
-
-def named(generation: int, name: str) -> str:
-    """Name of a note's row; each generation of the state has notes of its own."""
-    return f"note.{generation}.{name}" if generation else f"note.{name}"
-
-
-def read_metadata(database: Database, name: str) -> str | None:
-    """The text of a row, ``None`` if there is none."""
-    rows = read_rows(database, "Meta", ("Value",), [(name,)])
-    return next((str(value) for (value,) in rows), None)
-
-
-def swap_metadata(database: Database, name: str, old: str | None, new: str | None) -> bool:
-    """Replace a row's text durably if it is still ``old``; ``None`` stands for no row.
-
-    Returns:
-        Whether it was.  False as well when the answer of the commit that replaced it was lost
-        and it is tried again: whoever cares reads the note (``state.ledger.lineage`` does).
-    """
-    key = spanner.KeySet(keys=[[name]])
-
-    def swap(transaction: Any) -> bool:
-        stored = [str(value) for (value,) in transaction.read("Meta", ("Value",), key)]
-        if stored != ([] if old is None else [old]):
-            return False
-        if new is None:
-            transaction.delete("Meta", key)
-        else:
-            transaction.insert_or_update("Meta", ("Name", "Value"), [[name, new]])
-        return True
-
-    return bool(transact(database, swap))
-
-
 FORMAT = "1"
 #: ``WindowIndex`` of BOUND's progress and decisions; of the trigger time up to which positions are
 #: forgotten; of the trigger time that a decision cut short may have reached.
@@ -140,6 +106,39 @@ CREATE TABLE Units (
   Records BYTES(MAX) NOT NULL,
 ) PRIMARY KEY (Part, UnitId);
 """
+
+
+def named(generation: int, name: str) -> str:
+    """Name of a note's row; each generation of the state has notes of its own."""
+    return f"note.{generation}.{name}" if generation else f"note.{name}"
+
+
+def read_metadata(database: Database, name: str) -> str | None:
+    """The text of a row, ``None`` if there is none."""
+    rows = read_rows(database, "Meta", ("Value",), [(name,)])
+    return next((str(value) for (value,) in rows), None)
+
+
+def swap_metadata(database: Database, name: str, old: str | None, new: str | None) -> bool:
+    """Replace a row's text durably if it is still ``old``; ``None`` stands for no row.
+
+    Returns:
+        Whether it was.  False as well when the answer of the commit that replaced it was lost
+        and it is tried again: whoever cares reads the note (``state.ledger.lineage`` does).
+    """
+    key = spanner.KeySet(keys=[[name]])
+
+    def swap(transaction: Any) -> bool:
+        stored = [str(value) for (value,) in transaction.read("Meta", ("Value",), key)]
+        if stored != ([] if old is None else [old]):
+            return False
+        if new is None:
+            transaction.delete("Meta", key)
+        else:
+            transaction.insert_or_update("Meta", ("Name", "Value"), [[name, new]])
+        return True
+
+    return bool(transact(database, swap))
 
 
 def statements() -> list[str]:

@@ -56,6 +56,13 @@ from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, StepResult, Un
 _COLUMNS = ("Part", "UnitId", "Records")
 #: Mutations of a unit's row.
 ROW_MUTATIONS = len(_COLUMNS)
+#: Mutations of a row of ``KeyUnits``, and of its key's row.
+_CHUNK_MUTATIONS = 5 + 5
+_KEY = ("Part", "WindowIndex", "KeyId")
+#: Numbers of rows that a copy wrote begin here, within their window's.
+COPIED = 1 << 31
+_WINDOW, _PIECE = 32, 12
+_END = 1 << 62
 
 
 class SpannerUnitShard(UnitShard):
@@ -156,11 +163,6 @@ class SpannerUnitShard(UnitShard):
         """All admitted records in memory, with an index by ``position_ids``."""
         self._extend()
         return indexed(admitted_of(*unpack_records(self._records, self._layout)))
-
-
-#: Mutations of a row of ``KeyUnits``, and of its key's row.
-_CHUNK_MUTATIONS = 5 + 5
-_KEY = ("Part", "WindowIndex", "KeyId")
 
 
 class PendingStep:
@@ -417,12 +419,6 @@ class SpannerKeyShard(KeyShard):
         last = self.durable = self.pending[-1].trigger
         self.left = {step: rows for step, rows in self.left.items() if step > last}
         self.pending, self._overflow = [], []
-
-
-#: Numbers of rows that a copy wrote begin here, within their window's.
-COPIED = 1 << 31
-_WINDOW, _PIECE = 32, 12
-_END = 1 << 62
 
 
 def piece_of(window: int, number: int) -> int:

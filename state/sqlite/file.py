@@ -49,6 +49,8 @@ CREATE INDEX IF NOT EXISTS selections_by_shard ON selections (shard, trigger_tim
 NOTE = "note."
 #: Row of ``meta`` of programs before format 1.
 _BEFORE = "schema_version"
+#: Seconds to wait for a commit that is under way.
+_PATIENCE = 5.0
 
 
 def check_format(db: sqlite3.Connection) -> None:
@@ -76,14 +78,6 @@ def read_meta(db: sqlite3.Connection, name: str) -> str | None:
     return None if row is None else unsealed_text(meta_name(name), row[0])
 
 
-#: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
-_CHECKPOINT_PAGES = 8192
-#: Rows hold blobs of many kB: larger pages are shorter chains.
-_PAGE_BYTES = 8192
-#: Seconds to wait for a commit that is under way.
-_PATIENCE = 5.0
-
-
 def create_store(
     path: str | Path, identity: RunIdentity, calibrate: Calibrate | None = None
 ) -> RunIdentity:
@@ -96,8 +90,7 @@ def create_store(
     if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
         run_identity = _calibrated(identity, calibrate)
     make_folder(Path(path).parent, PRIVATE)
-    db = connect(path)
-    try:
+    with contextlib.closing(connect(path)) as db, coded_errors(path):
         with db:
             db.execute("BEGIN IMMEDIATE")
             if not _own_tables(db):
@@ -107,10 +100,6 @@ def create_store(
                 run_identity = run_identity or _calibrated(identity, calibrate)
                 put_meta(db, "identity", msgspec.json.encode(run_identity).decode())
         return read_identity(db)
-    except sqlite3.Error as error:
-        raise failed(error, path) from None
-    finally:
-        db.close()
 
 
 def _own_tables(db: sqlite3.Connection) -> set[str]:
@@ -139,7 +128,7 @@ def store_exists(path: str | Path) -> bool:
     if not Path(path).exists():
         return False
     try:
-        with _looked_at(path) as db:
+        with contextlib.closing(open_file(path, wait=0)) as db:
             return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
     except (sqlite3.Error, OSError):  # damaged, in use or no database: whoever opens it says which
         return True
@@ -153,13 +142,10 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
     """
     if not store_exists(path):
         return None
-    try:
-        with _looked_at(path, _PATIENCE) as db:
-            _own_tables(db)
-            check_format(db)
-            text = read_meta(db, "identity")
-    except (sqlite3.Error, OSError, UnicodeError) as error:
-        raise failed(error, path) from None
+    with _looked_at(path) as db:
+        _own_tables(db)
+        check_format(db)
+        text = read_meta(db, "identity")
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
 
@@ -172,18 +158,16 @@ def peek_note(path: str | Path, name: str) -> str | None:
     """
     if not store_exists(path):
         return None
-    try:
-        with _looked_at(path, _PATIENCE) as db:
-            check_format(db)
-            return read_meta(db, NOTE + name)
-    except (sqlite3.Error, OSError, UnicodeError) as error:
-        raise failed(error, path) from None
+    with _looked_at(path) as db:
+        check_format(db)
+        return read_meta(db, NOTE + name)
 
 
 @contextlib.contextmanager
-def _looked_at(path: str | Path, patience: float = 0) -> Iterator[sqlite3.Connection]:
+def _looked_at(path: str | Path) -> Iterator[sqlite3.Connection]:
     """A short connection to a file that exists, as it is."""
-    with contextlib.closing(open_file(path, wait=patience)) as db:
+    errors = coded_errors(path, OSError, UnicodeError)
+    with errors, contextlib.closing(open_file(path, wait=_PATIENCE)) as db:
         yield db
 
 
@@ -194,14 +178,12 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
         PolicyError: damaged, not a store, or one of another format.
         RunError: it cannot be read.
     """
-    try:
+    with coded_errors(None, UnicodeError):
         tables = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables & {"meta", "steps", "admissions"}:
             raise PolicyError("store", "the file is not a dpstream store", "choose another path")
         check_format(db)
         text = read_meta(db, "identity")
-    except (sqlite3.Error, UnicodeError) as error:
-        raise failed(error) from None
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
 
@@ -212,15 +194,13 @@ def check_structure(db: sqlite3.Connection) -> None:
     Raises:
         PolicyError: they are not.
     """
-    try:
+    with coded_errors(None, UnicodeError):
         (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         # Others may be there: an operator's ANALYZE makes tables of its own.
         schema = dict(db.execute(_SCHEMA))
         if answer != "ok" or not _schema().items() <= schema.items():
             raise damaged()
         check_small(db)
-    except (sqlite3.Error, UnicodeError) as error:
-        raise failed(error) from None
 
 
 _SCHEMA = "SELECT name, sql FROM sqlite_master"
@@ -236,10 +216,8 @@ def _schema() -> dict[str, str | None]:
 
 def connect(path: str | Path) -> sqlite3.Connection:
     """The file with durable commits, made for its owner only if it is new."""
-    try:
+    with coded_errors(path, OSError):
         return open_file(path, create=True, log=True)
-    except (sqlite3.Error, OSError) as error:
-        raise failed(error, path) from None
 
 
 @contextlib.contextmanager
@@ -298,25 +276,41 @@ def failed(error: Exception, path: str | Path | None = None) -> RunError | Usage
     return refused(_STORE, error, path)
 
 
+@contextlib.contextmanager
+def coded_errors(path: str | Path | None = None, *others: type[Exception]) -> Iterator[None]:
+    """Replace SQLite's errors in the block, and errors of some other kinds, by coded ones.
+
+    Args:
+        path: the store's file, where the error says more with it (see ``failed``).
+    """
+    kinds: tuple[type[Exception], ...] = (sqlite3.Error, *others)
+    try:
+        yield
+    except kinds as error:
+        raise failed(error, path) from None
+
+
+@contextlib.contextmanager
+def changing(db: sqlite3.Connection) -> Iterator[None]:
+    """One transaction that waits for its turn, and is durable at the block's end."""
+    with coded_errors(), db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+
+
 def read_metadata(db: sqlite3.Connection, name: str) -> str | None:
     """The note, ``None`` if there is none."""
-    try:
+    with coded_errors():
         return read_meta(db, NOTE + name)
-    except sqlite3.Error as error:
-        raise failed(error) from None
 
 
 def swap_metadata(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
     """Replace the note durably if it is still ``old``; ``None`` stands for no note."""
-    try:
-        with db:
-            db.execute("BEGIN IMMEDIATE")
-            if read_metadata(db, name) != old:
-                return False
-            if new is None:
-                db.execute("DELETE FROM meta WHERE name = ?", (NOTE + name,))
-            else:
-                put_meta(db, NOTE + name, new)
-            return True
-    except sqlite3.Error as error:
-        raise failed(error) from None
+    with changing(db):
+        if read_meta(db, NOTE + name) != old:
+            return False
+        if new is None:
+            db.execute("DELETE FROM meta WHERE name = ?", (NOTE + name,))
+        else:
+            put_meta(db, NOTE + name, new)
+        return True

@@ -32,7 +32,7 @@ from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged
 from dpstream.state.sqlite.database import open_file, sqlite3
-from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity
+from dpstream.state.sqlite.file import check_structure, coded_errors, connect, failed, read_identity
 from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
 from dpstream.state.sqlite.rows import (
     StepRow,
@@ -52,6 +52,11 @@ from dpstream.state.store import (
     Store,
     UnitShard,
 )
+
+#: What stands behind a backup.
+_MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_size=16)
+#: Pages copied between two reports of progress.
+_PAGES = 4096
 
 
 class _Step(NamedTuple):
@@ -268,12 +273,6 @@ class SqliteStore(SqliteRetention, Store):
             self._db.close()
 
 
-#: What stands behind a backup.
-_MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_size=16)
-#: Pages copied between two reports of progress.
-_PAGES = 4096
-
-
 def backup_file(
     path: str | Path, out: Path, progress: Callable[[int, int], None] | None = None
 ) -> RunIdentity:
@@ -286,11 +285,9 @@ def backup_file(
     """
     refuse_existing(out)
     with drafted(out) as draft:
-        source = connect(path)
-        try:
+        with contextlib.closing(connect(path)) as source, coded_errors(out):
             read_identity(source)
-            target = open_file(draft)
-            try:
+            with contextlib.closing(open_file(draft)) as target:
                 # The open transaction pins one state; other writers go on beside it.
                 source.execute("BEGIN")
                 source.execute("SELECT count(*) FROM meta").fetchone()
@@ -301,12 +298,6 @@ def backup_file(
 
                 source.backup(target, pages=_PAGES, progress=report_pages)
                 target.execute("PRAGMA journal_mode = DELETE")
-            finally:
-                target.close()
-        except sqlite3.Error as error:
-            raise failed(error, out) from None
-        finally:
-            source.close()
         identity = check_file(draft)
         seal_backup(draft)
         publish(draft, out)
@@ -368,17 +359,12 @@ def check_file(path: Path) -> RunIdentity:
     Raises:
         PolicyError: damaged, or no store of this program.
     """
-    db = connect(path)
-    try:
+    with contextlib.closing(connect(path)) as db, coded_errors():
         identity = read_identity(db)
         check_structure(db)
         check_all(db)
         db.execute("PRAGMA journal_mode = DELETE")
         return identity
-    except sqlite3.Error as error:
-        raise failed(error) from None
-    finally:
-        db.close()
 
 
 def publish(draft: Path, out: Path) -> None:
