@@ -43,7 +43,11 @@ _PER_MICRO = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """Dictionary, view and large layouts as their plain types; decimals as float64."""
+    """Return the column in the plain Arrow layout of its type, with decimals as float64.
+
+    Dictionaries, views, large and fixed-size layouts are undone, so that what follows knows one
+    layout of each type.
+    """
     column = decoded(column)
     kind = column.type
     if pa.types.is_large_string(kind) or kind == pa.string_view():
@@ -58,7 +62,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array of values, not of codes."""
+    """Return the column as one array of values, whether it came in chunks or as codes."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # more text than one array holds: an error
@@ -262,7 +266,10 @@ def _booleans(column: pa.Array) -> tuple[pa.Array, Bool]:
 
 
 def measure(column: pa.Array) -> tuple[Float64, Bool]:
-    """A value column as float64; null, NaN, infinite, bool and text that is no number fail."""
+    """Return a value column as (n,) float64, and (n,) which rows have a finite number.
+
+    NULL, NaN, infinities, booleans and text that is no decimal number have none; such rows hold 0.
+    """
     column = plain(column)
     kind = column.type
     if pa.types.is_string(kind):

@@ -229,7 +229,15 @@ class _Reasons:
 
 
 def positions(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
-    """Partition and offset of every row."""
+    """Return (n,) int64 partition and (n,) int64 offset of every row of a source batch.
+
+    They stand in the schema's metadata, of the first row or of the first of each run of rows.
+    There is no default, which would let records of different batches pass for one that was
+    delivered twice.
+
+    Raises:
+        UsageError: it is no record batch, or its metadata do not say where all its rows stand.
+    """
     if not isinstance(batch, pa.RecordBatch):
         raise UsageError(
             "records",
@@ -264,7 +272,14 @@ def _numbers(text: bytes) -> Int64:
 
 
 class Records(beam.DoFn):
-    """Thin transform around ``Canonicaliser``: main output records, side output ``dead``."""
+    """A Beam transform of source batches into canonical records, and dead letters (``dead``).
+
+    Each batch is the work of a ``Canonicaliser``, on as many threads as are given.
+
+    Args:
+        make: builds the worker's canonicaliser, which reads the secret there.
+        threads: how many batches a worker process has under way.
+    """
 
     DEAD = "dead"
 
@@ -277,22 +292,26 @@ class Records(beam.DoFn):
 
     @guarded("records")
     def setup(self) -> None:
-        """Load the key on the worker; it is never part of the pipeline."""
+        """Start the worker's threads; each reads the secret, which is no part of the pipeline."""
         self._workers = Workers(self._make, self._threads)
 
     def teardown(self) -> None:
-        """Let go of the key."""
+        """Drop the threads' canonicalisers, and with them the keys."""
         self.__dict__.pop("_workers", None)
 
     @guarded("records")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """One source batch."""
+        """Canonicalise one source batch; yield what is finished by now, in the order of arrival."""
         self._workers.ask(functools.partial(self._canonical, element))
         yield from self._workers.answers(self._threads.ahead(2))
 
     @guarded("records")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """What threads are still at; of bounded input only, whose times nobody looks at."""
+        """Yield what threads are still at when the bundle ends.
+
+        It gets the least timestamp: a bundle ends with work under way for bounded input only, whose
+        times nobody looks at.
+        """
         for output in self._workers.answers():
             if isinstance(output, beam.pvalue.TaggedOutput):
                 dead = GlobalWindows.windowed_value(output.value, MIN_TIMESTAMP)
@@ -337,13 +356,16 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
-    """(m, 2) ids of a canonical public key list."""
+    """Return (m, 2) keyed ids of a public key list in canonical form (`canonical_public_keys`)."""
     fields = [(f.type, one_chunk(table.column(f.column))) for f in plan.key]
     return typed_ids(keys.key, fields)
 
 
 class CanonicaliserFactory:
-    """Builds the canonicaliser on a worker from public parts and a reference to the key."""
+    """Builds a ``Canonicaliser`` on a worker, of public parts and a reference to the secret.
+
+    It is what a pipeline pickles: the secret is read when it is called.
+    """
 
     def __init__(
         self,

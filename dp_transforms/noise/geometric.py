@@ -87,14 +87,21 @@ class GeometricNodes:
         return noise, shared.starts
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
+        """Return nodes ``0 ..  last - 1`` of one name as a function of the precision in bits.
+
+        The noises are integers, so that every precision gives the same exact balls.
+        """
         none = np.zeros(1, np.int64)
         noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
         return lambda _: [flint.arb(z) for z in noise.tolist()]
 
 
 def further_bits(prf: Prf, name: Ids, node: int, word: int) -> Uniform:
-    """The uniform of one node, of 64 bits and as many further blocks as are asked for."""
+    """Return the uniform of one node for ``settle``, which asks for as many bits as it needs.
+
+    Its first 64 bits are ``word``, the node's lane; each further block that is asked for adds 128.
+    ``name``: (1, 2) the name of the row.
+    """
 
     def uniform(blocks: int) -> tuple[int, int]:
         value, number = word, np.array([node])
@@ -156,7 +163,7 @@ class TruncatedNodes:
         return noise[drawn], np.cumsum(drawn) - drawn
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """The node of one name, as a function of the precision in bits."""
+        """Return the one node of a name, an exact ball, as a function of the precision in bits."""
         none = np.zeros(1, np.int64)
         noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
         return lambda _: [flint.arb(z) for z in noise.tolist()]

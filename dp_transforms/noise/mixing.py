@@ -78,7 +78,7 @@ class Components:
         self.error = error_in_sds(stream.strategy) * sampler.sigma
 
     def advance(self, upto: int) -> None:
-        """Fold in the steps up to ``upto``."""
+        """Fold in the node noise of all steps up to ``upto``; earlier steps stay as they are."""
         for begin in range(0, len(self.high), _COMPONENT_ROWS):
             rows = slice(begin, begin + _COMPONENT_ROWS)
             tweaks: Ids = self._tweaks[rows]
@@ -92,7 +92,11 @@ class Components:
         self.step_index = max(self.step_index, upto)
 
     def exact(self, number: int) -> ExactNoise:
-        """n_j at the step reached, as balls: a list of one, by the precision in bits."""
+        """Return n_j at the step reached, one ball, as a function of the precision in bits.
+
+        It draws all nodes of component ``number`` again, which takes long: only roundings that
+        pairs of floats leave open need it.
+        """
         nodes = self._sampler.exact(self._prf, self._tweaks[number], self.step_index)
         return lambda bits: [self._generators.prefix(nodes(bits), self.step_index)]
 
@@ -172,7 +176,11 @@ class MixedNoise:
         self._lock = threading.Lock()
 
     def at(self, trigger: int) -> Int64:
-        """(size,) n_c(trigger) * 2^MIXED_BITS of every cell; read-only."""
+        """Return (size,) int64 n_c(trigger) * 2^MIXED_BITS of every cell; the array is read-only.
+
+        Shards of a process share it: it is computed for the first that asks, by one thread, and the
+        last few triggers are kept.
+        """
         with self._lock:
             if trigger not in self._mixed:
                 head = self._head(trigger)
@@ -196,7 +204,11 @@ class MixedNoise:
 
 
 def mixed(components: Components, mixing: Mixing) -> Int64:
-    """Exactly rounded noise of every cell at the components' step, in units of 2^-MIXED_BITS."""
+    """Return (size,) int64 noise of every cell at the components' step, in units of 2^-MIXED_BITS.
+
+    Each is the exact rounding of the real number sum_j L[c, j] n_j, whatever floats lose on the
+    way.
+    """
     high, low = components.high, components.low
     largest = float(np.abs(high).max()) * 1.01
     # Of what pairs know; and what a product of floats loses: (m + 1) units for m terms, the low

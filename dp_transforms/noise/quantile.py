@@ -40,7 +40,7 @@ _BITS = 192
 
 @njit(inline="always")
 def two_sum(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
-    """a + b, and what its rounding lost, exactly."""
+    """Return the float a + b, and exactly what its rounding lost."""
     total = a + b
     other = total - a
     return total, (a - (total - other)) + (b - other)
@@ -48,7 +48,7 @@ def two_sum(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - co
 
 @njit(inline="always")
 def two_product(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
-    """a b, and what its rounding lost, exactly (|a| and |b| below 2^990)."""
+    """Return the float a b, and exactly what its rounding lost; |a| and |b| are below 2^990."""
     product = a * b
     wide = _SPLIT * a
     a_high = wide - (wide - a)
@@ -63,7 +63,7 @@ def two_product(a: float, b: float) -> tuple[float, float]:  # pragma: no cover 
 def plus(
     a: float, a_low: float, b: float, b_low: float
 ) -> tuple[float, float]:  # pragma: no cover - compiled
-    """Sum of two pairs."""
+    """Return the sum of the pairs (a, a_low) and (b, b_low) as a pair, within OPERATION_ERROR."""
     total, rest = two_sum(a, b)
     rest += a_low + b_low
     high = total + rest
@@ -72,7 +72,7 @@ def plus(
 
 @njit(inline="always")
 def scaled(a: float, b: float, b_low: float) -> tuple[float, float]:  # pragma: no cover - compiled
-    """A float times a pair."""
+    """Return the product of a float and the pair (b, b_low) as a pair, within OPERATION_ERROR."""
     product, rest = two_product(a, b)
     rest += a * b_low
     high = product + rest
@@ -83,7 +83,7 @@ def scaled(a: float, b: float, b_low: float) -> tuple[float, float]:  # pragma: 
 def times(
     a: float, a_low: float, b: float, b_low: float
 ) -> tuple[float, float]:  # pragma: no cover - compiled
-    """Product of two pairs."""
+    """Return the product of (a, a_low) and (b, b_low) as a pair, within OPERATION_ERROR."""
     product, rest = two_product(a, b)
     rest += a * b_low + a_low * b
     high = product + rest
@@ -91,7 +91,13 @@ def times(
 
 
 def quantiles(high: Ids, low: Ids) -> tuple[Float64, Float64]:
-    """Phi^-1((u + 1/2) / 2^128) as pairs of floats; u = 2^64 high + low, (n,) uint64 each."""
+    """Return the standard normal quantiles Phi^-1((u + 1/2) / 2^128) as (n,) pairs of floats.
+
+    A pair stands for the sum of its numbers and is within ERROR of the quantile.
+
+    Args:
+        high, low: (n,) uint64 upper and lower word of each uniform u = 2^64 high + low.
+    """
     values, rest = np.empty(len(high)), np.empty(len(high))
     far = np.empty(len(high), np.int64)
     count = _evaluate(high, low, _table(), values, rest, far)

@@ -54,14 +54,25 @@ class Lanes(NamedTuple):
 def shared_lanes(
     prf: Prf, tweaks: Ids, first: Int64, last: Int64, kind: type[np.unsignedinteger[Any]]
 ) -> Lanes:
-    """One lane of type ``kind`` for each node; arguments as those of the samplers' ``draw``."""
+    """Return the lanes of type ``kind`` of all nodes ``first[i] ..  last[i] - 1`` of all rows.
+
+    A lane is 16 bytes' part of a block that neighbouring nodes share, so that a draw that few bits
+    decide costs a part of an AES block.  Arguments are those of the samplers' ``draw``.
+
+    Args:
+        kind: unsigned integer type that a lane is read as; its size is the lane's.
+    """
     bits = (16 // np.dtype(kind).itemsize).bit_length() - 1
     blocks, shift, starts, size = _name_blocks(tweaks, first, last, bits)
     return Lanes(prf.blocks(blocks).view(kind).reshape(-1), shift, starts, size)
 
 
 def own_blocks(prf: Prf, tweaks: Ids, node: Int64, further: int = 0) -> Ids:
-    """(n, 2) own block of node ``node[i]`` of the name ``tweaks[i]``, or a further one of it."""
+    """Return the (n, 2) block that node ``node[i]`` of the name ``tweaks[i]`` has for itself.
+
+    Args:
+        further: number of a further block of each node, where its first one left the draw open.
+    """
     own = tweaks.copy()
     own[:, 0] ^= node.astype(np.uint64)
     own[:, 1] ^= _OWN_BLOCK | np.uint64(further)
@@ -139,7 +150,10 @@ class TableSampler:
         return noise, shared.starts
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
+        """Return nodes ``0 ..  last - 1`` of one name as a function of the precision in bits.
+
+        The noises are integers, so that every precision gives the same exact balls.
+        """
         none = np.zeros(1, np.int64)
         noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
         return lambda _: [flint.arb(int(z)) for z in noise]

@@ -230,12 +230,12 @@ class SecretSource:
 
     @property
     def given(self) -> bool:
-        """Whether there is a secret to read at all."""
+        """Whether it names a secret at all; commands that draw no noise need none."""
         return self.reference is not None or self.insecure_test_secret is not None
 
     @classmethod
     def of(cls, given: "str | SecretSource | None") -> "SecretSource":
-        """Return the source of a reference; a source is returned as it is."""
+        """Return the source of a reference, or of none; a source is returned as it is."""
         return given if isinstance(given, SecretSource) else cls(given)
 
     def required(self, field: str, rule: str) -> "SecretSource":
@@ -258,12 +258,12 @@ class SecretSource:
 
     @property
     def kind(self) -> str:
-        """``file``, ``env`` or ``gcp``; else ``insecure_test_secret``."""
+        """Where the secret is: ``file``, ``env`` or ``gcp``; else ``insecure_test_secret``."""
         return parse_reference(self.reference)[0] if self.reference else "insecure_test_secret"
 
     @property
     def file(self) -> str | None:
-        """The path of the secret's file, if it is in one."""
+        """The path of the secret's file as the reference has it, ``None`` if it is in no file."""
         if self.reference is None or self.kind != "file":
             return None
         return parse_reference(self.reference)[1]
@@ -282,7 +282,11 @@ class SecretSource:
         return dataclasses.replace(self, reference=f"file:{below(folder, self.file, FIELD)}")
 
     def of_run(self, run_id: str, fingerprint: str) -> "SecretSource":
-        """The same place for the workers of a run: only the run's own secret is taken there."""
+        """Return the same place for the workers of a run, where only the run's own secret is taken.
+
+        ``ring`` then refuses another secret, by its fingerprint, and ``destroy_keys`` of the run
+        ends the ring.
+        """
         return dataclasses.replace(self, run_id=run_id, fingerprint=fingerprint)
 
     def ring(self) -> "KeyRing":
@@ -321,7 +325,7 @@ class SecretSource:
 
 
 def destroy_keys(run_id: str) -> None:
-    """Destroy every key ring that workers of this process have made for a run."""
+    """Destroy every key ring that workers of this process have made for a run; others stay."""
     with _LOCK:
         rings = list(_LIVE.pop(run_id, ()))
     for ring in rings:

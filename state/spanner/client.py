@@ -88,7 +88,7 @@ _OWN_RETRY_SECONDS = 0
 
 
 def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
-    """The columns that must be read so that some can be checked."""
+    """Return the columns to read so that some can be checked: digests cover the row's key."""
     if not any(column in columns for column in _SEALED.get(table, ())):
         return columns
     return (*columns, *(key for key in _KEYS[table] if key not in columns))
@@ -108,7 +108,7 @@ def opened(table: str, columns: Sequence[str], wanted: int, rows: list[Any]) -> 
 
 
 def sealed_rows(table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Rows with their digests."""
+    """Return the rows with digests on the cells that have one."""
     at, keys = _places(table, columns)
     if not at:
         return rows
@@ -183,38 +183,49 @@ def _text(value: bytes | str) -> str:
 
 
 class Sealing:
-    """A batch or a transaction of the client whose rows get and lose their digests on the way."""
+    """Stands for a batch or a transaction of the client, and puts digests on and takes them off.
+
+    It has the methods of the client's own object that the store uses, with the same arguments.
+    """
 
     def __init__(self, real: Any) -> None:
         self._real = real
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
-        """Rows that must not be there."""
+        """Insert rows that must not be there; the commit fails if one is."""
         self._real.insert(table, columns, sealed_rows(table, columns, rows))
 
     def insert_or_update(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
-        """Rows whether they are there or not."""
+        """Write rows whether they are there or not; columns that are not named stay."""
         self._real.insert_or_update(table, columns, sealed_rows(table, columns, rows))
 
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
-        """Rows that must be there."""
+        """Update rows that must be there; the commit fails if one is not."""
         self._real.update(table, columns, sealed_rows(table, columns, rows))
 
     def delete(self, table: str, keyset: Any) -> None:
-        """Rows that go."""
+        """Delete rows by key or range, whether they are there or not."""
         self._real.delete(table, keyset)
 
     def read(
         self, table: str, columns: Sequence[str], keyset: Any, **options: Any
     ) -> list[list[Any]]:
-        """Rows as of the transaction."""
+        """Return rows as of the transaction, checked and without their digests.
+
+        Raises:
+            PolicyError: a cell is not what was written.
+        """
         every = with_keys(table, columns)
         rows = list(self._real.read(table, every, keyset, **options))
         return opened(table, every, len(columns), rows)
 
 
 def parse(url: str) -> tuple[str, str, str]:
-    """(project, instance, database) of a store's URL."""
+    """Return (project, instance, database) of a store's URL.
+
+    Raises:
+        UsageError: it is no URL of the form ``spanner://PROJECT/INSTANCE/DATABASE``.
+    """
     match = _URL.match(url)
     if match is None:
         raise UsageError(
@@ -315,9 +326,17 @@ def read_rows(
     ranges: Sequence[spanner.KeyRange] = (),
     snapshot: Any = None,
 ) -> Iterator[list[Any]]:
-    """Rows by key and by range, all of the table without either; strong reads.
+    """Yield rows by key and by range, all of the table without either; reads are strong.
 
-    Many keys are read in calls of ``limits.READ_KEYS``; ``snapshot`` reads as of its own time.
+    Rows are checked and come without their digests.  Many keys are read in calls of
+    ``limits.READ_KEYS``, each tried again as commits are.
+
+    Args:
+        snapshot: read as of its own time, instead of the latest state.
+
+    Raises:
+        PolicyError: a cell is not what was written.
+        RunError, UsageError: as of ``refused``.
     """
     everything = not keys and not ranges
     try:
@@ -350,7 +369,11 @@ def _read(
 
 
 def query(database: Database, statement: str, values: dict[str, int]) -> list[list[Any]]:
-    """Rows of a query over whole tables, for figures; its parameters are INT64."""
+    """Return the rows of a SQL query over whole tables, for figures alone: no digest is checked.
+
+    Args:
+        values: its parameters, all INT64.
+    """
     kinds = dict.fromkeys(values, spanner.param_types.INT64)
 
     def ask() -> list[list[Any]]:
@@ -361,32 +384,36 @@ def query(database: Database, statement: str, values: dict[str, int]) -> list[li
 
 
 def change_everywhere(database: Database, statement: str, values: dict[str, int]) -> None:
-    """A statement on rows of any number, one by one and at least once each (partitioned DML)."""
+    """Run a statement that changes any number of rows, each by itself and at least once.
+
+    It is partitioned DML, which has no limit on rows and is no transaction: done twice, the
+    statement must have the same effect.  ``values``: its parameters, all INT64.
+    """
     kinds = dict.fromkeys(values, spanner.param_types.INT64)
     administered(lambda: database.execute_partitioned_dml(statement, values, kinds))
 
 
 def prefix(*values: Any) -> spanner.KeyRange:
-    """All rows whose key begins with these values."""
+    """Return the range of all rows whose key begins with these values."""
     return spanner.KeyRange(start_closed=list(values), end_closed=list(values))
 
 
 def from_on(*values: Any) -> spanner.KeyRange:
-    """All rows with the first values that stand at or behind the last one."""
+    """Return the range of rows that begin with all but the last value and are not before it."""
     return spanner.KeyRange(start_closed=list(values), end_closed=list(values[:-1]))
 
 
 def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:
-    """All rows whose key is at or behind one and before another."""
+    """Return the range of all rows whose key is at or behind ``first`` and before ``last``."""
     return spanner.KeyRange(start_closed=list(first), end_open=list(last))
 
 
 class ExistsError(Exception):
-    """A row that can be inserted only once was there."""
+    """A commit inserted a row that was there: an earlier attempt, or another worker, was first."""
 
 
 class MissingError(Exception):
-    """A row that must be there was not."""
+    """A commit updated a row that was not there: its fencing epoch is not open."""
 
 
 def commit(database: Database, fill: Callable[[Any], None], requires: bool = False) -> None:
@@ -430,7 +457,7 @@ def transact(database: Database, work: Callable[[Any], Any]) -> Any:
 
 
 def administered(call: Callable[[], Any]) -> Any:
-    """The result of a call that looks at or changes the database itself, tried again as others."""
+    """Return the result of a call on the database itself, tried again like a commit."""
     try:
         return _RETRY(call)()
     except (exceptions.GoogleAPIError, GoogleAuthError, TimeoutError) as error:
@@ -438,7 +465,7 @@ def administered(call: Callable[[], Any]) -> Any:
 
 
 class NothingThereError(UsageError):
-    """No such instance, database or table."""
+    """The instance, the database or a table does not exist."""
 
 
 _UNREACHABLE = ("the database does not answer", "check the network and run again")
@@ -472,7 +499,11 @@ _NO_TOKEN = "metadata from plugin failed"
 
 
 def refused(error: Exception) -> DpstreamError:
-    """The client's error by its class; its text can hold keys of rows."""
+    """Return the coded error that stands for an error of the client.
+
+    It goes by the error's class alone, since the text can hold keys of rows: what to correct is a
+    ``UsageError``, what may pass a ``RunError``.
+    """
     cause = getattr(error, "cause", None)  # of a retry that ran out of time
     if _NO_TOKEN in str(error):
         cause = GoogleAuthError()

@@ -53,34 +53,34 @@ class Mutations:
         self._ranges: list[tuple[str, spanner.KeyRange]] = []
 
     def insert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
-        """Rows that must not be there yet."""
+        """Insert rows that must not be there yet; else the commit fails with ``ExistsError``."""
         self._insert.append((table, columns, rows))
         self._counted(columns, rows)
 
     def require(self, part: int, epoch: int) -> None:
-        """The commit fails unless the fencing epoch is open."""
+        """Let the commit fail with ``MissingError`` unless a fencing epoch is open."""
         if (part, epoch) not in self.epochs:
             self.epochs.add((part, epoch))
             self.count += 3
 
     def upsert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
-        """Rows that are written whether they are there or not; other columns stay."""
+        """Write rows whether they are there or not; columns that are not named stay."""
         if rows:
             self._upsert.append((table, columns, rows))
             self._counted(columns, rows)
 
     def delete_all(self, table: str, *key: Any) -> None:
-        """Delete every row whose key begins so."""
+        """Delete every row of a table whose key begins with these values."""
         self._ranges.append((table, prefix(*key)))
         self.count += 1
 
     def delete_between(self, table: str, first: tuple[Any, ...], last: tuple[Any, ...]) -> None:
-        """Delete every row at or behind one key and before another."""
+        """Delete every row of a table whose key is at or behind ``first`` and before ``last``."""
         self._ranges.append((table, between(first, last)))
         self.count += 1
 
     def fill(self, batch: Any) -> None:
-        """Put everything into a batch of the client."""
+        """Put everything into a batch of the client, which commits it in one call."""
         for table, columns, rows in self._insert:
             batch.insert(table, columns, rows)
         for table, columns, rows in self._upsert:
@@ -96,7 +96,7 @@ class Mutations:
 
 
 def fits(out: Mutations) -> bool:
-    """Whether one commit may hold all of it."""
+    """Return whether one commit may hold all of it, by Spanner's limits on mutations and bytes."""
     return out.count <= COMMIT_MUTATIONS and out.bytes <= COMMIT_BYTES
 
 
@@ -113,17 +113,28 @@ def parts(rows: Int64, mutations: int, sizes: Int64) -> list[Int64]:
 
 
 def of_window(window: int) -> int:
-    """``WindowIndex`` of the row of a window's fencing epoch."""
+    """Return the ``WindowIndex`` of the row that stands for a window's fencing epoch."""
     return _WINDOWS - window // EPOCH_LENGTH
 
 
 def of_decision(trigger_time: int) -> int:
-    """``WindowIndex`` of the fencing epoch's row for the trigger time a decision follows."""
+    """Return the ``WindowIndex`` of the row for a decision's fencing epoch.
+
+    Args:
+        trigger_time: the one that the decision follows, which names its fencing epoch.
+    """
     return _DECISIONS - trigger_time // EPOCH_LENGTH
 
 
 def open_fencing_epoch(database: Database, generation: int, part: int, epoch: int) -> bool:
-    """Open a fencing epoch that is not there; False: it is closed for good."""
+    """Open a fencing epoch that is not there, in one transaction that asks whether it was closed.
+
+    Args:
+        epoch: ``WindowIndex`` of its row (``of_window``, ``of_decision``).
+
+    Returns:
+        Whether it is open now; False: it is closed for good, and whoever needs it was overtaken.
+    """
 
     def work(transaction: Any) -> bool:
         if epoch > _DECISIONS:
@@ -149,7 +160,11 @@ def open_fencing_epoch(database: Database, generation: int, part: int, epoch: in
 
 
 def close_decisions(database: Database, part: int, decided: int) -> None:
-    """Close the fencing epochs before a committed decision; drop the rows of their decisions."""
+    """Close the fencing epochs of decisions before a committed one, and drop their rows.
+
+    Args:
+        decided: the trigger time up to which the part has decided.
+    """
     number, out = decided // EPOCH_LENGTH, Mutations()
     out.delete_between("Progress", (part, _DECISIONS - number + 1), (part, _DECISIONS + 1))
     out.delete_between("Steps", (part, BOUND, 0), (part, BOUND, number * EPOCH_LENGTH))
@@ -157,7 +172,7 @@ def close_decisions(database: Database, part: int, decided: int) -> None:
 
 
 def close_windows(database: Database, part: int, dropped: int) -> None:
-    """Close the fencing epochs that lie before ``RetainedWindows.dropped`` as a whole."""
+    """Close the fencing epochs whose windows all lie before ``RetainedWindows.dropped``."""
     number, out = dropped // EPOCH_LENGTH, Mutations()
     out.delete_between("Progress", (part, _WINDOWS - number + 1), (part, _WINDOWS + 1))
     commit(database, out.fill)

@@ -109,12 +109,12 @@ CREATE TABLE Units (
 
 
 def named(generation: int, name: str) -> str:
-    """Name of a note's row; each generation of the state has notes of its own."""
+    """Return the name of a note's row; each generation of the state has notes of its own."""
     return f"note.{generation}.{name}" if generation else f"note.{name}"
 
 
 def read_metadata(database: Database, name: str) -> str | None:
-    """The text of a row, ``None`` if there is none."""
+    """Return the text of a row of ``Meta``, ``None`` if there is none."""
     rows = read_rows(database, "Meta", ("Value",), [(name,)])
     return next((str(value) for (value,) in rows), None)
 
@@ -142,7 +142,7 @@ def swap_metadata(database: Database, name: str, old: str | None, new: str | Non
 
 
 def statements() -> list[str]:
-    """The DDL, one statement each."""
+    """Return the DDL of the store's tables, one statement each."""
     return [s.strip() for s in DDL.split(";") if s.strip()]
 
 
@@ -206,7 +206,7 @@ def create_identity(
 
 
 def has_identity(database: Database) -> bool:
-    """Whether a run was begun on the database."""
+    """Return whether a run was begun on the database; False as well where there are no tables."""
     try:
         return "identity" in _meta(database)
     except NothingThereError:
@@ -214,14 +214,17 @@ def has_identity(database: Database) -> bool:
 
 
 def generation_of(database: Database) -> int | None:
-    """The generation in force, ``None`` if no run was begun."""
+    """Return the generation of the state that is in force, ``None`` if no run was begun."""
     meta = _meta(database)
     return int(meta["generation"]) if "identity" in meta else None
 
 
 def claim(database: Database) -> int:
-    """Number of a new generation for the caller alone, who may switch to it as long as it is the
-    last one claimed; never 0, which is that of a run that begins."""
+    """Return the number of a new generation that only the caller fills.
+
+    The caller may ``switch`` to it as long as no other was claimed since.  It is never 0, which is
+    that of a run that begins.
+    """
     while True:
         last = read_metadata(database, _CLAIMED)
         new = 1 + max(int(last or 0), generation_of(database) or 0)
@@ -255,7 +258,7 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
 
 
 def clear(database: Database, generation: int) -> None:
-    """Delete everything of a generation: an earlier attempt may have left a part of it."""
+    """Delete all rows of a generation, of which an earlier attempt may have left a part."""
     first = generation * GENERATION
     values = {"first": first, "last": first + GENERATION - 1}
     for table in ("KeyUnits", "Keys", "KeysByDue", "Units", "Steps", "Progress"):

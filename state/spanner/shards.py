@@ -88,7 +88,7 @@ class SpannerUnitShard(UnitShard):
         self._gone_fresh = np.zeros(0, np.int64)
 
     def load(self, database: Database, ids: Ids) -> None:
-        """Read the rows of the units that are not here."""
+        """Read the rows of the units that are not in memory, and enter their admitted records."""
         if self.complete:
             return
         missing = np.unique(ids[self.table.find(ids) < 0], axis=0)
@@ -118,7 +118,7 @@ class SpannerUnitShard(UnitShard):
             self._gone_fresh = np.concatenate([self._gone_fresh, np.zeros(more, np.int64)])
 
     def put(self, ids: Ids, counts: Ints, until: Ints, indices: Ints) -> Int64:
-        """Enter units of another store with their counts; returns their slots."""
+        """Enter units of another store with their counts; return their (n,) slots."""
         slots = self.intern(ids)
         self._extend()
         self.counts[slots], self.until[slots], self._gone[slots] = counts, until, counts
@@ -126,7 +126,7 @@ class SpannerUnitShard(UnitShard):
         return slots
 
     def put_records(self, admitted: Admitted) -> Int64:
-        """Enter records whose pairs are counted already; returns the slots they belong to."""
+        """Enter records whose pairs their units' counts hold already; return the units' slots."""
         slots = self.take(admitted)
         np.subtract.at(self._gone, admitted.unit, admitted.pairs)
         if admitted.per_key is not None:
@@ -135,7 +135,7 @@ class SpannerUnitShard(UnitShard):
         return slots
 
     def take(self, admitted: Admitted) -> Int64:
-        """Append newly admitted records to their units' rows; returns the slots that changed."""
+        """Append newly admitted records to their units' rows; return the slots that changed."""
         self._extend()
         order = np.argsort(admitted.unit, kind="stable")
         raw = pack_records(admitted, order)
@@ -145,7 +145,7 @@ class SpannerUnitShard(UnitShard):
         return np.unique(admitted.unit).astype(np.int64)
 
     def write(self, out: Mutations, slots: Int64) -> None:
-        """Rows of some units."""
+        """Put the rows of some units into a commit."""
         ids = id_cells(self.table.ids[slots])
         fresh = self._gone_fresh[slots] if self._layout.per_key else None
         heads = pack_headers(self._gone[slots], self.until[slots], fresh)
@@ -156,11 +156,11 @@ class SpannerUnitShard(UnitShard):
         out.upsert("Units", _COLUMNS, rows)
 
     def row_bytes(self, slots: Int64) -> Int64:
-        """Bytes of each unit's row."""
+        """Return (n,) about how many bytes each unit's row takes."""
         return np.array([len(self._records[slot]) + 40 for slot in slots.tolist()], np.int64)
 
     def admitted(self) -> tuple[IdTable, Admitted]:
-        """All admitted records in memory, with an index by ``position_ids``."""
+        """Return all admitted records in memory, with an index by ``state.arrow.position_ids``."""
         self._extend()
         return indexed(admitted_of(*unpack_records(self._records, self._layout)))
 
@@ -223,7 +223,7 @@ class SpannerKeyShard(KeyShard):
         self.left[self.pending[0].trigger] = rows
 
     def load(self, database: Database, trigger: int, ids: Ids) -> None:
-        """Read the rows of the keys, and of those due at the trigger, that are not here."""
+        """Read the rows of the keys, and of those due at the trigger, that are not in memory."""
         if self.complete:
             return
         due = self._due_ids(database, trigger)
@@ -289,7 +289,7 @@ class SpannerKeyShard(KeyShard):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, np.bool_)]))
 
     def take(self, trigger: int, result: StepResult) -> None:
-        """Note what a step changed; on any later error the whole object is dropped."""
+        """Note what a step changed, for the next commit; after an error the object is dropped."""
         self._extend()
         self._changed[result.changed] = True
         self._examined[result.changed] = True
@@ -324,15 +324,15 @@ class SpannerKeyShard(KeyShard):
         self._sets[slots] = True
 
     def waiting(self) -> Int64:
-        """Slots whose rows the next commit writes: what changed."""
+        """Return the slots whose rows the next commit writes, because they changed."""
         return np.flatnonzero(self._changed)
 
     def looked_at(self) -> Int64:
-        """Slots that a step since the last commit examined."""
+        """Return the slots that a step since the last commit examined."""
         return np.flatnonzero(self._examined)
 
     def row_bytes(self, slots: Int64) -> Int64:
-        """Bytes that the rows of the slots may take, their releases included."""
+        """Return (n,) how many bytes the rows of the slots may take, their releases included."""
         sizes = np.full(self.size, 500, np.int64)
         sizes[slots] += [len(self._inline[slot]) for slot in slots.tolist()]
         new = slots[~self._stored[slots]]
@@ -344,7 +344,7 @@ class SpannerKeyShard(KeyShard):
         return np.asarray(sizes[slots])
 
     def write_keys(self, out: Mutations, slots: Int64, trigger: int) -> None:
-        """Rows of ``Keys`` and ``KeyUnits`` of some slots, as of a trigger."""
+        """Put the rows of some slots, as of a trigger, into a commit: ``Keys`` and ``KeyUnits``."""
         states = pack_states(self, slots, trigger, self._set_start[slots], self._set_end[slots])
         keys, at = id_cells(self.table.ids[slots]), (self.part, self.window)
         new, sets = ~self._stored[slots], self._sets[slots]
@@ -394,7 +394,10 @@ class SpannerKeyShard(KeyShard):
         self._overflow = []
 
     def write_due(self, out: Mutations, slots: Int64, trigger: int, piece: int) -> None:
-        """Lists of when the slots must be looked at again, one row per due trigger."""
+        """Put lists of when the slots must be looked at again into a commit.
+
+        There is a row for each due trigger, or several of a size that one cell takes.
+        """
         slots = slots[(self.due[slots] != NEVER) & (self.due[slots] > trigger)]
         # No two rows of one commit share a number, and no two commits a (step, piece).
         rows = [
@@ -405,14 +408,14 @@ class SpannerKeyShard(KeyShard):
 
     @staticmethod
     def outbox(step: PendingStep, slots: Bool | None) -> list[str]:
-        """Cells of a step's releases, at least one: those of the marked slots, or all."""
+        """Return cells of a step's releases, at least one: those of the marked slots, or all."""
         rows = step.releases
         if slots is not None:
             rows = rows.filter(pa.array(slots[step.published]))
         return release_cells(rows)
 
     def settled(self) -> None:
-        """Everything that waited is durable."""
+        """Note that everything that waited was committed."""
         self._stored[self._changed] = True
         for flags in (self._changed, self._sets, self._examined):
             flags[:] = False
@@ -422,14 +425,14 @@ class SpannerKeyShard(KeyShard):
 
 
 def piece_of(window: int, number: int) -> int:
-    """``Piece`` of a window's row with this number, below 2^32."""
+    """Return the ``Piece`` of a window's row with this number, which is below 2^32."""
     return (window << _WINDOW) + number
 
 
 def selection_of(
     states: SpannerKeyShard, step: PendingStep, slots: Bool | None = None
 ) -> Selection | None:
-    """What a step that waits has selected, of the marked slots or of all; ``None``: nothing."""
+    """Return what a step that waits has selected, of marked slots or of all; ``None``: nothing."""
     chosen = step.selected
     if chosen is not None and slots is not None:
         chosen = chosen[slots[chosen]]
@@ -446,7 +449,12 @@ def add_selection(
     first: int,
     slots: Bool | None = None,
 ) -> None:
-    """Write what a step selected together with the rows of ``Steps`` from number ``first`` on."""
+    """Put what a step selected into the commit of its other rows of ``Steps``.
+
+    Args:
+        first: number of the first of these rows; it keeps numbers of several commits apart.
+        slots: marks the keys that the commit is of; ``None``: all.
+    """
     selection = selection_of(states, step, slots)
     if selection is None:
         return
@@ -465,13 +473,13 @@ def add_selection(
 
 
 def selections_between(part: int, after: int, upto: int | None) -> spanner.KeyRange:
-    """Rows of a part behind a trigger time, and up to another."""
+    """Return the range of a part's rows of selections behind a trigger time, and up to another."""
     last = _END if upto is None else upto + 1
     return between((part, SELECTED, after + 1), (part, SELECTED, last))
 
 
 def selections_of(rows: Iterable[list[Any]]) -> list[Selection]:
-    """(step, piece, releases) of rows, in the order of their keys."""
+    """Return the selections of rows (step, piece, releases), in the order of their keys."""
     return [
         Selection(int(step), int(piece) >> _WINDOW, arrow.from_bytes(b64decode(value)))
         for step, piece, value in sorted(rows, key=lambda row: (row[0], row[1]))
@@ -479,5 +487,5 @@ def selections_of(rows: Iterable[list[Any]]) -> list[Selection]:
 
 
 def forget_selections(out: Mutations, part: int, trigger_time: int) -> None:
-    """Delete the rows up to a trigger time."""
+    """Delete a part's rows of selections up to a trigger time."""
     out.delete_between("Steps", (part, SELECTED, 0), (part, SELECTED, trigger_time + 1))

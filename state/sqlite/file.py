@@ -67,13 +67,13 @@ def check_format(db: sqlite3.Connection) -> None:
 
 
 def put_meta(db: sqlite3.Connection, name: str, value: str) -> None:
-    """Write a row of ``meta``, as a part of the caller's transaction."""
+    """Write a row of ``meta`` with its digest, as a part of the caller's transaction."""
     row = (name, sealed_text(meta_name(name), value))
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
 
 
 def read_meta(db: sqlite3.Connection, name: str) -> str | None:
-    """The value of a row of ``meta``, ``None`` if there is none."""
+    """Return the checked value of a row of ``meta``, ``None`` if there is none."""
     row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return None if row is None else unsealed_text(meta_name(name), row[0])
 
@@ -215,7 +215,11 @@ def _schema() -> dict[str, str | None]:
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
-    """The file with durable commits, made for its owner only if it is new."""
+    """Open a store's file for durable commits; it is made, for its owner only, if it is absent.
+
+    Raises:
+        UsageError, PolicyError, RunError: it cannot be opened, or is damaged.
+    """
     with coded_errors(path, OSError):
         return open_file(path, create=True, log=True)
 
@@ -260,11 +264,11 @@ def alone(
 
 
 class InUseError(RunError):
-    """Another connection has the store open."""
+    """Another process has the store open, where it is needed alone."""
 
 
 def in_use() -> InUseError:
-    """What cannot be done while a run has the store open."""
+    """Return the error for what cannot be done while a run has the store open."""
     return InUseError("store", "a run has it open", "stop the run, or wait for its end")
 
 
@@ -272,7 +276,7 @@ _STORE = Subject("store", "store", damaged)
 
 
 def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
-    """SQLite's error, or the system's, of a store; see ``refused``."""
+    """Return the coded error for SQLite's error, or the system's, on a store; see ``refused``."""
     return refused(_STORE, error, path)
 
 
@@ -292,20 +296,26 @@ def coded_errors(path: str | Path | None = None, *others: type[Exception]) -> It
 
 @contextlib.contextmanager
 def changing(db: sqlite3.Connection) -> Iterator[None]:
-    """One transaction that waits for its turn, and is durable at the block's end."""
+    """Run the block as one transaction that waits for its turn and is durable at the end.
+
+    SQLite's errors become coded ones, and any error rolls the transaction back.
+    """
     with coded_errors(), db:
         db.execute("BEGIN IMMEDIATE")
         yield
 
 
 def read_metadata(db: sqlite3.Connection, name: str) -> str | None:
-    """The note, ``None`` if there is none."""
+    """Return a note of a store, ``None`` if there is none."""
     with coded_errors():
         return read_meta(db, NOTE + name)
 
 
 def swap_metadata(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
-    """Replace the note durably if it is still ``old``; ``None`` stands for no note."""
+    """Replace a note durably if it is still ``old``; return whether it was.
+
+    ``None`` stands for no note.
+    """
     with changing(db):
         if read_meta(db, NOTE + name) != old:
             return False

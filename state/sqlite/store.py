@@ -305,7 +305,7 @@ def backup_file(
 
 
 def seal_backup(draft: Path) -> None:
-    """Put the digest behind a backup that was checked."""
+    """Append the digest of a backup that was checked to its file."""
     with open(draft, "r+b") as file:
         digest = hashlib.file_digest(file, _DIGEST).digest()
         file.write(_MARK + digest)
@@ -329,14 +329,18 @@ def copy_backup(file: Path, copy: Path) -> None:
 
 
 def refuse_existing(out: Path) -> None:
-    """Nothing is overwritten."""
+    """Refuse a backup whose file exists: nothing is overwritten.
+
+    Raises:
+        UsageError: it exists.
+    """
     if out.exists():
         raise UsageError("backup", "the file exists", "choose another name, or move it away")
 
 
 @contextlib.contextmanager
 def drafted(out: Path) -> Iterator[Path]:
-    """An empty draft beside ``out``, for its owner only; gone when the block ends.
+    """Yield an empty draft beside ``out``, for its owner only; it is gone when the block ends.
 
     Drafts that killed attempts have left there go first: they may hold much of the disk.
     """
@@ -368,7 +372,11 @@ def check_file(path: Path) -> RunIdentity:
 
 
 def publish(draft: Path, out: Path) -> None:
-    """Give the draft its name, unless a file has it; durable."""
+    """Give a draft its name durably, unless a file has it.
+
+    Raises:
+        UsageError: the file exists.
+    """
     sync(draft)
     if not out.exists():
         _move_sides(out, out.with_name(f"{out.name}.lost"))
@@ -382,7 +390,7 @@ def publish(draft: Path, out: Path) -> None:
 
 
 def replace_file(path: Path, draft: Path) -> Path:
-    """Put a draft in a store's place, which is held ``alone``; returns where the old one is kept.
+    """Put a draft in a store's place, which is held ``alone``; return where the old one is kept.
 
     At every instant the name belongs to the old or to the new file.
     """
