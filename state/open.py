@@ -307,8 +307,7 @@ def identity_of(url: str, plan: Plan) -> "RunIdentity":
     Raises:
         PolicyError: it is not a store of this program, or holds the state of another plan.
     """
-    store = backend(url).open(plan)
-    try:
+    with contextlib.closing(backend(url).open(plan)) as store:
         if store.identity.plan_hash != plan.hash:
             raise PolicyError(
                 "store",
@@ -316,8 +315,6 @@ def identity_of(url: str, plan: Plan) -> "RunIdentity":
                 "use the job the store was begun with",
             )
         return store.identity
-    finally:
-        store.close()
 
 
 def close_all() -> None:

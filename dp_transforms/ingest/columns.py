@@ -164,9 +164,7 @@ def _never(column: pa.Array) -> Bool:
 
 def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_binary(column.type):
-        column = pa.Array.from_buffers(
-            pa.string(), len(column), column.buffers(), offset=column.offset
-        )
+        column = column.view(pa.string())  # which checks nothing
     if not pa.types.is_string(column.type):
         return _none(column, pa.string(), "")
     ok = valid_of(column)
@@ -174,7 +172,7 @@ def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
         column.validate(full=True)
     except pa.ArrowInvalid:
         ok &= _decodable(column)
-        column = _keep_text(column, ok)
+        column = _fill(column.view(pa.binary()), ok, b"").cast(pa.string())
     ok &= _short(column.cast(pa.binary()))
     column = _fill(column, ok, "")
     other = pc.invert(pc.string_is_ascii(column))
@@ -193,19 +191,13 @@ def _composed(column: pa.Array) -> pa.Array:
 
 def _decodable(column: pa.Array) -> Bool:
     """Rows that are UTF-8; only reached when some row is not."""
-    raw = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
-    good = np.zeros(len(raw), np.bool_)
-    for row, value in enumerate(raw.to_pylist()):
+    good = np.zeros(len(column), np.bool_)
+    for row, value in enumerate(column.view(pa.binary()).to_pylist()):
         try:
             good[row] = value is not None and value.decode("utf-8") is not None
         except UnicodeDecodeError:
             continue
     return good
-
-
-def _keep_text(column: pa.Array, ok: Bool) -> pa.Array:
-    raw = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
-    return _fill(raw, ok, b"").cast(pa.string())
 
 
 def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:

@@ -86,7 +86,7 @@ class ContinuousGaussian:
         return quantiles(high, own_blocks(prf, tweaks, np.full(1, node))[:, 0])
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Return nodes ``0 ..  last - 1`` of one name as a function of the precision in bits.
+        """Return nodes ``0 .. last - 1`` of one name as a function of the precision in bits.
 
         Every sampler has this method: where floats leave a rounding open, the noise of a strategy
         is summed of its balls.  ``tweak``: (2,) the name.

@@ -16,11 +16,9 @@ less.  The published count has the noise without the coin.  Both read the same n
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
 
-import flint
 import numpy as np
+from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import InvariantError
@@ -38,10 +36,10 @@ from dpstream.dp_transforms.noise.oneshot import (
     inverse_truncated,
 )
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.dp_transforms.noise.sampler import own_blocks, shared_lanes
+from dpstream.dp_transforms.noise.sampler import IntegerSampler, own_blocks, shared_lanes
 
 
-class GeometricNodes:
+class GeometricNodes(IntegerSampler):
     """Sampler of one scale.
 
     Args:
@@ -50,9 +48,6 @@ class GeometricNodes:
     Raises:
         ValueError: the scale is outside this range.
     """
-
-    #: draws are integers: no float error
-    error = 0.0
 
     def __init__(self, scale: float) -> None:
         if not LEAST_SCALE <= scale <= MAX_SCALE:
@@ -64,17 +59,8 @@ class GeometricNodes:
             b"two-sided geometric of nodes" + struct.pack("<d", scale), digest_size=16
         ).digest()
 
+    @override
     def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int64, Int64]:
-        """Noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
-
-        Args:
-            prf: AES under the node key.
-            tweaks: (n, 2) name of each row.
-            first, last: (n,) node numbers, 0 <= first <= last.
-
-        Returns:
-            (noise, starts): flat int64 noises and the (n,) index of each row's first.
-        """
         shared = shared_lanes(prf, tweaks, first, last, np.uint64)
         counts = last - first
         rows = np.repeat(np.arange(len(first)), counts)
@@ -85,15 +71,6 @@ class GeometricNodes:
             name = tweaks[rows[at]].reshape(1, 2)
             noise[at] = settle(self._law, further_bits(prf, name, int(nodes[at]), int(words[at])))
         return noise, shared.starts
-
-    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Return nodes ``0 ..  last - 1`` of one name as a function of the precision in bits.
-
-        The noises are integers, so that every precision gives the same exact balls.
-        """
-        none = np.zeros(1, np.int64)
-        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
-        return lambda _: [flint.arb(z) for z in noise.tolist()]
 
 
 def further_bits(prf: Prf, name: Ids, node: int, word: int) -> Uniform:
@@ -113,7 +90,7 @@ def further_bits(prf: Prf, name: Ids, node: int, word: int) -> Uniform:
     return uniform
 
 
-class TruncatedNodes:
+class TruncatedNodes(IntegerSampler):
     """Sampler of one law.
 
     Args:
@@ -125,9 +102,6 @@ class TruncatedNodes:
         ValueError: a number is outside its range.
     """
 
-    #: draws are integers: no float error
-    error = 0.0
-
     def __init__(self, scale: float, most: int, sooner: int, tested: bool = False) -> None:
         if not (LEAST_SCALE <= scale <= MAX_SCALE and most >= 1 and 0 <= sooner < 1 << COIN_BITS):
             raise ValueError("the law is outside the sampler's range")
@@ -138,8 +112,9 @@ class TruncatedNodes:
             digest_size=16,
         ).digest()
 
+    @override
     def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int64, Int64]:
-        """Noise of the one node of each row's name; see ``GeometricNodes.draw``.
+        """Return noise of the one node of each row's name; see ``IntegerSampler.draw``.
 
         Raises:
             InvariantError: more than one node of a name is asked for.
@@ -161,9 +136,3 @@ class TruncatedNodes:
             noise = noise + less
         drawn = last > first
         return noise[drawn], np.cumsum(drawn) - drawn
-
-    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Return the one node of a name, an exact ball, as a function of the precision in bits."""
-        none = np.zeros(1, np.int64)
-        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
-        return lambda _: [flint.arb(z) for z in noise.tolist()]

@@ -16,12 +16,14 @@ AES(t xor (v, 2^63 + 1)) and so on.  The upper word keeps the kinds of input apa
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flint
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.accounting.compiled import njit
@@ -54,7 +56,7 @@ class Lanes(NamedTuple):
 def shared_lanes(
     prf: Prf, tweaks: Ids, first: Int64, last: Int64, kind: type[np.unsignedinteger[Any]]
 ) -> Lanes:
-    """Return the lanes of type ``kind`` of all nodes ``first[i] ..  last[i] - 1`` of all rows.
+    """Return the lanes of type ``kind`` of all nodes ``first[i] .. last[i] - 1`` of all rows.
 
     A lane is 16 bytes' part of a block that neighbouring nodes share, so that a draw that few bits
     decide costs a part of an AES block.  Arguments are those of the samplers' ``draw``.
@@ -103,7 +105,36 @@ def _name_blocks(
     return blocks, shift, starts, size
 
 
-class TableSampler:
+class IntegerSampler(ABC):
+    """A sampler of node noise whose draws are integers."""
+
+    #: what floats may add to a draw: nothing
+    error = 0.0
+
+    @abstractmethod
+    def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int64 | Int32, Int64]:
+        """Return noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
+
+        Args:
+            prf: AES under the node key.
+            tweaks: (n, 2) name of each row.
+            first, last: (n,) node numbers, 0 <= first <= last.
+
+        Returns:
+            (noise, starts): flat integer noises and the (n,) index of each row's first.
+        """
+
+    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
+        """Return nodes ``0 .. last - 1`` of one name as a function of the precision in bits.
+
+        The noises are integers, so that every precision gives the same exact balls.
+        """
+        none = np.zeros(1, np.int64)
+        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
+        return lambda _: [flint.arb(z) for z in noise.tolist()]
+
+
+class TableSampler(IntegerSampler):
     """Sampler of one table of a law.
 
     Args:
@@ -121,24 +152,13 @@ class TableSampler:
         self._guide = np.where(
             self._first == self._last, self._first + self.lowest, _AMBIGUOUS
         ).astype(np.int32)
-        #: draws are integers: no float error
-        self.error = 0.0
         #: names the table in the names of its nodes: another sd or law is other noise
         self.digest = hashlib.blake2b(
             self._high.tobytes() + self._low.tobytes(), digest_size=16, person=table.law.label
         ).digest()
 
+    @override
     def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int32, Int64]:
-        """Noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
-
-        Args:
-            prf: AES under the node key.
-            tweaks: (n, 2) name of each row.
-            first, last: (n,) node numbers, 0 <= first <= last.
-
-        Returns:
-            (noise, starts): flat int32 noises and the (n,) index of each row's first.
-        """
         shared = shared_lanes(prf, tweaks, first, last, np.uint32)
         noise = np.empty(shared.size, np.int32)
         rows = np.empty(shared.size, np.int32)
@@ -148,15 +168,6 @@ class TableSampler:
         if count:
             self._decide(prf, tweaks, first, shared, unsure[:count], rows[:count], noise)
         return noise, shared.starts
-
-    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Return nodes ``0 ..  last - 1`` of one name as a function of the precision in bits.
-
-        The noises are integers, so that every precision gives the same exact balls.
-        """
-        none = np.zeros(1, np.int64)
-        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
-        return lambda _: [flint.arb(int(z)) for z in noise]
 
     def _decide(
         self,

@@ -51,6 +51,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import TableSampler
 from dpstream.dp_transforms.tabulation.domain import Domain, LevelDomain
 from dpstream.dp_transforms.tabulation.expand import Counts
+from dpstream.state.numbers import one_array
 
 #: Groups of one name; to name each would cost more than its noise.
 BLOCK_GROUPS = 1 << 20
@@ -179,9 +180,7 @@ class _Texts:
     """A column of texts that are few: the distinct values, and (n,) which one each row has."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        array = column.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # of no chunks, or more than fits one
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        array = one_array(column)
         self.values = array.dictionary
         self.index = np.asarray(array.indices.to_numpy(), np.int64)
 
