@@ -13,6 +13,7 @@ it; with bounded input all trigger times are announced at once and one callback 
 through them.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -478,21 +479,18 @@ def run_in_memory(
     unit_shard = shard_of(ids_of(records.column("unit")), run.shards)
     by_unit = dict(split_by_shard(records, unit_shard, run.shards))
     gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+    shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
     if run.plan.design.skips:
-        shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
-        for name, part in alternate(run, stages_of(run), shards, stops(run.explicit())):
-            gathered.setdefault(name, []).append(part)
-        return in_order(run.plan.timeline, gathered, sealed), [
-            dead for _, dead in parts if dead.num_rows
-        ]
-    by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}
-    for shard in range(run.shards):
-        held = [by_unit[shard]] if shard in by_unit else []
-        for target, batch in decide(shard, held, upto, 0).outputs:
-            by_key[target].append(batch)
-    for shard, batches in by_key.items():
-        for name, part in release(shard, batches, upto, 0).outputs:
-            gathered.setdefault(name, []).append(part)
-    return in_order(run.plan.timeline, gathered, sealed), [
-        dead for _, dead in parts if dead.num_rows
-    ]
+        released = alternate(run, stages_of(run), shards, stops(run.explicit()))
+    else:
+        by_key: list[list[pa.RecordBatch]] = [[] for _ in shards]
+        for shard, held in enumerate(shards):
+            for target, batch in decide(shard, held, upto, 0).outputs:
+                by_key[target].append(batch)
+        released = itertools.chain.from_iterable(
+            release(shard, batches, upto, 0).outputs for shard, batches in enumerate(by_key)
+        )
+    for name, part in released:
+        gathered.setdefault(name, []).append(part)
+    dead_letters = [dead for _, dead in parts if dead.num_rows]
+    return in_order(run.plan.timeline, gathered, sealed), dead_letters

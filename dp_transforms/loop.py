@@ -39,7 +39,7 @@ from dpstream.dp_transforms.batches import (
     record_schema,
     split_by_shard,
 )
-from dpstream.dp_transforms.beam.buffer import ShardCallback
+from dpstream.dp_transforms.beam.buffer import ShardCallback, outputs_of
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
 from dpstream.dp_transforms.beam.split import IdsOf
 from dpstream.dp_transforms.beam.workers import Threads, Workers
@@ -119,12 +119,12 @@ def alternate(
             ahead[shard].append(batch)
         for shard in range(run.shards):
             mine, ahead[shard] = ahead[shard], []
-            workers.ask(functools.partial(_released, release[shard], shard, mine, upto, taken))
-        for shard, released, batch in workers.answers():
-            if released is None:
-                ahead[shard].append(batch)
+            workers.ask(functools.partial(outputs_of, release[shard], shard, mine, upto, taken))
+        for shard, waiting, output in workers.answers():
+            if waiting:
+                ahead[shard].append(output)
             else:
-                yield released, batch
+                yield output
         since = taken = upto
 
 
@@ -153,11 +153,7 @@ def _bounded(
     shard: int, batches: list[pa.RecordBatch], upto: int, since: int, tools: Tools
 ) -> Iterator[tuple[int, bool, pa.RecordBatch]]:
     """(unit shard, whether it waits, records that wait or admitted pairs)."""
-    held = tools.decide(shard, batches, upto, since)
-    for batch in held.outputs:
-        yield shard, False, batch
-    if held.waiting is not None and held.waiting.num_rows:
-        yield shard, True, held.waiting
+    return outputs_of(tools.decide, shard, batches, upto, since)
 
 
 def _groups(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -182,22 +178,6 @@ def _split(
         pairs = concat(batches, admitted_schema(run.plan))
         batches.clear()
         yield from split_by_shard(pairs, shard_of(tools.ids(pairs), run.shards), run.shards)
-
-
-def _released(
-    release: ShardCallback,
-    shard: int,
-    batches: list[pa.RecordBatch],
-    upto: int,
-    since: int,
-    _: Tools,
-) -> Iterator[tuple[int, tuple[int, int] | None, pa.RecordBatch]]:
-    """(key shard, (window, trigger) of a step or ``None`` for pairs that wait, rows)."""
-    held = release(shard, batches, upto, since)
-    for name, batch in held.outputs:
-        yield shard, name, batch
-    if held.waiting is not None and held.waiting.num_rows:
-        yield shard, None, held.waiting
 
 
 def one_process(pipeline: beam.Pipeline) -> bool:

@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError, instance
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state import durable
@@ -209,11 +209,8 @@ def _copy_keys(
                     "run the job for a while, or to its end, and try again",
                 )
             ids = id_view(piece.keys.column("_id").combine_chunks())
-            to = shard_of(ids, shards)
-            for number in range(shards):
-                rows = np.flatnonzero(to == number)
-                if len(rows):
-                    target.put_keys(window, number, take_keys(piece, rows))
+            for number, rows in _by_shard(ids, shards):
+                target.put_keys(window, number, take_keys(piece, rows))
 
 
 def _copy_selections(source: Store, target: Store) -> None:
@@ -283,8 +280,7 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
     _require(url)
     close_all()
     state_backend = backend(url)
-    source = state_backend.open(plan)
-    try:
+    with contextlib.closing(state_backend.open(plan)) as source:
         _refuse_other(source.identity, plan)
         if isinstance(state_backend, SqliteBackend):
             return backup_file(state_backend.path, out, progress)
@@ -294,8 +290,6 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
             seal_backup(draft)
             publish(draft, out)
         return source.identity
-    finally:
-        source.close()
 
 
 def restore(
@@ -336,7 +330,7 @@ def restore(
         )
     if isinstance(state_backend, SpannerBackend):
         return _restore_there(state_backend, plan, file, confirm, change, abandon, progress), None
-    path = _path(url)
+    path = Path(instance(state_backend, SqliteBackend).path)
     with _opened(file, path, plan) as source, drafted(path) as draft:
         old = source.identity
         new = old if change is None else change(old)
@@ -406,10 +400,8 @@ def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
                 "use the job it was begun with",
             )
         store = SqliteStore(copy, key_schema(plan), design_of_run(plan, identity).sums)
-        try:
+        with contextlib.closing(store):
             yield store
-        finally:
-            store.close()
 
 
 def _draft(
@@ -424,14 +416,12 @@ def _draft(
     """Make a complete store in a temporary file."""
     create_store(draft, identity)
     target = SqliteStore(draft, key_schema(plan), design_of_run(plan, identity).sums)
-    try:
+    with contextlib.closing(target):
         if restoring:
             target.begin_restoring(anew=abandon is not None)
         copy_store(source, target, plan.timeline, progress, abandon)
         if not restoring:
             target.set_metadata(DELIVERED, source.metadata(DELIVERED))
-    finally:
-        target.close()
     check_file(draft)
 
 
@@ -462,7 +452,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
             copy_store(there, target, plan.timeline, progress)
             target.set_metadata(DELIVERED, there.metadata(DELIVERED))
         return None
-    path = _path(url)
+    path = Path(instance(state_backend, SqliteBackend).path)
     with alone(path) as db, drafted(path) as draft:
         identity = read_identity(db)
         sums = design_of_run(plan, identity).sums
@@ -482,14 +472,6 @@ def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
 def _require(url: str) -> None:
     if not exists(url):
         raise UsageError("store", "holds no run yet", "run the job, or correct store")
-
-
-def _path(url: str) -> Path:
-    """Return the file of the embedded store."""
-    state_backend = backend(url)
-    if not isinstance(state_backend, SqliteBackend):
-        raise UsageError("store", "is no file that can be replaced", "use 'sqlite:PATH'")
-    return Path(state_backend.path)
 
 
 def _refuse_other(identity: RunIdentity, plan: Plan) -> None:

@@ -78,7 +78,7 @@ def state_type(streams: int) -> np.dtype[Any]:
     """Return the numpy type of a key's packed state with this number of integer sums.
 
     ``taken`` is the last step that the key is part of, ``due`` may be earlier than the list that it
-    is on, and ``chunk ..  chunks - 1`` are the rows of ``KeyUnits`` that belong to its unit set.
+    is on, and ``chunk .. chunks - 1`` are the rows of ``KeyUnits`` that belong to its unit set.
     """
     return np.dtype(
         [

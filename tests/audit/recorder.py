@@ -25,6 +25,7 @@ from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.neighbours import PUBLIC, Record, deliveries
+from tests.bounded import bound
 from tests.streams import KEYS, RUN_ID
 
 #: (window, page, trigger); (window, role, stream, page id, round).
@@ -175,7 +176,7 @@ def record_bound_by_trigger_times(
             for upto in range(1, line.last_trigger_time + 1):
                 for number in range(shards):
                     now = good.filter(pa.array((trigger_time == upto) & (shard == number)))
-                    bounding.bound(plan, store, number, now, upto, key_ids=keys)
+                    bound(plan, store, number, now, upto, key_ids=keys)
     finally:
         stores.close_all()
     return trace

@@ -11,7 +11,6 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
-from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
@@ -23,6 +22,7 @@ from dpstream.state.spanner.fill import PROGRESS
 from dpstream.state.spanner.schema import BOUND, create_tables
 from dpstream.state.spanner.shards import SpannerUnitShard
 from tests import emulator
+from tests.bounded import bound
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import small_commits
 from tests.faults.runs import Releases, calm, job, released

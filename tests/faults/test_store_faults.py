@@ -35,6 +35,7 @@ from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
+from tests.bounded import bound
 from tests.faults.child import batches_of, plan_of
 from tests.faults.failing import FailOnce, FailureError
 from tests.faults.places import KINDS, Places, places, small_commits
@@ -281,7 +282,7 @@ def admitted_steps(run: Run) -> list[tuple[int, int, int, pa.RecordBatch]]:
         plan.timeline.last_trigger_time,
     )
     parts = [
-        bounding.bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
+        bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
         for n in range(run.shards)
     ]
     rows = concat(parts, admitted_schema(plan))
@@ -465,8 +466,8 @@ def test_a_decision_of_bound_is_made_once(place: Places) -> None:
     a, b = another(run), another(run)
     upto = plan.timeline.last_trigger_time
     b.unit_shard(0)  # b has looked before a decides
-    first, *_ = bounding.bound(plan, a, 0, records, upto)
-    second, *_ = bounding.bound(plan, b, 0, records, upto)
+    first, *_ = bound(plan, a, 0, records, upto)
+    second, *_ = bound(plan, b, 0, records, upto)
     assert first == second and first.num_rows
     for store in (a, b):
         store.close()
