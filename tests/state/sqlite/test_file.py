@@ -198,16 +198,6 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
         SqliteStore(path, KEY_SCHEMA, STREAMS)
 
 
-def test_a_note_is_replaced_if_it_is_what_was_thought(bench: SqliteBench) -> None:
-    db = bench.open()._db
-    assert read_metadata(db, "x") is None
-    assert not swap_metadata(db, "x", "a", "b") and read_metadata(db, "x") is None
-    assert swap_metadata(db, "x", None, "a") and not swap_metadata(db, "x", None, "b")
-    assert swap_metadata(db, "x", "a", "b") and read_metadata(db, "x") == "b"
-    assert not db.in_transaction
-    assert swap_metadata(db, "x", "b", None) and read_metadata(db, "x") is None
-
-
 def test_a_note_is_no_row_of_the_stores_own(bench: SqliteBench) -> None:
     db = bench.open()._db
     identity = read_meta(db, "identity")
