@@ -15,8 +15,15 @@ from typing import NamedTuple
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.plan import TablePlan
-from dpstream.dp_transforms.tabulation.domain import Domain, Shard, domain_of, shards_of
-from dpstream.dp_transforms.tabulation.perturb import Published, published_of, regions_of
+from dpstream.dp_transforms.tabulation.domain import (
+    Domain,
+    Published,
+    Shard,
+    domain_of,
+    published_of,
+    regions_of,
+    shards_of,
+)
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.files import Loaded, load, public_paths, records_path
 from dpstream.pipelines.tabulation.private import Lookup, lookup_of

@@ -44,7 +44,7 @@ from dpstream.dp_transforms.session import (
     released,
     tallied,
 )
-from dpstream.dp_transforms.session.measuring import (
+from dpstream.dp_transforms.session.batches import (
     empty,
     gathered,
     joined,

@@ -1,7 +1,4 @@
-"""Noise of cells: what one record costs, exactly; the law of what is drawn; names.
-
-Sums on their way: whatever the pieces and shards, the same integers arrive.
-"""
+"""Noise of cells: what one record costs, exactly; the law of what is drawn; names."""
 
 from fractions import Fraction
 from typing import Any
@@ -17,26 +14,15 @@ from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Question, sum_of
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.cells import Axis, Cells, Ranges
-from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import Totals, measured, nothing, totals
-from dpstream.dp_transforms.session.measuring import (
-    empty,
-    gathered,
-    joined,
-    packed,
-    routed,
-    shards_of,
-)
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p
-from tests.dp_transforms.session.test_totals import question_of, same
 from tests.fixed import INPUTS
 from tests.sessions import (
     QUESTIONS,
     RUN,
     SHAPES,
     Draws,
-    Records,
     boxes_of,
     cost,
     points,
@@ -208,62 +194,3 @@ def test_cells_alone_have_the_noise_that_they_have_among_others(ring: KeyRing) -
             for mine, all_ in zip(alone, all_cells, strict=True):
                 for part, of in zip(mine, all_, strict=True):
                     assert (part[0] == of[at]).all()
-
-
-SPACE = space()
-CODER = ArrowBatchCoder()
-
-
-def test_shards_are_runs_of_cells() -> None:
-    for cells, shards in ((1, 1), (10, 3), (7, 7), (1 << 20, 9)):
-        begins = shards_of(cells, shards)
-        assert begins[0] == 0 and begins[-1] == cells and (np.diff(begins) >= cells // shards).all()
-
-
-@pytest.mark.parametrize("shards", [1, 2, 5])
-def test_sums_arrive(shards: int) -> None:
-    question, boxes = question_of(3)
-    records, needs = random_records(SPACE, 400), question.needs(SPACE, boxes)
-    expected = records.totals(SPACE, boxes, question)
-    batches = {shard: [empty(needs)] for shard in range(shards)}
-    for k in range(3):
-        part = Records(records.at[k::3], records.usable[k::3]).totals(SPACE, boxes, question)
-        for shard, batch in routed(part, shards):
-            batches[shard].append(CODER.decode(CODER.encode(batch)))
-    begins = shards_of(question.cells.count, shards)
-    totals = nothing(0, needs)
-    parts = [gathered(batches[s], begins[s], begins[s + 1], needs) for s in range(shards)]
-    assert sum(len(part.records) for part in parts) == question.cells.count
-    totals = totals._replace(
-        records=np.concatenate([part.records for part in parts]),
-        columns={
-            name: type(of)(*(np.concatenate([p.columns[name][i] for p in parts]) for i in (0, 1)))
-            for name, of in expected.columns.items()
-        },
-        leaves={name: np.concatenate([p.leaves[name] for p in parts]) for name in expected.leaves},
-    )
-    assert same(totals, expected)
-
-
-def test_measured_sums_arrive(ring: KeyRing) -> None:
-    for cells, ranges in SHAPES[2:]:
-        boxes = boxes_of(SPACE, cells, ranges)
-        question = Question(kind="rho", amount=10**6, aggregates=QUESTIONS[-1], cells=cells)
-        noisy = measured(
-            SPACE,
-            question,
-            boxes,
-            random_records(SPACE, 90).totals(SPACE, boxes, question),
-            ring,
-            RUN,
-            INPUTS,
-        )
-        begins = shards_of(cells.count, 3)
-        shards = []
-        for shard in (1, 2, 0):
-            at = slice(begins[shard], begins[shard + 1])
-            batch = packed(tuple(tuple(part[at] for part in of) for of in noisy))
-            shards.append((shard, CODER.decode(CODER.encode(batch))))
-        again = joined(shards, [len(of) for of in noisy])
-        for mine, theirs in zip(noisy, again, strict=True):
-            assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -12,7 +12,7 @@ import pytest
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.session import encoded
-from dpstream.dp_transforms.session.measuring import gathered
+from dpstream.dp_transforms.session.batches import gathered
 from dpstream.pipelines.session.records import flow
 from dpstream.pipelines.session.records.batch import here
 from dpstream.pipelines.session.records.flow import (
