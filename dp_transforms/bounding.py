@@ -31,8 +31,14 @@ from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms import skipping
-from dpstream.dp_transforms.admission import admit, open_windows, stamp_order
-from dpstream.dp_transforms.decision import Batch, expand, unrepeated
+from dpstream.dp_transforms.decision import (
+    Batch,
+    admit,
+    expand,
+    open_windows,
+    stamp_order,
+    unrepeated,
+)
 from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state.arrow import position_ids
@@ -84,49 +90,20 @@ class Copies:
 KeyIdsOf = Callable[[pa.RecordBatch], Ids]
 
 
-class Bounded(NamedTuple):
+class Decided(NamedTuple):
     """The result of BOUND for the records of a shard.
 
     Attributes:
-        admitted: pairs for the key shards.
+        pieces: returns the admitted pairs, for the key shards, in batches of about as many rows as
+            are asked for.
         counts: for the operator.
         waiting: records to pass in again at a later trigger time: their own trigger time, or the
             one they joined, is still to come.
     """
 
-    admitted: pa.RecordBatch
-    counts: dict[str, int]
-    waiting: pa.RecordBatch
-
-
-class Decided(NamedTuple):
-    """``Bounded`` before the admitted pairs are laid out.
-
-    Attributes:
-        pieces: returns the admitted pairs in batches of about as many rows as are asked for.
-        counts, waiting: as there.
-    """
-
     pieces: Callable[[int], Iterator[pa.RecordBatch]]
     counts: dict[str, int]
     waiting: pa.RecordBatch
-
-
-def bound(
-    plan: Plan,
-    store: Store,
-    shard: int,
-    records: pa.RecordBatch,
-    upto: int,
-    since: int = 0,
-    key_ids: KeyIdsOf | None = None,
-    published: PublishedKeys | None = None,
-) -> Bounded:
-    """Do ``decide``, and return all admitted pairs in one batch."""
-    given = key_ids, published
-    pieces, counts, waiting = decide(plan, store, shard, records, upto, since, *given)
-    admitted, *_ = pieces(max(1, counts["operator_pairs_admitted"]))
-    return Bounded(admitted, counts, waiting)
 
 
 def decide(

@@ -13,6 +13,7 @@ it; with bounded input all trigger times are announced at once and one callback 
 through them.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -34,16 +35,19 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock, paced_clock
-from dpstream.dp_transforms.beam.conductor import Conductor, one_process
 from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, reading_threads, unit_ids
 from dpstream.dp_transforms.beam.workers import Threads
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
-from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, Records, public_key_ids
-from dpstream.dp_transforms.loop import Stages, alternate
+from dpstream.dp_transforms.ingest.records import (
+    CanonicaliserFactory,
+    Records,
+    public_key_ids,
+    require_once,
+)
+from dpstream.dp_transforms.loop import Conductor, Stages, alternate, one_process
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.pacing import Pace, stops
-from dpstream.dp_transforms.positions import require_once
+from dpstream.dp_transforms.pacing import Pace, note_waiting, stops
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import (
     Gather,
@@ -58,7 +62,6 @@ from dpstream.dp_transforms.release import (
 from dpstream.dp_transforms.run import Account, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
-from dpstream.dp_transforms.waiting import note_waiting
 from dpstream.state.idtable import shard_of
 from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire
@@ -93,8 +96,8 @@ class DPStream(beam.PTransform):
             without it no account adds up what is spent.
         public: canonical public keys (``ingest.records.canonical_public_keys``), for a run that is
             begun here and a plan that has some.
-        once: refuse bounded input in which a position occurs twice (`dp_transforms.positions`):
-            for rows that were numbered elsewhere.
+        once: refuse bounded input in which a position occurs twice (``records.require_once``): for
+            rows that were numbered elsewhere.
         clock: emits trigger times (`dp_transforms.beam.clock`).  Default: all of them for bounded
             input, a wall clock otherwise.
     """
@@ -476,21 +479,18 @@ def run_in_memory(
     unit_shard = shard_of(ids_of(records.column("unit")), run.shards)
     by_unit = dict(split_by_shard(records, unit_shard, run.shards))
     gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+    shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
     if run.plan.design.skips:
-        shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
-        for name, part in alternate(run, stages_of(run), shards, stops(run.explicit())):
-            gathered.setdefault(name, []).append(part)
-        return in_order(run.plan.timeline, gathered, sealed), [
-            dead for _, dead in parts if dead.num_rows
-        ]
-    by_key: dict[int, list[pa.RecordBatch]] = {shard: [] for shard in range(run.shards)}
-    for shard in range(run.shards):
-        held = [by_unit[shard]] if shard in by_unit else []
-        for target, batch in decide(shard, held, upto, 0).outputs:
-            by_key[target].append(batch)
-    for shard, batches in by_key.items():
-        for name, part in release(shard, batches, upto, 0).outputs:
-            gathered.setdefault(name, []).append(part)
-    return in_order(run.plan.timeline, gathered, sealed), [
-        dead for _, dead in parts if dead.num_rows
-    ]
+        released = alternate(run, stages_of(run), shards, stops(run.explicit()))
+    else:
+        by_key: list[list[pa.RecordBatch]] = [[] for _ in shards]
+        for shard, held in enumerate(shards):
+            for target, batch in decide(shard, held, upto, 0).outputs:
+                by_key[target].append(batch)
+        released = itertools.chain.from_iterable(
+            release(shard, batches, upto, 0).outputs for shard, batches in enumerate(by_key)
+        )
+    for name, part in released:
+        gathered.setdefault(name, []).append(part)
+    dead_letters = [dead for _, dead in parts if dead.num_rows]
+    return in_order(run.plan.timeline, gathered, sealed), dead_letters

@@ -1,20 +1,200 @@
-"""What each window has published at its tests: read from committed releases, and nowhere else.
+"""What each window has published at its tests, and what later windows know of it.
+
+It is read from committed releases, and nowhere else.
 
 A key that a test selects is published at the test's own trigger, so the releases of the tests'
 steps name every key with the test that selected it.  They are committed together with the state
 of their step, copied, kept and expired with it: there is no second list that could differ.
+
+**Remembered keys** are what later windows know of it (mechanism.md section 9).  Window V reads,
+once, the selections of tests whose trigger time is not after its start.  A key among them is
+published in V like one of a public list: from the first trigger on, at every refresh and at the
+close, with noise whether it has records or not.  It is not tested in V, and where published keys
+are skipped its pairs take no selection weight there.
+
+Sensitivity.  A key that a test selects is published at the test's own trigger, so the list is a
+function of the outputs up to V's start, which is a public time: given equal outputs so far, V
+remembers the same keys on neighbouring streams.
+
+* Values.  A remembered key's streams in V are those of any published key: C pairs of a unit, each
+  of L, in noise that no other window has (its name says the window).  That they are published
+  before V has a record of theirs, and that a test of another window decided so, is adaptive choice
+  by outputs.  A row over nothing has the noise of any other row: which keys had records does not
+  show.
+* Selection.  With ``skip`` a pair reads what was selected by V's start, if it is decided behind
+  it, and is new otherwise.  Both are functions of outputs before its decision, so all other units'
+  indices are the same on both streams, and the unit's own counter never falls: it adds each w_i at
+  most once on every path of outputs, sum w_i^2 <= 1 (`dp_transforms.skipping`).  Without ``skip``
+  its pairs move the selection stream of (V, key) as if it were tested, at most n of C, which the
+  budget counts; where that stream is continued as the count of units its noise is the stream's
+  own.
+* Thresholds.  A key that is not tested is published by no chance of its own: a unit has at most C
+  (key, window)s that are tested, each with b, as before.  In the proof both sides publish the same
+  keys until the first test that one makes and the other does not, so they remember the same until
+  then, and its probability is the C b that is counted.
+
+It rests on three things.  The list is the same for whoever asks, on every shard, in every layout
+and at every replay: a selection is committed with the step that made it, and no step or decision
+of V is taken before all tests up to V's start are (in one shard steps are taken in order of
+trigger time; decisions wait for all shards: a window's start is a stop of the public clock, where
+it matters).  It changes between windows only: a key forgotten in mid-window would be tested
+although it was published there, a second round with a chance b of its own.  And a key is forgotten
+by a public rule, here a fixed time after its last selection: by a true count, whether its series
+goes on would tell whether it had records.
 """
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
+import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.pacing import may_decide, next_test
-from dpstream.dp_transforms.remembered_keys import RememberedKeys
 from dpstream.state.idtable import IdTable
+from dpstream.state.retention_store import Selection
 from dpstream.state.store import NEVER, OvertakenError, Store
+
+
+class Remembered:
+    """Selected keys in order of time, and which of them windows remember.
+
+    Args:
+        lasting: trigger times that a selection is remembered for; ``None``: for ever.
+
+    Attributes:
+        through: trigger time up to which selections were taken in; -1: none yet.
+        columns: key columns and ``_id`` by slot, ``None`` before the first.
+    """
+
+    def __init__(self, lasting: int | None = None) -> None:
+        self._lasting = lasting
+        self.through = -1
+        self.columns: pa.Table | None = None
+        self._keys, self._last = IdTable(), np.zeros(0, np.int64)
+        self._windows: dict[int, Bool] = {}
+
+    def begin(self, window: int, start: int, selections: Iterable[Selection]) -> None:
+        """Take a window's start: what was selected since the start before it, in order of time.
+
+        Args:
+            start: trigger time of the window's start, not before ``through``.
+        """
+        if not start >= self.through:
+            raise InvariantError("windows ask for remembered keys in their order")
+        fresh = []
+        for selection in selections:
+            if not self.through < selection.trigger_time <= start:
+                raise InvariantError("selections are read in their order")
+            before, ids = self._keys.size, ids_of(selection.keys.column("_id"))
+            slots = self._keys.intern(ids)
+            more = np.zeros(self._keys.size - before, np.int64)
+            self._last = np.concatenate([self._last, more])
+            self._last[slots] = selection.trigger_time
+            new = np.flatnonzero(slots >= before)
+            rows = new[np.unique(slots[new], return_index=True)[1]]
+            fresh.append(selection.keys.take(pa.array(rows)))
+        if fresh:
+            own = [] if self.columns is None else self.columns.to_batches()
+            self.columns = pa.Table.from_batches([*own, *fresh]).combine_chunks()
+        self.through = start
+        remembered = np.ones(self._keys.size, np.bool_)
+        if self._lasting is not None:
+            remembered = self._last > start - self._lasting
+        self._windows[window] = remembered
+
+    def has_begun(self, window: int) -> bool:
+        """Whether the window's start was taken."""
+        return window in self._windows
+
+    def of(self, window: int) -> Int64:
+        """Slots of the keys that a window remembers."""
+        return np.flatnonzero(self._windows[window])
+
+    def knows(self, window: int, ids: Ids) -> Bool:
+        """(n,) which of the key ids (n, 2) a window remembers."""
+        remembered = self._windows[window]
+        slots = self._keys.find(ids)
+        return np.append(remembered, False)[np.where(slots < len(remembered), slots, -1)]
+
+    def holds(self, ids: Ids) -> Bool:
+        """(n,) which of the key ids (n, 2) were selected at any time up to ``through``."""
+        return np.asarray(self._keys.find(ids) >= 0)
+
+    def end(self, before: int) -> None:
+        """Let go of windows before one, and of keys that nobody remembers any more."""
+        self._windows = {w: remembered for w, remembered in self._windows.items() if w >= before}
+        if self._lasting is None or self.columns is None:
+            return
+        lasting = self._last > self.through - self._lasting
+        for flags in self._windows.values():
+            lasting[: len(flags)] |= flags
+        if 2 * int(lasting.sum()) >= len(lasting):
+            return
+        keys = IdTable()
+        keys.intern(self._keys.ids[lasting])
+        self._windows = {
+            w: remembered[lasting[: len(remembered)]] for w, remembered in self._windows.items()
+        }
+        self._keys, self._last = keys, self._last[lasting]
+        self.columns = self.columns.filter(pa.array(lasting)).combine_chunks()
+
+
+class RememberedKeys:
+    """What windows remember, as the store has it; of a thread.
+
+    Args:
+        plan, store: of the run.
+        shards: key shards whose selections are asked for.
+    """
+
+    def __init__(self, plan: Plan, store: Store, shards: Sequence[int]) -> None:
+        self._plan, self._store, self._shards = plan, store, shards
+        self._read = Remembered(plan.design.remembered_for)
+
+    def at(self, window: int) -> Remembered:
+        """With the window's start taken, at which all its shards' tests must be committed.
+
+        Each selection is read once; also those of windows that are open at that time are begun.
+        """
+        if self._read.has_begun(window):
+            return self._read
+        line, lasting = self._plan.timeline, self._plan.design.remembered_for
+        start = line.base(window)
+        if start < self._read.through:  # long closed: not asked for in order
+            self._read = Remembered(lasting)
+        selections = self._since(start)
+        for other in line.windows_at(start + 1):
+            at = line.base(other)
+            if other <= window and at >= self._read.through and not self._read.has_begun(other):
+                fresh = [s for s in selections if self._read.through < s.trigger_time <= at]
+                self._read.begin(other, at, fresh)
+        span = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        self._read.end(window - span)
+        return self._read
+
+    def begun(self, window: int) -> bool:
+        """Whether the window's start was taken."""
+        return self._read.has_begun(window)
+
+    def _since(self, start: int) -> list[Selection]:
+        after, lasting = self._read.through, self._plan.design.remembered_for
+        if lasting is not None and after < 0:
+            # Of the windows that are open at this start the oldest began at most T before.
+            after = max(after, start - self._plan.timeline.triggers - lasting)
+        selections = [
+            s for shard in self._shards for s in self._store.selections(shard, after, start)
+        ]
+        return sorted(selections, key=lambda selection: selection.trigger_time)
+
+    def unknown(self, ids: Ids) -> Bool:
+        """(n,) which selected keys (n, 2) must be noted: where a run remembers for good, a key that
+        was selected before is there already."""
+        if self._plan.design.remembered_for is not None:
+            return np.ones(len(ids), np.bool_)
+        return ~self._read.holds(ids)
 
 
 class _Window:

@@ -76,7 +76,11 @@ def steps_through(
 def due_by(
     line: Timeline, rows: pa.RecordBatch, upto: int
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return (rows of steps up to a trigger time, rows of later ones: events ahead of stamps)."""
+    """Return (rows of steps up to a trigger time, rows of later ones: events ahead of stamps).
+
+    Args:
+        rows: of any kind that have a window and a trigger.
+    """
     window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
     later = window.astype(np.int64) * (line.slide // line.trigger_every) + trigger > upto
     if not later.any():

@@ -19,10 +19,9 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.cells.bases import Basis, cost2, reduced, table_bits
-from dpstream.dp_transforms.noise.components import Components
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.inputs import InputDigest
-from dpstream.dp_transforms.noise.mixing import mixed
+from dpstream.dp_transforms.noise.mixing import Components, mixed
 from dpstream.dp_transforms.noise.oneshot import numbered
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing

@@ -3,6 +3,13 @@
 Order of a step: aggregate the micro-batch; examine the keys that it changed and the keys that are
 due; select; publish what the calendar schedules; predict.  Nothing is visible before
 ``Store.commit_step`` returned, and what is visible is what it returned.
+
+A step is taken once for each key, also after a reshard and when it is committed in parts.  Shards
+of a store that is resharded may be at different steps; the new shards continue after the last one,
+and keys that came from a shard that was ahead must not take those steps again (``ReshardProgress``,
+``TakenSteps``).  A step too large for one transaction is committed in parts by key
+(``KeyShard.done``).  Either way the step is computed for the remaining keys, and its releases are
+those that one undivided step would have given: keys do not depend on each other.
 """
 
 import contextlib
@@ -10,13 +17,13 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.budget.allocation import StreamNoise, plain_count
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import InvariantError, RunError
@@ -33,24 +40,73 @@ from dpstream.dp_transforms.batches import (
     shard_release_schema,
 )
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.geometric import GeometricNodes
+from dpstream.dp_transforms.noise.geometric import GeometricNodes, TruncatedNodes
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 from dpstream.dp_transforms.perturbation import MixedPaths, Published, PublishedPaths, publish
-from dpstream.dp_transforms.prediction import next_publication, predict, publishes, wait_for_test
-from dpstream.dp_transforms.remembered_keys import RememberedKeys
-from dpstream.dp_transforms.selection import NoisyThresholds, candidates, select
+from dpstream.dp_transforms.published_keys import RememberedKeys
+from dpstream.dp_transforms.selection import (
+    NoisyThresholds,
+    candidates,
+    next_publication,
+    predict,
+    publishes,
+    select,
+    wait_for_test,
+)
 from dpstream.state.arrow import id_array
 from dpstream.state.idtable import IdTable, shard_of
+from dpstream.state.retention_store import ReshardProgress
 from dpstream.state.seals import damaged
 from dpstream.state.store import NEVER, KeyShard, OvertakenError, RunIdentity, StepResult, Store
-from dpstream.state.taken import TakenSteps
 
 _NO_SLOTS: Int64 = np.zeros(0, np.int64)
+
+
+class TakenSteps:
+    """The steps that the keys of a store's open windows have taken.
+
+    Args:
+        reshards: by window, the progress of the keys' earlier shards at each reshard.
+    """
+
+    def __init__(self, reshards: Mapping[int, Sequence[ReshardProgress]]) -> None:
+        self._reshards = reshards
+
+    def before_reshard(self, window: int, trigger: int, ids: Ids) -> Bool:
+        """Return (n,) which of the key ids (n, 2) took the step on their shard of an earlier
+        layout.
+        """
+        ahead = np.zeros(len(ids), np.bool_)
+        for reshard in self._reshards.get(window, ()):
+            progress = np.array(reshard.progress, np.int32)
+            ahead |= progress[shard_of(ids, len(progress))] >= trigger
+        return ahead
+
+    def remaining(
+        self, states: KeyShard, window: int, trigger: int, slots: Int64, ids: Ids
+    ) -> tuple[Int64, Bool | None]:
+        """Return the keys and rows that a step must still be computed for.
+
+        Args:
+            states: the shard; its keys that have taken the step are marked as done.
+            slots: keys that are due; ids: (n, 2) key ids of the step's rows.
+
+        Returns:
+            (remaining due keys, (n,) rows whose key remains; ``None``: all of both).
+        """
+        ahead = None
+        if window in self._reshards:
+            ahead = self.before_reshard(window, trigger, ids)
+            states.done[: states.size] |= self.before_reshard(window, trigger, states.table.ids)
+        if not states.done.any():
+            return slots, None if ahead is None else ~ahead
+        at = states.table.find(ids)
+        rows = (at < 0) | ~states.done[at]
+        return slots[~states.done[slots]], rows if ahead is None else rows & ~ahead
 
 
 @functools.lru_cache(maxsize=32)

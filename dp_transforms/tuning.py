@@ -22,9 +22,8 @@ from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
-from dpstream.dp_transforms.admission import open_windows
 from dpstream.dp_transforms.batches import ids_of, numbers
-from dpstream.dp_transforms.decision import event_trigger_times
+from dpstream.dp_transforms.decision import event_trigger_times, open_windows
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing

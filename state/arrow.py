@@ -80,23 +80,34 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
     """Return (new keys, changed states, new pairs) of a step."""
     batch = states.fresh_keys().append_column("_id", id_array(states.table.ids[states.logged :]))
     slots = result.changed
-    columns = {
+    columns: dict[str, npt.NDArray[Any]] = {
         "slot": slots.astype(np.int32),
         "units": states.units[slots],
         "due": states.due[slots],
         "round": states.round[slots],
         "base": states.base[slots],
     }
-    for stream in range(states.values.shape[1]):
-        columns[f"v{stream}"] = states.values[slots, stream]
-    pairs = pa.RecordBatch.from_arrays(
-        [pa.array(result.pair_slots.astype(np.int32)), id_array(result.pair_units)],
-        names=["slot", "unit"],
-    )
+    values = states.values[slots]
+    return _key_blobs(batch, columns, values, result.pair_slots, result.pair_units)
+
+
+def _key_blobs(
+    keys: pa.Table,
+    columns: dict[str, npt.NDArray[Any]],
+    values: Int64,
+    slots: Int64,
+    units: Ids,
+) -> tuple[bytes, bytes, bytes]:
+    """Return keys, states with their (n, V) values, and the slots and units of pairs as blobs."""
+    columns |= {f"v{stream}": column for stream, column in enumerate(values.T)}
     return (
-        to_bytes(_one(batch)),
+        to_bytes(_one(keys)),
         to_bytes(pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})),
-        to_bytes(pairs),
+        to_bytes(
+            pa.RecordBatch.from_arrays(
+                [pa.array(slots.astype(np.int32)), id_array(units)], names=["slot", "unit"]
+            )
+        ),
     )
 
 
@@ -113,7 +124,7 @@ def _one(table: pa.Table) -> pa.RecordBatch:
 
 def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
     """Return (new keys, their states, pairs) of a piece of a snapshot with these new slots."""
-    columns = {
+    columns: dict[str, npt.NDArray[Any]] = {
         "slot": slots.astype(np.int32),
         "units": piece.units,
         "due": piece.due,
@@ -121,17 +132,8 @@ def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
         "base": piece.base,
         "done": piece.done,
     }
-    for stream in range(piece.values.shape[1]):
-        columns[f"v{stream}"] = piece.values[:, stream]
-    pairs = pa.RecordBatch.from_arrays(
-        [pa.array(slots[piece.pair_rows].astype(np.int32)), id_array(piece.pair_units)],
-        names=["slot", "unit"],
-    )
-    return (
-        to_bytes(_one(piece.keys)),
-        to_bytes(pa.RecordBatch.from_pydict({k: pa.array(v) for k, v in columns.items()})),
-        to_bytes(pairs),
-    )
+    pair_slots = slots[piece.pair_rows]
+    return _key_blobs(piece.keys, columns, piece.values, pair_slots, piece.pair_units)
 
 
 def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:

@@ -1,8 +1,9 @@
-"""The first connection to a remote service: a short wait, shown on a terminal, and its error.
+"""Connections to remote services: the first one, and which errors of later calls may pass.
 
 Clients retry for minutes, which is right during a run.  Before it begins, a wrong address or a
 service that is down must be reported soon.  So each client first waits here until the service
-answers; no data is asked for, and no rights are needed.
+answers, shown on a terminal; no data is asked for, and no rights are needed.  Later, stores,
+sources and sinks retry the transient errors of Google's services.
 """
 
 import contextlib
@@ -27,6 +28,12 @@ _SHOWN_AFTER = 0.5
 #: A method without private content that every gRPC server answers, if only by "unimplemented".
 _HEALTH = "/grpc.health.v1.Health/Check"
 _quiet = threading.Event()
+#: Names of gRPC's codes.  After most of them it is unknown whether the call took effect, so what is
+#: tried again must be the same when it is done twice.
+PASSING = (
+    *("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED"),
+    *("UNAVAILABLE", "UNKNOWN"),
+)
 
 
 def show_connecting(wanted: bool) -> None:
@@ -91,3 +98,13 @@ def reach(channel: Any, field: str, to: str) -> None:
         f"{to} does not answer within {CONNECT_SECONDS:.0f} s",
         f"{check}; then run again",
     )
+
+
+def may_pass() -> Any:
+    """Return a predicate of transient errors for the clients' `Retry`; imports their library."""
+    from google.api_core.exceptions import exception_class_for_grpc_status
+    from google.api_core.retry import if_exception_type
+    from grpc import StatusCode
+
+    kinds = (exception_class_for_grpc_status(StatusCode[name]) for name in PASSING)
+    return if_exception_type(*kinds)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from dpstream.accounting.extras import require
 from dpstream.accounting.places import below
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.plan import Plan
-from dpstream.state import drafts
+from dpstream.state import durable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ class SqliteBackend(Backend):
 
     @override
     def sweep(self) -> None:
-        drafts.sweep(Path(self.path).parent)
+        durable.sweep(Path(self.path).parent)
 
     @override
     def prepare(self) -> None:
@@ -307,8 +307,7 @@ def identity_of(url: str, plan: Plan) -> "RunIdentity":
     Raises:
         PolicyError: it is not a store of this program, or holds the state of another plan.
     """
-    store = backend(url).open(plan)
-    try:
+    with contextlib.closing(backend(url).open(plan)) as store:
         if store.identity.plan_hash != plan.hash:
             raise PolicyError(
                 "store",
@@ -316,8 +315,6 @@ def identity_of(url: str, plan: Plan) -> "RunIdentity":
                 "use the job the store was begun with",
             )
         return store.identity
-    finally:
-        store.close()
 
 
 def close_all() -> None:

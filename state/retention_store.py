@@ -1,6 +1,6 @@
 """The part of the Store contract that outlives runs: expiry, sizes, copies of a whole store.
 
-``state.retention`` decides what may go and ``state.copying`` how a store becomes another one; a
+``state.retention`` decides what may go and ``state.transfer`` how a store becomes another one; a
 store gives them the small methods below.  Pieces are columnar and bounded in rows, so that a
 store of any size is copied in bounded memory; they name keys and units by their ids, never by
 a store's own numbers.

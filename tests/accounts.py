@@ -14,9 +14,8 @@ import msgspec
 
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import RECORD, Created, Event, Limit, TableNamed
+from dpstream.state.ledger.events import RECORD, Charge, Created, Event, Limit, TableNamed
 from dpstream.state.ledger.open import (
     AccountPlace,
     ledger_exists,

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from google.cloud.secretmanager_v1 import AccessSecretVersionRequest, AccessSecretVersionResponse
 
-from dpstream.dp_transforms.noise import secret_manager
+from dpstream.dp_transforms.noise import secret_source
 
 SERVICE = "google.cloud.secretmanager.v1.SecretManagerService"
 #: A version of a secret, and a reference to it.
@@ -68,8 +68,8 @@ class SecretServer:
 @contextmanager
 def secret_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
     """A running server that this process asks instead of Google's; retries are short."""
-    monkeypatch.setattr(secret_manager, "RETRY_SECONDS", 1.0)
-    monkeypatch.setattr(secret_manager, "FIRST_WAIT", 0.02)
+    monkeypatch.setattr(secret_source, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(secret_source, "FIRST_WAIT", 0.02)
     service = SecretServer()
     handler = grpc.unary_unary_rpc_method_handler(
         service.answer,
@@ -81,7 +81,7 @@ def secret_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     port = server.add_insecure_port("localhost:0")
     server.start()
-    monkeypatch.setenv(secret_manager.EMULATOR, f"localhost:{port}")
+    monkeypatch.setenv(secret_source.EMULATOR, f"localhost:{port}")
     try:
         yield service
     finally:

@@ -84,7 +84,7 @@ def _imported(among: Iterable[ast.AST]) -> Iterator[str]:
 
 
 #: The one module of the flow that asks a cloud service, and only for the secret.
-CLOUD = "dp_transforms/noise/secret_manager.py"
+CLOUD = "dp_transforms/noise/secret_source.py"
 
 
 @functools.cache
@@ -385,16 +385,16 @@ def test_every_module_says_what_it_is() -> None:
 #: a draft's name and age decide which file is swept.
 ALLOWED = {
     "state/run_ids.py": ["secrets.token_hex"],
-    "state/spanner/batch.py": ["secrets.token_hex"],
+    "state/spanner/commits.py": ["secrets.token_hex"],
     "state/ledger/lineage.py": ["secrets.token_hex"],
     "state/ledger/spanner.py": ["secrets.token_hex", "secrets.token_hex"],
     # When a session's charge was made: its entry names it, and steward's rules go by it alone.
     "state/ledger/regions.py": ["time.time_ns"],
     # A draft's name and its age where it cannot be locked; never what is in it.
-    "state/drafts.py": ["time.time", "secrets.token_hex"],
-    "state/private_folders.py": ["time.time", "secrets.token_hex"],
+    "state/durable.py": ["time.time", "secrets.token_hex"],
+    "state/locks.py": ["time.time", "secrets.token_hex"],
     # Which hand-over a ticket is of, so that it stands for no other's batch; never what is in it.
-    "dp_transforms/hand_over.py": ["secrets.token_bytes"],
+    "dp_transforms/batches.py": ["secrets.token_bytes"],
     # When a trigger time is announced; never what is in it.
     "dp_transforms/beam/clock.py": ["time.time", "time.time"],
 }

@@ -171,7 +171,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         if shard in self._pending:  # its rows may wait for this trigger time
             yield from self._emitted()
         batches = list(rows.read())
-        work = partial(_outputs, self._callback_of(shard), shard, batches, upto, since)
+        work = partial(outputs_of, self._callback_of(shard), shard, batches, upto, since)
         if self._threads.number > 1:
             least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
             small = sum(batch.num_rows for batch in batches) < least
@@ -234,15 +234,20 @@ def _nothing() -> None:
     """Return ``None``, for threads where shards have their own callbacks."""
 
 
-def _outputs(
+def outputs_of(
     own: ShardCallback | None,
     shard: int,
     batches: list[pa.RecordBatch],
     upto: int,
     since: int,
-    threads: ShardCallback,
+    threads: Any = None,
 ) -> Iterator[tuple[int, bool, Any]]:
-    """(shard, whether it is rows that wait on, output or rows) of a call."""
+    """Yield (shard, whether it is rows that wait on, output or rows) of a call.
+
+    Args:
+        own: the shard's callback; ``None``: the thread's, which ``Workers`` give as ``threads``.
+        batches: emptied as the call reads them.
+    """
     held = (own or threads)(shard, _drained(batches), upto, since)
     for output in held.outputs:
         yield shard, False, output

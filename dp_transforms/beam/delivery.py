@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import apache_beam as beam
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,10 +21,11 @@ from dpstream.dp_transforms.batches import concat, numbers
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import ToShards
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
+from dpstream.dp_transforms.release import due_by
 from dpstream.dp_transforms.run import Run
-from dpstream.state.copying import DELIVERED
 from dpstream.state.retention import drop_delivered, reached, settled_trigger_time
 from dpstream.state.store import Store
+from dpstream.state.transfer import DELIVERED
 
 #: Its timer fires one runner tick after the release step's.
 DELIVERED_TICKS = 2
@@ -116,7 +116,7 @@ class DeliveredCallback:
             names, restoring = concat(batches, NAMES), store.restoring
             if restoring and not outlet.caught_up(upto):
                 return Held(iter(()), names)
-            now, later = _by(line, names, upto)
+            now, later = due_by(line, names, upto)
             # What came while the store caught up is all still here, from the note on.
             since = delivered_through(store) if restoring else since
             absent = unwritten(now) | missing(line, store, now, since, upto)
@@ -133,13 +133,6 @@ class DeliveredCallback:
             return Held(iter(()), later)
 
         return delivered
-
-
-def _by(line: Timeline, names: pa.RecordBatch, upto: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """(names of releases up to a trigger time, those of later ones)."""
-    window, trigger = (numbers(names.column(name)) for name in ("window", "trigger"))
-    later = pa.array(window.astype(np.int64) * line.base(1) + trigger > upto)
-    return names.filter(pc.invert(later)), names.filter(later)
 
 
 def unwritten(names: pa.RecordBatch) -> set[Name]:

@@ -2,7 +2,8 @@
 
 A runner calls a stage from one thread and fires the timers of its shards one by one.  The calls of
 a bundle are asked for as they come and collected when it ends: what comes out, and in which order,
-does not depend on the threads.
+does not depend on the threads.  A stage that draws or digests with the secret reads it on its
+worker (``Keyed``).
 """
 
 import contextlib
@@ -15,9 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dpstream.dp_transforms.telemetry import Counts, add_counts, counted_apart
+import apache_beam as beam
+
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.telemetry import Counts, add_counts, counted_apart, guarded
 
 Tool = TypeVar("Tool")
+_LOCK = threading.Lock()
 
 
 class Threads(NamedTuple):
@@ -125,7 +130,6 @@ class Workers(Generic[Tool]):
         return outputs, counts
 
 
-_LOCK = threading.Lock()
 #: Of this process, by run.
 _LIVE: dict[str, weakref.WeakSet[Workers[Any]]] = {}
 
@@ -143,3 +147,25 @@ def stop_workers(run_id: str) -> None:
     for workers in live:
         with contextlib.suppress(Exception):
             workers.stop()
+
+
+class Keyed(beam.DoFn):
+    """Reads the secret when a worker begins, and destroys its key ring when the worker ends.
+
+    Only the reference to the secret is pickled, never the secret.
+
+    Args:
+        keys: the reference to the secret, bound to the run.
+    """
+
+    def __init__(self, keys: SecretSource) -> None:
+        self._keys = keys
+
+    @guarded("release")
+    def setup(self) -> None:
+        """Read the secret."""
+        self._ring = self._keys.ring()
+
+    def teardown(self) -> None:
+        """Destroy the key ring."""
+        self.__dict__.pop("_ring", None)

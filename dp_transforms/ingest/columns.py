@@ -43,7 +43,11 @@ _PER_MICRO = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """Dictionary, view and large layouts as their plain types; decimals as float64."""
+    """Return the column in the plain Arrow layout of its type, with decimals as float64.
+
+    Dictionaries, views, large and fixed-size layouts are undone, so that what follows knows one
+    layout of each type.
+    """
     column = decoded(column)
     kind = column.type
     if pa.types.is_large_string(kind) or kind == pa.string_view():
@@ -58,7 +62,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array of values, not of codes."""
+    """Return the column as one array of values, whether it came in chunks or as codes."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # more text than one array holds: an error
@@ -160,9 +164,7 @@ def _never(column: pa.Array) -> Bool:
 
 def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_binary(column.type):
-        column = pa.Array.from_buffers(
-            pa.string(), len(column), column.buffers(), offset=column.offset
-        )
+        column = column.view(pa.string())  # which checks nothing
     if not pa.types.is_string(column.type):
         return _none(column, pa.string(), "")
     ok = valid_of(column)
@@ -170,7 +172,7 @@ def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
         column.validate(full=True)
     except pa.ArrowInvalid:
         ok &= _decodable(column)
-        column = _keep_text(column, ok)
+        column = _fill(column.view(pa.binary()), ok, b"").cast(pa.string())
     ok &= _short(column.cast(pa.binary()))
     column = _fill(column, ok, "")
     other = pc.invert(pc.string_is_ascii(column))
@@ -189,19 +191,13 @@ def _composed(column: pa.Array) -> pa.Array:
 
 def _decodable(column: pa.Array) -> Bool:
     """Rows that are UTF-8; only reached when some row is not."""
-    raw = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
-    good = np.zeros(len(raw), np.bool_)
-    for row, value in enumerate(raw.to_pylist()):
+    good = np.zeros(len(column), np.bool_)
+    for row, value in enumerate(column.view(pa.binary()).to_pylist()):
         try:
             good[row] = value is not None and value.decode("utf-8") is not None
         except UnicodeDecodeError:
             continue
     return good
-
-
-def _keep_text(column: pa.Array, ok: Bool) -> pa.Array:
-    raw = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
-    return _fill(raw, ok, b"").cast(pa.string())
 
 
 def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
@@ -262,7 +258,10 @@ def _booleans(column: pa.Array) -> tuple[pa.Array, Bool]:
 
 
 def measure(column: pa.Array) -> tuple[Float64, Bool]:
-    """A value column as float64; null, NaN, infinite, bool and text that is no number fail."""
+    """Return a value column as (n,) float64, and (n,) which rows have a finite number.
+
+    NULL, NaN, infinities, booleans and text that is no decimal number have none; such rows hold 0.
+    """
     column = plain(column)
     kind = column.type
     if pa.types.is_string(kind):

@@ -7,6 +7,12 @@ record of one user can never change what happens to another's (mechanism.md rule
 Sensitivity: units and keys become 128-bit keyed ids (with a privacy period the unit IS the
 pair (user, period)); values are clamped to public bounds on a public integer grid BEFORE
 anything is summed, so one record moves a value stream by at most L grid units.
+
+**Positions** distinguish a record that is delivered twice from two records.  A record is named by
+its position (partition, offset), and of equal positions of a unit one counts.  That is right for
+input that can be delivered again.  Bounded input is not (a runner gives every element once,
+whatever it retries): two rows with one position are an error of the numbering, and all but one
+would be dropped without a message.
 """
 
 import functools
@@ -20,7 +26,7 @@ import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
-from dpstream.accounting.arrays import Bool, Ids, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.plan.plan import Plan
@@ -29,6 +35,7 @@ from dpstream.dp_transforms.batches import (
     OFFSET,
     PARTITION,
     ROWS,
+    numbers,
     record_schema,
 )
 from dpstream.dp_transforms.beam.workers import Threads, Workers
@@ -36,16 +43,22 @@ from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.positions import ADAPTERS
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
-from dpstream.state.numbers import mask_of
+from dpstream.state.numbers import mask_of, one_array
 from dpstream.state.open import key_schema
 
 #: Offsets are not negative.
 _POSITIVE = np.int64(2**63 - 1)
 #: Reasons in the order in which they are checked; public, fixed.
 REASONS = ("unit", "key", "time", "late", "value", "not_public", "record_id")
+#: What numbers rows safely, for whoever reads an error.
+ADAPTERS = (
+    "let `dpstream.Rows(job, ...)` or `dpstream.ReadTable(data, job)` number them, or set "
+    "dpstream.partition and dpstream.offset so that each batch of a partition begins where the one "
+    "before ended"
+)
+_OFFSET_BITS = 40
 
 
 class Canonicaliser:
@@ -216,7 +229,15 @@ class _Reasons:
 
 
 def positions(batch: pa.RecordBatch) -> tuple[Int64, Int64]:
-    """Partition and offset of every row."""
+    """Return (n,) int64 partition and (n,) int64 offset of every row of a source batch.
+
+    They stand in the schema's metadata, of the first row or of the first of each run of rows.
+    There is no default, which would let records of different batches pass for one that was
+    delivered twice.
+
+    Raises:
+        UsageError: it is no record batch, or its metadata do not say where all its rows stand.
+    """
     if not isinstance(batch, pa.RecordBatch):
         raise UsageError(
             "records",
@@ -251,7 +272,14 @@ def _numbers(text: bytes) -> Int64:
 
 
 class Records(beam.DoFn):
-    """Thin transform around ``Canonicaliser``: main output records, side output ``dead``."""
+    """A Beam transform of source batches into canonical records, and dead letters (``dead``).
+
+    Each batch is the work of a ``Canonicaliser``, on as many threads as are given.
+
+    Args:
+        make: builds the worker's canonicaliser, which reads the secret there.
+        threads: how many batches a worker process has under way.
+    """
 
     DEAD = "dead"
 
@@ -264,22 +292,26 @@ class Records(beam.DoFn):
 
     @guarded("records")
     def setup(self) -> None:
-        """Load the key on the worker; it is never part of the pipeline."""
+        """Start the worker's threads; each reads the secret, which is no part of the pipeline."""
         self._workers = Workers(self._make, self._threads)
 
     def teardown(self) -> None:
-        """Let go of the key."""
+        """Drop the threads' canonicalisers, and with them the keys."""
         self.__dict__.pop("_workers", None)
 
     @guarded("records")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """One source batch."""
+        """Canonicalise one source batch; yield what is finished by now, in the order of arrival."""
         self._workers.ask(functools.partial(self._canonical, element))
         yield from self._workers.answers(self._threads.ahead(2))
 
     @guarded("records")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """What threads are still at; of bounded input only, whose times nobody looks at."""
+        """Yield what threads are still at when the bundle ends.
+
+        It gets the least timestamp: a bundle ends with work under way for bounded input only, whose
+        times nobody looks at.
+        """
         for output in self._workers.answers():
             if isinstance(output, beam.pvalue.TaggedOutput):
                 dead = GlobalWindows.windowed_value(output.value, MIN_TIMESTAMP)
@@ -308,7 +340,7 @@ def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
     """
     arrays = []
     for field in plan.key:
-        column, ok = columns.identity(one_chunk(table.column(field.column)), field.type)
+        column, ok = columns.identity(one_array(table.column(field.column)), field.type)
         if not ok.all():
             raise UsageError("public_keys", "a row is not a key of the job's types", "correct it")
         arrays.append(column)
@@ -317,20 +349,17 @@ def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
     return distinct.sort_by([(name, "ascending") for name in names]).cast(key_schema(plan))
 
 
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a table as one array."""
-    combined = column.combine_chunks()
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
-
-
 def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
-    """(m, 2) ids of a canonical public key list."""
-    fields = [(f.type, one_chunk(table.column(f.column))) for f in plan.key]
+    """Return (m, 2) keyed ids of a public key list in canonical form (`canonical_public_keys`)."""
+    fields = [(f.type, one_array(table.column(f.column))) for f in plan.key]
     return typed_ids(keys.key, fields)
 
 
 class CanonicaliserFactory:
-    """Builds the canonicaliser on a worker from public parts and a reference to the key."""
+    """Builds a ``Canonicaliser`` on a worker, of public parts and a reference to the secret.
+
+    It is what a pipeline pickles: the secret is read when it is called.
+    """
 
     def __init__(
         self,
@@ -346,3 +375,38 @@ class CanonicaliserFactory:
         ring = self._keys.ring()
         ids = None if self._public is None else public_key_ids(self._plan, ring, self._public)
         return Canonicaliser(self._plan, ring, ids, self._joined)
+
+
+def require_once(records: pa.RecordBatch) -> None:
+    """Refuse records of a shard if two of them have one position.
+
+    Args:
+        records: canonical records (``batches.record_schema``) of bounded input without record ids.
+
+    Raises:
+        UsageError: two records have the same position.
+    """
+    if repeats(numbers(records.column("partition")), numbers(records.column("offset"))):
+        raise UsageError(
+            "records",
+            "have rows that share a position, all but one of which would be lost",
+            ADAPTERS,
+        )
+
+
+def repeats(partition: Int32, offset: Int64) -> bool:
+    """Return whether a position occurs twice.
+
+    Args:
+        partition, offset: (n,) of each row; neither is negative.
+    """
+    if len(partition) < 2:
+        return False
+    if int(offset.max()) >> _OFFSET_BITS == 0 and int(partition.max()) >> (63 - _OFFSET_BITS) == 0:
+        place = partition.astype(np.int64) << _OFFSET_BITS
+        place |= offset
+        place.sort()
+        return bool((place[1:] == place[:-1]).any())
+    order = np.lexsort((offset, partition))
+    partition, offset = partition[order], offset[order]
+    return bool(((partition[1:] == partition[:-1]) & (offset[1:] == offset[:-1])).any())

@@ -5,8 +5,8 @@ number N = sigma * Phi^-1((u + 1/2) / 2^128) with u the 128 bits of the node.  `
 it as float64 with a bounded error, ``exact`` as balls of any precision; what is released is
 the exact rounding of a linear map of N, so the float error never shows.
 
-u's upper 64 bits are the node's lane of a shared block, its lower 64 bits the first word of the
-node's own block (``lanes``), which is drawn only in the tails and when a rounding must be settled.
+u's upper 64 bits are the node's lane of a shared block (``sampler``), its lower 64 bits the first
+word of the node's own block, which is drawn only in the tails and when a rounding must be settled.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ from dpstream.accounting.arrays import Float64, Ids, Int32, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.compiled import njit
 from dpstream.accounting.limits import MAX_REAL_SIGMA
-from dpstream.dp_transforms.noise.lanes import own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.quantile import quantiles
+from dpstream.dp_transforms.noise.sampler import own_blocks, shared_lanes
 
 #: Below this the upper 64 bits alone would leave a relative error above 2^-50.
 _TAIL = 2.0**-14
@@ -75,14 +75,22 @@ class ContinuousGaussian:
         return noise, shared.starts
 
     def pairs(self, prf: Prf, tweaks: Ids, node: int) -> tuple[Float64, Float64]:
-        """One node of each name in sds, as pairs of floats within ``quantile.ERROR``."""
+        """Return one node of each name in sds, as (n,) pairs of floats within ``quantile.ERROR``.
+
+        A pair (high, low) stands for the number high + low.  Where ``draw`` is exact to 46 bits,
+        these are to about 82, which mixed cells need (`noise.mixing`).
+        """
         shared = tweaks.copy()
         shared[:, 0] ^= np.uint64(node >> 1)
         high = prf.blocks(shared)[:, node & 1]
         return quantiles(high, own_blocks(prf, tweaks, np.full(1, node))[:, 0])
 
     def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
+        """Return nodes ``0 .. last - 1`` of one name as a function of the precision in bits.
+
+        Every sampler has this method: where floats leave a rounding open, the noise of a strategy
+        is summed of its balls.  ``tweak``: (2,) the name.
+        """
         zero, node = np.zeros(1, np.int64), np.arange(last)
         tweaks = tweak.reshape(1, 2)
         high = shared_lanes(prf, tweaks, zero, zero + last, np.uint64).lanes[:last]

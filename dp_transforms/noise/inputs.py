@@ -102,12 +102,12 @@ class InputDigest:
 
     @property
     def value(self) -> bytes:
-        """16 bytes for the name of the noise."""
+        """The digest as 16 bytes, for the name of the noise."""
         return self._halves.tobytes()
 
 
 def combined(parts: Iterable[bytes]) -> bytes:
-    """The digest of all items, of the digests of disjoint parts of them."""
+    """Return the digest of all items from the digests of disjoint parts of them."""
     halves = np.zeros(2, np.uint64)
     for part in parts:
         halves += np.frombuffer(part, np.uint64)

@@ -65,7 +65,11 @@ _ACCEPTS = 1 << 32
 
 
 def numbered(count: int, first: int = 0) -> Ids:
-    """(count, 2) items that are the public numbers ``first``, ``first + 1`` and so on."""
+    """Return (count, 2) items that are the public numbers ``first``, ``first + 1`` and so on.
+
+    They name draws of what has a public order, as cells and nodes do; groups and units are named by
+    their keyed ids instead.
+    """
     items = np.zeros((count, 2), np.uint64)
     items[:, 0] = np.arange(first, first + count)
     return items
@@ -101,11 +105,17 @@ class OneShot:
         return self._draw(RoundedGaussianLaw, items, sigma, self._rounded)
 
     def discrete_laplace(self, items: Ids, scale: Float64 | float) -> Int64:
-        """(n,) integers k with chance proportional to e^(-|k| / scale); see above."""
+        """Return (n,) int64 integers k with chance proportional to e^(-|k| / scale).
+
+        Arguments and errors are those of ``rounded_gaussian``.
+        """
         return self._draw(DiscreteLaplaceLaw, items, scale, self._laplace)
 
     def discrete_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:
-        """(n,) integers k with chance proportional to e^(-k^2 / (2 sigma^2)); see above."""
+        """Return (n,) int64 integers k with chance proportional to e^(-k^2 / (2 sigma^2)).
+
+        Arguments and errors are those of ``rounded_gaussian``.
+        """
         return self._draw(DiscreteGaussianLaw, items, sigma, self._gaussian)
 
     def truncated_geometric(
@@ -157,8 +167,12 @@ class OneShot:
         return self._draw(law, items, scale, kernel)
 
     def least_counts(self, items: Ids, optimum: SelectionOptimum) -> Int64:
-        """(n,) the least count M that each key is shown with; see ``optimum``, whose chances these
-        are: exact, by the same words and further blocks."""
+        """Return (n,) int64 the least exact count M with which each key is shown.
+
+        Its law is ``optimum``'s, whose chances hold exactly: a word decides, and further blocks of
+        the draw where the word leaves an edge open.  ``items``: (n, 2) keyed ids of the keys, each
+        once.
+        """
         numbers = struct.pack("<dd", optimum.epsilon, optimum.delta)
         name = (b"one-shot noise", b"key optimum", numbers, *self._parts)
         self._prefix[SelectionOptimum] = self._keys.name(name)

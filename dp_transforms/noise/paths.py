@@ -20,10 +20,9 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.geometric import GeometricNodes
+from dpstream.dp_transforms.noise.geometric import GeometricNodes, TruncatedNodes
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
-from dpstream.dp_transforms.noise.truncated import TruncatedNodes
 
 #: What a stream's node noise is drawn by, as its law and strategy need (``rounds_nodes``).
 Sampler = RoundedGaussian | ContinuousGaussian | GeometricNodes | TruncatedNodes
@@ -62,7 +61,11 @@ class NoiseStream:
         self._prefix = keys.name((*run_name, sampler.digest, bounds, *labels))
 
     def names(self, key_ids: Ids, rounds: Int64) -> Ids:
-        """(n, 2) tweaks of the paths of keys and rounds."""
+        """Return (n, 2) names (tweaks) of the paths of n keys in their rounds.
+
+        Args:
+            key_ids: (n, 2) keyed ids; rounds: (n,) number of each key's round of selection.
+        """
         count = len(key_ids)
         message = np.empty((count, 4, 2), np.uint64)
         message[:, 0] = (np.uint64(3), np.uint64(0))  # blocks that follow: a fixed length
@@ -87,7 +90,7 @@ class NoiseStream:
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
     def no_state(self, rows: int) -> State:
-        """(rows, state_columns) state of paths at step 0."""
+        """Return the (rows, state_columns) state of paths into which nothing is folded yet."""
         return np.zeros((rows, self.strategy.state_columns), self.strategy.state_dtype)
 
     def advance(
@@ -121,7 +124,7 @@ class NoiseStream:
 
     @property
     def node(self) -> Prf:
-        """AES under the node key."""
+        """The pseudo-random function that all node noise of the stream is drawn by."""
         return self._node
 
     def _exact(self, tweaks: Ids, row: int, nodes: int) -> ExactNoise:
@@ -130,7 +133,11 @@ class NoiseStream:
 
 
 class Paths:
-    """Growing table of paths of one stream, addressed by dense row numbers."""
+    """The noise paths of one stream's keys, in a table that grows.
+
+    A path is the decoded noise of one key in one round over the steps.  Rows are the dense numbers
+    (slots) that the key shard gives its keys; a row must be started before it is moved on.
+    """
 
     def __init__(self, stream: NoiseStream) -> None:
         self._stream = stream
@@ -139,7 +146,7 @@ class Paths:
         self._stack = stream.no_state(0)
 
     def start(self, rows: Int64, key_ids: Ids, rounds: Int64) -> None:
-        """(Re)start the paths of ``rows`` at step 0 under the names of keys and rounds."""
+        """Begin the paths of ``rows`` at step 0 under the names of keys and rounds."""
         if len(rows) == 0:
             return
         self._grow(int(rows.max()) + 1)
@@ -148,7 +155,7 @@ class Paths:
         self._stack[rows] = 0
 
     def advance(self, rows: Int64, upto: Int64, width: int = 1) -> Int64:
-        """Move the paths of ``rows`` to step ``upto``; see ``NoiseStream.advance``."""
+        """Move the paths of ``rows`` to steps ``upto``; see ``NoiseStream.advance``."""
         stack = self._stack[rows]
         out = self._stream.advance(self.tweaks[rows], self.step_index[rows], upto, stack, width)
         self._stack[rows] = stack
@@ -156,7 +163,11 @@ class Paths:
         return out
 
     def seek(self, rows: Int64, step_index: Int64) -> None:
-        """Move the paths of ``rows`` on to ``step_index`` without decoding what lies between."""
+        """Move the paths of ``rows`` on to steps ``step_index``; those that are there stay.
+
+        What lies between is not decoded, and the next ``advance`` gives what it would have given
+        anyway.
+        """
         behind = self.step_index[rows] < step_index
         rows, step_index = rows[behind], step_index[behind]
         if self._stack.shape[1]:

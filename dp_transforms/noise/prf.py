@@ -34,7 +34,7 @@ PURPOSES = (
 
 
 def destroyed() -> RunError:
-    """What every use of an ended ring raises."""
+    """Return the error that every use of keys raises after their ring was destroyed."""
     return RunError(
         "secret",
         "the keys of this run were destroyed at its end",
@@ -43,7 +43,11 @@ def destroyed() -> RunError:
 
 
 class Prf:
-    """AES-256 on many 16-byte blocks at once, and a MAC of variable-length rows."""
+    """A pseudo-random function, AES-256 under one key: of 16-byte blocks, and of rows of blocks.
+
+    ``blocks`` encrypts many distinct blocks at once, ``mac`` digests rows of any length.  An
+    instance is safe for several threads, and is never pickled.
+    """
 
     def __init__(self, key: Secret) -> None:
         # ECB over inputs that are distinct by construction is a PRF, not an encryption mode.
@@ -51,14 +55,21 @@ class Prf:
         self._encryptor: CipherContext | None = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
     def destroy(self) -> None:
-        """Free the cipher; every later use raises ``RunError``."""
+        """Free the cipher; every later use of this object raises ``RunError``."""
         self._encryptor = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("keys are never pickled")
 
     def blocks(self, blocks: Ids) -> Ids:
-        """(n, 2) uint64 -> (n, 2) uint64 under AES-256."""
+        """Return the AES-256 encryptions, (n, 2) uint64, of n blocks of 16 bytes, (n, 2) uint64.
+
+        Equal blocks have equal encryptions, so that whoever names noise by blocks keeps them
+        distinct.
+
+        Raises:
+            RunError: the keys were destroyed.
+        """
         encryptor = self._encryptor
         if encryptor is None:
             raise destroyed()
@@ -152,11 +163,19 @@ class KeyRing:
         raise TypeError("keys are never pickled")
 
     def name(self, parts: Sequence[bytes]) -> Ids:
-        """(2,) uint64: keyed BLAKE2b-128 of the length-prefixed parts of a node name."""
+        """Return (2,) uint64, what nodes of noise are named by: keyed BLAKE2b-128 of a name's
+        parts.
+
+        Parts are prefixed with their lengths, so that no two lists of parts run together into one
+        name.
+        """
         return self._digest(self._name, parts)
 
     def source_fingerprint(self, parts: Sequence[bytes]) -> str:
-        """Keyed digest of the input's identity (never published unkeyed: it could be guessed)."""
+        """Return a keyed digest, 32 hex digits, of what identifies the input, in parts.
+
+        It is keyed because an unkeyed one could be guessed; it is only compared, never published.
+        """
         return self._digest(self._source, parts).tobytes().hex()
 
     def _digest(self, key: bytearray, parts: Sequence[bytes]) -> Ids:

@@ -2,37 +2,139 @@
 
 The table comes from a distribution (``accounting.mechanisms``); this module only looks up.  A
 uniform has its top 32 bits from the node's lane of a shared block and, only where these do not
-decide, 96 further bits from the node's own block (``lanes``).  Where a table is exact and 128 bits
+decide, 96 further bits from the node's own block.  Where a table is exact and 128 bits
 leave an edge or a tail open, further blocks of the node settle it: once in about 2^128 draws for
 each entry, so that pure-DP claims need no delta.
 
 The rounded Gaussian's table is rounded to 2^-128 instead: its total variation per draw is about
 (table entries) * 2^-129 (mechanism.md section 5).
+
+**Uniform bits** are named by nodes: lanes of shared AES blocks, and blocks of each node's own.
+With n lanes in a block, node v under tweak t has lane v mod n of the block AES(t xor (v div n))
+and, drawn only where these bits do not decide, its own block AES(t xor (v, 2^63)), and after it
+AES(t xor (v, 2^63 + 1)) and so on.  The upper word keeps the kinds of input apart.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flint
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.accounting.compiled import njit
 from dpstream.accounting.mechanisms.laws import Uniform, settle
 from dpstream.accounting.mechanisms.tables import BITS, Table, rounded_gaussian
-from dpstream.dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
 
+_OWN_BLOCK = np.uint64(1 << 63)
 UInt32 = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
-
 _GUIDE_BITS = 16
 _AMBIGUOUS = np.iinfo(np.int32).min
 
 
-class TableSampler:
+class Lanes(NamedTuple):
+    """Lanes of the nodes ``first[i] .. last[i] - 1`` of many rows.
+
+    Attributes:
+        lanes: flat lanes of all blocks, of the kind that was asked for.
+        shift: (n,) node v of row i has ``lanes[shift[i] + v]``.
+        starts: (n,) index of each row's first node among all rows' nodes, which are ``size``.
+    """
+
+    lanes: npt.NDArray[Any]
+    shift: Int64
+    starts: Int64
+    size: int
+
+
+def shared_lanes(
+    prf: Prf, tweaks: Ids, first: Int64, last: Int64, kind: type[np.unsignedinteger[Any]]
+) -> Lanes:
+    """Return the lanes of type ``kind`` of all nodes ``first[i] .. last[i] - 1`` of all rows.
+
+    A lane is 16 bytes' part of a block that neighbouring nodes share, so that a draw that few bits
+    decide costs a part of an AES block.  Arguments are those of the samplers' ``draw``.
+
+    Args:
+        kind: unsigned integer type that a lane is read as; its size is the lane's.
+    """
+    bits = (16 // np.dtype(kind).itemsize).bit_length() - 1
+    blocks, shift, starts, size = _name_blocks(tweaks, first, last, bits)
+    return Lanes(prf.blocks(blocks).view(kind).reshape(-1), shift, starts, size)
+
+
+def own_blocks(prf: Prf, tweaks: Ids, node: Int64, further: int = 0) -> Ids:
+    """Return the (n, 2) block that node ``node[i]`` of the name ``tweaks[i]`` has for itself.
+
+    Args:
+        further: number of a further block of each node, where its first one left the draw open.
+    """
+    own = tweaks.copy()
+    own[:, 0] ^= node.astype(np.uint64)
+    own[:, 1] ^= _OWN_BLOCK | np.uint64(further)
+    return prf.blocks(own)
+
+
+@njit(cache=True, nogil=True)
+def _name_blocks(
+    tweaks: Ids, first: Int64, last: Int64, bits: int
+) -> tuple[Ids, Int64, Int64, int]:  # pragma: no cover - compiled
+    """Inputs of the shared blocks of 2^bits lanes, and ``Lanes.shift``, ``starts`` and ``size``."""
+    shift, starts = np.empty(first.size, np.int64), np.empty(first.size, np.int64)
+    size, count = 0, 0
+    for i in range(first.size):
+        begin = first[i] >> bits
+        starts[i], shift[i] = size, (count - begin) << bits
+        size += last[i] - first[i]
+        if last[i] > first[i]:
+            count += ((last[i] - 1) >> bits) - begin + 1
+    blocks = np.empty((count, 2), np.uint64)
+    at = 0
+    for i in range(first.size):
+        if last[i] > first[i]:
+            for block in range(first[i] >> bits, ((last[i] - 1) >> bits) + 1):
+                blocks[at, 0] = tweaks[i, 0] ^ np.uint64(block)
+                blocks[at, 1] = tweaks[i, 1]
+                at += 1
+    return blocks, shift, starts, size
+
+
+class IntegerSampler(ABC):
+    """A sampler of node noise whose draws are integers."""
+
+    #: what floats may add to a draw: nothing
+    error = 0.0
+
+    @abstractmethod
+    def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int64 | Int32, Int64]:
+        """Return noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
+
+        Args:
+            prf: AES under the node key.
+            tweaks: (n, 2) name of each row.
+            first, last: (n,) node numbers, 0 <= first <= last.
+
+        Returns:
+            (noise, starts): flat integer noises and the (n,) index of each row's first.
+        """
+
+    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
+        """Return nodes ``0 .. last - 1`` of one name as a function of the precision in bits.
+
+        The noises are integers, so that every precision gives the same exact balls.
+        """
+        none = np.zeros(1, np.int64)
+        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
+        return lambda _: [flint.arb(z) for z in noise.tolist()]
+
+
+class TableSampler(IntegerSampler):
     """Sampler of one table of a law.
 
     Args:
@@ -50,24 +152,13 @@ class TableSampler:
         self._guide = np.where(
             self._first == self._last, self._first + self.lowest, _AMBIGUOUS
         ).astype(np.int32)
-        #: draws are integers: no float error
-        self.error = 0.0
         #: names the table in the names of its nodes: another sd or law is other noise
         self.digest = hashlib.blake2b(
             self._high.tobytes() + self._low.tobytes(), digest_size=16, person=table.law.label
         ).digest()
 
+    @override
     def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int32, Int64]:
-        """Noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
-
-        Args:
-            prf: AES under the node key.
-            tweaks: (n, 2) name of each row.
-            first, last: (n,) node numbers, 0 <= first <= last.
-
-        Returns:
-            (noise, starts): flat int32 noises and the (n,) index of each row's first.
-        """
         shared = shared_lanes(prf, tweaks, first, last, np.uint32)
         noise = np.empty(shared.size, np.int32)
         rows = np.empty(shared.size, np.int32)
@@ -77,12 +168,6 @@ class TableSampler:
         if count:
             self._decide(prf, tweaks, first, shared, unsure[:count], rows[:count], noise)
         return noise, shared.starts
-
-    def exact(self, prf: Prf, tweak: Ids, last: int) -> Callable[[int], Sequence[Any]]:
-        """Nodes ``0 .. last - 1`` of one name, as a function of the precision in bits."""
-        none = np.zeros(1, np.int64)
-        noise, _ = self.draw(prf, tweak.reshape(1, 2), none, none + last)
-        return lambda _: [flint.arb(int(z)) for z in noise]
 
     def _decide(
         self,

@@ -6,6 +6,6 @@ KEY_BYTES = 32
 
 
 def wipe(*secrets: bytearray) -> None:
-    """Overwrite buffers with zeros."""
+    """Overwrite buffers that held a secret with zeros; copies elsewhere are out of reach."""
     for secret in secrets:
         secret[:] = bytes(len(secret))

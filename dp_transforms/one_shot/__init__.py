@@ -9,12 +9,10 @@ noise, selects the groups and estimates the columns; ``counted`` and ``choose_bo
 for columns without bounds.  No Beam, no store, no database.
 """
 
-from dpstream.dp_transforms.one_shot.aggregation import Totals, aggregated
 from dpstream.dp_transforms.one_shot.answers import QueryAnswer, answer
-from dpstream.dp_transforms.one_shot.bounding import bounded
-from dpstream.dp_transforms.one_shot.bounds import choose_bounds, counted
+from dpstream.dp_transforms.one_shot.bounding import bounded, choose_bounds, counted
 from dpstream.dp_transforms.one_shot.estimates import Estimate
-from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
+from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows, Totals, aggregated
 
 __all__ = [
     "Bounded",

@@ -21,10 +21,8 @@ from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot.aggregation import Totals
-from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
-from dpstream.dp_transforms.one_shot.partials import Bounded
-from dpstream.dp_transforms.one_shot.trees import quantiles
+from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, quantiles, variance
+from dpstream.dp_transforms.one_shot.partials import Bounded, Totals
 
 Float64 = npt.NDArray[np.float64]
 #: Name of the noise of selection; no column is called so (a space).

@@ -4,17 +4,31 @@ Everything here is a function of the unit's own rows (its ids, groups and partia
 of the run: the sampling key of (unit, group) is a MAC of (run, unit id, group id), and the kappa
 groups with the smallest ones are kept.  Codes and slots, which are numbered over all units, decide
 nothing.  So with one unit more or less the rows of all others stay as they are, bit for bit.
+
+**Automatic bounds** of columns come from noisy histograms of a few values of each unit, in a pass
+of their own: stage 1 clamps to bounds, so they are chosen before it runs.  Sensitivity: see
+``accounting.query.bounds``; that a unit has at most VALUES values in a histogram is made here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import required
+from dpstream.accounting.query.bounds import (
+    VALUES,
+    BoundsDesign,
+    Settled,
+    cells_of_values,
+    settled,
+)
 from dpstream.accounting.query.parts import QueryPart, parts_by_column, parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.tuning.question import Histogram, encoder_matrix
+from dpstream.dp_transforms.noise.inputs import InputDigest
+from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.partials import (
     Bounded,
@@ -204,3 +218,47 @@ def smallest(
     left = np.ones(len(order), bool)
     left[_beyond(slot[order], drawn, most)] = False
     return np.asarray(order[left])
+
+
+def choose_bounds(
+    plan: QueryPlan,
+    design: BoundsDesign,
+    counts: Mapping[str, Int64],
+    keys: KeyRing,
+    run_name: Sequence[bytes],
+) -> Settled:
+    """Return the plan with its bounds, by noisy histograms.
+
+    Args:
+        counts: of each automatic column, ``counted`` of all units.
+        run_name: run id, committed before the first draw, and digest of the question.
+    """
+    noisy, digest = [], InputDigest(keys)
+    for of in design.histograms:
+        digest.add(of.name, numbered(len(counts[of.name])), counts[of.name])
+    for of in design.histograms:
+        exact = encoder_matrix(of.cells) @ counts[of.name]
+        noise = OneShot(keys, (b"query bounds", *run_name, of.name.encode()), digest.value)
+        draw = noise.rounded_gaussian if design.law == "gaussian" else noise.discrete_laplace
+        noisy.append(np.asarray(exact + draw(numbered(len(exact)), of.sigma), np.int64))
+    return settled(plan, design, noisy)
+
+
+def counted(
+    of: Histogram, rows: Rows, ids: tuple[Ids, Ids], keys: KeyRing, run_name: Sequence[bytes]
+) -> Int64:
+    """Return (cells,) exact histogram of VALUES values of each unit: PRIVATE; shards add up.
+
+    Args:
+        rows: the values that bounds are for, in grid units: of each row, or (bounds per group) of
+            each (unit, group).
+        ids: (unit ids, group ids) of the rows' slots and codes.
+    """
+    listed = rows.group >= 0  # a row of no public group belongs to nothing
+    rows = Rows(*(part[listed] for part in rows))
+    if not len(rows.unit):
+        return np.zeros(of.cells, np.int64)
+    partials = Partials(rows.unit, rows.group, *ids)
+    name = (b"of a unit", *run_name, of.name.encode())
+    chosen = smallest(partials, rows, rows.unit, VALUES, keys, name)
+    return np.bincount(cells_of_values(of, rows.value[chosen]), minlength=of.cells)

@@ -13,15 +13,12 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.state.numbers import numbers, valid_of, values_of
+from dpstream.state.numbers import numbers, one_array, valid_of, values_of
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
     """Return (rows,) codes of a column's values, NULL among them, and the values by code."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
-    coded = pc.dictionary_encode(array, null_encoding="encode")
+    coded = pc.dictionary_encode(one_array(column), null_encoding="encode")
     return values_of(coded.indices).astype(np.int64), coded.dictionary
 
 

@@ -31,8 +31,7 @@ from dpstream.accounting.sessions.calibration import Measure, Measures, calibrat
 from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.accounting.sessions.errors import expected
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean
-from dpstream.dp_transforms.one_shot.trees import read_off
+from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, read_off
 from dpstream.dp_transforms.session.measuring import Noisy, inputs_of, measured
 from dpstream.dp_transforms.session.totals import Totals
 from dpstream.state.arrow import to_bytes

@@ -4,6 +4,8 @@ Nothing of a data file enters here, so the cells of a table, their order and wit
 their noise are the same whatever the data are.  Regions are those that a block of the geography
 lies in, and of Puerto Rico or not by the state of the block; no block is of both.  Households have
 the regions of the published totals too, also where no block lies in one: its groups are empty.
+
+Totals that are public already, by groups, choose the detail of households (``Published``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.stability import Stability, stability
+from dpstream.state.numbers import one_array
 
 #: The state whose blocks are those of Puerto Rico's levels, and of no other.
 PUERTO_RICO = "72"
@@ -231,3 +234,74 @@ def shards_of(levels: Sequence[LevelDomain], groups: int = SHARD_GROUPS) -> tupl
             last = min(regions, first + step)
             out.append(Shard(len(out), number, part, first * m, last * m))
     return tuple(out)
+
+
+class Published(NamedTuple):
+    """Totals of a level that are public already.
+
+    Attributes:
+        groups: (n,) numbers in the level, increasing; totals: (n,).
+    """
+
+    groups: Int64
+    totals: Int64
+
+    def within(self, first: int, last: int) -> "Published":
+        """Those of the groups ``first .. last - 1``."""
+        begin, end = np.searchsorted(self.groups, (first, last))
+        return Published(self.groups[begin:end], self.totals[begin:end])
+
+
+def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
+    """The totals of each level; groups that are in none are left out.
+
+    Args:
+        totals: REGION_TYPE, REGION_ID, ITERATION_CODE (dictionaries of string) and COUNT (int64);
+            each group once.
+    """
+    out = {}
+    kind, region, code = (
+        _Texts(totals.column(name)) for name in ("REGION_TYPE", "REGION_ID", "ITERATION_CODE")
+    )
+    counts = np.asarray(totals.column("COUNT").to_numpy(), np.int64)
+    for level in domain.levels:
+        rows = np.flatnonzero(kind.places_of(pa.array([level.level.region_type])) >= 0)
+        at, iteration = (
+            region.places_of(level.regions, rows),
+            code.places_of(level.iterations, rows),
+        )
+        mine = (at >= 0) & (iteration >= 0)
+        groups = at[mine] * len(level.iterations) + iteration[mine]
+        order = np.argsort(groups)
+        out[level.level] = Published(groups[order], counts[rows[mine]][order])
+    return out
+
+
+def regions_of(totals: pa.Table) -> dict[str, pa.StringArray]:
+    """The regions of published totals, by type.
+
+    Args:
+        totals: as `published_of` has them.
+    """
+    kind, region = _Texts(totals.column("REGION_TYPE")), _Texts(totals.column("REGION_ID"))
+    pairs = np.unique(kind.index * len(region.values) + region.index)
+    of, at = np.divmod(pairs, max(1, len(region.values)))
+    return {
+        kind.values[number].as_py(): region.values.take(pa.array(at[of == number]))
+        for number in np.unique(of).tolist()
+    }
+
+
+class _Texts:
+    """A column of texts that are few: the distinct values, and (n,) which one each row has."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        array = one_array(column)
+        self.values = array.dictionary
+        self.index = np.asarray(array.indices.to_numpy(), np.int64)
+
+    def places_of(self, texts: pa.StringArray, rows: Int64 | None = None) -> Int64:
+        """(n,) place of each row's text among the known ones, -1: none."""
+        place = pc.index_in(self.values, value_set=texts).fill_null(-1)
+        of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
+        return of[self.index if rows is None else self.index[rows]]

@@ -1,4 +1,4 @@
-"""EXPAND: each record goes to its groups, at most s of a level; then equal ones are counted.
+"""EXPAND and AGGREGATE: each record goes to its groups, at most s of a level; groups are counted.
 
 What it must hold, because all noise rests on it: a record adds 1 to at most s groups of a level and
 to one leaf in each, whatever other records are there.  Which groups those are is a function of the
@@ -14,8 +14,17 @@ checked here for every record all the same: one too many ends the execution befo
 
 Records with equal codes are in the same iterations, so these are found once for each distinct row
 of codes of a batch.
+
+Records have codes by public index, and nothing else of a person.  Exact counts are sorted pairs
+(group and leaf, count), which batches add up to, and counts of a shard's groups.  They are PRIVATE
+and leave a worker only on the way to where noise is added.
+
+A record is in at most s groups of a level and in one leaf of each, so removing
+it lowers at most s totals by one, and for whatever partition of the leaves at most s cells by one:
+one for each group.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +33,82 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.tabulation.tables import Table
-from dpstream.dp_transforms.tabulation.domain import Domain, LevelDomain, Members
-from dpstream.dp_transforms.tabulation.pairs import Pairs, counted
-from dpstream.dp_transforms.tabulation.records import RACES, Records
+from dpstream.accounting.tabulation.tables import Detail, Table
+from dpstream.dp_transforms.tabulation.domain import Domain, LevelDomain, Members, Shard
 
+Int8 = npt.NDArray[np.int8]
 Int16 = npt.NDArray[np.int16]
+
+#: Columns of race codes, and the column of the ethnicity behind them.
+RACES = 8
+
+
+class Records(NamedTuple):
+    """A batch of records; each row is one unit (a person or a household).
+
+    Attributes:
+        block: (n,) row of the geography that the record lies in, which is in the run.
+        codes: (n, 9) index of race codes 1..8 and the ethnicity code in the public code list, -1
+            where there is none.
+        leaf: by name of a table, (n,) leaf that the record falls into, -1: none, the table does
+            not count it.
+    """
+
+    block: Int32
+    codes: Int16
+    leaf: dict[str, Int8]
+
+    def __len__(self) -> int:
+        """How many records there are."""
+        return len(self.block)
+
+
+class Pairs(NamedTuple):
+    """Counts that are not 0.
+
+    Attributes:
+        keys: (n,) ``group * leaves + leaf``, increasing.
+        counts: (n,) how many records.
+    """
+
+    keys: Int64
+    counts: Int64
+
+    def within(self, first: int, last: int) -> "Pairs":
+        """Return the pairs with keys ``first .. last - 1``."""
+        begin, end = np.searchsorted(self.keys, (first, last))
+        return Pairs(self.keys[begin:end], self.counts[begin:end])
+
+
+NONE = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def counted(keys: Int64) -> Pairs:
+    """Count keys in any order; ``keys`` is sorted in place."""
+    keys.sort()
+    starts = _starts(keys)
+    return Pairs(keys[starts], np.diff(starts, append=len(keys)))
+
+
+def summed(parts: Sequence[Pairs]) -> Pairs:
+    """Return one list from several, whose counts add up."""
+    parts = [part for part in parts if len(part.keys)]
+    if len(parts) < 2:
+        return parts[0] if parts else NONE
+    keys = np.concatenate([part.keys for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    order = np.argsort(keys, kind="stable")  # runs that are sorted: merged
+    keys, counts = keys[order], counts[order]
+    starts = _starts(keys)
+    return Pairs(keys[starts], np.add.reduceat(counts, starts))
+
+
+def _starts(keys: Int64) -> Int64:
+    """Return where a new key begins."""
+    new = np.empty(len(keys), np.bool_)
+    new[:1] = True
+    np.not_equal(keys[1:], keys[:-1], out=new[1:])
+    return np.flatnonzero(new)
 
 
 class Profiles(NamedTuple):
@@ -162,3 +241,44 @@ def _dense(key: Int64) -> tuple[Int64, int]:
     """Numbers 0, 1, ... of distinct keys in the order in which they come, and how many."""
     encoded = pa.array(key).dictionary_encode()
     return np.asarray(encoded.indices.to_numpy(), np.int64), max(1, len(encoded.dictionary))
+
+
+class Counts(NamedTuple):
+    """Exact counts of the groups of a shard.
+
+    Attributes:
+        shard: which groups; leaves: of each.
+        pairs: counts by ``group * leaves + leaf``, of groups in the level.
+        totals: (groups of the shard,) records of each group.
+    """
+
+    shard: Shard
+    leaves: int
+    pairs: Pairs
+    totals: Int64
+
+    def cells(self, groups: Int64, detail: Detail) -> Int64:
+        """Return (n, size) counts of the cells of a detail.
+
+        Args:
+            groups: (n,) numbers in the level, without duplicates.
+        """
+        if detail.size == 1:
+            return self.totals[groups - self.shard.first][:, None]
+        row = np.full(len(self.totals), -1, np.int64)
+        row[groups - self.shard.first] = np.arange(len(groups))
+        group, leaf = np.divmod(self.pairs.keys, self.leaves)
+        row = row[group - self.shard.first]
+        mine = row >= 0
+        at = row[mine] * detail.size + np.array(detail.cells)[leaf[mine]]
+        # float64 sums of whole numbers are exact below 2^53.
+        sums = np.bincount(at, self.pairs.counts[mine], len(groups) * detail.size)
+        return sums.astype(np.int64).reshape(len(groups), detail.size)
+
+
+def aggregated(shard: Shard, table: Table, pairs: Pairs) -> Counts:
+    """Return counts of a shard from the counts of all batches in its groups."""
+    groups = shard.last - shard.first
+    at = pairs.keys // table.leaves - shard.first
+    totals = np.bincount(at, pairs.counts, groups).astype(np.int64)
+    return Counts(shard, table.leaves, pairs, totals)

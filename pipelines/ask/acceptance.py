@@ -15,7 +15,7 @@ from dpstream.accounting.figures import exact, guarantee_pair, up
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.state.ledger.answers import AnswerLog
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger, read_history
 

@@ -18,8 +18,7 @@ from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.formats.receipt import Header, header_of
 from dpstream.state.disk_errors import file_errors
-from dpstream.state.drafts import drafted
-from dpstream.state.durable import PUBLIC, make_folder
+from dpstream.state.durable import PUBLIC, drafted, make_folder
 
 MANIFEST, RUN = "manifest.json", "run.json"
 _SUFFIX = ".dpstream-table"

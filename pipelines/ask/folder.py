@@ -25,7 +25,7 @@ from dpstream.accounting.limits import SINK_THREADS
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, make_folder, publish_folder, sync, sync_tree
 from dpstream.state.ledger.open import file_of
-from dpstream.state.private_folders import private_folder
+from dpstream.state.locks import private_folder
 
 #: What an error of the system means for either folder.
 _CANNOT = "cannot be written or read back"

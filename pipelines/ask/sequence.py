@@ -41,8 +41,8 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
 from dpstream.state.ledger.answers import Answer, AnswerLog
-from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.run_ids import new_run_id
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import require
-from dpstream.state.connecting import reach
-from dpstream.state.google_errors import may_pass
+from dpstream.state.connecting import may_pass, reach
 
 #: Looking at the place when a run begins: nothing is lost by giving up early.
 LOOK_SECONDS = 15.0

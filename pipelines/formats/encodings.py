@@ -23,7 +23,7 @@ from dpstream.pipelines.formats.text_rows import (
     is_bytes,
     json_lines,
 )
-from dpstream.state.drafts import sweep
+from dpstream.state.durable import sweep
 
 KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,7 @@ from dpstream.pipelines.frames.table import without_rows
 from dpstream.state.ledger.open import read_history
 
 if TYPE_CHECKING:
-    from dpstream.state.ledger.charges import Charge
+    from dpstream.state.ledger.events import Charge
 
 #: Of a charge that is never made.
 _NO_RUN = "0" * 32

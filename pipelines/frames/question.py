@@ -31,7 +31,7 @@ from dpstream.accounting.query.plan import (
 from dpstream.dp_transforms.ingest.columns import identity
 from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 
 #: Keys of one unit that count, and rows of each, where too few units have any to choose by: public
 #: constants that fit most data; noise grows with the root of the one and with the other.

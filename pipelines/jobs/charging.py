@@ -15,7 +15,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
 from dpstream.pipelines.jobs.committed import Ledgered, unit_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
 from dpstream.state.ledger.open import file_of, read_history
 

@@ -19,9 +19,8 @@ from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.data_sets import account_of
 from dpstream.pipelines.project.project import Project, is_name, load_project
-from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Event, Limit
+from dpstream.state.ledger.events import Charge, Event, Limit
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import (
     AccountPlace,

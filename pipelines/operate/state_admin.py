@@ -27,8 +27,8 @@ from dpstream.pipelines.stream.begin import begun_epoch, charge_restored, prepar
 from dpstream.pipelines.stream.run import Progress
 from dpstream.state import open as stores
 from dpstream.state import retention, transfer
-from dpstream.state.copying import Abandon
 from dpstream.state.store import RunIdentity, Store
+from dpstream.state.transfer import Abandon
 
 
 def initialise(job: Job) -> tuple[str, bool]:

@@ -17,7 +17,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields, release_schema
-from dpstream.dp_transforms.prediction import publishes
+from dpstream.dp_transforms.selection import publishes
 from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
 from dpstream.pipelines.jobs.job import Job
 

@@ -18,9 +18,8 @@ from dpstream.accounting.aggregates.base import Exact
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.admission import open_windows
 from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
-from dpstream.dp_transforms.decision import Batch, expand
+from dpstream.dp_transforms.decision import Batch, expand, open_windows
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.job import Job

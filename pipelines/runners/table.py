@@ -33,7 +33,7 @@ class EngineKind(NamedTuple):
         streaming: takes input without end, and files as a stream, whose releases come while they
             are read; else input that ends only.
         by_reference: stages are threads of this process and decode each element once, so batches
-            pass between them without bytes (`dp_transforms.hand_over`).
+            pass between them without bytes (`dp_transforms.batches`).
         ends: a pipeline whose input has ended ends by itself; Flink's go on, because without
             its impulse there are no more checkpoints, and must be cancelled when all is done.
         spreads: a source may have several elements, each with a watermark.  Prism (2.77) keeps

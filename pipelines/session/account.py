@@ -19,6 +19,7 @@ from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.write import write_project
 from dpstream.pipelines.session.config import Config, config_in, located
 from dpstream.pipelines.session.records.manifest import MANIFEST, read_manifest, refuse_table
+from dpstream.state.ledger.balances import widen
 from dpstream.state.ledger.events import RECORD
 from dpstream.state.ledger.open import (
     AccountPlace,
@@ -28,7 +29,6 @@ from dpstream.state.ledger.open import (
     open_ledger,
     read_ledger,
 )
-from dpstream.state.ledger.widening import widen
 
 
 def with_account(project: Project, table: str | None) -> tuple[Config, bool]:

@@ -43,7 +43,7 @@ from dpstream.pipelines.session.selection import Selection, common
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import Order, Views
 

@@ -28,7 +28,7 @@ from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import header_of, is_answer
 from dpstream.pipelines.session.selection import Selection
-from dpstream.state.ledger.region_charge import RegionCharge
+from dpstream.state.ledger.events import RegionCharge
 
 
 def overview(open_table: OpenTable, selection: Selection) -> dict[str, Any]:

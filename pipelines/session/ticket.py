@@ -43,8 +43,7 @@ from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.region_charge import packed, unpacked
+from dpstream.state.ledger.events import Charge, packed, unpacked
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

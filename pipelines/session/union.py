@@ -33,7 +33,7 @@ from dpstream.accounting.sessions.cells import Cells
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, decoded, is_answer
-from dpstream.state.ledger.region_charge import RegionCharge
+from dpstream.state.ledger.events import RegionCharge
 
 if TYPE_CHECKING:
     import pyarrow as pa

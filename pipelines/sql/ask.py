@@ -43,10 +43,10 @@ from dpstream.pipelines.tables.fitting import require_fitting
 from dpstream.pipelines.tables.inputs import FILES, place_of, stamps, table_parts
 from dpstream.pipelines.tables.registration import require_registered
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
-from dpstream.state.private_folders import sweep
+from dpstream.state.locks import sweep
 
 
 class StatementQuestion:

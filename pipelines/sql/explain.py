@@ -23,7 +23,7 @@ from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.tables.catalog import Catalog
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import read_history
 

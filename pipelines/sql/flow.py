@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.errors import required
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
-from dpstream.dp_transforms.beam.keyed import Keyed
+from dpstream.dp_transforms.beam.workers import Keyed
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.one_shot.groups import keyed

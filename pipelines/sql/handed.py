@@ -1,7 +1,7 @@
 """The files that workers write for the launcher: sums of a shard's units, in the run's folder.
 
 PRIVATE: only the owner can read the folder, which is removed when the answer is drawn
-(`state.private_folders`).  Sums are exact and by group, without units.  The rows that quantiles are
+(`state.locks`).  Sums are exact and by group, without units.  The rows that quantiles are
 computed from are (group, value, weight).
 """
 

@@ -23,7 +23,7 @@ from dpstream.pipelines.statements.options import Options
 from dpstream.pipelines.statements.ownership import type_of
 from dpstream.pipelines.statements.statement import Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 
 
 class Output(NamedTuple):

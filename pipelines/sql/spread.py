@@ -29,7 +29,7 @@ from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.tables.files import Piece, divisible, rows_of
 from dpstream.pipelines.tables.inputs import FILES, errors_of, files_of
-from dpstream.state.private_folders import private_folder
+from dpstream.state.locks import private_folder
 
 #: Rows of a piece of a file, and of a shard: a worker holds them as they were read, too.
 ROWS_AT_ONCE = 1_050_000

@@ -20,9 +20,9 @@ from dpstream.accounting.query.parts import centre_of, middle_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Partials, Rows, bounded, counted
-from dpstream.dp_transforms.one_shot.aggregation import per_group
 from dpstream.dp_transforms.one_shot.bounding import smallest
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded, keyed
+from dpstream.dp_transforms.one_shot.partials import per_group
 from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.statement import Statement

@@ -31,7 +31,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state import open as stores
-from dpstream.state.drafts import sweep
+from dpstream.state.durable import sweep
 from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.history import Accept

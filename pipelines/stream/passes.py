@@ -21,8 +21,8 @@ import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
 from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.pacing import waiting_partitions
 from dpstream.dp_transforms.run import Run
-from dpstream.dp_transforms.waiting import waiting_partitions
 from dpstream.pipelines.connectors.files.input_manifest import SourceFile, manifest
 from dpstream.pipelines.connectors.files.joining import Arranged, Pass, Passes, arrange
 from dpstream.pipelines.connectors.files.source import JoinedFiles

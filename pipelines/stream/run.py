@@ -10,11 +10,11 @@ import apache_beam as beam
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
 from dpstream.accounting.guarantee import warnings_of
+from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
 from dpstream.dp_transforms.beam.delivery import Delivered, forget_delivered, resume_point
 from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
-from dpstream.dp_transforms.hand_over import HAND_OVER
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.connectors.cells import with_cells

@@ -39,8 +39,8 @@ from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.margins import COVERAGE
 from dpstream.accounting.tabulation.scales import draws
 from dpstream.accounting.tabulation.tables import PERSONS, T3, Table
-from dpstream.dp_transforms.tabulation.aggregate import aggregated
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
+from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.pages import pages

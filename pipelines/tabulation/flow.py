@@ -26,10 +26,10 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import numbers
-from dpstream.dp_transforms.beam.keyed import Keyed
+from dpstream.dp_transforms.beam.workers import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.tabulation.pairs import NONE, Pairs, summed
+from dpstream.dp_transforms.tabulation.expand import NONE, Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
 from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, manifest_of
 from dpstream.pipelines.ask.folder import Written

@@ -26,11 +26,13 @@ from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.tabulation.domain import (
     Domain,
     PublicFiles,
+    Published,
     Shard,
     domain_of,
+    published_of,
+    regions_of,
     shards_of,
 )
-from dpstream.dp_transforms.tabulation.published import Published, published_of, regions_of
 from dpstream.pipelines.tabulation.config import CONFIG, Choice, read_config, states_of
 from dpstream.pipelines.tabulation.private import LAYOUTS, Lookup, lookup_of
 from dpstream.pipelines.tabulation.public_files import (

@@ -33,7 +33,7 @@ from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
-from dpstream.dp_transforms.tabulation.records import RACES, Int8, Records
+from dpstream.dp_transforms.tabulation.expand import RACES, Int8, Records
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, split, too_long, with_nul
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.tabulation.config import states_of

@@ -15,13 +15,17 @@ from dpstream.accounting.tabulation.scales import draws
 from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.tabulation.aggregate import aggregated
 from dpstream.dp_transforms.tabulation.domain import Domain, Shard
-from dpstream.dp_transforms.tabulation.expand import expand, profiles
-from dpstream.dp_transforms.tabulation.noise import CellNoise
-from dpstream.dp_transforms.tabulation.pairs import NONE, Pairs, summed
-from dpstream.dp_transforms.tabulation.perturb import perturbed
-from dpstream.dp_transforms.tabulation.records import Records
+from dpstream.dp_transforms.tabulation.expand import (
+    NONE,
+    Pairs,
+    Records,
+    aggregated,
+    expand,
+    profiles,
+    summed,
+)
+from dpstream.dp_transforms.tabulation.perturb import CellNoise, perturbed
 from dpstream.dp_transforms.tabulation.release import outputs, released
 from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.tabulation.inputs import Prepared

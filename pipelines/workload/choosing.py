@@ -30,7 +30,7 @@ from dpstream.pipelines.workload.registered import (
     check_once,
     pure_mechanism,
 )
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import read_history
 

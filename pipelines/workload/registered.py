@@ -22,8 +22,8 @@ from dpstream.accounting.strategies.cells.residual import Tables
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload, codes
 from dpstream.dp_transforms import residual as tables
-from dpstream.dp_transforms.admission import admit
 from dpstream.dp_transforms.batches import ids_of
+from dpstream.dp_transforms.decision import admit
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
@@ -55,7 +55,7 @@ from dpstream.pipelines.workload.release import (
     write_release,
 )
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.run_ids import new_run_id
@@ -63,7 +63,7 @@ from dpstream.state.run_ids import new_run_id
 # Records of a job's files as cells of a domain, at most C of each unit: for answers given once.
 #
 # The records are the stream's own: the same canonical form, times, dead letters and order of
-# admission (`dp_transforms.admission.admit`), over one window that is the job's whole time.  A
+# admission (`dp_transforms.decision.admit`), over one window that is the job's whole time.  A
 # record travels as the packed numbers of its cells, so that domains of any size pass through.
 
 _PACKED = Field(CELL.column, "bytes")

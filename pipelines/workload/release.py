@@ -40,7 +40,7 @@ from dpstream.pipelines.workload.estimate import Answers, Estimate, TableEstimat
 from dpstream.pipelines.workload.planning import MAX_ANSWERS
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
-from dpstream.state.private_folders import private_folder
+from dpstream.state.locks import private_folder
 
 # Released estimates as plain arrays.
 

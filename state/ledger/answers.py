@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.contract import Ledger, StoredRequest
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.run_ids import new_run_id
 

@@ -20,8 +20,7 @@ from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
-from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.events import Event, Head, Limit, LimitChanged, TableNamed
+from dpstream.state.ledger.events import Charge, Event, Head, Limit, LimitChanged, TableNamed
 from dpstream.state.ledger.head import HeadFile, end_of
 from dpstream.state.ledger.history import Accept, History
 

@@ -8,25 +8,193 @@ entry, or one removed from the middle, is noticed, and the number and digest of 
 
 A program that does not know a field or a kind of an entry refuses the whole account
 (``forbid_unknown_fields``): a charge that is skipped could be spent again.
+
+**Charges.**  A run is charged once, when it begins, before its first draw: the charge is named by
+the run id that its store committed (or its execution drew) and by the epoch.  Another run on the
+same data (a corrected input, the same statement on a grown table) has new noise and a new charge;
+so has a further epoch of a run, which begins after a restore that cannot replay the input.
+
+**Regions.**  Only a charge of kind ``session`` says which points pay how much.  Boxes are packed
+(edge by edge, int64, deflated, base64), because a batch can have thousands.  The account's chain
+covers the packed text, and the order of the boxes is a part of it: a replay charges the same boxes
+in the same order.
 """
 
+import base64
+import binascii
 import hashlib
+import math
+import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
+from dpstream.accounting.limits import MAX_DIMENSIONS, MAX_QUERY_BOXES
 from dpstream.accounting.regions.embedding import Embedding
-from dpstream.state.ledger.charges import Charge
 
+#: ``closed``: the boxes are closed for ever, nothing is paid.
+RegionKind = Literal["epsilon", "rho", "closed"]
+#: Bytes that packed boxes may become: what is charged has pieces of its own beyond what is asked.
+_MOST = 64 * MAX_QUERY_BOXES * MAX_DIMENSIONS * 16
+#: What was run.
+ChargeKind = Literal["stream", "choice", "sql", "session", "table", "workload", "frame", "keys"]
 #: The limit of an account per unit: (epsilon, delta).
 Limit = tuple[float, float]
 #: The unit of a table whose records have budgets of their own.
 RECORD = "record"
 #: Characters of an id.
 _ID = 16
+
+
+class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a session's entry charges, or draws on an allotment that was charged before.
+
+    Attributes:
+        budget: the kind of budget.
+        amount: in millionths, of every point; 0 where boxes are closed.
+        charged: packed boxes that pay, snapped, disjoint (``boxes``).
+        reads: packed boxes that the query may read, inside of those (``read``).
+        analyst: who asked.
+        at: when, microseconds since 1970; never before that of an entry before it.
+        allotment: for a draw, run id of the allotment that paid for it, so that no boxes pay again;
+            empty in the entry of an allotment; a question that pays for itself has none.
+    """
+
+    budget: RegionKind
+    amount: int
+    charged: str
+    reads: str
+    analyst: str
+    at: int
+    allotment: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def draws_on(self) -> str:
+        """The run id of the allotment that it draws on; empty if it draws on none."""
+        return "" if isinstance(self.allotment, msgspec.UnsetType) else self.allotment
+
+    @property
+    def allots(self) -> bool:
+        """Whether it is an allotment, which only pays for later draws."""
+        return self.allotment == ""
+
+    @classmethod
+    def of(
+        cls, budget: RegionKind, amount: int, boxes: Int64, read: Int64, analyst: str, at: int
+    ) -> "RegionCharge":
+        """Return a charge from boxes (k, d, 2) that pay and (m, d, 2) that are read."""
+        charged = packed(boxes)
+        reads = charged if read is boxes else packed(read)
+        return cls(budget, amount, charged, reads, analyst, at)
+
+    def with_boxes(self, boxes: Int64, read: Int64) -> "RegionCharge":
+        """Return the same charge for other boxes (k, d, 2) that pay and (m, d, 2) that are read."""
+        charged = packed(boxes)
+        reads = charged if self.reads == self.charged else packed(read)
+        return msgspec.structs.replace(self, charged=charged, reads=reads)
+
+    @property
+    def boxes(self) -> Int64:
+        """Return (k, d, 2) int64, the boxes that pay.
+
+        Raises:
+            PolicyError: they differ from what was written.
+        """
+        return unpacked(self.charged)
+
+    @property
+    def read(self) -> Int64:
+        """Return (m, d, 2) int64, what the query may read, disjoint; raises as ``boxes`` does."""
+        return unpacked(self.reads)
+
+
+def packed(boxes: Int64) -> str:
+    """Return boxes as a text: their shape and their edges."""
+    edges = np.ascontiguousarray(boxes.transpose(1, 2, 0), "<i8")
+    data = zlib.compress(edges.tobytes(), 1)
+    return f"{len(boxes)}x{boxes.shape[1]} {base64.b64encode(data).decode()}"
+
+
+def unpacked(text: str) -> Int64:
+    """Return the boxes of a text, edge by edge in memory.
+
+    Raises:
+        PolicyError: the text has another form.
+    """
+    try:
+        shape, _, data = text.partition(" ")
+        many, dimensions = (int(part) for part in shape.split("x"))
+        size = many * dimensions * 16
+        if not 0 <= size <= _MOST or not 0 < dimensions <= MAX_DIMENSIONS:
+            raise ValueError
+        unzip = zlib.decompressobj()
+        edges = unzip.decompress(base64.b64decode(data, validate=True), size + 1)
+        boxes = np.frombuffer(edges, "<i8").reshape(dimensions, 2, many)
+    except (ValueError, binascii.Error, zlib.error):
+        raise PolicyError(
+            "account.path", "holds boxes of another form", "use the program that wrote them"
+        ) from None
+    return boxes.astype(np.int64, copy=False).transpose(2, 0, 1)
+
+
+class Charge(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="charge"
+):
+    """What one run spends per unit of a data set; see ``accounting.composition``.
+
+    Attributes:
+        run_id, plan_hash: the run and its public plan (statement, question).
+        identity: canonical text of the unit (`accounting.plan.unit`).
+        periods: units that one person can have in the run, ``None`` where it has no end.
+        together: the most of them whose effects add up, ``None``: all.
+        epsilon, delta: the run's own guarantee.
+        mu: Gaussian-DP parameter of its noise, if it is accounted for so.
+        rho: zCDP parameter of its noise, if it is accounted for so; with neither the charge is a
+            plain (epsilon, delta).
+        regions: of a session: which points pay, and with what.
+        threshold_delta: part of delta its thresholds use (C b).
+        kind: what was run.
+        epoch: 0, or how often the run was restored without a replay.
+
+    Raises:
+        ValueError: a figure is negative, infinite or not a number.
+    """
+
+    run_id: str
+    plan_hash: str
+    identity: str
+    epsilon: float
+    delta: float
+    mu: float | None
+    threshold_delta: float
+    kind: ChargeKind = "stream"
+    epoch: int = 0
+    periods: int | None = 1
+    together: int | None = 1
+    rho: float | None = None
+    regions: RegionCharge | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        noise = (self.mu or 0.0, self.rho or 0.0)
+        figures = (self.epsilon, *noise, self.delta, self.threshold_delta)
+        if min(figures) < 0 or not math.isfinite(sum(figures)) or self.epoch < 0:
+            raise ValueError("a charge is made of finite figures that are not negative")
+        if self.mu is not None and self.rho is not None:
+            raise ValueError("a charge has a mu or a rho, not both")
+        if self.mu is None and self.rho is None and self.threshold_delta:
+            raise ValueError("a plain charge has all its delta in delta")
+        if 0 in (self.periods, self.together) or min(self.periods or 1, self.together or 1) < 1:
+            raise ValueError("a person has at least one unit")
+
+    @property
+    def name(self) -> str:
+        """The name of the charge within its data set: run id and epoch."""
+        return self.run_id if self.epoch == 0 else f"{self.run_id}/{self.epoch}"
 
 
 class _Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event"):

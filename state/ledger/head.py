@@ -46,8 +46,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.disk_errors import file_error
-from dpstream.state.drafts import sweep
-from dpstream.state.durable import PRIVATE, put_entry, sync
+from dpstream.state.durable import PRIVATE, put_entry, sweep, sync
 from dpstream.state.ledger.events import Event, Head, chained, text_of
 from dpstream.state.ledger.history import History
 from dpstream.state.locks import held_on

@@ -11,9 +11,9 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import exact
 from dpstream.accounting.plan.account import Account
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.events import (
     RECORD,
+    Charge,
     Closed,
     Created,
     Entry,

@@ -36,9 +36,8 @@ from collections.abc import Callable
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Head
+from dpstream.state.ledger.events import Charge, Head
 from dpstream.state.ledger.history import Accept
 from dpstream.state.retention_store import ANEW, BEGIN, REPLAY, RESTORE
 from dpstream.state.store import Store

@@ -223,8 +223,7 @@ def typed(path: Path) -> str:
 
 def _opened(path: str | Path, looking: bool = False) -> Ledger:
     if file_of(path) is not None:
-        from dpstream.state.ledger.file import absent
-        from dpstream.state.ledger.sqlite import SqliteLedger
+        from dpstream.state.ledger.sqlite import SqliteLedger, absent
 
         if not Path(path).exists():
             raise absent()
@@ -278,7 +277,7 @@ def create_account(
 def make(path: str | Path, created: Created) -> None:
     """Make an account with a given first event; see ``create_account``."""
     if file_of(path) is not None:
-        from dpstream.state.ledger.file import create
+        from dpstream.state.ledger.sqlite import create
 
         create(path, created)
         return
@@ -299,7 +298,7 @@ def ledger_exists(path: str | Path) -> bool:
     """
     file = file_of(path)
     if file is not None:
-        from dpstream.state.ledger.file import is_filled
+        from dpstream.state.ledger.sqlite import is_filled
 
         return is_filled(file)
     url = place_below(Path(), str(path))
@@ -315,7 +314,7 @@ def read_ledger(path: str | Path) -> list[Entry]:
         UsageError, PolicyError, RunError: it is absent, a broken one, or cannot be read.
     """
     if file_of(path) is not None:
-        from dpstream.state.ledger.file import absent, read_entries
+        from dpstream.state.ledger.sqlite import absent, read_entries
 
         if not Path(path).exists():
             raise absent()

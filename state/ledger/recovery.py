@@ -5,7 +5,7 @@ rest is appended as it was, so that the chain is the one that stores of streams 
 the account has gone on by itself, all that was spent is appended behind its end: the charges that
 it lacks, tables, and what was closed; of limits only one that is not above the account's own.
 
-**Wider tables** (`state.ledger.widening`).  Where both have made the account's table wider, the
+**Wider tables** (`state.ledger.balances`).  Where both have made the account's table wider, the
 account's table of now stays.  A charge of another table counts in it where entries of either chain
 embed the one in the other, and a wider table of the head file takes its place where it was made of
 it.  Else recovery is refused, and changes nothing: what was spent in dimensions that the account's
@@ -24,9 +24,9 @@ from typing import NamedTuple
 import msgspec
 
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import (
+    Charge,
     Closed,
     Event,
     LimitChanged,

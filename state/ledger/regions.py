@@ -34,10 +34,15 @@ from dpstream.accounting.regions.closing import closable
 from dpstream.accounting.regions.spent import Spent
 from dpstream.accounting.sessions.rules import Rules
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.state.ledger import snapshots
-from dpstream.state.ledger.balances import Balances, migrated, region_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.balances import (
+    Balances,
+    migrated,
+    read_snapshot,
+    region_of,
+    write_snapshot,
+)
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Charge, RegionCharge, RegionKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import (
     Kind,
@@ -48,7 +53,6 @@ from dpstream.state.ledger.orders import (
     planned,
     refusal_of,
 )
-from dpstream.state.ledger.region_charge import RegionCharge, RegionKind
 from dpstream.state.run_ids import new_run_id
 
 # Allotments: budget that points paid at once, of which questions are answered until it is used up.
@@ -165,7 +169,7 @@ class RegionAccount:
         self.table, self.rules = table, rules or Rules()
         self._ledger, self._snapshot, self._clock = ledger, snapshot, clock
         self._looking = looking
-        balances = snapshots.read(snapshot, table, ledger) if snapshot is not None else None
+        balances = read_snapshot(snapshot, table, ledger) if snapshot is not None else None
         self._state = balances or Balances.first(table)
         self._saved = self._state.entries
         self._history: History | None = None  # the ledger's, by which the state was made
@@ -375,7 +379,7 @@ class RegionAccount:
         """Write a snapshot if the last one is this many entries old; never in a transaction."""
         old = self._state.entries >= self._saved + every
         if self._snapshot is not None and old and not self._looking:
-            snapshots.write(self._snapshot, self._ledger.data_set, self._state)
+            write_snapshot(self._snapshot, self._ledger.data_set, self._state)
             self._saved = self._state.entries
 
 

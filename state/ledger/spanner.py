@@ -34,7 +34,6 @@ from dpstream.state.ledger.events import (
     text_of,
 )
 from dpstream.state.ledger.history import History
-from dpstream.state.ledger.replica import AnswerRow, Replica
 from dpstream.state.ledger.seal import damaged
 from dpstream.state.ledger.tables import (
     BLOBS,
@@ -46,7 +45,9 @@ from dpstream.state.ledger.tables import (
     REQUESTS,
     TOKENS,
     VIEW,
+    AnswerRow,
     Commit,
+    Replica,
     all_rows,
     answers_of,
     catch_up,

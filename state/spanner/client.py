@@ -1,4 +1,4 @@
-"""Cloud Spanner's client as the store uses it: connections, reads, one-trip commits, errors.
+"""Cloud Spanner's client as the store uses it: connections, reads, commits, digests, errors.
 
 A commit is one call with all its mutations.  It may be aborted (nothing happened), or its
 outcome may be unknown (the answer was lost).  Both are tried again with growing pauses, because
@@ -7,6 +7,16 @@ earlier attempt, or another worker, was there, and the row's writer tells which.
 
 The client's own repeating is switched off: it would try a commit for an hour, and a read from a
 host that is gone for ever.
+
+**Digests** of cells are put on and taken off here, where rows meet the client (``Sealing``), so
+that the rest of the store knows nothing about it.  Spanner checks its own disks; digests notice
+what goes wrong between a worker's memory and them, and rows that were written by hand.
+
+* A BYTES cell begins with 18 bytes: a mark of two and the digest (`state.seals`), which covers
+  the cell's base64 text and the row's key.  18 bytes are 24 digits of base64 without a rest, so
+  nothing is encoded anew.
+* A number of ``Progress`` has 31 bits of its digest above its own 32.
+* A text of ``Meta`` has its digest in front.
 """
 
 import contextlib
@@ -15,6 +25,7 @@ import os
 import queue
 import re
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,10 +40,35 @@ from google.cloud.spanner_v1.session import Session
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
-from dpstream.state.connecting import reach
-from dpstream.state.google_errors import may_pass
-from dpstream.state.spanner.seals import Sealing, opened, with_keys
+from dpstream.state.connecting import may_pass, reach
+from dpstream.state.seals import SIZE, damaged, digest_at, place_of
 
+#: Shards of one generation.
+GENERATION = 1 << 15
+_KEYS = {
+    "Progress": ("Part", "WindowIndex"),
+    "Steps": ("Part", "WindowIndex", "Step", "Piece"),
+    "Keys": ("Part", "WindowIndex", "KeyId"),
+    "KeyUnits": ("Part", "WindowIndex", "KeyId", "Chunk"),
+    "KeysByDue": ("Part", "WindowIndex", "Due", "Step", "Piece"),
+    "Units": ("Part", "UnitId"),
+    "Meta": ("Name",),
+}
+_SEALED = {
+    "Progress": ("Reached",),
+    "Steps": ("Releases",),
+    "Keys": ("Columns", "State", "UnitIds"),
+    "KeyUnits": ("UnitIds",),
+    "KeysByDue": ("KeyIds",),
+    "Units": ("Records",),
+    "Meta": ("Value",),
+}
+#: Tables with BYTES in their key, and where.
+_BY_ID = {"Keys": 2, "KeyUnits": 2, "Units": 1}
+_MARK, _DIGITS = b"\0\2", 24
+#: Bytes that a cell is longer than what it holds.
+CELL_SEAL = 18
+_LOW = (1 << 32) - 1
 _URL = re.compile(r"^spanner://([a-z0-9.:-]+)/([a-z0-9-]+)/([a-z0-9_-]+)$")
 _EMULATOR = "SPANNER_EMULATOR_HOST"
 #: The emulator serves one session per read-write transaction only.
@@ -51,8 +87,145 @@ _RETRY = Retry(
 _OWN_RETRY_SECONDS = 0
 
 
+def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
+    """Return the columns to read so that some can be checked: digests cover the row's key."""
+    if not any(column in columns for column in _SEALED.get(table, ())):
+        return columns
+    return (*columns, *(key for key in _KEYS[table] if key not in columns))
+
+
+def opened(table: str, columns: Sequence[str], wanted: int, rows: list[Any]) -> list[list[Any]]:
+    """Rows checked and without their digests; their first ``wanted`` columns.
+
+    Raises:
+        PolicyError: a cell is not what was written.
+    """
+    at, keys = _places(table, columns)
+    if not at:
+        return rows
+    opener: Any = {"Meta": _open_text, "Progress": _open_number}.get(table, _open_cell)
+    return [_changed(table, row, at, keys, opener)[:wanted] for row in rows]
+
+
+def sealed_rows(table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Return the rows with digests on the cells that have one."""
+    at, keys = _places(table, columns)
+    if not at:
+        return rows
+    sealer: Any = {"Meta": _seal_text, "Progress": _seal_number}.get(table, _seal_cell)
+    return [_changed(table, row, at, keys, sealer) for row in rows]
+
+
+def _places(table: str, columns: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
+    """(place and number of each column with digests, places of the key)."""
+    sealed = _SEALED.get(table, ())
+    at = [(columns.index(column), n) for n, column in enumerate(sealed) if column in columns]
+    return at, [columns.index(key) for key in _KEYS[table]] if at else []
+
+
+def _changed(
+    table: str,
+    row: Sequence[Any],
+    at: list[tuple[int, int]],
+    keys: list[int],
+    change: Callable[[bytes, int, Any], Any],
+) -> list[Any]:
+    """A copy of a row with some cells changed."""
+    new, key = list(row), [row[i] for i in keys]
+    if table in _BY_ID:  # the client takes BYTES as text and gives them as bytes
+        key[_BY_ID[table]] = _text(key[_BY_ID[table]])
+    place = place_of(f"{table}/{key}")
+    for i, column in at:
+        value = row[i]
+        if value is not None:
+            new[i] = change(place, column, value)
+    return new
+
+
+def _seal_cell(place: bytes, column: int, value: Any) -> str:
+    text: str = _text(value)
+    return b64encode(_MARK + digest_at(place, column, text.encode())).decode() + text
+
+
+def _open_cell(place: bytes, column: int, value: Any) -> bytes:
+    raw: bytes = value if isinstance(value, bytes) else value.encode()
+    data = raw[_DIGITS:]
+    if raw[:_DIGITS] != b64encode(_MARK + digest_at(place, column, data)):
+        raise damaged()
+    return data
+
+
+def _seal_number(place: bytes, column: int, value: int) -> int:
+    check = digest_at(place, column, value.to_bytes(8, "little"))
+    return value | int.from_bytes(check[:4], "little") >> 1 << 32
+
+
+def _open_number(place: bytes, column: int, value: int) -> int:
+    number = value & _LOW
+    if value != _seal_number(place, column, number):
+        raise damaged()
+    return number
+
+
+def _seal_text(place: bytes, column: int, text: str) -> str:
+    return f"{digest_at(place, column, text.encode()).hex()} {text}"
+
+
+def _open_text(place: bytes, column: int, value: str) -> str:
+    text = value[2 * SIZE + 1 :]
+    if value != _seal_text(place, column, text):
+        raise damaged()
+    return text
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class Sealing:
+    """Stands for a batch or a transaction of the client, and puts digests on and takes them off.
+
+    It has the methods of the client's own object that the store uses, with the same arguments.
+    """
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+        """Insert rows that must not be there; the commit fails if one is."""
+        self._real.insert(table, columns, sealed_rows(table, columns, rows))
+
+    def insert_or_update(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+        """Write rows whether they are there or not; columns that are not named stay."""
+        self._real.insert_or_update(table, columns, sealed_rows(table, columns, rows))
+
+    def update(self, table: str, columns: Sequence[str], rows: Sequence[Any]) -> None:
+        """Update rows that must be there; the commit fails if one is not."""
+        self._real.update(table, columns, sealed_rows(table, columns, rows))
+
+    def delete(self, table: str, keyset: Any) -> None:
+        """Delete rows by key or range, whether they are there or not."""
+        self._real.delete(table, keyset)
+
+    def read(
+        self, table: str, columns: Sequence[str], keyset: Any, **options: Any
+    ) -> list[list[Any]]:
+        """Return rows as of the transaction, checked and without their digests.
+
+        Raises:
+            PolicyError: a cell is not what was written.
+        """
+        every = with_keys(table, columns)
+        rows = list(self._real.read(table, every, keyset, **options))
+        return opened(table, every, len(columns), rows)
+
+
 def parse(url: str) -> tuple[str, str, str]:
-    """(project, instance, database) of a store's URL."""
+    """Return (project, instance, database) of a store's URL.
+
+    Raises:
+        UsageError: it is no URL of the form ``spanner://PROJECT/INSTANCE/DATABASE``.
+    """
     match = _URL.match(url)
     if match is None:
         raise UsageError(
@@ -153,9 +326,17 @@ def read_rows(
     ranges: Sequence[spanner.KeyRange] = (),
     snapshot: Any = None,
 ) -> Iterator[list[Any]]:
-    """Rows by key and by range, all of the table without either; strong reads.
+    """Yield rows by key and by range, all of the table without either; reads are strong.
 
-    Many keys are read in calls of ``limits.READ_KEYS``; ``snapshot`` reads as of its own time.
+    Rows are checked and come without their digests.  Many keys are read in calls of
+    ``limits.READ_KEYS``, each tried again as commits are.
+
+    Args:
+        snapshot: read as of its own time, instead of the latest state.
+
+    Raises:
+        PolicyError: a cell is not what was written.
+        RunError, UsageError: as of ``refused``.
     """
     everything = not keys and not ranges
     try:
@@ -188,7 +369,11 @@ def _read(
 
 
 def query(database: Database, statement: str, values: dict[str, int]) -> list[list[Any]]:
-    """Rows of a query over whole tables, for figures; its parameters are INT64."""
+    """Return the rows of a SQL query over whole tables, for figures alone: no digest is checked.
+
+    Args:
+        values: its parameters, all INT64.
+    """
     kinds = dict.fromkeys(values, spanner.param_types.INT64)
 
     def ask() -> list[list[Any]]:
@@ -199,32 +384,36 @@ def query(database: Database, statement: str, values: dict[str, int]) -> list[li
 
 
 def change_everywhere(database: Database, statement: str, values: dict[str, int]) -> None:
-    """A statement on rows of any number, one by one and at least once each (partitioned DML)."""
+    """Run a statement that changes any number of rows, each by itself and at least once.
+
+    It is partitioned DML, which has no limit on rows and is no transaction: done twice, the
+    statement must have the same effect.  ``values``: its parameters, all INT64.
+    """
     kinds = dict.fromkeys(values, spanner.param_types.INT64)
     administered(lambda: database.execute_partitioned_dml(statement, values, kinds))
 
 
 def prefix(*values: Any) -> spanner.KeyRange:
-    """All rows whose key begins with these values."""
+    """Return the range of all rows whose key begins with these values."""
     return spanner.KeyRange(start_closed=list(values), end_closed=list(values))
 
 
 def from_on(*values: Any) -> spanner.KeyRange:
-    """All rows with the first values that stand at or behind the last one."""
+    """Return the range of rows that begin with all but the last value and are not before it."""
     return spanner.KeyRange(start_closed=list(values), end_closed=list(values[:-1]))
 
 
 def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:
-    """All rows whose key is at or behind one and before another."""
+    """Return the range of all rows whose key is at or behind ``first`` and before ``last``."""
     return spanner.KeyRange(start_closed=list(first), end_open=list(last))
 
 
 class ExistsError(Exception):
-    """A row that can be inserted only once was there."""
+    """A commit inserted a row that was there: an earlier attempt, or another worker, was first."""
 
 
 class MissingError(Exception):
-    """A row that must be there was not."""
+    """A commit updated a row that was not there: its fencing epoch is not open."""
 
 
 def commit(database: Database, fill: Callable[[Any], None], requires: bool = False) -> None:
@@ -268,7 +457,7 @@ def transact(database: Database, work: Callable[[Any], Any]) -> Any:
 
 
 def administered(call: Callable[[], Any]) -> Any:
-    """The result of a call that looks at or changes the database itself, tried again as others."""
+    """Return the result of a call on the database itself, tried again like a commit."""
     try:
         return _RETRY(call)()
     except (exceptions.GoogleAPIError, GoogleAuthError, TimeoutError) as error:
@@ -276,7 +465,7 @@ def administered(call: Callable[[], Any]) -> Any:
 
 
 class NothingThereError(UsageError):
-    """No such instance, database or table."""
+    """The instance, the database or a table does not exist."""
 
 
 _UNREACHABLE = ("the database does not answer", "check the network and run again")
@@ -310,7 +499,11 @@ _NO_TOKEN = "metadata from plugin failed"
 
 
 def refused(error: Exception) -> DpstreamError:
-    """The client's error by its class; its text can hold keys of rows."""
+    """Return the coded error that stands for an error of the client.
+
+    It goes by the error's class alone, since the text can hold keys of rows: what to correct is a
+    ``UsageError``, what may pass a ``RunError``.
+    """
     cause = getattr(error, "cause", None)  # of a retry that ran out of time
     if _NO_TOKEN in str(error):
         cause = GoogleAuthError()

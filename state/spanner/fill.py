@@ -11,8 +11,8 @@ from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIRS
 from dpstream.state import arrow
 from dpstream.state.retention_store import KeyPiece, Selection
-from dpstream.state.spanner.batch import Mutations, parts
 from dpstream.state.spanner.client import commit
+from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.rows import (
     DUE,
     PLAIN,
@@ -26,8 +26,7 @@ from dpstream.state.spanner.rows import (
     release_cells,
 )
 from dpstream.state.spanner.schema import SELECTED
-from dpstream.state.spanner.selections import COPIED, piece_of
-from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.spanner.shards import COPIED, SpannerUnitShard, piece_of
 from dpstream.state.store import NEVER, KeyShard
 
 PROGRESS = ("Part", "WindowIndex", "Reached")
@@ -37,7 +36,7 @@ _COPIED = "copied"
 
 
 def states_of(piece: KeyPiece, rows: Int64, schema: pa.Schema, streams: int) -> KeyShard:
-    """Some keys of a piece as states."""
+    """Return some keys of a piece as states of a key shard, with slots in the rows' order."""
     states = KeyShard(schema, streams)
     keys = piece.keys.take(pa.array(rows)).combine_chunks()
     slots = states.intern(arrow.id_view(keys.column("_id").combine_chunks()), keys.to_batches()[0])
@@ -48,7 +47,17 @@ def states_of(piece: KeyPiece, rows: Int64, schema: pa.Schema, streams: int) -> 
 
 
 class Filled:
-    """Rows of a new generation on their way to the database, in commits within the limits."""
+    """Writes the rows of a new generation of a store, in commits within Spanner's limits.
+
+    Nobody reads a generation before it is switched to, so that its rows need no common transaction.
+
+    Args:
+        layout: what the rows of units hold.
+
+    Attributes:
+        reached: (part, window or kind of progress) -> step or trigger time, written at the end.
+        units: by part, units in memory until the end.
+    """
 
     def __init__(self, database: Database, layout: Layout = PLAIN) -> None:
         self._db, self._out, self._layout = database, Mutations(), layout
@@ -57,19 +66,19 @@ class Filled:
         self._lists = self._selections = 0
 
     def upsert(self, table: str, columns: Sequence[str], rows: list[Any]) -> None:
-        """Write rows, sooner or later."""
+        """Write rows of a table in a later commit, at the latest in that of ``flush``."""
         for row in rows:
             self._out.upsert(table, columns, [row])
             if self._out.count > COMMIT_MUTATIONS * 0.9 or self._out.bytes > 8 * CELL_BYTES:
                 self.flush()
 
     def flush(self) -> None:
-        """Commit what waits."""
+        """Commit the rows that wait."""
         commit(self._db, self._out.fill)
         self._out = Mutations()
 
     def outbox(self, part: int, window: int, step: int, releases: pa.RecordBatch | None) -> None:
-        """Rows of ``Steps``."""
+        """Write the releases of a step as rows of ``Steps``; ``None``: they were dropped."""
         cells: list[str | None] = [None]
         if releases is not None:
             cells = [*release_cells(releases)]
@@ -77,7 +86,7 @@ class Filled:
         self.upsert("Steps", STEP, rows)
 
     def selection(self, part: int, selection: Selection) -> None:
-        """Rows of what a step selected, with numbers that no step of the run gives its own."""
+        """Write what a step selected, under numbers of rows that no step of the run gives."""
         for value in release_cells(selection.keys):
             piece = piece_of(selection.window, COPIED + self._selections)
             row = [part, SELECTED, selection.trigger_time, piece, _COPIED, value]
@@ -93,7 +102,13 @@ class Filled:
         sets: list[bytes],
         done: Bool,
     ) -> None:
-        """Rows of ``Keys``, ``KeyUnits`` and ``KeysByDue``; ``sets``: raw unit ids by slot."""
+        """Write keys of a (window, shard) as rows of ``Keys``, ``KeyUnits`` and ``KeysByDue``.
+
+        Args:
+            reached: the last step that the shard has committed.
+            states: the keys; sets: by slot, the 16 bytes of each unit id of the key's round.
+            done: by slot, the key has taken step ``reached + 1`` already.
+        """
         slots = np.arange(states.size)
         keys = id_cells(states.table.ids)
         large = 16 * INLINE_PAIRS
@@ -126,11 +141,11 @@ class Filled:
             self.upsert("KeysByDue", DUE, [[part, window, value, reached, self._lists, ids]])
 
     def shard(self, part: int) -> SpannerUnitShard:
-        """Units of a shard, all in memory until the end."""
+        """Return the units of a part, all of which stay in memory until ``write_units``."""
         return self.units.setdefault(part, SpannerUnitShard(part, True, self._layout))
 
     def write_units(self, units: SpannerUnitShard) -> None:
-        """Rows of ``Units``."""
+        """Commit the units of a part as rows of ``Units``."""
         out = Mutations()
         slots = np.arange(units.table.size)
         for run in parts(slots, 3, units.row_bytes(slots)):

@@ -28,9 +28,10 @@ from dpstream.state.retention_store import (
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.spanner import epochs, selections
-from dpstream.state.spanner.batch import Mutations, parts
+from dpstream.state.spanner import commits
 from dpstream.state.spanner.client import (
+    CELL_SEAL,
+    GENERATION,
     between,
     change_everywhere,
     commit,
@@ -41,8 +42,8 @@ from dpstream.state.spanner.client import (
     read_rows,
     transact,
 )
+from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
-from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.rows import (
     PLAIN,
     Layout,
@@ -61,10 +62,17 @@ from dpstream.state.spanner.schema import (
     REACH,
     SELECTED,
     clear,
+    named,
     read_identity,
+    read_metadata,
+    swap_metadata,
 )
-from dpstream.state.spanner.seals import CELL_SEAL, GENERATION
-from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.spanner.shards import (
+    SpannerUnitShard,
+    forget_selections,
+    selections_between,
+    selections_of,
+)
 from dpstream.state.store import RunIdentity
 
 #: Shards whose progress is read by ranges of their own.
@@ -163,9 +171,9 @@ class SpannerRetention(RetentionStore):
 
     def _close_decisions(self, part: int) -> None:
         decided = self._unit_rows(part)[0].get(BOUND, 0)
-        epoch = epochs.of_decision(decided)
+        epoch = commits.of_decision(decided)
         if decided and self._fencing_epoch.get(part) != epoch:  # once a fencing epoch
-            epochs.close_decisions(self._db, part, decided)
+            commits.close_decisions(self._db, part, decided)
             self._fencing_epoch[part] = epoch
 
     @abstractmethod
@@ -194,11 +202,11 @@ class SpannerRetention(RetentionStore):
             " AND WindowIndex BETWEEN 0 AND @most AND Releases IS NOT NULL",
             {**self._bounds(), "most": before - 1},
         )
-        over = before // epochs.EPOCH_LENGTH * epochs.EPOCH_LENGTH
+        over = before // commits.EPOCH_LENGTH * commits.EPOCH_LENGTH
         if not over:
             return
         for shard in range(self.identity.shards):
-            epochs.close_windows(self._db, self._first_part + shard, before)
+            commits.close_windows(self._db, self._first_part + shard, before)
         for table in ("Steps", "Progress"):
             change_everywhere(
                 self._db,
@@ -214,7 +222,7 @@ class SpannerRetention(RetentionStore):
     def forget_selections(self, trigger_time: int) -> None:
         out = Mutations()
         for part in range(self._first_part, self._first_part + self.identity.shards):
-            selections.forget(out, part, trigger_time)
+            forget_selections(out, part, trigger_time)
         commit(self._db, out.fill)
 
     @override
@@ -313,9 +321,9 @@ class SpannerRetention(RetentionStore):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        key_ranges = [selections.between(self._first_part + shard, after, upto)]
+        key_ranges = [selections_between(self._first_part + shard, after, upto)]
         rows = self._rows("Steps", ("Step", "Piece", "Releases"), ranges=key_ranges)
-        return selections.of_rows(rows)
+        return selections_of(rows)
 
     def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
         columns = ("UnitId", "Records")

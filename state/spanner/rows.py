@@ -63,13 +63,13 @@ class Layout(NamedTuple):
 
     @property
     def record(self) -> np.dtype[Any]:
-        """Of an admitted record."""
+        """The numpy type of an admitted record, packed."""
         fields: list[Any] = [*_RECORD, *_PER_KEY * self.per_key, *_NAMED * self.named]
         return np.dtype(fields)
 
     @property
     def header(self) -> np.dtype[Any]:
-        """Of what precedes a unit's records."""
+        """The numpy type of what stands before a unit's records."""
         return UNIT_HEADER_PER_KEY if self.per_key else UNIT_HEADER
 
 
@@ -77,9 +77,11 @@ PLAIN = Layout()
 
 
 def state_type(streams: int) -> np.dtype[Any]:
-    """A key's state; ``taken`` is the last step it is part of, ``due`` may be earlier than the
-    list that it is on, ``chunk .. chunks - 1`` are the rows of ``KeyUnits`` that belong to its
-    unit set."""
+    """Return the numpy type of a key's packed state with this number of integer sums.
+
+    ``taken`` is the last step that the key is part of, ``due`` may be earlier than the list that it
+    is on, and ``chunk .. chunks - 1`` are the rows of ``KeyUnits`` that belong to its unit set.
+    """
     return np.dtype(
         [
             ("units", "<i8"),
@@ -95,19 +97,19 @@ def state_type(streams: int) -> np.dtype[Any]:
 
 
 def cells(raw: bytes, size: int) -> list[str]:
-    """The pieces of ``size`` bytes as BYTES cells."""
+    """Return bytes in pieces of ``size`` bytes, the last one shorter, each as a BYTES cell."""
     return [b64encode(raw[at : at + size]).decode() for at in range(0, len(raw), size)]
 
 
 def runs_of(ordered: npt.NDArray[Any]) -> Iterator[tuple[int, int, int]]:
-    """(value, begin, end) of each run of equal values."""
+    """Yield (value, begin, end) of each run of equal values of an array in order."""
     values, count = np.unique(ordered, return_counts=True)
     end = np.cumsum(count)
     yield from zip(values.tolist(), (end - count).tolist(), end.tolist(), strict=True)
 
 
 def row_sizes(rows: pa.RecordBatch | pa.Table) -> Int64:
-    """(n,) bytes that each row takes, its fixed columns as 8."""
+    """Return (n,) about how many bytes each row takes: texts by their length, others as 8."""
     sizes = np.full(rows.num_rows, 8 * rows.num_columns, np.int64)
     for column in rows.columns:
         if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
@@ -116,14 +118,18 @@ def row_sizes(rows: pa.RecordBatch | pa.Table) -> Int64:
 
 
 def release_cells(rows: pa.RecordBatch) -> list[str]:
-    """``Releases`` cells of released rows, at least one, cut by what each row takes."""
+    """Return ``Releases`` cells of released rows, at least one, cut by what each row takes."""
     number = np.cumsum(row_sizes(rows)) // CELL_BYTES
     pieces = [rows.slice(a, b - a) for _, a, b in runs_of(number)]
     return [cell(arrow.to_bytes(piece)) for piece in pieces or [rows]]
 
 
 def due_cells(ids: Ids, due: npt.NDArray[Any]) -> Iterator[tuple[int, str]]:
-    """(due trigger, ``KeyIds`` cell) of lists that name every key at its due trigger."""
+    """Yield (due trigger, ``KeyIds`` cell) of lists that name every key at its due trigger.
+
+    Args:
+        ids: (n, 2) ids of keys; due: (n,) trigger at which each must be looked at.
+    """
     order = np.argsort(due, kind="stable")
     raw = np.ascontiguousarray(ids[order]).tobytes()
     for value, a, b in runs_of(due[order]):
@@ -132,29 +138,33 @@ def due_cells(ids: Ids, due: npt.NDArray[Any]) -> Iterator[tuple[int, str]]:
 
 
 def cell(raw: bytes) -> str:
-    """One BYTES cell."""
+    """Return bytes as one BYTES cell: base64, as the client takes and gives it."""
     return b64encode(raw).decode()
 
 
 def id_cells(ids: Ids) -> list[str]:
-    """(n, 2) ids as BYTES(16) cells."""
+    """Return (n, 2) ids as n BYTES(16) cells."""
     return cells(np.ascontiguousarray(ids).tobytes(), ID_BYTES)
 
 
 def ids_from(values: Sequence[bytes]) -> Ids:
-    """(n, 2) ids of BYTES(16) cells."""
+    """Return the (n, 2) ids of n BYTES(16) cells."""
     return ids_in(b"".join(b64decode(value) for value in values))
 
 
 def ids_in(raw: bytes) -> Ids:
-    """(n, 2) ids that stand one behind the other."""
+    """Return the (n, 2) ids that stand one behind the other in raw bytes, without a copy."""
     return np.frombuffer(raw, np.uint64).reshape(-1, 2)
 
 
 def pack_states(
     states: KeyShard, slots: Int64, taken: int | Int64, chunk: Int64, chunks: Int64
 ) -> list[str]:
-    """``State`` cells of the slots."""
+    """Return the ``State`` cells of some slots of a key shard, in the slots' order.
+
+    Args:
+        taken, chunk, chunks: of each slot, see ``state_type``.
+    """
     packed = np.zeros(len(slots), state_type(states.values.shape[1]))
     packed["units"], packed["values"] = states.units[slots], states.values[slots]
     packed["round"], packed["base"] = states.round[slots], states.base[slots]
@@ -164,26 +174,26 @@ def pack_states(
 
 
 def unpack_states(values: Sequence[bytes], streams: int) -> npt.NDArray[Any]:
-    """``State`` cells as records of ``state_type``."""
+    """Return ``State`` cells as an array of ``state_type`` records."""
     raw = b"".join(b64decode(value) for value in values)
     return np.frombuffer(raw, state_type(streams))
 
 
 def pack_empty(number: int, streams: int) -> list[str]:
-    """``State`` cells of keys of which nothing is committed yet."""
+    """Return ``State`` cells of so many keys of which nothing is committed yet."""
     packed = np.zeros(number, state_type(streams))
     packed["due"] = NEVER
     return cells(packed.tobytes(), packed.dtype.itemsize)
 
 
 def pack_columns(keys: pa.Table) -> list[str]:
-    """``Columns`` cells: the key's components, one cell a row."""
+    """Return ``Columns`` cells: the components of each key as MessagePack, one cell a row."""
     rows = zip(*(column.to_pylist() for column in keys.columns), strict=True)
     return [cell(msgspec.msgpack.encode(row)) for row in rows]
 
 
 def unpack_columns(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-    """Key columns of ``Columns`` cells."""
+    """Return the key columns of ``Columns`` cells as a batch of ``schema``."""
     rows = [msgspec.msgpack.decode(b64decode(value)) for value in values]
     columns = zip(*rows, strict=True) if rows else ([] for _ in schema)
     arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
@@ -191,7 +201,7 @@ def unpack_columns(values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch
 
 
 def pack_records(admitted: Admitted, order: Int64) -> bytes:
-    """Admitted records in an order, in their layout."""
+    """Return the bytes of admitted records in an order, in the layout that they ask for."""
     packed = np.zeros(
         len(order), Layout(admitted.per_key is not None, admitted.digest is not None).record
     )
@@ -210,14 +220,18 @@ def pack_records(admitted: Admitted, order: Int64) -> bytes:
 def unpack_records(
     blobs: Sequence[bytes], layout: Layout = PLAIN
 ) -> tuple[npt.NDArray[Any], Int64]:
-    """Records of many units, and for each the index of its blob."""
+    """Return the packed records of many units, and (n,) the index of each record's blob."""
     form = layout.record
     sizes = np.array([len(b) // form.itemsize for b in blobs], np.int64)
     return np.frombuffer(b"".join(blobs), form), np.repeat(np.arange(len(blobs)), sizes)
 
 
 def admitted_of(records: npt.NDArray[Any], owner: Int64) -> Admitted:
-    """Unpacked records of units of these slots."""
+    """Return unpacked records as a store has them.
+
+    Args:
+        owner: (n,) slot of each record's unit.
+    """
     per_key, names = None, records.dtype.names or ()
     if "key" in names:
         per_key = PerKey(*(np.ascontiguousarray(records[name]) for name in _OF_KEYS))
@@ -234,7 +248,7 @@ def admitted_of(records: npt.NDArray[Any], owner: Int64) -> Admitted:
 
 
 def pack_headers(gone: Int64, until: Ints, fresh: Int64 | None = None) -> list[bytes]:
-    """Headers of units' rows; ``fresh`` where a bound per key is kept."""
+    """Return the header of each unit's row; ``fresh`` is given where a bound per key is kept."""
     packed = np.zeros(len(gone), Layout(fresh is not None).header)
     packed["gone"], packed["until"] = gone, until
     if fresh is not None:
@@ -263,7 +277,7 @@ class UnitRows(NamedTuple):
 
     @classmethod
     def of(cls, cells: Sequence[bytes], layout: Layout = PLAIN) -> "UnitRows":
-        """Rows by their ``Records`` cells, decoded."""
+        """Return rows of ``Units`` taken apart, from their ``Records`` cells as raw bytes."""
         size = layout.header.itemsize
         head = np.frombuffer(b"".join(c[:size] for c in cells), layout.header)
         blobs = [c[size:] for c in cells]

@@ -1,4 +1,4 @@
-"""The Spanner store's tables, and its row of identity.
+"""The Spanner store's tables, its row of identity, and its notes.
 
 Where they differ from the paper's two tables (units; keys with a secondary index on the due
 trigger), and why:
@@ -16,6 +16,8 @@ trigger), and why:
   and what tests selected have rows there, too, at a ``WindowIndex`` of their own.
 
 No table has a column per aggregate, so one schema serves every plan.
+
+Notes are small public texts in its Meta table, changed by comparison.
 """
 
 import contextlib
@@ -30,6 +32,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import CELL_CHARACTERS
 from dpstream.state.seals import other_format, reading
 from dpstream.state.spanner.client import (
+    GENERATION,
     ExistsError,
     NothingThereError,
     administered,
@@ -38,15 +41,13 @@ from dpstream.state.spanner.client import (
     read_rows,
     transact,
 )
-from dpstream.state.spanner.metadata import read_metadata, swap_metadata
-from dpstream.state.spanner.seals import GENERATION
 from dpstream.state.store import Calibrate, RunIdentity
 
 FORMAT = "1"
 #: ``WindowIndex`` of BOUND's progress and decisions; of the trigger time up to which positions are
 #: forgotten; of the trigger time that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3
-#: ``WindowIndex`` of what tests selected, in ``Steps`` by trigger time: `state.spanner.selections`.
+#: ``WindowIndex`` of what tests selected, in ``Steps`` by trigger time: `state.spanner.shards`.
 SELECTED = -4
 #: Row of ``Meta``: the last generation that anybody has begun to fill.
 _CLAIMED = "claimed"
@@ -107,8 +108,41 @@ CREATE TABLE Units (
 """
 
 
+def named(generation: int, name: str) -> str:
+    """Return the name of a note's row; each generation of the state has notes of its own."""
+    return f"note.{generation}.{name}" if generation else f"note.{name}"
+
+
+def read_metadata(database: Database, name: str) -> str | None:
+    """Return the text of a row of ``Meta``, ``None`` if there is none."""
+    rows = read_rows(database, "Meta", ("Value",), [(name,)])
+    return next((str(value) for (value,) in rows), None)
+
+
+def swap_metadata(database: Database, name: str, old: str | None, new: str | None) -> bool:
+    """Replace a row's text durably if it is still ``old``; ``None`` stands for no row.
+
+    Returns:
+        Whether it was.  False as well when the answer of the commit that replaced it was lost
+        and it is tried again: whoever cares reads the note (``state.ledger.lineage`` does).
+    """
+    key = spanner.KeySet(keys=[[name]])
+
+    def swap(transaction: Any) -> bool:
+        stored = [str(value) for (value,) in transaction.read("Meta", ("Value",), key)]
+        if stored != ([] if old is None else [old]):
+            return False
+        if new is None:
+            transaction.delete("Meta", key)
+        else:
+            transaction.insert_or_update("Meta", ("Name", "Value"), [[name, new]])
+        return True
+
+    return bool(transact(database, swap))
+
+
 def statements() -> list[str]:
-    """The DDL, one statement each."""
+    """Return the DDL of the store's tables, one statement each."""
     return [s.strip() for s in DDL.split(";") if s.strip()]
 
 
@@ -172,7 +206,7 @@ def create_identity(
 
 
 def has_identity(database: Database) -> bool:
-    """Whether a run was begun on the database."""
+    """Return whether a run was begun on the database; False as well where there are no tables."""
     try:
         return "identity" in _meta(database)
     except NothingThereError:
@@ -180,14 +214,17 @@ def has_identity(database: Database) -> bool:
 
 
 def generation_of(database: Database) -> int | None:
-    """The generation in force, ``None`` if no run was begun."""
+    """Return the generation of the state that is in force, ``None`` if no run was begun."""
     meta = _meta(database)
     return int(meta["generation"]) if "identity" in meta else None
 
 
 def claim(database: Database) -> int:
-    """Number of a new generation for the caller alone, who may switch to it as long as it is the
-    last one claimed; never 0, which is that of a run that begins."""
+    """Return the number of a new generation that only the caller fills.
+
+    The caller may ``switch`` to it as long as no other was claimed since.  It is never 0, which is
+    that of a run that begins.
+    """
     while True:
         last = read_metadata(database, _CLAIMED)
         new = 1 + max(int(last or 0), generation_of(database) or 0)
@@ -221,7 +258,7 @@ def switch(database: Database, old: int | None, new: int, identity: RunIdentity)
 
 
 def clear(database: Database, generation: int) -> None:
-    """Delete everything of a generation: an earlier attempt may have left a part of it."""
+    """Delete all rows of a generation, of which an earlier attempt may have left a part."""
     first = generation * GENERATION
     values = {"first": first, "last": first + GENERATION - 1}
     for table in ("KeyUnits", "Keys", "KeysByDue", "Units", "Steps", "Progress"):

@@ -28,8 +28,7 @@ from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged
-from dpstream.state.spanner import epochs, selections
-from dpstream.state.spanner.batch import Mutations, fits, parts
+from dpstream.state.spanner import commits
 from dpstream.state.spanner.client import (
     ExistsError,
     MissingError,
@@ -38,12 +37,18 @@ from dpstream.state.spanner.client import (
     prefix,
     read_rows,
 )
+from dpstream.state.spanner.commits import Mutations, fits, parts
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS
-from dpstream.state.spanner.keys import SpannerKeyShard
 from dpstream.state.spanner.retention import SpannerRetention
 from dpstream.state.spanner.rows import PLAIN, STEP, Layout, cell
 from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
-from dpstream.state.spanner.units import ROW_MUTATIONS, SpannerUnitShard
+from dpstream.state.spanner.shards import (
+    ROW_MUTATIONS,
+    SpannerKeyShard,
+    SpannerUnitShard,
+    add_selection,
+    selection_of,
+)
 from dpstream.state.store import (
     Admitted,
     KeyShard,
@@ -216,8 +221,8 @@ class SpannerStore(SpannerRetention, Store):
             first = states.left.get(step.trigger, 0)
             rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
             out.insert("Steps", STEP, rows)
-            selections.add(out, states, step, first)
-        out.require(states.part, epochs.of_window(states.window))
+            add_selection(out, states, step, first)
+        out.require(states.part, commits.of_window(states.window))
         if last.closes:
             self._delete_states(out, states)
         else:
@@ -233,7 +238,7 @@ class SpannerStore(SpannerRetention, Store):
             nothing = states.outbox(step, np.zeros(states.size, np.bool_))
             rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
             out.insert("Steps", STEP, rows)
-            out.require(states.part, epochs.of_window(states.window))
+            out.require(states.part, commits.of_window(states.window))
             self._commit(out, states)
             states.pieces += len(rows)
         runs = parts(slots, KEY_MUTATIONS, states.row_bytes(slots))
@@ -244,8 +249,8 @@ class SpannerStore(SpannerRetention, Store):
             cells = states.outbox(step, mine)
             rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
             out.insert("Steps", STEP, rows)
-            selections.add(out, states, step, states.pieces, mine)
-            out.require(states.part, epochs.of_window(states.window))
+            add_selection(out, states, step, states.pieces, mine)
+            out.require(states.part, commits.of_window(states.window))
             if last and step.closes:
                 self._delete_states(out, states)
             else:
@@ -288,7 +293,7 @@ class SpannerStore(SpannerRetention, Store):
             commit(self._db, out.fill, True)
         except MissingError:
             for part, epoch in sorted(out.epochs):
-                if not epochs.open_fencing_epoch(self._db, self.generation, part, epoch):
+                if not commits.open_fencing_epoch(self._db, self.generation, part, epoch):
                     raise OvertakenError from None
             try:
                 commit(self._db, out.fill, True)
@@ -327,7 +332,7 @@ class SpannerStore(SpannerRetention, Store):
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
         all_selections, part = super().selections(shard, after, upto), self._part(shard)
         for states in self._group.shards or ():
-            waits = (selections.of_step(states, s) for s in states.pending if states.part == part)
+            waits = (selection_of(states, s) for s in states.pending if states.part == part)
             last = (1 << 62) if upto is None else upto
             all_selections += [s for s in waits if s is not None and after < s.trigger_time <= last]
         return sorted(all_selections, key=lambda selection: selection[:2])
@@ -389,7 +394,7 @@ class SpannerStore(SpannerRetention, Store):
         fence = (units.part, BOUND, units.decided, units.pieces)
         # A row of a decision says how far it goes.
         out.insert("Steps", STEP, [[*fence, out.writer, cell(trigger_time.to_bytes(8, "little"))]])
-        out.require(units.part, epochs.of_decision(units.decided))
+        out.require(units.part, commits.of_decision(units.decided))
         units.write(out, slots)
         if last:
             rows = [[units.part, BOUND, trigger_time]]

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.state import disk_errors
-from dpstream.state.drafts import LOCK
+from dpstream.state.durable import LOCK
 
 if TYPE_CHECKING:
     import sqlite3
@@ -62,7 +62,7 @@ _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 
 
 def wal_is_safe(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> bool:
-    """Whether several connections may write a file in WAL mode with this version of SQLite."""
+    """Return whether several connections may write a file in WAL mode with a version of SQLite."""
     return version >= (3, 51, 3) or any(
         version[:2] == fixed[:2] and version >= fixed for fixed in ((3, 50, 7), (3, 44, 6))
     )
@@ -174,18 +174,18 @@ def _use_log(db: sqlite3.Connection) -> None:
 
 
 def unjournaled(db: sqlite3.Connection) -> None:
-    """Write without a journal: a new file that nobody uses before it is complete and synced."""
+    """Let a connection write without a journal: a file that nobody uses before it is synced."""
     db.execute("PRAGMA journal_mode = OFF")
     db.execute("PRAGMA synchronous = OFF")
 
 
 def memory() -> sqlite3.Connection:
-    """A database that is no file."""
+    """Return a connection to an empty database in memory."""
     return sqlite3.connect(":memory:")
 
 
 def freeze(db: sqlite3.Connection) -> None:
-    """Refuse every change from now on."""
+    """Refuse every change through a connection from now on."""
     db.execute("PRAGMA query_only = ON")
 
 

@@ -1,8 +1,11 @@
-"""The embedded store's file: how it is made and opened, its identity, SQLite's errors.
+"""The embedded store's file: its tables, how it is made and opened, its identity and notes.
 
 SQLite has no checksums of its own pages.  Content is checked by the digests of the rows, as they
 are read; that no row, page or index entry is lost or out of place by ``check_structure``, when the
 store is opened (half a second for a GB that is in memory).
+
+Rows of ``meta`` say the number of the format and the identity; the others are notes, small public
+texts that are changed by comparison.
 """
 
 import contextlib
@@ -14,25 +17,65 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.durable import PRIVATE, make_folder
-from dpstream.state.seals import damaged, reading
+from dpstream.state.seals import damaged, other_format, reading, sealed_text, unsealed_text
 from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
-from dpstream.state.sqlite.rows import check_small
-from dpstream.state.sqlite.tables import (
-    FORMAT,
-    NOTE,
-    TABLES,
-    check_format,
-    put_meta,
-    read_meta,
-)
+from dpstream.state.sqlite.rows import check_small, meta_name
 from dpstream.state.store import Calibrate, RunIdentity
 
-#: Pages of the write-ahead log before they are moved into the file: each move is two fsyncs.
-_CHECKPOINT_PAGES = 8192
-#: Rows hold blobs of many kB: larger pages are shorter chains.
-_PAGE_BYTES = 8192
+FORMAT = "1"
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (
+  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
+  releases BLOB NOT NULL, keys BLOB, states BLOB, pairs BLOB,
+  UNIQUE (window, shard, trigger));
+CREATE TABLE IF NOT EXISTS admissions (
+  shard INTEGER NOT NULL, cut INTEGER NOT NULL, units BLOB NOT NULL, records BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS admissions_by_shard ON admissions (shard);
+CREATE TABLE IF NOT EXISTS snapshots (
+  window INTEGER NOT NULL, shard INTEGER NOT NULL,
+  keys BLOB NOT NULL, states BLOB NOT NULL, pairs BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS snapshots_by_shard ON snapshots (window, shard);
+CREATE TABLE IF NOT EXISTS carried (
+  window INTEGER NOT NULL, shard INTEGER NOT NULL, trigger INTEGER NOT NULL,
+  releases BLOB NOT NULL, PRIMARY KEY (window, shard, trigger));
+CREATE TABLE IF NOT EXISTS unit_shards (shard INTEGER PRIMARY KEY, progress BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS selections (
+  shard INTEGER NOT NULL, trigger_time INTEGER NOT NULL, window INTEGER NOT NULL,
+  keys BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS selections_by_shard ON selections (shard, trigger_time);
+"""
+#: What the names of notes (`metadata`) begin with.
+NOTE = "note."
+#: Row of ``meta`` of programs before format 1.
+_BEFORE = "schema_version"
 #: Seconds to wait for a commit that is under way.
 _PATIENCE = 5.0
+
+
+def check_format(db: sqlite3.Connection) -> None:
+    """Refuse a store that this program does not read.
+
+    Raises:
+        PolicyError: of another program version, or damaged.
+    """
+    number = read_meta(db, "format")
+    if number == FORMAT:
+        return
+    before = db.execute("SELECT 1 FROM meta WHERE name = ?", (_BEFORE,)).fetchone()
+    raise damaged() if number is None and before is None else other_format(FORMAT)
+
+
+def put_meta(db: sqlite3.Connection, name: str, value: str) -> None:
+    """Write a row of ``meta`` with its digest, as a part of the caller's transaction."""
+    row = (name, sealed_text(meta_name(name), value))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+
+
+def read_meta(db: sqlite3.Connection, name: str) -> str | None:
+    """Return the checked value of a row of ``meta``, ``None`` if there is none."""
+    row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return None if row is None else unsealed_text(meta_name(name), row[0])
 
 
 def create_store(
@@ -47,8 +90,7 @@ def create_store(
     if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
         run_identity = _calibrated(identity, calibrate)
     make_folder(Path(path).parent, PRIVATE)
-    db = connect(path)
-    try:
+    with contextlib.closing(connect(path)) as db, coded_errors(path):
         with db:
             db.execute("BEGIN IMMEDIATE")
             if not _own_tables(db):
@@ -58,10 +100,6 @@ def create_store(
                 run_identity = run_identity or _calibrated(identity, calibrate)
                 put_meta(db, "identity", msgspec.json.encode(run_identity).decode())
         return read_identity(db)
-    except sqlite3.Error as error:
-        raise failed(error, path) from None
-    finally:
-        db.close()
 
 
 def _own_tables(db: sqlite3.Connection) -> set[str]:
@@ -90,7 +128,7 @@ def store_exists(path: str | Path) -> bool:
     if not Path(path).exists():
         return False
     try:
-        with _looked_at(path) as db:
+        with contextlib.closing(open_file(path, wait=0)) as db:
             return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
     except (sqlite3.Error, OSError):  # damaged, in use or no database: whoever opens it says which
         return True
@@ -104,13 +142,10 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
     """
     if not store_exists(path):
         return None
-    try:
-        with _looked_at(path, _PATIENCE) as db:
-            _own_tables(db)
-            check_format(db)
-            text = read_meta(db, "identity")
-    except (sqlite3.Error, OSError, UnicodeError) as error:
-        raise failed(error, path) from None
+    with _looked_at(path) as db:
+        _own_tables(db)
+        check_format(db)
+        text = read_meta(db, "identity")
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
 
@@ -123,18 +158,16 @@ def peek_note(path: str | Path, name: str) -> str | None:
     """
     if not store_exists(path):
         return None
-    try:
-        with _looked_at(path, _PATIENCE) as db:
-            check_format(db)
-            return read_meta(db, NOTE + name)
-    except (sqlite3.Error, OSError, UnicodeError) as error:
-        raise failed(error, path) from None
+    with _looked_at(path) as db:
+        check_format(db)
+        return read_meta(db, NOTE + name)
 
 
 @contextlib.contextmanager
-def _looked_at(path: str | Path, patience: float = 0) -> Iterator[sqlite3.Connection]:
+def _looked_at(path: str | Path) -> Iterator[sqlite3.Connection]:
     """A short connection to a file that exists, as it is."""
-    with contextlib.closing(open_file(path, wait=patience)) as db:
+    errors = coded_errors(path, OSError, UnicodeError)
+    with errors, contextlib.closing(open_file(path, wait=_PATIENCE)) as db:
         yield db
 
 
@@ -145,14 +178,12 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
         PolicyError: damaged, not a store, or one of another format.
         RunError: it cannot be read.
     """
-    try:
+    with coded_errors(None, UnicodeError):
         tables = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables & {"meta", "steps", "admissions"}:
             raise PolicyError("store", "the file is not a dpstream store", "choose another path")
         check_format(db)
         text = read_meta(db, "identity")
-    except (sqlite3.Error, UnicodeError) as error:
-        raise failed(error) from None
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
 
@@ -163,15 +194,13 @@ def check_structure(db: sqlite3.Connection) -> None:
     Raises:
         PolicyError: they are not.
     """
-    try:
+    with coded_errors(None, UnicodeError):
         (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         # Others may be there: an operator's ANALYZE makes tables of its own.
         schema = dict(db.execute(_SCHEMA))
         if answer != "ok" or not _schema().items() <= schema.items():
             raise damaged()
         check_small(db)
-    except (sqlite3.Error, UnicodeError) as error:
-        raise failed(error) from None
 
 
 _SCHEMA = "SELECT name, sql FROM sqlite_master"
@@ -186,11 +215,13 @@ def _schema() -> dict[str, str | None]:
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
-    """The file with durable commits, made for its owner only if it is new."""
-    try:
+    """Open a store's file for durable commits; it is made, for its owner only, if it is absent.
+
+    Raises:
+        UsageError, PolicyError, RunError: it cannot be opened, or is damaged.
+    """
+    with coded_errors(path, OSError):
         return open_file(path, create=True, log=True)
-    except (sqlite3.Error, OSError) as error:
-        raise failed(error, path) from None
 
 
 @contextlib.contextmanager
@@ -233,11 +264,11 @@ def alone(
 
 
 class InUseError(RunError):
-    """Another connection has the store open."""
+    """Another process has the store open, where it is needed alone."""
 
 
 def in_use() -> InUseError:
-    """What cannot be done while a run has the store open."""
+    """Return the error for what cannot be done while a run has the store open."""
     return InUseError("store", "a run has it open", "stop the run, or wait for its end")
 
 
@@ -245,5 +276,51 @@ _STORE = Subject("store", "store", damaged)
 
 
 def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
-    """SQLite's error, or the system's, of a store; see ``refused``."""
+    """Return the coded error for SQLite's error, or the system's, on a store; see ``refused``."""
     return refused(_STORE, error, path)
+
+
+@contextlib.contextmanager
+def coded_errors(path: str | Path | None = None, *others: type[Exception]) -> Iterator[None]:
+    """Replace SQLite's errors in the block, and errors of some other kinds, by coded ones.
+
+    Args:
+        path: the store's file, where the error says more with it (see ``failed``).
+    """
+    kinds: tuple[type[Exception], ...] = (sqlite3.Error, *others)
+    try:
+        yield
+    except kinds as error:
+        raise failed(error, path) from None
+
+
+@contextlib.contextmanager
+def changing(db: sqlite3.Connection) -> Iterator[None]:
+    """Run the block as one transaction that waits for its turn and is durable at the end.
+
+    SQLite's errors become coded ones, and any error rolls the transaction back.
+    """
+    with coded_errors(), db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def read_metadata(db: sqlite3.Connection, name: str) -> str | None:
+    """Return a note of a store, ``None`` if there is none."""
+    with coded_errors():
+        return read_meta(db, NOTE + name)
+
+
+def swap_metadata(db: sqlite3.Connection, name: str, old: str | None, new: str | None) -> bool:
+    """Replace a note durably if it is still ``old``; return whether it was.
+
+    ``None`` stands for no note.
+    """
+    with changing(db):
+        if read_meta(db, NOTE + name) != old:
+            return False
+        if new is None:
+            db.execute("DELETE FROM meta WHERE name = ?", (NOTE + name,))
+        else:
+            put_meta(db, NOTE + name, new)
+        return True

@@ -27,15 +27,24 @@ from dpstream.state.retention_store import (
     UnitProgress,
     piece_bounds,
 )
-from dpstream.state.sqlite import selections
 from dpstream.state.sqlite.database import sqlite3, unjournaled
-from dpstream.state.sqlite.file import check_structure, connect, failed, read_identity
-from dpstream.state.sqlite.metadata import read_metadata, swap_metadata
+from dpstream.state.sqlite.file import (
+    changing,
+    check_structure,
+    coded_errors,
+    connect,
+    read_identity,
+    read_metadata,
+    swap_metadata,
+)
 from dpstream.state.sqlite.rows import (
     NO_RELEASES,
     UnitRow,
+    add_selection,
     admission_row,
     admissions_of,
+    forget_selections,
+    read_selections,
     released_ahead_row,
     releases_of,
     snapshot_row,
@@ -130,7 +139,7 @@ class SqliteRetention(RetentionStore):
         with self._lock:
             if trigger_time <= self._unit_row(shard).forgotten:
                 return
-            with self._changing():
+            with changing(self._db):
                 row = self._unit_row(shard)
                 if trigger_time <= row.forgotten:
                     return
@@ -167,7 +176,7 @@ class SqliteRetention(RetentionStore):
 
     @override
     def drop_releases(self, before: int) -> None:
-        with self._lock, self._changing():
+        with self._lock, changing(self._db):
             # `retained_windows`, which are checked in each commit of steps, are the fence from now
             # on.
             for table in ("steps", "snapshots", "carried"):
@@ -175,28 +184,26 @@ class SqliteRetention(RetentionStore):
 
     @override
     def forget_selections(self, trigger_time: int) -> None:
-        with self._lock, self._changing():
-            selections.forget(self._db, trigger_time)
+        with self._lock, changing(self._db):
+            forget_selections(self._db, trigger_time)
 
     @override
     def compact(self) -> None:
         with self._lock:
             logged = "SELECT DISTINCT window, shard FROM steps WHERE states IS NOT NULL"
             for window, shard in list(self._read(logged)):
-                with self._changing():
+                with changing(self._db):
                     self._compact_keys(window, shard)
             shards = "SELECT shard FROM admissions GROUP BY shard HAVING count(*) > 1"
             for (shard,) in list(self._read(shards)):
-                with self._changing():
+                with changing(self._db):
                     row = self._unit_row(shard)
                     self._rewrite_units(shard, row.forgotten)
                     self._put_unit_row(shard, row._replace(generation=row.generation + 1))
                 self._unit_shards.pop(shard, None)
-            try:
+            with coded_errors():
                 self._db.execute("VACUUM")
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            except sqlite3.Error as error:
-                raise failed(error) from None
 
     def _compact_keys(self, window: int, shard: int) -> None:
         """Replace the log of an open (window, shard) by a snapshot."""
@@ -240,13 +247,9 @@ class SqliteRetention(RetentionStore):
     @override
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        with self._lock:
-            try:
-                with self._db:
-                    self._db.execute("BEGIN")
-                    yield
-            except sqlite3.Error as error:
-                raise failed(error) from None
+        with self._lock, coded_errors(), self._db:
+            self._db.execute("BEGIN")
+            yield
 
     def _replayed(self, window: int, shard: int) -> KeyShard:
         """Key states read anew."""
@@ -276,11 +279,8 @@ class SqliteRetention(RetentionStore):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        try:
-            with self._lock:
-                return list(selections.read(self._db, shard, after, upto))
-        except sqlite3.Error as error:
-            raise failed(error) from None
+        with self._lock, coded_errors():
+            return list(read_selections(self._db, shard, after, upto))
 
     @override
     def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
@@ -318,21 +318,16 @@ class SqliteRetention(RetentionStore):
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
         self._put_slots = {}
-        with self._lock:
-            try:
-                # Nobody uses the file before it is complete: it needs no journal of its own.
-                unjournaled(self._db)
-                self._db.execute("BEGIN IMMEDIATE")
-                yield
-                self._db.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise failed(error) from None
+        with self._lock, coded_errors():
+            # Nobody uses the file before it is complete: it needs no journal of its own.
+            unjournaled(self._db)
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
 
     def _put(self, statement: str, values: tuple[Any, ...]) -> None:
-        try:
+        with coded_errors():
             self._db.execute(statement, values)
-        except sqlite3.Error as error:
-            raise failed(error) from None
 
     @override
     def put_step(
@@ -367,10 +362,8 @@ class SqliteRetention(RetentionStore):
 
     @override
     def put_selection(self, shard: int, selection: Selection) -> None:
-        try:
-            selections.add(self._db, shard, selection)
-        except sqlite3.Error as error:
-            raise failed(error) from None
+        with coded_errors():
+            add_selection(self._db, shard, selection)
 
     @override
     def put_units(self, shard: int, piece: UnitPiece) -> None:
@@ -399,16 +392,6 @@ class SqliteRetention(RetentionStore):
 
     # --- parts of SqliteStore ---
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """One transaction that waits for its turn; SQLite's errors become coded ones."""
-        try:
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield
-        except sqlite3.Error as error:
-            raise failed(error) from None
-
     def _admissions(self, shard: int) -> list[arrow.AdmissionRow]:
         """A unit shard's commits, in order."""
         rows = "SELECT cut, units, records FROM admissions WHERE shard = ? ORDER BY rowid"
@@ -419,12 +402,10 @@ class SqliteRetention(RetentionStore):
         self, statement: str, values: "tuple[int, ...] | dict[str, int]" = ()
     ) -> Iterator[Any]:
         """Rows of a query; SQLite's errors become coded ones."""
-        try:
+        with coded_errors():
             # Not `yield from`, which closes the cursor of one that is given up, maybe too late.
             for row in self._db.execute(statement, values):  # noqa: UP028
                 yield row
-        except sqlite3.Error as error:
-            raise failed(error) from None
 
 
 def _units_at(units: UnitShard, stays: Bool) -> UnitShard:

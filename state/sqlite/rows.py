@@ -2,6 +2,10 @@
 
 The name under which a blob is sealed says its table and column, the row's own numbers, and where
 rows are read in order how many keys or units stand before it, so that a row too few is noticed.
+
+
+A step that selected keys, which later windows remember, has a row of them, written in its own
+transaction.
 """
 
 import struct
@@ -13,6 +17,7 @@ import pyarrow as pa
 from dpstream.state import arrow
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged, sealed, unsealed, unsealed_text
+from dpstream.state.sqlite.database import sqlite3
 
 #: Stands for releases that were dropped.
 NO_RELEASES = b""
@@ -21,7 +26,7 @@ _UNIT_ROW = struct.Struct("<3q")
 
 
 class StepRow(NamedTuple):
-    """A row of ``steps``."""
+    """A row of ``steps``; its blobs are those of ``step_row``."""
 
     window: int
     shard: int
@@ -33,7 +38,12 @@ class StepRow(NamedTuple):
 
 
 class UnitRow(NamedTuple):
-    """A row of ``unit_shards``; ``generation`` changes when the slots of the units do."""
+    """A row of ``unit_shards``: what is known of a unit shard beside its log.
+
+    Attributes:
+        forgotten, reach: see ``retention_store.UnitProgress``.
+        generation: changes when the slots of the units do.
+    """
 
     forgotten: int = 0
     reach: int = 0
@@ -46,7 +56,12 @@ class UnitRow(NamedTuple):
 def step_row(
     window: int, shard: int, trigger: int, releases: bytes, blobs: Iterable[bytes] = ()
 ) -> StepRow:
-    """A step: its releases and (new keys, changed states, new pairs), or none of these."""
+    """Return the row of a step, sealed.
+
+    Args:
+        releases: Arrow bytes of the outbox.
+        blobs: new keys, changed states and new pairs, or none of them where the window closes.
+    """
     row = (window, shard, trigger)
     return StepRow(*row, sealed(_name("steps", row, "releases"), releases), *_three(row, blobs))
 
@@ -57,12 +72,12 @@ def _three(row: tuple[int, ...], blobs: Iterable[bytes], table: str = "steps") -
 
 
 def snapshot_row(window: int, shard: int, before: int, blobs: Iterable[bytes]) -> tuple[Any, ...]:
-    """A piece of a snapshot that has ``before`` keys before it."""
+    """Return the row of a piece of a snapshot that has ``before`` keys before it, sealed."""
     return (window, shard, *_three((window, shard, before), blobs, "snapshots"))
 
 
 def released_ahead_row(window: int, shard: int, trigger: int, releases: bytes) -> tuple[Any, ...]:
-    """Releases of steps that a shard was ahead with at a reshard."""
+    """Return the row of releases of a step that a shard was ahead with at a reshard, sealed."""
     row = (window, shard, trigger)
     return (*row, sealed(_name("carried", row, "releases"), releases))
 
@@ -70,7 +85,12 @@ def released_ahead_row(window: int, shard: int, trigger: int, releases: bytes) -
 def admission_row(
     shard: int, trigger_time: int, before: int, units: bytes, records: bytes
 ) -> tuple[Any, ...]:
-    """A commit of decisions, or a piece, of a shard that has ``before`` units before it."""
+    """Return the row of a commit of decisions, or of a piece of them, sealed.
+
+    Args:
+        before: units that the shard's log names before this row.
+        units, records: blobs of new units and of admitted records (``state.arrow``).
+    """
     row = (shard, trigger_time, before)
     blobs = {"units": units, "records": records}
     return (
@@ -81,18 +101,12 @@ def admission_row(
 
 
 def unit_row(shard: int, row: UnitRow) -> tuple[int, bytes]:
-    """What is known of a unit shard beside its log."""
+    """Return the row of ``unit_shards`` of a shard, sealed."""
     return shard, sealed(_name("unit_shards", (shard,), "progress"), _UNIT_ROW.pack(*row))
 
 
-def selection_row(shard: int, selection: Selection) -> tuple[int, int, int, bytes]:
-    """What a step selected."""
-    row = (shard, selection.trigger_time, selection.window)
-    return (*row, sealed(_name("selections", row, "keys"), arrow.to_bytes(selection.keys)))
-
-
 def meta_name(name: str) -> str:
-    """Under which the value of a row of ``meta`` is sealed."""
+    """Return the name under which the value of a row of ``meta`` is sealed."""
     return f"meta/{name}/value"
 
 
@@ -106,7 +120,7 @@ def _name(table: str, row: tuple[int, ...], column: str) -> str:
 def releases_of(
     window: int, shard: int, trigger: int, blob: object, table: str = "steps"
 ) -> pa.RecordBatch | None:
-    """Releases of a step, ``None`` if they were dropped."""
+    """Return the releases of a step, ``None`` if they were dropped."""
     data = unsealed(_name(table, (window, shard, trigger), "releases"), blob)
     return arrow.from_bytes(data) if len(data) else None
 
@@ -114,7 +128,7 @@ def releases_of(
 def step_blobs(
     row: tuple[int, ...], blobs: Iterable[object], table: str = "steps"
 ) -> tuple[arrow.Checked, arrow.Checked, arrow.Checked] | None:
-    """(new keys, changed states, new pairs) of a step or a piece, ``None`` if it has none."""
+    """Return (new keys, changed states, new pairs) of a step or a piece; ``None``: it has none."""
     three = list(blobs)
     if three == [None, None, None]:
         return None
@@ -123,7 +137,7 @@ def step_blobs(
 
 
 def admissions_of(shard: int, rows: Iterable[tuple[int, Any, Any]]) -> list[arrow.AdmissionRow]:
-    """The log of a unit shard, from its first row on."""
+    """Return the log of a unit shard, checked, from its first row on."""
     admissions, before = [], 0
     for trigger_time, units, records in rows:
         row = (shard, trigger_time, before)
@@ -135,7 +149,7 @@ def admissions_of(shard: int, rows: Iterable[tuple[int, Any, Any]]) -> list[arro
 
 
 def unit_row_of(shard: int, blob: object) -> UnitRow:
-    """What is known of a unit shard beside its log."""
+    """Return what a row of ``unit_shards`` holds."""
     data = unsealed(_name("unit_shards", (shard,), "progress"), blob)
     if len(data) != _UNIT_ROW.size:
         raise damaged()
@@ -143,13 +157,13 @@ def unit_row_of(shard: int, blob: object) -> UnitRow:
 
 
 def selection_of(shard: int, trigger_time: int, window: int, blob: object) -> Selection:
-    """What a step selected."""
+    """Return what a row of ``selections`` holds."""
     name = _name("selections", (shard, trigger_time, window), "keys")
     return Selection(trigger_time, window, arrow.from_bytes(unsealed(name, blob)))
 
 
 def check_small(db: Any) -> None:
-    """Check the rows that are few: also one that is read under another name is noticed here."""
+    """Check the rows that are few, also for one that is read under another's name."""
     for name, value in db.execute("SELECT name, value FROM meta"):
         unsealed_text(meta_name(name), value)
     for shard, blob in db.execute("SELECT shard, progress FROM unit_shards"):
@@ -157,7 +171,11 @@ def check_small(db: Any) -> None:
 
 
 def check_all(db: Any) -> None:
-    """Check every row of a store."""
+    """Check every row of a store against its digest and its place.
+
+    Raises:
+        PolicyError: a row is not what was written.
+    """
     check_small(db)
     for window, shard, trigger, releases, *blobs in db.execute("SELECT * FROM steps"):
         releases_of(window, shard, trigger, releases)
@@ -178,3 +196,29 @@ def check_all(db: Any) -> None:
         admissions_of(shard, db.execute(rows, (shard,)))
     for row in db.execute("SELECT shard, trigger_time, window, keys FROM selections"):
         selection_of(*row)
+
+
+def add_selection(db: sqlite3.Connection, shard: int, selection: Selection) -> None:
+    """Write what a step of a shard selected, as a part of the caller's transaction."""
+    row = (shard, selection.trigger_time, selection.window)
+    blob = sealed(_name("selections", row, "keys"), arrow.to_bytes(selection.keys))
+    db.execute("INSERT INTO selections VALUES (?, ?, ?, ?)", (*row, blob))
+
+
+def read_selections(
+    db: sqlite3.Connection, shard: int, after: int, upto: int | None
+) -> Iterator[Selection]:
+    """Yield what a shard's steps selected behind a trigger time, and up to another, in order."""
+    last = (1 << 62) if upto is None else upto
+    rows = (
+        "SELECT trigger_time, window, keys FROM selections"
+        " WHERE shard = ? AND trigger_time > ? AND trigger_time <= ?"
+        " ORDER BY trigger_time, window, rowid"
+    )
+    for trigger_time, window, blob in db.execute(rows, (shard, after, last)).fetchall():
+        yield selection_of(shard, trigger_time, window, blob)
+
+
+def forget_selections(db: sqlite3.Connection, trigger_time: int) -> None:
+    """Delete what steps selected up to a trigger time."""
+    db.execute("DELETE FROM selections WHERE trigger_time <= ?", (trigger_time,))

@@ -3,11 +3,20 @@
 Key states are kept in memory per (window, shard); a step is written as one row that holds its
 releases (the outbox), its progress and the changed states as Arrow blobs.  Row-wise upserts
 would be an order of magnitude slower.  A cold start replays the log.
+
+A backup is a copy of the file, and a restore puts one file in the place of another.  A file under
+its final name is always whole: it is made as a hidden draft beside it
+(`state.durable`), synced, and linked or renamed.  Behind the last page of a backup stands a digest
+of all of it; SQLite does not look there.
 """
 
 import contextlib
+import functools
+import hashlib
+import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,23 +24,39 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids
-from dpstream.accounting.errors import RunError
-from dpstream.state import arrow
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.state import arrow, durable
+from dpstream.state.disk_errors import file_error
+from dpstream.state.durable import PRIVATE, SIDES, make_folder, sync
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
-from dpstream.state.sqlite import selections
-from dpstream.state.sqlite.database import sqlite3
-from dpstream.state.sqlite.file import failed
+from dpstream.state.seals import damaged
+from dpstream.state.sqlite.database import open_file, sqlite3
+from dpstream.state.sqlite.file import check_structure, coded_errors, connect, failed, read_identity
 from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
-from dpstream.state.sqlite.rows import StepRow, UnitRow, admission_row, releases_of, step_row
+from dpstream.state.sqlite.rows import (
+    StepRow,
+    UnitRow,
+    add_selection,
+    admission_row,
+    check_all,
+    releases_of,
+    step_row,
+)
 from dpstream.state.store import (
     Admitted,
     KeyShard,
     OvertakenError,
+    RunIdentity,
     StepResult,
     Store,
     UnitShard,
 )
+
+#: What stands behind a backup.
+_MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_size=16)
+#: Pages copied between two reports of progress.
+_PAGES = 4096
 
 
 class _Step(NamedTuple):
@@ -141,7 +166,7 @@ class SqliteStore(SqliteRetention, Store):
                     values = (*columns, *(None,) * (7 - len(columns)))
                     self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
                     if selected is not None:
-                        selections.add(self._db, row.shard, selected)
+                        add_selection(self._db, row.shard, selected)
                 for name in closed:
                     self._db.execute(
                         "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
@@ -246,3 +271,153 @@ class SqliteStore(SqliteRetention, Store):
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def backup_file(
+    path: str | Path, out: Path, progress: Callable[[int, int], None] | None = None
+) -> RunIdentity:
+    """Copy a store's file to ``out`` while a run may be writing: one state of it, checked, synced,
+    for its owner only; returns its identity.
+
+    Raises:
+        UsageError: ``out`` exists (nothing is overwritten).
+        RunError: it cannot be written, or the copy is damaged; ``out`` is not there then.
+    """
+    refuse_existing(out)
+    with drafted(out) as draft:
+        with contextlib.closing(connect(path)) as source, coded_errors(out):
+            read_identity(source)
+            with contextlib.closing(open_file(draft)) as target:
+                # The open transaction pins one state; other writers go on beside it.
+                source.execute("BEGIN")
+                source.execute("SELECT count(*) FROM meta").fetchone()
+
+                def report_pages(_: int, left: int, total: int) -> None:
+                    if progress is not None:
+                        progress(total - left, total)
+
+                source.backup(target, pages=_PAGES, progress=report_pages)
+                target.execute("PRAGMA journal_mode = DELETE")
+        identity = check_file(draft)
+        seal_backup(draft)
+        publish(draft, out)
+        return identity
+
+
+def seal_backup(draft: Path) -> None:
+    """Append the digest of a backup that was checked to its file."""
+    with open(draft, "r+b") as file:
+        digest = hashlib.file_digest(file, _DIGEST).digest()
+        file.write(_MARK + digest)
+
+
+def copy_backup(file: Path, copy: Path) -> None:
+    """Copy a backup without its digest.
+
+    Raises:
+        PolicyError: it has none, or one that does not fit.
+    """
+    shutil.copyfile(file, copy)
+    with open(copy, "r+b") as copy_file:
+        size = copy_file.seek(0, os.SEEK_END) - len(_MARK) - _DIGEST().digest_size
+        copy_file.seek(max(0, size))
+        seal = copy_file.read()
+        copy_file.truncate(max(0, size))
+        copy_file.seek(0)
+        if _MARK + hashlib.file_digest(copy_file, _DIGEST).digest() != seal:
+            raise damaged()
+
+
+def refuse_existing(out: Path) -> None:
+    """Refuse a backup whose file exists: nothing is overwritten.
+
+    Raises:
+        UsageError: it exists.
+    """
+    if out.exists():
+        raise UsageError("backup", "the file exists", "choose another name, or move it away")
+
+
+@contextlib.contextmanager
+def drafted(out: Path) -> Iterator[Path]:
+    """Yield an empty draft beside ``out``, for its owner only; it is gone when the block ends.
+
+    Drafts that killed attempts have left there go first: they may hold much of the disk.
+    """
+    try:
+        make_folder(out.parent, PRIVATE)
+        durable.sweep(out.parent)
+        with durable.drafted(out) as draft:
+            yield draft
+    except OSError as error:
+        raise _no_file(error) from None
+
+
+def _no_file(error: OSError) -> RunError:
+    return file_error("store", "a file beside it cannot be written", error)
+
+
+def check_file(path: Path) -> RunIdentity:
+    """Identity of a file that is not in use, after a check of its whole content.
+
+    Raises:
+        PolicyError: damaged, or no store of this program.
+    """
+    with contextlib.closing(connect(path)) as db, coded_errors():
+        identity = read_identity(db)
+        check_structure(db)
+        check_all(db)
+        db.execute("PRAGMA journal_mode = DELETE")
+        return identity
+
+
+def publish(draft: Path, out: Path) -> None:
+    """Give a draft its name durably, unless a file has it.
+
+    Raises:
+        UsageError: the file exists.
+    """
+    sync(draft)
+    if not out.exists():
+        _move_sides(out, out.with_name(f"{out.name}.lost"))
+    try:
+        os.link(draft, out)
+    except FileExistsError:
+        refuse_existing(out)
+    except OSError:  # a file system without hard links
+        os.rename(draft, out)
+    sync(out.parent)
+
+
+def replace_file(path: Path, draft: Path) -> Path:
+    """Put a draft in a store's place, which is held ``alone``; return where the old one is kept.
+
+    At every instant the name belongs to the old or to the new file.
+    """
+    aside = next(
+        name
+        for name in (path.with_name(f"{path.name}.old{n or ''}") for n in range(10_000))
+        if not name.exists()
+    )
+    try:
+        sync(draft)
+        _move_sides(path, aside)
+        try:
+            os.link(path, aside)
+        except OSError:  # a file system without hard links: a moment without the name
+            os.rename(path, aside)
+        os.replace(draft, path)
+        sync(path.parent)
+    except OSError as error:
+        raise _no_file(error) from None
+    return aside
+
+
+def _move_sides(path: Path, aside: Path) -> None:
+    """A write-ahead log that is left (of a damaged or lost file) must not meet another file."""
+    for side in SIDES:
+        left = Path(f"{path}{side}")
+        if left.exists() and left.stat().st_size:
+            os.rename(left, f"{aside}{side}")
+        else:
+            left.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from dpstream.accounting.composition import (
     within,
 )
 from dpstream.accounting.gaussian import cdp_delta, delta_of, epsilon_of, mu_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 
 #: dp-accounting rounds losses up to multiples of this.
 INTERVAL = 1e-4

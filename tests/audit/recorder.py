@@ -19,12 +19,13 @@ from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.prediction import wait_for_test
 from dpstream.dp_transforms.run import Run, begin_run
+from dpstream.dp_transforms.selection import wait_for_test
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.neighbours import PUBLIC, Record, deliveries
+from tests.bounded import bound
 from tests.streams import KEYS, RUN_ID
 
 #: (window, page, trigger); (window, role, stream, page id, round).
@@ -175,7 +176,7 @@ def record_bound_by_trigger_times(
             for upto in range(1, line.last_trigger_time + 1):
                 for number in range(shards):
                     now = good.filter(pa.array((trigger_time == upto) & (shard == number)))
-                    bounding.bound(plan, store, number, now, upto, key_ids=keys)
+                    bound(plan, store, number, now, upto, key_ids=keys)
     finally:
         stores.close_all()
     return trace

@@ -19,7 +19,7 @@ from dpstream.accounting.evidence.bounds import (
 from dpstream.accounting.query.thresholds import Selection
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot import bounds
+from dpstream.dp_transforms.one_shot import bounding
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.stage import LocalShards, Stage
@@ -154,7 +154,7 @@ def test_bounds_that_are_not_paid_for_are_refuted(tmp_path: Path) -> None:
 
     honest = proof()
     assert not honest.refutes(claim)
-    with mock.patch.object(bounds, "OneShot", _Noiseless):
+    with mock.patch.object(bounding, "OneShot", _Noiseless):
         assert proof().refutes(claim)
 
 

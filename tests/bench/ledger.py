@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.bench.common import emit, machine

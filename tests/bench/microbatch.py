@@ -30,7 +30,6 @@ import pyarrow as pa
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, admitted_schema, ids_of
-from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.dp_transforms.step import Stepper
@@ -44,6 +43,7 @@ from tests.bench.common import emit, machine
 from tests.bench.growth import exponent
 from tests.bench.paper.jobs import Frame, Setting, write_job
 from tests.bench.paper.modes import parse_mode
+from tests.bounded import bound
 
 #: Stage -> functions of the step whose seconds are its own.
 STAGES = {

@@ -15,6 +15,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.dp_transforms.batches import (
+    HAND_OVER,
     concat,
     ids_of,
     numbers,
@@ -22,7 +23,6 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards
-from dpstream.dp_transforms.hand_over import HAND_OVER
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.connectors.files.source import ReadFiles

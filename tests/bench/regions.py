@@ -37,7 +37,7 @@ from dpstream.accounting.regions.dimensions import Budget, Integer
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.state.ledger import snapshots
+from dpstream.state.ledger import balances
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.open import AccountPlace, open_ledger, open_path
 from dpstream.state.ledger.orders import Order
@@ -140,9 +140,9 @@ def charge_cost(regions: int, repeats: int) -> dict[str, Any]:
                     os.fsync(out.fileno())
             flushes.append(time.perf_counter() - begun)
         start, file = time.thread_time(), Path(folder) / "account.npz"
-        snapshots.write(file, "bench", payers[True]._state)
+        balances.write_snapshot(file, "bench", payers[True]._state)
         written = time.thread_time()
-        assert snapshots.read(file, table, ledgers[True]) is not None
+        assert balances.read_snapshot(file, table, ledgers[True]) is not None
         taken = time.thread_time() - written
     ms = {"cpu_ms": cpu[True], "without_head_ms": cpu[False], "clock_ms": clock,
           "two_flushes_ms": flushes}  # fmt: skip

@@ -45,7 +45,7 @@ from dpstream.pipelines.session.records.load import init
 from dpstream.pipelines.session.records.scan import Scan
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.ledger.orders import Order

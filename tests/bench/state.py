@@ -28,7 +28,7 @@ from google.cloud import spanner as google
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.state.arrow import id_array
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import shards as spanner_shards
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_identity, create_tables
@@ -145,7 +145,7 @@ def counted() -> Iterator[list[int]]:
 
         return mock.patch.object(module, name, call)
 
-    with count(spanner, "commit"), count(spanner_keys, "read_rows"):
+    with count(spanner, "commit"), count(spanner_shards, "read_rows"):
         yield seen
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.state.ledger.file import lines
+from dpstream.state.ledger.sqlite import lines
 from dpstream.state.sqlite.database import sqlite3
 from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, week
 from tests.bench.shape import statements

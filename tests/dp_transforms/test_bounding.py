@@ -14,13 +14,14 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import concat, record_schema
-from dpstream.dp_transforms.bounding import bound, decide
+from dpstream.dp_transforms.bounding import decide
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.state import open as stores
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import OvertakenError, Store
+from tests.bounded import bound
 from tests.dp_transforms.reference import Accepted, Pair, SlowBound, accept, covers
 from tests.streams import COUNT, MEAN, STEP, SUM, begin, generate, make_plan
 

@@ -14,7 +14,6 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
 from dpstream.dp_transforms.beam.split import KeyIds
-from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids
@@ -25,11 +24,12 @@ from dpstream.dp_transforms.skipping import exhausted, pairs_in
 from dpstream.dp_transforms.step import Stepper
 from dpstream.state import arrow, retention
 from dpstream.state import open as stores
-from dpstream.state.copying import Abandon, copy_store
 from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
+from dpstream.state.transfer import Abandon, copy_store
+from tests.bounded import bound
 from tests.streams import KEYS, MEAN, STEP, begin, by_name, generate, make_plan, sealed_bytes
 
 SHARDS = 2

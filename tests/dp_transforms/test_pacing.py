@@ -1,20 +1,35 @@
-"""Where BOUND waits for RELEASE: by looking at every trigger time, and in the store."""
+"""Where BOUND waits for RELEASE: by looking at every trigger time, and in the store.
+
+Notes of the partitions that a later pass has to read: never one too few.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.budget.calibration import calibrate
+from dpstream.accounting.fields import Field
 from dpstream.accounting.plan import schedule
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms import run as runs
-from dpstream.dp_transforms.batches import admitted_schema, concat, record_schema
+from dpstream.dp_transforms.batches import admitted_schema, concat, empty, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, run_in_memory
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.pacing import Pace, last_tests, may_decide, next_test, stops
+from dpstream.dp_transforms.pacing import (
+    Pace,
+    last_tests,
+    may_decide,
+    next_test,
+    note_waiting,
+    stops,
+    waiting_partitions,
+)
 from dpstream.state import open as stores
 from tests.dp_transforms.exhaustive import SlowNoise, skipping
 from tests.dp_transforms.reference import accept
@@ -150,3 +165,45 @@ def test_every_stage_goes_by_the_tests_that_were_committed(
     noise = SlowNoise(plan, ring, identity(plan))
     assert (rows == skipping(then, accept(then, source).values(), key_ids(ring), noise)) is not own
     stores.close_all()
+
+
+def rows(partitions: list[int], plan: object) -> pa.RecordBatch:
+    """Canonical records that stand in these partitions."""
+    schema = record_schema(plan)  # type: ignore[arg-type]
+    size = len(partitions)
+    given = {"partition": pa.array(partitions, pa.int32()), "unit": pa.array([b"u" * 16] * size)}
+    arrays = []
+    for field in schema:
+        column = given.get(field.name)
+        if column is None:
+            column = (
+                pa.array(np.zeros(size, np.int64))
+                if pa.types.is_integer(field.type)
+                else [""] * size
+            )
+        arrays.append(pa.array(column).cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def test_all_shards_together(tmp_path: Path) -> None:
+    plan = make_plan()
+    run = begin(plan, tmp_path / "s.db", shards=2)
+    store, read = run.open(), [0, 1, 2, 5]
+    assert waiting_partitions(store, 2, 7, read) == read, "nobody has said anything"
+    note_waiting(plan, store, 0, 7, rows([5, 1, 5], plan))
+    assert waiting_partitions(store, 2, 7, read) == read, "one has not"
+    note_waiting(plan, store, 1, 7, empty(record_schema(plan)))
+    assert waiting_partitions(store, 2, 7, read) == [1, 5]
+    assert waiting_partitions(store, 2, 8, read) == read, "that was of another pass"
+    note_waiting(plan, store, 1, 8, empty(record_schema(plan)))
+    assert waiting_partitions(store, 2, 8, read) == read
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_ids_do_not_say_where_records_stand(tmp_path: Path, waits: bool) -> None:
+    import msgspec
+
+    plan = msgspec.structs.replace(make_plan(), record_id=Field("id"))
+    run = begin(plan, tmp_path / "s.db", shards=1)
+    note_waiting(plan, run.open(), 0, 7, rows([9] * waits, plan))
+    assert waiting_partitions(run.open(), 1, 7, [0, 1]) == ([0, 1] if waits else [])

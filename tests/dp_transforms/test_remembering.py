@@ -22,7 +22,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow, perturbation, step
 from dpstream.dp_transforms.batches import ids_of, numbers
-from dpstream.dp_transforms.remembered_keys import Remembered, RememberedKeys
+from dpstream.dp_transforms.published_keys import Remembered, RememberedKeys
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from tests.streams import START, STEP, Stream, as_rows, begin, by_name, key_name, make_plan

@@ -20,7 +20,7 @@ from dpstream.accounting.tuning.question import (
     design,
     encoder_matrix,
 )
-from dpstream.dp_transforms.admission import open_windows
+from dpstream.dp_transforms.decision import open_windows
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing

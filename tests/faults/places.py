@@ -7,9 +7,9 @@ from pathlib import Path
 from unittest import mock
 
 from dpstream.state import open as stores
-from dpstream.state.spanner import batch as spanner_batch
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import commits as spanner_commits
 from dpstream.state.spanner import rows as spanner_rows
+from dpstream.state.spanner import shards as spanner_shards
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables
@@ -51,10 +51,10 @@ def places(kind: str, folder: Path) -> Iterator[Places]:
 def small_commits() -> Iterator[None]:
     """With tiny limits every step and decision is committed in many parts."""
     with (
-        mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", FEW),
+        mock.patch.object(spanner_commits, "COMMIT_MUTATIONS", FEW),
         mock.patch.object(spanner, "COMMIT_MUTATIONS", FEW),
-        mock.patch.object(spanner_keys, "INLINE_PAIRS", 6),
-        mock.patch.object(spanner_keys, "CELL_BYTES", 64),
+        mock.patch.object(spanner_shards, "INLINE_PAIRS", 6),
+        mock.patch.object(spanner_shards, "CELL_BYTES", 64),
         mock.patch.object(spanner_rows, "CELL_BYTES", 64),
         mock.patch.object(spanner, "CACHED_STATES", 30),
     ):

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from dpstream.state import drafts, retention, transfer
+from dpstream.state import durable, retention, transfer
 from dpstream.state import open as stores
-from dpstream.state.sqlite import backup as sqlite_backup
+from dpstream.state.sqlite import store as sqlite_store
 from dpstream.state.sqlite.store import SqliteStore
 from tests.faults.child import plan_of
 
 #: Calls before and after which a process may die; each is one step towards the new file.
 CALLS: tuple[tuple[Any, str], ...] = (
-    (sqlite_backup, "sync"), (sqlite_backup, "_move_sides"), (drafts, "sweep"),
-    (drafts, "_made"),
+    (sqlite_store, "sync"), (sqlite_store, "_move_sides"), (durable, "sweep"),
+    (durable, "_made"),
     (os, "link"), (os, "replace"),
     (transfer, "create_store"), (transfer, "copy_store"),
     (transfer, "check_file"), (transfer, "replace_file"),
-    (sqlite_backup, "check_file"),
+    (sqlite_store, "check_file"),
     (SqliteStore, "put_released_ahead"), (SqliteStore, "put_unit_progress"),
     (SqliteStore, "begin_restoring"), (SqliteStore, "_compact_keys"), (SqliteStore, "_insert_keys"),
 )  # fmt: skip

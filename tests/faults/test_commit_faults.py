@@ -11,8 +11,8 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.state import open as stores
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner import store as spanner
-from dpstream.state.spanner.batch import Mutations
 from dpstream.state.spanner.client import ExistsError, commit, connect, read_rows
+from dpstream.state.spanner.commits import Mutations
 from dpstream.state.store import OvertakenError
 from tests import emulator
 from tests.faults.child import batches_of, plan_of

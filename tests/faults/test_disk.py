@@ -20,11 +20,11 @@ from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from dpstream.state import transfer
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
-from dpstream.state.sqlite.backup import check_file
 from dpstream.state.sqlite.database import sqlite3
+from dpstream.state.sqlite.store import check_file
 from tests import accounts
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released

@@ -12,12 +12,12 @@ import pytest
 from dpstream.dp_transforms import release
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
-from dpstream.state import copying
+from dpstream.dp_transforms.step import TakenSteps
 from dpstream.state import open as stores
-from dpstream.state.copying import copy_store
+from dpstream.state import transfer
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.taken import TakenSteps
+from dpstream.state.transfer import copy_store
 from tests.faults.child import batches_of, plan_of
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import NAMES, Full, redelivered, stop_at_commit
@@ -83,7 +83,7 @@ def test_what_was_released_ahead_is_released(tmp_path: Path, monkeypatch: Any) -
 
 def test_what_was_selected_goes_along(tmp_path: Path, monkeypatch: Any) -> None:
     """Sabotaged: the new shards do not know what the first window has published."""
-    monkeypatch.setattr(copying, "_copy_selections", lambda *_: None)
+    monkeypatch.setattr(transfer, "_copy_selections", lambda *_: None)
     with pytest.raises(AssertionError):
         check("sticky", tmp_path, (15, 3, 20))
 

@@ -11,18 +11,18 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
-from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.state import open as stores
 from dpstream.state.spanner import client
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import shards as spanner_shards
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import MissingError, connect
 from dpstream.state.spanner.fill import PROGRESS
 from dpstream.state.spanner.schema import BOUND, create_tables
-from dpstream.state.spanner.units import SpannerUnitShard
+from dpstream.state.spanner.shards import SpannerUnitShard
 from tests import emulator
+from tests.bounded import bound
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import small_commits
 from tests.faults.runs import Releases, calm, job, released
@@ -159,13 +159,13 @@ def zero(_: Any) -> int:
 
 
 def done_keys_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = spanner_keys.SpannerKeyShard._enter
+    real = spanner_shards.SpannerKeyShard._enter
 
     def enter(states: Any, *args: Any) -> None:
         real(states, *args)
         states.done[:] = False
 
-    monkeypatch.setattr(spanner_keys.SpannerKeyShard, "_enter", enter)
+    monkeypatch.setattr(spanner_shards.SpannerKeyShard, "_enter", enter)
 
 
 def progress_comes_with_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,12 +180,12 @@ def progress_comes_with_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def due_lists_name_changed_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = spanner_keys.SpannerKeyShard.write_due
+    real = spanner_shards.SpannerKeyShard.write_due
 
     def write_due(states: Any, out: Any, slots: Any, *rest: Any) -> None:
         real(states, out, slots[states._changed[slots]], *rest)
 
-    monkeypatch.setattr(spanner_keys.SpannerKeyShard, "write_due", write_due)
+    monkeypatch.setattr(spanner_shards.SpannerKeyShard, "write_due", write_due)
 
 
 def records_of_a_cut_decision_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,12 @@ from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
 from dpstream.state.spanner import client
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import shards as spanner_shards
 from dpstream.state.spanner import store as spanner
-from dpstream.state.spanner import units as spanner_units
 from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
+from tests.bounded import bound
 from tests.faults.child import batches_of, plan_of
 from tests.faults.failing import FailOnce, FailureError
 from tests.faults.places import KINDS, Places, places, small_commits
@@ -67,7 +67,7 @@ STORE_CALLS: dict[str, list[tuple[Any, str]]] = {
     "spanner": [(SpannerStore, name) for name in _CONTRACT],
     "spanner calls": [
         (spanner, "commit"), (spanner, "read_rows"),
-        (spanner_keys, "read_rows"), (spanner_units, "read_rows"),
+        (spanner_shards, "read_rows"), (spanner_shards, "read_rows"),
     ],
 }  # fmt: skip
 #: Between the store's calls: the states in memory are half changed when these fail.
@@ -282,7 +282,7 @@ def admitted_steps(run: Run) -> list[tuple[int, int, int, pa.RecordBatch]]:
         plan.timeline.last_trigger_time,
     )
     parts = [
-        bounding.bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
+        bound(plan, store, n, records.filter(pa.array(shard == n)), upto)[0]
         for n in range(run.shards)
     ]
     rows = concat(parts, admitted_schema(plan))
@@ -466,8 +466,8 @@ def test_a_decision_of_bound_is_made_once(place: Places) -> None:
     a, b = another(run), another(run)
     upto = plan.timeline.last_trigger_time
     b.unit_shard(0)  # b has looked before a decides
-    first, *_ = bounding.bound(plan, a, 0, records, upto)
-    second, *_ = bounding.bound(plan, b, 0, records, upto)
+    first, *_ = bound(plan, a, 0, records, upto)
+    second, *_ = bound(plan, b, 0, records, upto)
     assert first == second and first.num_rows
     for store in (a, b):
         store.close()

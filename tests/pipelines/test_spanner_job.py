@@ -19,8 +19,7 @@ from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect
-from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
-from dpstream.state.spanner.schema import create_tables
+from dpstream.state.spanner.schema import create_tables, named, read_metadata, swap_metadata
 from tests import accounts, emulator
 from tests.faults.processes import files
 from tests.pipelines.operate.test_state_view import PROJECT, with_account

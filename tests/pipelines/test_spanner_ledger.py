@@ -28,8 +28,7 @@ from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.registration import register
 from dpstream.state import open as stores
 from dpstream.state.ledger.answers import AnswerLog
-from dpstream.state.ledger.charges import Charge
-from dpstream.state.ledger.events import TableNamed
+from dpstream.state.ledger.events import Charge, TableNamed
 from dpstream.state.ledger.tables import COLUMNS_OF
 from dpstream.state.spanner.client import connect
 from tests import accounts, emulator

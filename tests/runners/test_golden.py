@@ -10,9 +10,9 @@ import pytest
 
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.budget.calibration import calibrate, calibrated
-from dpstream.dp_transforms import hand_over
+from dpstream.dp_transforms import batches
+from dpstream.dp_transforms.batches import HAND_OVER, HAND_OVER_ROWS
 from dpstream.dp_transforms.beam import buffer
-from dpstream.dp_transforms.hand_over import HAND_OVER, HAND_OVER_ROWS
 from dpstream.pipelines.stream.run import run_job
 from tests.golden.pinned import check as check_text
 from tests.runners.engines import need_flink
@@ -89,7 +89,7 @@ def test_prism(
 ) -> None:
     """By reference and on threads, also of the smallest batches; and some as bytes and on the
     runner's own thread, as most of these batches are by default."""
-    monkeypatch.setattr(hand_over, "HAND_OVER_ROWS", rows)
+    monkeypatch.setattr(batches, "HAND_OVER_ROWS", rows)
     if rows == 1:
         monkeypatch.setattr(buffer, "_WORTH_A_THREAD", 0)
     flags = ["--streaming", f"--prism_location={binary()}"]

@@ -12,9 +12,8 @@ import pytest
 from apache_beam.transforms.userstate import BagStateSpec
 
 from dpstream.accounting.errors import RunError
-from dpstream.dp_transforms import bounding, flow, hand_over
-from dpstream.dp_transforms.batches import ArrowBatchCoder
-from dpstream.dp_transforms.hand_over import HAND_OVER
+from dpstream.dp_transforms import batches, bounding, flow
+from dpstream.dp_transforms.batches import HAND_OVER, ArrowBatchCoder
 from dpstream.dp_transforms.telemetry import forget_error
 from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.runners.table import make_runner
@@ -44,7 +43,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_batch_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All are handed over by reference, and none is left after the test."""
-    monkeypatch.setattr(hand_over, "HAND_OVER_ROWS", 1)
+    monkeypatch.setattr(batches, "HAND_OVER_ROWS", 1)
     yield
     assert len(HAND_OVER) == 0
     forget_error()

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.dp_transforms import hand_over
+from dpstream.dp_transforms import batches
 from dpstream.pipelines.connectors.folder.close import close_files
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.state_admin import restore
@@ -85,7 +85,7 @@ def records(folder: Path) -> int:
 @pytest.fixture(autouse=True)
 def no_batch_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pass by reference."""
-    monkeypatch.setattr(hand_over, "HAND_OVER_ROWS", 1)
+    monkeypatch.setattr(batches, "HAND_OVER_ROWS", 1)
 
 
 def files_after(producer: Producer, folder: Path) -> int:

@@ -115,7 +115,7 @@ class World:
 
 
 def _charge(run_id: str) -> Any:
-    from dpstream.state.ledger.charges import Charge
+    from dpstream.state.ledger.events import Charge
     from tests import accounts
 
     return Charge(run_id, "0" * 32, accounts.USER, float(COST), 0.0, None, 0.0, "sql")

@@ -92,16 +92,16 @@ def spanner(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
 @contextlib.contextmanager
 def emulated(mutations: int = 40) -> Iterator[None]:
     """The emulator, with room for two or three keys in a commit and for few in memory."""
-    from dpstream.state.spanner import batch as spanner_batch
-    from dpstream.state.spanner import keys as spanner_keys
+    from dpstream.state.spanner import commits as spanner_commits
+    from dpstream.state.spanner import shards as spanner_shards
     from dpstream.state.spanner import store as spanner
     from tests import emulator
 
     with (
         emulator.running(),
         mock.patch.object(spanner, "COMMIT_MUTATIONS", mutations),
-        mock.patch.object(spanner_batch, "COMMIT_MUTATIONS", mutations),
-        mock.patch.object(spanner_keys, "INLINE_PAIRS", 2),
+        mock.patch.object(spanner_commits, "COMMIT_MUTATIONS", mutations),
+        mock.patch.object(spanner_shards, "INLINE_PAIRS", 2),
         mock.patch.object(spanner, "CACHED_STATES", 30),
     ):
         yield

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from dpstream.state.spanner import retention, units
+from dpstream.state.spanner import retention, shards
+from dpstream.state.spanner.shards import SpannerUnitShard
 from dpstream.state.spanner.store import SpannerStore
-from dpstream.state.spanner.units import SpannerUnitShard
 from tests.simulation.stores import emulated, spanner
 from tests.simulation.world import report, simulate
 
@@ -59,7 +59,7 @@ def _drops_nothing(real: Any) -> Any:
 SABOTAGED = {
     "what reaches beyond a decision": (SpannerUnitShard, "load", _without_reach, REACHING),
     "states after an error": (SpannerStore, "_drop", _drops_nothing, range(60)),
-    "records of a key of a unit that is loaded": (units, "enter_keys", _drops_nothing, (0,)),
+    "records of a key of a unit that is loaded": (shards, "enter_keys", _drops_nothing, (0,)),
     "first pairs whose records expired": (retention, "pack_headers", _without_firsts, (46,)),
 }
 

@@ -1,4 +1,7 @@
-"""Services that nobody answers for: a short wait, the setting's name, one line on a terminal."""
+"""Services that nobody answers for: a short wait, the setting's name, one line on a terminal.
+
+What of Google's services is tried again: one list for stores, sources and sinks.
+"""
 
 import io
 import json
@@ -10,14 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from google.api_core import exceptions
 
 from dpstream.accounting.errors import RunError
-from dpstream.dp_transforms.noise import secret_manager
+from dpstream.dp_transforms.noise import secret_source
+from dpstream.pipelines.connectors.google_client import retry
 from dpstream.pipelines.connectors.kafka import client as kafka_client
 from dpstream.pipelines.tables import databases
 from dpstream.pipelines.tables.catalog import Table
 from dpstream.state import connecting as connecting_module
-from dpstream.state.connecting import CONNECT_SECONDS, EMULATORS, connecting, show_connecting
+from dpstream.state.connecting import (
+    CONNECT_SECONDS,
+    EMULATORS,
+    connecting,
+    may_pass,
+    show_connecting,
+)
 
 NOWHERE = "127.0.0.1:1"
 
@@ -55,7 +66,7 @@ def big_table(address: str) -> None:
 
 
 def secret(_: str) -> None:
-    secret_manager.access("projects/p/secrets/s/versions/1")
+    secret_source.access("projects/p/secrets/s/versions/1")
 
 
 def kafka_topic(address: str) -> None:
@@ -165,3 +176,32 @@ def test_a_real_command_ends_within_twenty_seconds() -> None:
     assert time.monotonic() - begun < 20 and done.returncode == 4
     error = json.loads(done.stderr.strip().splitlines()[-1])
     assert error["field"] == "account.path" and "SPANNER_EMULATOR_HOST" in error["fix"]
+
+
+PASSING = (
+    exceptions.Aborted, exceptions.Cancelled, exceptions.DeadlineExceeded,
+    exceptions.InternalServerError, exceptions.ResourceExhausted,
+    exceptions.ServiceUnavailable, exceptions.Unknown,
+)  # fmt: skip
+LASTING = (
+    exceptions.NotFound, exceptions.PermissionDenied, exceptions.InvalidArgument,
+    exceptions.AlreadyExists, exceptions.FailedPrecondition, ValueError,
+)  # fmt: skip
+
+
+def test_what_may_pass_is_tried_again_and_nothing_else() -> None:
+    passes = may_pass()
+    assert all(passes(kind("x")) for kind in PASSING)
+    assert not any(passes(kind("x")) for kind in LASTING)
+
+
+def test_clients_retry_by_that_list() -> None:
+    calls = []
+
+    def fails_once() -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise exceptions.Unknown("x")
+        return "done"
+
+    assert retry(10.0)(fails_once)() == "done" and len(calls) == 2

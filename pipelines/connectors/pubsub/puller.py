@@ -15,7 +15,7 @@ from google.pubsub_v1.types import PullRequest, PullResponse
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors.pubsub.client import client
-from dpstream.state.google_errors import PASSING
+from dpstream.state.connecting import PASSING
 
 #: Messages of one pull (the service's most), and how long it waits (then it is asked again).
 PULL_MESSAGES, PULL_SECONDS = 1_000, 90.0

@@ -39,7 +39,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.dp_transforms.beam.keyed import Keyed
+from dpstream.dp_transforms.beam.workers import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.session import (
@@ -69,9 +69,9 @@ from dpstream.pipelines.session.records.manifest import Part, digest, read_manif
 from dpstream.pipelines.session.records.parts import USABLE, damaged, reading
 from dpstream.pipelines.tabulation.remote import put
 from dpstream.state.disk_errors import file_errors
-from dpstream.state.ledger.region_charge import packed as packed_boxes
-from dpstream.state.ledger.region_charge import unpacked
-from dpstream.state.private_folders import private_folder
+from dpstream.state.ledger.events import packed as packed_boxes
+from dpstream.state.ledger.events import unpacked
+from dpstream.state.locks import private_folder
 
 ANSWER = "answer.arrow"
 #: How the digest of a shard travels.

@@ -38,8 +38,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.pipelines.session.records.manifest import HASHER, Manifest, Part, digest
 from dpstream.state import locks
 from dpstream.state.disk_errors import file_error, file_errors
-from dpstream.state.drafts import sweep
-from dpstream.state.durable import PRIVATE, make_folder, put_once
+from dpstream.state.durable import PRIVATE, make_folder, put_once, sweep
 
 #: Rows of a part, and of its row groups.
 PART_ROWS, GROUP_ROWS = 1_000_000, 122_880

@@ -12,7 +12,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan import account as module
 from dpstream.accounting.plan.account import Account
 from dpstream.accounting.plan.unit import UnitIdentity, composed
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from tests.accounting.plans import DAY
 
 UNITS = [

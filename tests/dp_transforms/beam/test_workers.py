@@ -1,5 +1,9 @@
-"""Several threads give the bytes of one: results in order, errors in order, nothing shared."""
+"""Several threads give the bytes of one: results in order, errors in order, nothing shared.
 
+A stage with the key: it is read on the worker, and never pickled.
+"""
+
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +22,10 @@ from dpstream.dp_transforms.beam import buffer, split
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import Announced
 from dpstream.dp_transforms.beam.split import SplitByShard
-from dpstream.dp_transforms.beam.workers import Threads, Workers, stop_workers
+from dpstream.dp_transforms.beam.workers import Keyed, Threads, Workers, stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise.prf import Prf
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.step import Stepper
 from dpstream.dp_transforms.telemetry import first_error, forget_error, operator_totals
@@ -326,3 +331,23 @@ def test_an_unforeseen_error_of_a_thread_shows_its_class_only(
     while error is not None:
         assert "CANARY" not in str(error)
         error = error.__cause__ or error.__context__
+
+
+SECRET = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
+
+
+class Prints(Keyed):
+    def process(self, element: int) -> Iterator[str]:
+        yield self._ring.fingerprint
+
+
+def test_the_key_is_read_when_the_worker_begins() -> None:
+    source = SecretSource(None, SECRET)
+    stage = pickle.loads(pickle.dumps(Prints(source)))  # noqa: S301 - our own bytes
+    assert not hasattr(stage, "_ring")
+    stage.setup()
+    with source.ring() as ring:
+        assert list(stage.process(1)) == [ring.fingerprint]
+    stage.teardown()
+    stage.teardown()
+    assert not hasattr(stage, "_ring")

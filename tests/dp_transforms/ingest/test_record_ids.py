@@ -14,13 +14,13 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.bounding import bound
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state import open as stores
 from dpstream.state.arrow import indexed, position_ids
 from dpstream.state.store import Admitted, Store
+from tests.bounded import bound
 from tests.streams import (
     COUNT,
     KEYS,

@@ -24,7 +24,7 @@ from dpstream.dp_transforms.noise import inputs as module
 from dpstream.dp_transforms.noise.inputs import InputDigest, combined
 from dpstream.dp_transforms.noise.oneshot import numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, bounds, choose_bounds
+from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, bounding, choose_bounds
 from dpstream.dp_transforms.one_shot.answers import inputs_of
 from dpstream.dp_transforms.session import inputs_of as inputs_of_session
 from dpstream.dp_transforms.session import measured, nothing
@@ -147,7 +147,7 @@ def of_bounds(ring: KeyRing, by: int) -> Int64:
     design = BoundsDesign("gaussian", (histogram("a"), histogram("b")))
     counts = {name: np.arange(512) for name in "ab"}
     counts["b"][3] += by
-    with mock.patch.object(bounds, "settled", lambda plan, design, noisy: noisy):
+    with mock.patch.object(bounding, "settled", lambda plan, design, noisy: noisy):
         out: Any = choose_bounds(plan, design, counts, ring, RUN)
     exact = [encoder_matrix(512) @ counts[name] for name in "ab"]
     return np.concatenate(out) - np.concatenate(exact)

@@ -1,17 +1,40 @@
-"""The key of a process: read by its reference, bound to a run, ended with it."""
+"""The key of a process: read by its reference, bound to a run, ended with it.
 
+Google's own client against a server on this machine: answers, damage, refusals, retries.
+"""
+
+import base64
+import importlib.util
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
 
+import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.dp_transforms.noise import secret_source
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys, read_secret
+from dpstream.state import connecting
+from tests.audit.leaks import contents, printed
+from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 
-KEY = "5e" * 32
+HEX_KEY = "5e" * 32
 
 
 def test_a_ring_of_a_run_is_the_runs_key_and_ends_with_it() -> None:
-    source = SecretSource(None, KEY)
+    source = SecretSource(None, HEX_KEY)
     fingerprint = source.ring().fingerprint
     ring = source.of_run("run", fingerprint).ring()
     assert ring.source_fingerprint([b"a"]) == source.ring().source_fingerprint([b"a"])
@@ -27,26 +50,329 @@ def test_without_a_key_nothing_is_drawn() -> None:
         SecretSource(None).ring()
     assert (
         SecretSource("env:A").kind == "env"
-        and SecretSource(None, KEY).kind == "insecure_test_secret"
+        and SecretSource(None, HEX_KEY).kind == "insecure_test_secret"
     )
 
 
 def test_a_reference_and_a_test_secret_exclude_each_other() -> None:
     with pytest.raises(UsageError) as error:
-        SecretSource("env:A", KEY)
+        SecretSource("env:A", HEX_KEY)
     assert error.value.field == "secret"
     for text in ("5e" * 31, "5E" * 32, ""):
         with pytest.raises(UsageError) as error:
             SecretSource(None, text)
         assert error.value.field == "insecure_test_secret"
-    assert not SecretSource().given and SecretSource(None, KEY).given
+    assert not SecretSource().given and SecretSource(None, HEX_KEY).given
 
 
 def test_only_a_file_has_a_path_and_starts_from_a_folder(tmp_path: Path) -> None:
     assert SecretSource("file:a").below(tmp_path).file == str(tmp_path / "a")
-    for source in (SecretSource("env:A"), SecretSource(None, KEY), SecretSource()):
+    for source in (SecretSource("env:A"), SecretSource(None, HEX_KEY), SecretSource()):
         assert source.file is None and source.below(tmp_path) == source
 
 
 def test_a_text_of_it_has_no_secret() -> None:
-    assert KEY not in repr(SecretSource(None, KEY)) and KEY not in str(SecretSource(None, KEY))
+    assert HEX_KEY not in repr(SecretSource(None, HEX_KEY)) and HEX_KEY not in str(
+        SecretSource(None, HEX_KEY)
+    )
+
+
+KEY = bytes(range(32))
+TEXT = KEY.hex().encode()
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
+    with secret_server(monkeypatch) as running:
+        running.secrets[NAME] = TEXT + b"\n"
+        yield running
+
+
+def refusal(*never: str) -> DpstreamError:
+    """The error of reading the key; nothing of library, service or key is in or behind it."""
+    with pytest.raises(DpstreamError) as caught:
+        read_secret(REFERENCE)
+    error = caught.value
+    assert error.__cause__ is None and error.__context__ is None
+    text = printed(error) + contents(error)
+    for private in (KEY.hex(), "someone@example.com", "my-project", *never):
+        assert private not in text
+    return error
+
+
+def test_a_key_is_read(server: SecretServer) -> None:
+    assert read_secret(REFERENCE) == KEY
+    with SecretSource(REFERENCE).ring() as ring:
+        assert ring.fingerprint == KeyRing(KEY).fingerprint
+    assert server.calls == [NAME, NAME]
+
+
+def test_a_damaged_answer_is_refused(server: SecretServer) -> None:
+    server.damage = True
+    error = refusal(f"{KEY.hex()[1:]}")
+    assert isinstance(error, RunError) and "CRC32C" in error.rule
+    assert error.field == "secret"
+    server.damage, server.no_checksum = False, True
+    assert "CRC32C" in refusal().rule
+    server.no_checksum = False
+    assert read_secret(REFERENCE) == KEY
+
+
+@pytest.mark.parametrize("data", [b"", KEY, TEXT[:-1], b"\xff" * 64, TEXT * 100])
+def test_an_answer_that_is_no_key_is_refused(server: SecretServer, data: bytes) -> None:
+    server.secrets[NAME] = data
+    error = refusal()
+    assert isinstance(error, UsageError) and "64 hex digits" in error.rule
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fix"),
+    [
+        (Code.NOT_FOUND, UsageError, "version"),
+        (Code.PERMISSION_DENIED, PolicyError, "secretAccessor"),
+        (Code.UNAUTHENTICATED, PolicyError, "renew the credentials"),
+        (Code.FAILED_PRECONDITION, RunError, "enable the version"),
+        (Code.INVALID_ARGUMENT, UsageError, "project, secret and version"),
+        (Code.INTERNAL, RunError, "check the network"),
+    ],
+)
+def test_an_answer_that_cannot_change_is_told_at_once(
+    server: SecretServer, code: grpc.StatusCode, kind: type[DpstreamError], fix: str
+) -> None:
+    server.always = code
+    error = refusal()
+    assert type(error) is kind and error.field == "secret"
+    assert code.name in error.rule and fix in error.fix
+    assert len(server.calls) == 1
+
+
+def test_a_secret_that_is_not_there(server: SecretServer) -> None:
+    server.secrets.clear()
+    assert isinstance(refusal(), UsageError)
+
+
+def test_a_short_outage_is_waited_for(server: SecretServer) -> None:
+    server.faults = [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED]
+    assert read_secret(REFERENCE) == KEY
+    assert len(server.calls) == 4
+
+
+def test_an_answer_that_does_not_come_is_asked_for_again(
+    server: SecretServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_source, "RETRY_SECONDS", 30.0)
+    monkeypatch.setattr(secret_source, "CALL_SECONDS", 0.5)
+    server.delays = [2.0]
+    assert read_secret(REFERENCE) == KEY
+    assert len(server.calls) >= 2
+
+
+def test_what_has_no_code_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise ValueError(f"{KEY.hex()} of someone@example.com")
+
+    monkeypatch.setattr(secret_source, "_client", fails)
+    error = refusal()
+    assert isinstance(error, RunError) and "answered ValueError" in error.rule
+    assert error.field == "secret" and "run it again" in error.fix
+
+
+def test_a_long_outage_ends_the_waiting(server: SecretServer) -> None:
+    server.always = Code.UNAVAILABLE
+    begin = time.monotonic()
+    error = refusal()
+    assert time.monotonic() - begin < 6
+    assert isinstance(error, RunError) and "UNAVAILABLE" in error.rule
+    assert 2 < len(server.calls) < 100
+
+
+def test_no_service_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with secret_server(monkeypatch):
+        pass  # its port is free again
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+    error = refusal()
+    assert isinstance(error, RunError) and "does not answer" in error.rule
+    assert secret_source.EMULATOR in error.fix
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "example.com:443",
+        "10.0.0.1:80",
+        "localhost.example.com:80",
+        "elsewhere",
+        "localhost:80:example.com:443",
+    ],
+)
+def test_a_stand_in_on_another_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv(secret_source.EMULATOR, host)
+    error = refusal(host)
+    assert isinstance(error, PolicyError) and error.field == secret_source.EMULATOR
+
+
+def test_a_stand_in_may_have_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    with secret_server(monkeypatch):
+        monkeypatch.setenv(secret_source.EMULATOR, "[::1]:1")
+        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+        assert "does not answer" in refusal().rule
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import system says that the packages are not there, as on a machine without them."""
+    for name in [n for n in sys.modules if n.startswith("google.cloud.secretmanager")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Absent:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name.startswith("google.cloud.secretmanager"):
+                raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Absent, *sys.meta_path])
+    error = refusal()
+    assert "gcp-secrets" in error.fix and error.field == "secret"
+    monkeypatch.undo()
+    assert importlib.util.find_spec("google.cloud.secretmanager_v1")
+
+
+# --- credentials ---------------------------------------------------------------------------------
+
+
+class Tokens(BaseHTTPRequestHandler):
+    """A token endpoint: refuses an expired account, with a text that quotes what was sent."""
+
+    status = 400
+    sent = b""
+
+    def do_POST(self) -> None:
+        sent = type(self).sent = self.rfile.read(int(self.headers["Content-Length"]))
+        answer = {"error": "invalid_grant", "error_description": sent.decode()}
+        if self.status == 200:
+            answer = {"access_token": "token", "expires_in": "3600", "token_type": "Bearer"}
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Not to stderr."""
+
+
+@pytest.fixture
+def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Tokens]]:
+    """A service account's default credentials, whose tokens come from this machine."""
+
+    class Endpoint(Tokens):
+        pass
+
+    http = HTTPServer(("localhost", 0), Endpoint)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    private = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    credentials = {
+        "type": "service_account",
+        "project_id": "my-project",
+        "private_key": private.decode(),
+        "client_email": "someone@example.com",
+        "token_uri": f"http://localhost:{http.server_port}/token",
+    }
+    (tmp_path / "account.json").write_text(json.dumps(credentials))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+    monkeypatch.delenv(secret_source.EMULATOR, raising=False)
+    yield Endpoint
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+def test_an_expired_credential(account: type[Tokens]) -> None:
+    error = refusal("invalid_grant", "assertion")
+    assert isinstance(error, PolicyError)
+    assert "RefreshError" in error.rule and "renew" in error.fix
+
+
+def test_a_credential_is_renewed_before_the_question(account: type[Tokens]) -> None:
+    account.status = 200
+    assert secret_source._credentials().token == "token"
+    claims = parse_qs(account.sent.decode())["assertion"][0].split(".")[1]
+    payload = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+    assert payload["scope"] == "https://www.googleapis.com/auth/cloud-platform"
+
+
+def test_an_unreachable_token_service(account: type[Tokens], tmp_path: Path) -> None:
+    path = tmp_path / "account.json"
+    credentials = json.loads(path.read_text())
+    path.write_text(json.dumps(credentials | {"token_uri": "http://localhost:9/token"}))
+    error = refusal()
+    assert isinstance(error, RunError) and "cannot be reached" in error.rule
+    assert error.field == "secret"
+
+
+def test_a_token_service_that_never_answers(
+    account: type[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "account.json"
+    monkeypatch.setattr(secret_source, "CONNECT_SECONDS", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}/token"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"token_uri": uri}))
+        begun = time.monotonic()
+        assert "cannot be reached" in refusal().rule
+    assert time.monotonic() - begun < 8
+
+
+def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (secret_source.EMULATOR, "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    error = refusal()
+    assert isinstance(error, PolicyError) and "DefaultCredentialsError" in error.rule
+
+
+# --- the client's own log ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def everything_logged() -> Iterator[list[str]]:
+    """All that Google's libraries log when an operator asks for it, fields included."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(str(vars(record)))
+
+    base, talkative = logging.getLogger("google"), logging.getLogger(secret_source._TALKATIVE)
+    level, disabled, handler = base.level, talkative.disabled, Keep()
+    everywhere = logging.root.manager.disable  # the command line turns all logging off
+    logging.disable(logging.NOTSET)
+    base.setLevel(logging.DEBUG)
+    base.addHandler(handler)
+    talkative.disabled = False
+    yield lines
+    base.removeHandler(handler)
+    base.setLevel(level)
+    talkative.disabled = disabled
+    logging.disable(everywhere)
+
+
+def test_the_clients_debug_log_does_not_get_the_key(
+    server: SecretServer, everything_logged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = base64.b64encode(TEXT + b"\n").decode()
+    assert read_secret(REFERENCE) == KEY
+    assert not [x for x in everything_logged if KEY.hex() in x or encoded in x]
+    # Sabotage: the client's logger is left as it is.
+    logging.getLogger(secret_source._TALKATIVE).disabled = False
+    monkeypatch.setattr(secret_source, "_TALKATIVE", "another")
+    read_secret(REFERENCE)
+    assert [x for x in everything_logged if KEY.hex() in x or encoded in x]

@@ -16,7 +16,7 @@ from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials, QueryAnswer, aggregated, answer, bounded
-from dpstream.dp_transforms.one_shot.aggregation import Totals
+from dpstream.dp_transforms.one_shot.partials import Totals
 from tests.queries import (
     ALL,
     COUNT,

@@ -2,9 +2,11 @@
 
 ``worst`` runs the product on neighbouring tables and measures the shift of everything that is
 noised, in units of its noise; sabotaged variants must exceed mu^2.
+
+Automatic bounds from data: one value of each unit, noise by name, a unit's own rows only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -14,14 +16,16 @@ import numpy.typing as npt
 import pytest
 
 from dpstream.accounting.query import calibration, parts, tree
+from dpstream.accounting.query.bounds import BoundsDesign, Settled, design_bounds
 from dpstream.accounting.query.calibration import QueryBudget, allocate_query
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.tree import cells_of, tree_of
+from dpstream.accounting.tuning.question import encoder_matrix
+from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot import bounding, partials
-from dpstream.dp_transforms.one_shot.aggregation import aggregated, histograms
-from dpstream.dp_transforms.one_shot.bounding import bounded
-from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows
+from dpstream.dp_transforms.one_shot import bounding, choose_bounds, partials
+from dpstream.dp_transforms.one_shot.bounding import bounded, counted
+from dpstream.dp_transforms.one_shot.partials import Bounded, Partials, Rows, aggregated, histograms
 from tests.queries import (
     ALL,
     COUNT,
@@ -420,3 +424,103 @@ def test_rows_behind_the_last_pair_that_is_kept_are_dropped(ring: KeyRing) -> No
 def test_what_is_not_scaled_stays_to_the_last_bit() -> None:
     vector = np.array([(1 << 53) + 1, -(1 << 60) - 1, 7])
     assert bounding._times(vector, np.ones(3)).tolist() == vector.tolist()
+
+
+AUTO = QueryColumn("a", "mean", rows=2)
+PLAN = query(AUTO, epsilon=4.0)
+PEOPLE = 3_000
+
+
+def designed(plan: QueryPlan) -> BoundsDesign:
+    design = design_bounds(plan)
+    assert design is not None
+    return design
+
+
+def table(seed: int, rows: int = 20_000) -> Rows:
+    random = np.random.default_rng(seed)
+    unit = random.integers(0, PEOPLE, rows)
+    return Rows(unit, random.integers(0, 9, rows), random.normal(50, 10, rows).astype(np.int64))
+
+
+def ids_of(units: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 1 << 62, (units, 2)).astype(np.uint64)
+
+
+def settled_bounds(rows: Mapping[str, Rows], ring: KeyRing, plan: QueryPlan = PLAN) -> Settled:
+    design = designed(plan)
+    id_tables = (ids_of(PEOPLE), ids(9, 2))
+    counts = {of.name: counted(of, rows[of.name], id_tables, ring, RUN) for of in design.histograms}
+    return choose_bounds(plan, design, counts, ring, RUN)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
+def test_bounds_of_data(mechanism: str, ring: KeyRing) -> None:
+    plan = query(AUTO, epsilon=8.0, mechanism=mechanism)
+    choice = settled_bounds({"a": table(1)}, ring, plan)
+    lo, hi = choice.plan.columns[0].grid_bounds()
+    assert not choice.nulls and 0 <= lo <= 32 and 64 <= hi <= 112
+    assert settled_bounds({"a": table(1)}, ring, plan) == choice
+    allocate_query(choice.plan, designed(plan).reserved)
+
+
+def test_too_few_units_are_null(ring: KeyRing) -> None:
+    few = Rows(*(part[:3] for part in table(1)))
+    assert settled_bounds({"a": few}, ring).nulls == {"a"}
+    none = Rows(*(part[:0] for part in table(1)))
+    assert settled_bounds({"a": none}, ring).nulls == {"a"}
+
+
+def histogram_of(rows: Rows, ring: KeyRing) -> np.ndarray:
+    [of] = designed(PLAN).histograms
+    return counted(of, rows, (ids_of(PEOPLE), ids(9, 2)), ring, RUN)
+
+
+def test_a_unit_moves_one_value(ring: KeyRing) -> None:
+    rows = table(2)
+    both = histogram_of(rows, ring)
+    assert both.sum() == len(np.unique(rows.unit))
+    for gone in range(12):
+        mask = rows.unit != gone
+        without = histogram_of(Rows(*(part[mask] for part in rows)), ring)
+        assert np.abs(both - without).sum() <= 1 and (both - without).min() >= 0
+
+
+def test_all_of_a_units_values_are_caught(ring: KeyRing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounding, "VALUES", 5)
+    rows = table(2)
+    both = histogram_of(rows, ring)
+    without = histogram_of(Rows(*(part[rows.unit != 3] for part in rows)), ring)
+    assert np.abs(both - without).sum() > 1
+
+
+def test_an_order_of_rows_decides_nothing(ring: KeyRing) -> None:
+    rows = table(3)
+    order = np.random.default_rng(1).permutation(len(rows.unit))
+    other = Rows(*(part[order] for part in rows))
+    assert (histogram_of(rows, ring) == histogram_of(other, ring)).all()
+
+
+def test_rows_of_no_public_group_are_not_counted(ring: KeyRing) -> None:
+    rows = table(4)
+    masked_rows = rows._replace(group=np.where(rows.group > 0, rows.group, -1))
+    listed = Rows(*(part[rows.group > 0] for part in rows))
+    assert (histogram_of(masked_rows, ring) == histogram_of(listed, ring)).all()
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "geometric"])
+def test_noise_is_of_the_law_that_the_budget_is_for(
+    mechanism: str, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[str, int, float]] = []
+    for law, method in (("gaussian", "rounded_gaussian"), ("geometric", "discrete_laplace")):
+
+        def draw(self: OneShot, items: np.ndarray, scale: float, law: str = law) -> np.ndarray:
+            drawn.append((law, len(items), scale))
+            return np.zeros(len(items), np.int64)
+
+        monkeypatch.setattr(OneShot, method, draw)
+    plan = query(AUTO, mechanism=mechanism)
+    settled_bounds({"a": table(1)}, ring, plan)
+    [of] = designed(plan).histograms
+    assert drawn == [(mechanism, len(encoder_matrix(of.cells)), of.sigma)]

@@ -1,4 +1,7 @@
-"""Estimates of quotients: NULL, bounds, first-order errors."""
+"""Estimates of quotients: NULL, bounds, first-order errors.
+
+Quantiles from noisy trees: exact without noise, in order, intervals that hold.
+"""
 
 import itertools
 from typing import Any
@@ -10,11 +13,34 @@ import pytest
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.parts import centre_of, middle_of
 from dpstream.accounting.query.plan import QueryColumn
+from dpstream.accounting.query.tree import cells_of, tree_of, windows_of
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, variance
+from dpstream.dp_transforms.one_shot import estimates
+from dpstream.dp_transforms.one_shot.bounding import bounded
+from dpstream.dp_transforms.one_shot.estimates import (
+    Estimate,
+    direct,
+    mean,
+    noisy_prefixes,
+    quantiles,
+    read_off,
+    variance,
+)
 from tests.fixed import INPUTS
-from tests.queries import COUNT, MEAN, STDDEV, SUM, VAR, query
+from tests.queries import (
+    COUNT,
+    MEAN,
+    QUANTILES,
+    RUN,
+    STDDEV,
+    SUM,
+    VAR,
+    generated,
+    ids,
+    query,
+    stage_one,
+)
 
 Z = 1.96
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {"groups": None, "norm": 9.0})
@@ -188,3 +214,238 @@ def test_small_deviations_have_first_order_errors_too() -> None:
         estimate.sd[0], sd / (2 * 0.9) * 0.5
     )
     assert variance(VAR, parts(VAR), int_arrays(0, -(10**9), 9), Z).value[0] == 0
+
+
+AT = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+WIDE = QueryColumn("q", "quantiles", 0, 1, grid=0.001, at=AT)
+
+
+def prefixes_of(column: QueryColumn, values: np.ndarray) -> np.ndarray:
+    cells = np.histogram(values, np.linspace(0, 1, cells_of(column) + 1))[0]
+    return np.cumsum(cells)[None].astype(np.float64)
+
+
+def test_without_noise_quantiles_are_exact_to_a_cell() -> None:
+    values = np.random.default_rng(1).beta(2, 5, 5_000)
+    estimate = read_off(WIDE, prefixes_of(WIDE, values), 0.0, 1.96)
+    wanted = np.quantile(values, AT)
+    assert np.abs(estimate.value[0] - wanted).max() < 2 / 256
+    assert (estimate.low <= estimate.value).all() and (estimate.value <= estimate.high).all()
+
+
+def test_values_with_a_cell_each_are_exact() -> None:
+    ages = QueryColumn("q", "quantiles", 0, 15, at=(0.1, 0.5, 0.9))
+    values = np.random.default_rng(1).integers(0, 16, 2_001)
+    exact = np.cumsum(np.bincount(values, minlength=16))[None].astype(float)
+    estimate = read_off(ages, exact, 0.0, 1.96)
+    assert (
+        estimate.value[0].tolist() == np.quantile(values, ages.at, method="inverted_cdf").tolist()
+    )
+
+
+def test_no_count_has_no_quantiles() -> None:
+    estimate = read_off(WIDE, np.zeros((2, 256)), 3.0, 1.96)
+    assert all(np.isnan(part).all() for part in estimate)
+
+
+@pytest.mark.parametrize("order", [AT, AT[::-1], (0.5, 0.1, 0.9)])
+def test_quantiles_are_in_order_whatever_the_noise(order: tuple[float, ...]) -> None:
+    column = QueryColumn("q", "quantiles", 0, 1, grid=0.001, at=order)
+    random = np.random.default_rng(2)
+    noisy = random.normal(0, 40, (500, 256)) + np.linspace(0, 60, 256)
+    estimate = read_off(column, noisy, 40.0, 1.96)
+    defined = ~np.isnan(estimate.value[:, 0])
+    assert defined.sum() > 100
+    ranked = np.argsort(order, kind="stable")
+    for part in (estimate.value, estimate.low, estimate.high):
+        assert (np.diff(part[defined][:, ranked], axis=1) >= 0).all()
+        assert (part[defined] >= 0).all() and (part[defined] <= 1).all()
+
+
+def test_least_and_most_are_not_drowned_by_noise() -> None:
+    """MIN and MAX of values between .4 and .6 stay near them."""
+    random = np.random.default_rng(3)
+    tree = tree_of(256)
+    exact = np.bincount((random.uniform(0.4, 0.6, 3_000) * 256).astype(int), minlength=256)
+    noisy = exact @ tree.matrix.T + random.normal(0, 6, (400, len(tree.matrix)))
+    estimate = read_off(WIDE, noisy @ tree.prefixes.T, 6.0, 1.96)
+    assert (np.abs(estimate.value[:, 0] - 0.4) < 0.05).mean() > 0.95
+    assert (np.abs(estimate.value[:, -1] - 0.6) < 0.05).mean() > 0.95
+    naive = (noisy @ tree.prefixes.T >= 0).argmax(axis=1) / 256
+    assert (np.abs(naive - 0.4) < 0.05).mean() < 0.2
+
+
+def test_intervals_hold_the_quantile(ring: KeyRing) -> None:
+    values = np.random.default_rng(4).beta(2, 5, 2_000)
+    column = QueryColumn("q", "quantiles", 0, 1, grid=0.001, rows=1, at=(0.25, 0.5, 0.9))
+    plan = query(column, groups=1, selects=False, epsilon=1.0)
+    [noise] = allocate_query(plan).parts
+    tree = tree_of(256)
+    exact = np.histogram(values, np.linspace(0, 1, 257))[0] @ tree.matrix.T
+    drawn = OneShot(ring, (b"test",), INPUTS).rounded_gaussian(
+        numbered(4_000 * len(exact)), noise.scale
+    )
+    estimate = read_off(
+        column, (exact + drawn.reshape(4_000, -1)) @ tree.prefixes.T, noise.sd, 1.96
+    )
+    wanted = np.sort(values)[[500, 1_000, 1_800]]
+    inside = ((estimate.low <= wanted) & (wanted <= estimate.high)).mean(axis=0)
+    assert (inside > 0.94).all() and (inside < 0.999).all()
+
+
+def of_values(
+    values: np.ndarray, epsilon: float, at: tuple[float, ...], ring: KeyRing, draws: int
+) -> tuple[Estimate, np.ndarray]:
+    """So many answers about values between 0 and 1, and which hold the values' own quantiles."""
+    column = QueryColumn("q", "quantiles", 0, 1, grid=0.001, rows=1, at=at)
+    [noise] = allocate_query(query(column, groups=1, selects=False, epsilon=epsilon)).parts
+    tree = tree_of(256)
+    exact = np.histogram(values, np.linspace(0, 1, 257))[0] @ tree.matrix.T
+    drawn = OneShot(ring, (b"test",), INPUTS).rounded_gaussian(
+        numbered(draws * len(exact)), noise.scale
+    )
+    prefixes = (exact + drawn.reshape(draws, -1)) @ tree.prefixes.T
+    estimate = read_off(column, prefixes, noise.sd, 1.96)
+    wanted = np.floor(np.quantile(values, at, method="inverted_cdf") * 1_000) / 1_000
+    return estimate, (estimate.low <= wanted + 1e-9) & (wanted - 1e-9 <= estimate.high)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "epsilon"), [(40, 1.0), (200, 1.0), (2_000, 1.0), (2_000, 0.3),
+                                              (200, 4.0)])  # fmt: skip
+def test_intervals_cover_whatever_the_values(rows: int, epsilon: float, ring: KeyRing) -> None:
+    at, random = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95), np.random.default_rng(rows)
+    for values in (random.beta(2, 5, rows), random.uniform(0, 1, rows),
+                   random.integers(0, 20, rows) / 20 + 0.001,
+                   random.choice([0.1, 0.5, 0.9], rows),
+                   np.maximum(random.uniform(0, 1, rows), 0.4)):  # fmt: skip
+        _, inside = of_values(values, epsilon, at, ring, 2_000)
+        assert (inside.mean(axis=0) > 0.94).all(), inside.mean(axis=0)
+
+
+def test_means_of_prefixes_make_intervals_shorter(
+    ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of single prefixes some are on the other side by chance, far away."""
+    values = np.random.default_rng(4).beta(2, 5, 200)
+
+    def widths() -> np.ndarray:
+        estimate, inside = of_values(values, 1.0, (0.25, 0.5, 0.75), ring, 500)
+        assert (inside.mean(axis=0) > 0.95).all()
+        return np.asarray((estimate.high - estimate.low).mean(axis=0))
+
+    shorter = widths()
+    monkeypatch.setattr(estimates, "windows_of", lambda cells, size: windows_of(cells, 1))
+    assert (shorter < 0.87 * widths()).all()
+
+
+def test_noise_is_drawn_once_for_each_node(ring: KeyRing) -> None:
+    plan = query(QUANTILES, selects=False)
+    [noise] = allocate_query(plan).parts
+    partials = stage_one(plan, generated(1))
+    rows = bounded(plan, partials, ring, RUN)
+    items = []
+
+    def draw(given: np.ndarray, scale: float) -> np.ndarray:
+        assert scale == noise.scale
+        items.append(given)
+        return np.zeros(len(given), np.int64)
+
+    for group_ids in (partials.group_ids, numbered(64)):
+        items.clear()
+        quantiles(QUANTILES, noise, [rows], np.arange(64), group_ids, draw, 1.96)
+        every = np.concatenate(items)
+        assert len(np.unique(every, axis=0)) == len(every) == 64 * 31
+    prefixes = noisy_prefixes(QUANTILES, noise, [rows], np.arange(3), ids(64, 2), draw)
+    assert np.allclose(prefixes, np.round(prefixes)) and prefixes[0, -1] > 10
+
+
+def test_a_rank_at_the_end_of_a_cell_is_in_it() -> None:
+    """Half of two values is the first of them, as the inverse of the distribution says."""
+    ages = QueryColumn("q", "quantiles", 0, 15, at=(0.25, 0.5, 0.75, 1.0))
+    exact = np.cumsum(np.bincount([3, 9], minlength=16))[None].astype(float)
+    assert read_off(ages, exact, 0.0, 1.96).value[0].tolist() == [3, 3, 9, 9]
+
+
+def test_a_sd_is_its_intervals_half_width_over_the_quantile() -> None:
+    noisy = np.cumsum(np.full((3, 256), 40.0), axis=1)
+    estimate = read_off(WIDE, noisy, 30.0, 1.5)
+    assert (estimate.high > estimate.low).all() and (estimate.low > 0).any()
+    assert np.allclose(estimate.sd, (estimate.high - estimate.low) / 3.0)
+
+
+def test_a_groups_quantiles_are_of_its_own_tree() -> None:
+    random = np.random.default_rng(7)
+    noisy = random.normal(0, 20, (6, 256)) + np.linspace(0, 1, 256) * [
+        [20 * 3**n] for n in range(6)
+    ]
+    all_groups = read_off(WIDE, noisy, 20.0, 1.96)
+    for row in range(6):
+        alone = read_off(WIDE, noisy[row : row + 1], 20.0, 1.96)
+        for one, other in zip(all_groups, alone, strict=True):
+            assert np.array_equal(one[row], other[0], equal_nan=True)
+
+
+def test_scaled_trees_have_noise_in_counts_of_rows(ring: KeyRing) -> None:
+    plan = query(QUANTILES, groups=None, norm=3.0, selects=False, epsilon=20.0)
+    [noise] = allocate_query(plan).parts
+    assert noise.part.unit == 1 << 16
+    partials = stage_one(plan, generated(1))
+    rows, groups = [bounded(plan, partials, ring, RUN)], np.arange(9)
+
+    def draw(items: np.ndarray, scale: float) -> np.ndarray:
+        return OneShot(ring, (b"test",), INPUTS).rounded_gaussian(items, scale)
+
+    estimate = quantiles(QUANTILES, noise, rows, groups, partials.group_ids, draw, 1.96)
+    prefixes = noisy_prefixes(QUANTILES, noise, rows, groups, partials.group_ids, draw)
+    assert 1 < prefixes[:, -1].max() < 100
+    wanted = read_off(QUANTILES, prefixes, noise.sd / (1 << 16), 1.96)
+    for one, other in zip(estimate, wanted, strict=True):
+        assert np.array_equal(one, other, equal_nan=True)
+
+
+def test_a_quantile_is_in_the_middle_of_its_cell_where_its_rows_are() -> None:
+    """Straight within a cell: three quarters of the rows of 256 grid values, from the first on."""
+    column = QueryColumn("q", "quantiles", 0, (1 << 16) - 1, at=(0.25, 0.375, 0.75))
+    first, third = np.full(256, 80.0), np.repeat([0.0, 40.0, 80.0], [2, 1, 253])
+    estimate = read_off(column, np.stack([first, third]), 0.0, 1.96)
+    assert estimate.value.tolist() == [[64, 96, 192], [512 + 128, 512 + 192, 768 + 128]]
+
+
+def test_one_row_is_enough_to_read_off() -> None:
+    estimate = read_off(WIDE, np.stack([np.full(256, 1.5), np.full(256, 0.9)]), 0.0, 1.96)
+    assert not np.isnan(estimate.value[0]).any() and np.isnan(estimate.value[1]).all()
+
+
+def test_however_many_groups_are_worked_on_at_once(
+    ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = query(QUANTILES, groups=64)
+    rows = bounded(plan, stage_one(plan, generated(5)), ring, RUN)
+    noise, groups = allocate_query(plan).parts[0], np.arange(64)
+    draw = OneShot(ring, (b"many", *RUN), INPUTS).rounded_gaussian
+
+    def estimated() -> Estimate:
+        return quantiles(QUANTILES, noise, [rows], groups, ids(64, 2), draw, 1.96)
+
+    expected = estimated()
+    monkeypatch.setattr(estimates, "_AT_ONCE", 5)
+    for one, other in zip(expected, estimated(), strict=True):
+        assert not np.isnan(one).all() and np.array_equal(one, other, equal_nan=True)
+
+
+def test_nodes_keep_their_names(ring: KeyRing) -> None:
+    """A run that goes on under a later version of the program draws the same noise."""
+    plan, names = query(QUANTILES), list[np.ndarray]()
+    rows = bounded(plan, stage_one(plan, generated(5)), ring, RUN)
+
+    def draw(items: np.ndarray, _: float) -> np.ndarray:
+        names.append(items)
+        return np.zeros(len(items), np.int64)
+
+    group_ids = ids(64, 2)
+    noisy_prefixes(QUANTILES, allocate_query(plan).parts[0], [rows], np.array([7]), group_ids, draw)
+    [items] = names
+    assert (items[:, 0] == group_ids[7, 0]).all()
+    node = (items[:, 1] ^ group_ids[7, 1]).tolist()
+    assert node == [i << 40 for i in range(len(items))]

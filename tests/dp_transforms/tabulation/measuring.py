@@ -8,12 +8,9 @@ import numpy as np
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.scales import Draws, draws
 from dpstream.accounting.tabulation.tables import Table
-from dpstream.dp_transforms.tabulation.aggregate import Counts, aggregated
-from dpstream.dp_transforms.tabulation.domain import LevelDomain, shards_of
-from dpstream.dp_transforms.tabulation.expand import expand, profiles
-from dpstream.dp_transforms.tabulation.noise import CellNoise
-from dpstream.dp_transforms.tabulation.perturb import Measured, perturbed
-from dpstream.dp_transforms.tabulation.published import Published
+from dpstream.dp_transforms.tabulation.domain import LevelDomain, Published, shards_of
+from dpstream.dp_transforms.tabulation.expand import Counts, aggregated, expand, profiles
+from dpstream.dp_transforms.tabulation.perturb import CellNoise, Measured, perturbed
 from dpstream.dp_transforms.tabulation.release import outputs, released
 from tests.dp_transforms.tabulation.worlds import RUN, World, ring
 from tests.fixed import INPUTS

@@ -1,4 +1,11 @@
-"""Each record is in the groups that the definition says, and in no more than s."""
+"""Each record is in the groups that the definition says, and in no more than s.
+
+A batch of records knows how many it holds.
+
+Pairs of keys and counts add up like a counter.
+
+Exact counts of a shard, dense by group and by cell of any detail.
+"""
 
 from collections import Counter
 from typing import Any
@@ -9,9 +16,17 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.tabulation.tables import TABLES, Table
 from dpstream.dp_transforms.tabulation.domain import domain_of
-from dpstream.dp_transforms.tabulation.expand import expand, iterations_of, profiles
-from dpstream.dp_transforms.tabulation.pairs import summed
-from dpstream.dp_transforms.tabulation.records import Records
+from dpstream.dp_transforms.tabulation.expand import (
+    NONE,
+    Pairs,
+    Records,
+    counted,
+    expand,
+    iterations_of,
+    profiles,
+    summed,
+)
+from tests.dp_transforms.tabulation.measuring import exact_counts
 from tests.dp_transforms.tabulation.worlds import (
     World,
     exact,
@@ -23,7 +38,41 @@ from tests.dp_transforms.tabulation.worlds import (
 )
 
 
-def counted(w: World, table: Table, batches: int = 1) -> Counter[Any]:
+def test_length_is_the_number_of_records() -> None:
+    for count in (0, 5):
+        assert len(records(public_files(), count)) == count
+
+
+def as_counter(pairs: Pairs) -> Counter[int]:
+    assert (np.diff(pairs.keys) > 0).all()
+    return Counter(dict(zip(pairs.keys.tolist(), pairs.counts.tolist(), strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pairs_add_up(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [rng.integers(0, 40, size) for size in (0, 1, 300, 25)]
+    wanted = Counter[int]()
+    for part in parts:
+        wanted.update(part.tolist())
+    pairs = [counted(part.copy()) for part in parts]
+    total = summed(pairs)
+    assert as_counter(total) == wanted
+    assert summed([total]) == total and summed([]) is NONE and summed([NONE, NONE]) is NONE
+    part_counts = as_counter(total.within(7, 21))
+    assert part_counts == {key: count for key, count in wanted.items() if 7 <= key < 21}
+
+
+def test_two_parts_that_have_counts_add_up() -> None:
+    """Neither is taken for the only one, whatever empty parts come with them."""
+    one, two = counted(np.array([3, 1, 3])), counted(np.array([9, 3]))
+    for parts in ([one, two], [two, NONE, one]):
+        total = summed(parts)
+        assert total.keys.tolist() == [1, 3, 9] and total.counts.tolist() == [1, 3, 1]
+    assert len(NONE.keys) == len(NONE.counts) == 0
+
+
+def counts_of(w: World, table: Table, batches: int = 1) -> Counter[Any]:
     """What `expand` counts, by the names of groups."""
     out: Counter[Any] = Counter()
     for level in w.domain.levels:
@@ -53,13 +102,13 @@ def test_groups_are_those_of_the_definition(program: str, races: int) -> None:
     for table in TABLES[program]:
         if table.name == "t3":
             w.records.leaf["t3"][::7] = -1  # not in the table's universe
-        assert counted(w, table) == exact(w, table)
+        assert counts_of(w, table) == exact(w, table)
 
 
 def test_batches_add_up() -> None:
     w = world(200, 3)
     [table] = TABLES["p"]
-    assert counted(w, table, 7) == counted(w, table)
+    assert counts_of(w, table, 7) == counts_of(w, table)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -105,7 +154,7 @@ def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
 
 def test_no_records_are_no_counts() -> None:
     w = world(0)
-    assert counted(w, TABLES["p"][0]) == Counter()
+    assert counts_of(w, TABLES["p"][0]) == Counter()
 
 
 def test_rows_of_many_codes_are_told_apart() -> None:
@@ -123,3 +172,36 @@ def test_rows_of_many_codes_are_told_apart() -> None:
     for row, p in zip(codes.tolist(), profile_table.of.tolist(), strict=True):
         assert set(profile_table.races[p].tolist()) | {-1} == {*row[:8], -1}
         assert profile_table.ethnicity[p] == row[8]
+
+
+@pytest.mark.parametrize("program", ["p", "h"])
+def test_cells_of_each_detail_are_sums_of_leaves(program: str) -> None:
+    w = world(200, 5, program)
+    for table in TABLES[program]:
+        wanted = exact(w, table)
+        total = 0
+        for level, counts in exact_counts(w, table):
+            m = len(level.iterations)
+            groups = np.arange(counts.shard.first, counts.shard.last)[::2]
+            for detail in table.details:
+                sums = counts.cells(groups, detail)
+                assert sums.shape == (len(groups), detail.size)
+                for group, row in zip(groups.tolist(), sums.tolist(), strict=True):
+                    name = (
+                        level.level, level.regions[group // m].as_py(),
+                        level.iterations[group % m].as_py(),
+                    )  # fmt: skip
+                    of = Counter[int]()
+                    for leaf, cell in enumerate(detail.cells):
+                        of[cell] += wanted[name, leaf]
+                    assert row == [of[cell] for cell in range(detail.size)]
+                    total += sum(row)
+        assert total > 0
+
+
+def test_groups_without_a_record_are_there() -> None:
+    w = world(0)
+    [table] = TABLES["p"]
+    for _, counts in exact_counts(w, table):
+        assert counts.totals.tolist() == [0] * (counts.shard.last - counts.shard.first)
+        assert not counts.cells(np.array([counts.shard.first]), table.details[3]).any()

@@ -11,7 +11,7 @@ from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.accounting.tabulation.tables import TABLES, Table
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tabulation.domain import Domain, PublicFiles, domain_of
-from dpstream.dp_transforms.tabulation.records import Records
+from dpstream.dp_transforms.tabulation.expand import Records
 
 RUN = "5a" * 16
 RACE_CODES, ETHNICITIES = 14, 6

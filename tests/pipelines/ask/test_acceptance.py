@@ -12,7 +12,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.calibration import Cost
 from dpstream.pipelines.ask.acceptance import Request, limit_of, of_job, of_requests
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, read_history
 from tests import accounts

@@ -12,7 +12,7 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.formats.receipt import table_of
 from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.jobs.secret import new_secret
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from tests import accounts
 from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits, with_secret
 from tests.pipelines.stream.test_begin import CutOff, cut_off

@@ -13,7 +13,7 @@ from dpstream.accounting.composition import within
 from dpstream.accounting.figures import down
 from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.pipelines.cli.main import cli
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from tests import accounts
 from tests.audit.replays import text_of
 

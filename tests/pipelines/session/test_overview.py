@@ -20,7 +20,7 @@ from dpstream.pipelines.session.overview import (
     transcript,
 )
 from dpstream.pipelines.session.session import Session
-from dpstream.state.ledger.region_charge import RegionCharge
+from dpstream.state.ledger.events import RegionCharge
 from tests.pipelines.session.people import DAY, PEOPLE, START, box
 from tests.pipelines.session.small import config_at
 

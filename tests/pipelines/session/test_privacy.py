@@ -25,7 +25,7 @@ from dpstream.pipelines.session.ask import SessionQuestion, SessionRequest
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import orders, regions
 from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from tests.pipelines.session.small import RECORDS, config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"

@@ -14,7 +14,7 @@ from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from tests import accounts
 
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"

@@ -16,7 +16,7 @@ from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.receipt import decoded
 from dpstream.state.ledger.answers import Answer
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from tests.pipelines.sql.asking import KEY, charges
 from tests.pipelines.sql.test_spread import DIRECT, EVERY, shop
 from tests.runners.engines import need_flink

@@ -25,8 +25,8 @@ from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.history import History
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite.database import sqlite3
+from dpstream.state.sqlite.file import put_meta, read_meta
 from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.sqlite.tables import put_meta, read_meta
 from tests.audit.replays import Place, new_place
 
 

@@ -8,7 +8,7 @@ from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.execute import Execution, Order, execute
 from dpstream.pipelines.tabulation.inputs import inputs_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import AccountPlace
 from tests import accounts
 from tests.pipelines.tabulation.office import Office

@@ -10,7 +10,7 @@ import pytest
 
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.tabulation.pairs import NONE
+from dpstream.dp_transforms.tabulation.expand import NONE
 from dpstream.pipelines.tabulation import flow
 from dpstream.pipelines.tabulation.flow import Count, Task, build
 from dpstream.pipelines.tabulation.inputs import prepared

@@ -12,7 +12,7 @@ import pytest
 from dpstream.accounting.tabulation.parameters import Parameters
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.tabulation.records import Records
+from dpstream.dp_transforms.tabulation.expand import Records
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.generate import Size
 from dpstream.pipelines.tabulation.inputs import Prepared, load, prepared_of, records_path

@@ -16,7 +16,7 @@ from dpstream.pipelines.ask.acceptance import limit_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import begin
 from dpstream.pipelines.workload import execute, registered
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import read_history
 from tests import accounts
 from tests.pipelines.cli.called import call, refused

@@ -29,7 +29,7 @@ from dpstream.pipelines.workload.registered import (
     table_mechanism,
 )
 from dpstream.pipelines.workload.release import read_release
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from tests import accounts
 from tests.pipelines.workload.survey import DOMAIN, JOB, exact, survey, workload
 

@@ -20,13 +20,11 @@ from dpstream.accounting.regions.dimensions import Budget, Category, Integer
 from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.answers import AnswerLog, Decision
-from dpstream.state.ledger.balances import region_of
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.balances import region_of, widen, widened
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Charge, RegionCharge
 from dpstream.state.ledger.orders import Kind, Order, SessionRefusedError, Views
-from dpstream.state.ledger.region_charge import RegionCharge
 from dpstream.state.ledger.regions import RegionAccount
-from dpstream.state.ledger.widening import widen, widened
 from tests import accounts
 from tests.accounting.regions.spaces import amounts_of, members, small, some_boxes
 from tests.state.ledger.conformance import Killed, dying, in_process

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.state.ledger import lineage as tokens
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import open_path
 from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.file import create_store

@@ -8,8 +8,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.ledger.answers import Answer, AnswerLog, Begun, Decision
-from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.seal import put_seal
 from dpstream.state.sqlite.database import sqlite3

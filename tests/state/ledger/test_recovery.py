@@ -13,10 +13,10 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.regions.dimensions import Budget, Category
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.answers import AnswerLog, Decision
+from dpstream.state.ledger.balances import widen
 from dpstream.state.ledger.events import Closed, LimitChanged, Received, TableNamed
 from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.ledger.recovery import Recovered, recover
-from dpstream.state.ledger.widening import widen
 from tests import accounts
 from tests.accounting.regions.spaces import amounts_of
 from tests.state.ledger.conformance import charge

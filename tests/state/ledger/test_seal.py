@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.file import _DDL
 from dpstream.state.ledger.seal import (
     COLUMNS,
     check_pages,
@@ -16,6 +15,7 @@ from dpstream.state.ledger.seal import (
     sum_of,
     without,
 )
+from dpstream.state.ledger.sqlite import _DDL
 from dpstream.state.sqlite.database import sqlite3
 
 ROWS: dict[str, list[tuple[Any, ...]]] = {

@@ -17,7 +17,7 @@ from dpstream.state.ledger import contract
 from dpstream.state.ledger.contract import LedgerMovedError
 from dpstream.state.ledger.lineage import begun_epoch, enter, promise
 from dpstream.state.ledger.open import open_path
-from dpstream.state.ledger.replica import Replica
+from dpstream.state.ledger.tables import Replica
 from dpstream.state.spanner import client
 from dpstream.state.spanner.client import commit, connect
 from dpstream.state.sqlite.file import create_store

@@ -1,4 +1,7 @@
-"""The ledger: composition, refusals, one charge per run, a chain, and eight processes at once."""
+"""The ledger: composition, refusals, one charge per run, a chain, and eight processes at once.
+
+An account's file: made once, opened, and refused where it is another program's or older.
+"""
 
 import math
 import random
@@ -12,19 +15,104 @@ import msgspec
 import pytest
 
 from dpstream.accounting.composition import within
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.gaussian import delta_of, mu_of
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger import file, sqlite
-from dpstream.state.ledger.charges import Charge
+from dpstream.state.ledger import sqlite
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Head
+from dpstream.state.ledger.events import Charge, Created, Head
 from dpstream.state.ledger.lineage import begun_epoch, promise
-from dpstream.state.ledger.open import open_path, read_ledger
+from dpstream.state.ledger.open import make, open_path, read_ledger
 from dpstream.state.ledger.seal import put_seal
+from dpstream.state.sqlite import database
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.state.ledger.conformance import Asker
+from tests.state.ledger.conformance import charge as sql_charge
+
+CREATED = Created(accounts.ID, "flights", "user", "string", accounts.LIMIT)
+
+
+def test_a_file_is_made_once_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "account.db"
+    make(path, CREATED)
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="is there already"):
+        make(path, CREATED)
+    assert path.read_bytes() == before
+    assert [entry.event for entry in read_ledger(path)] == [CREATED]
+
+
+def test_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(PolicyError, match="is damaged"):
+        open_path(tmp_path / "ledger.db")
+
+
+#: A ledger as programs wrote it before there were accounts.
+OLDER = """
+CREATE TABLE entries (
+  seq INTEGER PRIMARY KEY, data_set TEXT NOT NULL, run_id TEXT NOT NULL,
+  entry TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (data_set, run_id));
+CREATE TABLE ledger_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO ledger_meta VALUES('schema_version','4');
+"""
+
+
+def test_older_newer_and_other_files_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    cases = {
+        "older": (OLDER, "older program"),
+        "other": ("CREATE TABLE accounts (x)", "another program"),
+    }
+    for name, (script, words) in cases.items():
+        path = tmp_path / f"{name}.db"
+        with sqlite3.connect(path) as db:
+            db.executescript(script)
+        db.close()
+        before = path.read_bytes()
+        for attempt in (lambda path=path: open_path(path), lambda path=path: read_ledger(path)):
+            with pytest.raises(PolicyError, match=words):
+                attempt()
+        with pytest.raises(UsageError, match="is there already"):
+            make(path, CREATED)
+        assert path.read_bytes() == before
+    make(tmp_path / "newer.db", CREATED)
+    with sqlite3.connect(tmp_path / "newer.db") as db:
+        db.execute("UPDATE account_meta SET value = '2' WHERE name = 'version'")
+    db.close()
+    for reader in (open_path, read_ledger):
+        with pytest.raises(PolicyError, match="version is not 1"):
+            reader(tmp_path / "newer.db")
+
+
+def test_an_absent_or_empty_account_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    for attempt in (open_path, read_ledger):
+        with pytest.raises(PolicyError, match="is an empty file"):
+            attempt(tmp_path / "empty.db")
+        with pytest.raises(UsageError, match="no account is there") as caught:
+            attempt(tmp_path / "none.db")
+        assert caught.value.field == "account.path"
+    assert not (tmp_path / "none.db").exists()
+    # A process that was stopped before its first commit leaves an empty file.
+    make(tmp_path / "empty.db", CREATED)
+    assert accounts.charges(tmp_path / "empty.db") == []
+
+
+def test_a_busy_account_says_so(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    other = open_path(tmp_path / "data" / "ledger.db")
+    with (
+        ledger.transaction(),
+        pytest.raises(RunError, match=r"busy: another process has held it for 0\.05 s"),
+    ):
+        other.charge(sql_charge(1))
+    assert other.charge(sql_charge(1)) is True
+    other.close()
+
 
 EPSILON, DELTA = 3.0, 1e-6
 MU = mu_of(1.0, 0.6e-7)
@@ -308,7 +396,7 @@ def test_removed_last_entries_are_noticed_by_who_saw_them(ledger: Ledger, tmp_pa
 
 def read_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of the entries that are read and checked from now on."""
-    seen, real = list[int](), (file.lines, file.lines)
+    seen, real = list[int](), (sqlite.lines, sqlite.lines)
 
     def noted(number: int) -> Any:
         def lines(*given: Any) -> Iterator[Any]:
@@ -318,7 +406,7 @@ def read_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return lines
 
-    monkeypatch.setattr(file, "lines", noted(0))
+    monkeypatch.setattr(sqlite, "lines", noted(0))
     monkeypatch.setattr(sqlite, "lines", noted(1))
     return seen
 

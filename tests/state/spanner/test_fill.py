@@ -9,8 +9,8 @@ from dpstream.accounting.limits import COMMIT_MUTATIONS
 from dpstream.state.arrow import key_pieces
 from dpstream.state.retention_store import KeyPiece
 from dpstream.state.spanner import fill as module
-from dpstream.state.spanner.batch import Mutations
 from dpstream.state.spanner.client import connect, read_rows
+from dpstream.state.spanner.commits import Mutations
 from dpstream.state.spanner.fill import PROGRESS, Filled, states_of
 from dpstream.state.spanner.rows import ids_in, unpack_states
 from dpstream.state.store import NEVER, KeyShard

@@ -16,10 +16,10 @@ import pytest
 from dpstream.accounting import limits
 from dpstream.accounting.limits import MAX_CONTRIBUTIONS
 from dpstream.state.arrow import id_array
-from dpstream.state.spanner import batch as spanner_batch
 from dpstream.state.spanner import client as spanner_client
-from dpstream.state.spanner import keys as spanner_keys
+from dpstream.state.spanner import commits as spanner_batch
 from dpstream.state.spanner import rows as spanner_rows
+from dpstream.state.spanner import shards as spanner_keys
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect, read_rows
 from dpstream.state.spanner.rows import UNIT_HEADER, Layout

@@ -98,7 +98,7 @@ def test_a_decision_cut_short_is_known_as_far_as_it_went(
     bench: SpannerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next decision may end at an earlier trigger time; what was decided beyond stays known."""
-    monkeypatch.setattr("dpstream.state.spanner.batch.COMMIT_MUTATIONS", 8)
+    monkeypatch.setattr("dpstream.state.spanner.commits.COMMIT_MUTATIONS", 8)
     cut_short(bench, 9, list(range(6)), 2)
     store = bench.open()
     unit_counts = counts(store)

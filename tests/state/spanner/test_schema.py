@@ -1,4 +1,7 @@
-"""Tables and identity: made once, told from those of others, their numbers asked for once."""
+"""Tables and identity: made once, told from those of others, their numbers asked for once.
+
+Notes of the Spanner store: changed by comparison, apart by generation.
+"""
 
 from pathlib import Path
 
@@ -7,10 +10,28 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.spanner.client import commit, connect
-from dpstream.state.spanner.schema import DDL, create_identity, create_tables
+from dpstream.state.spanner.schema import (
+    DDL,
+    create_identity,
+    create_tables,
+    named,
+    read_metadata,
+    swap_metadata,
+)
 from tests import emulator
 from tests.state.conformance import IDENTITY
 from tests.state.spanner.bench import SpannerBench
+
+
+def test_each_generation_has_notes_of_its_own() -> None:
+    assert named(0, "x") == "note.x" and named(3, "x") == "note.3.x"
+    assert len({named(g, n) for g in range(12) for n in ("x", "token")}) == 24
+
+
+def test_a_note_is_of_its_generation(bench: SpannerBench) -> None:
+    database = connect(bench.url)
+    assert swap_metadata(database, named(0, "x"), None, "b")
+    assert bench.open().metadata("x") == "b" and read_metadata(database, named(1, "x")) is None
 
 
 def test_the_schema_file_is_the_schema() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.state.copying import copy_store
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.transfer import copy_store
 from tests.state.conformance import KEY_SCHEMA, STREAMS
 from tests.state.life_conformance import LINE, sample
 from tests.state.life_conformance import OLD as OLD_IDENTITY

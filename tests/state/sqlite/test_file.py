@@ -1,4 +1,9 @@
-"""The embedded store's file: how it is begun, what of it is refused, and with which code."""
+"""The embedded store's file: how it is begun, what of it is refused, and with which code.
+
+The format of a store, and rows of meta that are what was put there.
+
+Notes of the embedded store: changed by comparison, apart from its own rows, checked.
+"""
 
 from pathlib import Path
 
@@ -9,8 +14,19 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.run import begin_run
 from dpstream.state import open as stores
 from dpstream.state.sqlite.database import sqlite3
-from dpstream.state.sqlite.file import connect, create_store, peek_note, store_exists
-from dpstream.state.sqlite.store import SqliteStore
+from dpstream.state.sqlite.file import (
+    TABLES,
+    connect,
+    create_store,
+    peek_identity,
+    peek_note,
+    put_meta,
+    read_meta,
+    read_metadata,
+    store_exists,
+    swap_metadata,
+)
+from dpstream.state.sqlite.store import SqliteStore, backup_file, check_file
 from tests.state.conformance import (
     IDENTITY,
     KEY_SCHEMA,
@@ -20,6 +36,88 @@ from tests.state.conformance import (
 )
 from tests.state.sqlite.bench import SqliteBench
 from tests.streams import KEYS, make_plan
+
+
+def change(path: Path, statement: str, *values: str) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(statement, values)
+    db.close()
+
+
+def refusal(attempt: object) -> str:
+    with pytest.raises(PolicyError) as caught:
+        attempt()  # type: ignore[operator]
+    assert caught.value.field == "store"
+    return caught.value.fix
+
+
+@pytest.mark.parametrize("before", ["1", "2", "sealed 3", "sealed format 2"])
+def test_another_format_is_refused_and_left_alone(
+    bench: SqliteBench, tmp_path: Path, before: str
+) -> None:
+    """Programs before format 1 wrote a number without a digest, or with one (3)."""
+    bench.open().close()
+    bench.close()
+    if before == "sealed format 2":
+        with sqlite3.connect(bench.path) as db:
+            put_meta(db, "format", "2")
+        db.close()
+    else:
+        change(bench.path, "DELETE FROM meta WHERE name = 'format'")
+        name = "schema_version"
+        with sqlite3.connect(bench.path) as db:
+            if before == "sealed 3":
+                put_meta(db, name, "3")
+            else:
+                db.execute("INSERT INTO meta VALUES (?, ?)", (name, before))
+        db.close()
+    was = Path(bench.path).read_bytes()
+    fixes = {
+        refusal(attempt)
+        for attempt in (
+            bench.open,
+            lambda: create_store(bench.path, IDENTITY),
+            lambda: peek_identity(bench.path),
+            lambda: peek_note(bench.path, "x"),
+            lambda: check_file(Path(bench.path)),
+            lambda: backup_file(bench.path, tmp_path / "backup"),
+        )
+    }
+    assert len(fixes) == 1 and "the program that wrote it" in fixes.pop()
+    assert Path(bench.path).read_bytes() == was and not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM meta WHERE name = 'format'",
+        "UPDATE meta SET value = '1' WHERE name = 'format'",
+        "UPDATE meta SET value = '' WHERE name = 'format'",
+        "DELETE FROM meta WHERE name = 'identity'",
+    ],
+)
+def test_a_format_or_identity_that_no_program_wrote_is_damage(
+    bench: SqliteBench, damage: str
+) -> None:
+    bench.open().close()
+    bench.close()
+    change(bench.path, damage)
+    for attempt in (bench.open, lambda: create_store(bench.path, IDENTITY)):
+        assert "state restore" in refusal(attempt)
+
+
+def test_a_row_of_meta_is_read_as_it_was_put() -> None:
+    db = sqlite3.connect(":memory:")
+    db.executescript(TABLES)
+    assert read_meta(db, "x") is None
+    for text in ("a b", "", "ä"):
+        put_meta(db, "x", text)
+        assert read_meta(db, "x") == text
+    put_meta(db, "y", "c")
+    db.execute("UPDATE meta SET value = (SELECT value FROM meta WHERE name = 'y')")
+    with pytest.raises(PolicyError, match="is damaged"):
+        read_meta(db, "x")
+    db.close()
 
 
 def test_a_full_or_read_only_disk_is_refused_with_a_code(tmp_path: Path) -> None:
@@ -98,3 +196,29 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(PolicyError, match="not a dpstream store"):
         SqliteStore(path, KEY_SCHEMA, STREAMS)
+
+
+def test_a_note_is_no_row_of_the_stores_own(bench: SqliteBench) -> None:
+    db = bench.open()._db
+    identity = read_meta(db, "identity")
+    assert read_metadata(db, "identity") is None
+    assert swap_metadata(db, "identity", None, "mine")
+    assert read_meta(db, "identity") == identity and read_metadata(db, "identity") == "mine"
+
+
+def test_a_note_that_was_changed_by_hand_is_damage(bench: SqliteBench) -> None:
+    db = bench.open()._db
+    swap_metadata(db, "x", None, "a")
+    db.execute("UPDATE meta SET value = substr(value, 1, length(value) - 1) || 'b'")
+    for touch in (lambda: read_metadata(db, "x"), lambda: swap_metadata(db, "x", "b", "c")):
+        with pytest.raises(PolicyError, match="is damaged"):
+            touch()
+    assert not db.in_transaction
+
+
+def test_a_store_that_is_gone_is_told_by_its_code(bench: SqliteBench) -> None:
+    db = sqlite3.connect(":memory:")
+    for touch in (lambda: read_metadata(db, "x"), lambda: swap_metadata(db, "x", None, "a")):
+        with pytest.raises(PolicyError, match="is damaged"):
+            touch()
+    db.close()

@@ -1,4 +1,7 @@
-"""Rows of the embedded store: a cell in another's place is damage, and so is a name."""
+"""Rows of the embedded store: a cell in another's place is damage, and so is a name.
+
+The embedded store's log of selections: sealed, checked.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +11,6 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state import arrow, seals
-from dpstream.state.sqlite.backup import check_file
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.rows import (
     NO_RELEASES,
@@ -23,8 +25,9 @@ from dpstream.state.sqlite.rows import (
     unit_row,
     unit_row_of,
 )
-from dpstream.state.sqlite.store import SqliteStore
-from tests.state.conformance import KEY_SCHEMA, STREAMS
+from dpstream.state.sqlite.store import SqliteStore, backup_file, check_file
+from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, log_of, named, take_step
+from tests.state.sqlite.bench import SqliteBench
 from tests.state.sqlite.resharded import resharded
 
 
@@ -148,3 +151,43 @@ def test_a_log_that_lost_a_commit_is_damaged() -> None:
     for wrong in ([log[0], log[2]], [log[1], log[0]], log[1:]):
         with pytest.raises(PolicyError, match="is damaged"):
             admissions_of(4, wrong)
+
+
+def test_only_what_was_selected_is_noted(bench: SqliteBench) -> None:
+    store = bench.open()
+    take_step(store, 1, [1, 2], 1)
+    take_step(store, 2, [1, 2], 2, selected=[])
+    assert log_of(store) == []
+    take_step(bench.open(), 3, [1, 2], 3, selected=[1])
+    assert log_of(bench.open()) == log_of(store) == [(30, 0, named(1))]
+
+
+def test_backups_hold_it(bench: SqliteBench, tmp_path: Path) -> None:
+    take_step(bench.open(), 1, [1, 2], 1, selected=[1, 2])
+    backup_file(bench.path, tmp_path / "copy.db")
+    with sqlite3.connect(tmp_path / "copy.db") as db:
+        assert db.execute("SELECT count(*) FROM selections").fetchone() == (1,)
+    db.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE selections SET trigger_time = trigger_time + 1",
+        "UPDATE selections SET keys = substr(keys, 1, length(keys) - 1) || x'77'",
+        "UPDATE selections SET shard = 1",
+        "DROP INDEX selections_by_shard",
+    ],
+)
+def test_damage_is_noticed(bench: SqliteBench, damage: str) -> None:
+    store = bench.open()
+    take_step(store, 1, [1, 2], 1, selected=[1])
+    with sqlite3.connect(bench.path) as db:
+        db.execute(damage)
+    db.close()
+    if "DROP" not in damage:
+        with pytest.raises(PolicyError, match="damaged"):
+            [log_of(store, shard) for shard in range(IDENTITY.shards)]
+    bench.close()
+    with pytest.raises(PolicyError, match="damaged"):
+        check_file(bench.path)

@@ -32,8 +32,7 @@ from dpstream.pipelines.formats import encodings as sink_formats
 from dpstream.pipelines.formats.encodings import encode, read_releases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_section import SinkKind
-from dpstream.state.drafts import drafted
-from dpstream.state.durable import put_entry, put_once
+from dpstream.state.durable import drafted, put_entry, put_once
 from tests.written import read_dead_letters, write_release, write_releases
 
 MakeJob = Callable[..., Job]

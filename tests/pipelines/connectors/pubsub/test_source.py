@@ -20,7 +20,7 @@ from dpstream.pipelines.connectors.pubsub.puller import HORIZON_SECONDS, QUIET_S
 from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.state.google_errors import PASSING
+from dpstream.state.connecting import PASSING
 from tests import guarded
 from tests.drive import Drive, letters_of
 from tests.pipelines.conftest import TEMPLATE

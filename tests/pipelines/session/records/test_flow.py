@@ -33,8 +33,8 @@ from dpstream.pipelines.session.records.flow import (
 )
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.records.scan import Scan
+from dpstream.state.ledger.events import packed
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
-from dpstream.state.ledger.region_charge import packed
 from tests import accounts
 from tests.pipelines.session.batching import CELLS, KEY, RUN, Made, here, made, secret_file
 from tests.pipelines.test_coders import UNPICKLED

@@ -1,19 +1,38 @@
-"""Key states of one (window, shard) in Spanner: what is loaded, what waits for the commit."""
+"""Shards of the Spanner store in memory: the units of a shard, and the keys of a (window, shard).
+
+A unit's row is its admitted records.  Of key states a shard knows what is loaded, and what waits
+for the commit.
+
+**Selections**, what tests selected where later windows remember it, are rows of ``Steps`` at a
+``WindowIndex`` of their own, by the step's global trigger time, so that a window reads what is new
+to it as one range.  They are written in the commit of their step, or of
+the part of it that has the keys, and no two commits give a row the same number.
+"""
 
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.limits import CELL_BYTES, INLINE_PAIRS
-from dpstream.state.spanner.batch import Mutations, parts
+from dpstream.state import arrow
+from dpstream.state.arrow import enter_keys, indexed
+from dpstream.state.idtable import IdTable
+from dpstream.state.retention_store import Selection
 from dpstream.state.spanner.client import between, prefix, read_rows
+from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.rows import (
     DUE,
+    PLAIN,
+    STEP,
+    Layout,
+    UnitRows,
+    admitted_of,
     cell,
     due_cells,
     id_cells,
@@ -21,18 +40,129 @@ from dpstream.state.spanner.rows import (
     ids_in,
     pack_columns,
     pack_empty,
+    pack_headers,
+    pack_records,
     pack_states,
     release_cells,
     row_sizes,
     runs_of,
     unpack_columns,
+    unpack_records,
     unpack_states,
 )
-from dpstream.state.store import NEVER, KeyShard, StepResult
+from dpstream.state.spanner.schema import SELECTED
+from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, StepResult, UnitShard
 
+_COLUMNS = ("Part", "UnitId", "Records")
+#: Mutations of a unit's row.
+ROW_MUTATIONS = len(_COLUMNS)
 #: Mutations of a row of ``KeyUnits``, and of its key's row.
 _CHUNK_MUTATIONS = 5 + 5
 _KEY = ("Part", "WindowIndex", "KeyId")
+#: Numbers of rows that a copy wrote begin here, within their window's.
+COPIED = 1 << 31
+_WINDOW, _PIECE = 32, 12
+_END = 1 << 62
+
+
+class SpannerUnitShard(UnitShard):
+    """Counters of units that may be a part of what the database has.
+
+    Args:
+        complete: no row of this shard is missing in memory.
+        layout: what the rows of units hold.
+
+    Attributes:
+        pieces: rows that a decision cut short has left in ``Steps``.
+        reach: last trigger time of any record in memory: a decision cut short may have gone further
+            than the one that was made in its place.
+    """
+
+    def __init__(self, part: int, complete: bool, layout: Layout = PLAIN) -> None:
+        super().__init__()
+        self._layout = layout
+        self.part, self.complete, self.pieces, self.reach = part, complete, 0, 0
+        #: By slot: records, and admitted pairs (and first pairs) of records that have expired.
+        self._records: list[bytes] = []
+        self._gone = np.zeros(0, np.int64)
+        self._gone_fresh = np.zeros(0, np.int64)
+
+    def load(self, database: Database, ids: Ids) -> None:
+        """Read the rows of the units that are not in memory, and enter their admitted records."""
+        if self.complete:
+            return
+        missing = np.unique(ids[self.table.find(ids) < 0], axis=0)
+        if len(missing) == 0:
+            return
+        keys = [(self.part, unit) for unit in id_cells(missing)]
+        rows = list(read_rows(database, "Units", ("UnitId", "Records"), keys))
+        if not rows:
+            return
+        slots = self.intern(ids_from([row[0] for row in rows]))
+        self._extend()
+        unit_rows = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
+        for slot, blob in zip(slots.tolist(), unit_rows.blobs, strict=True):
+            self._records[slot] = blob
+        self.reach = max(self.reach, int(unit_rows.records["trigger_time"].max(initial=0)))
+        self._gone[slots], self.until[slots] = unit_rows.gone, unit_rows.until
+        self.counts[slots], self.indices[slots] = unit_rows.counts, unit_rows.indices
+        if unit_rows.fresh is not None:
+            self._gone_fresh[slots] = unit_rows.fresh
+        enter_keys(self, admitted_of(unit_rows.records, slots[unit_rows.owner]))
+
+    def _extend(self) -> None:
+        more = self.table.size - len(self._records)
+        if more > 0:
+            self._records += [b""] * more
+            self._gone = np.concatenate([self._gone, np.zeros(more, np.int64)])
+            self._gone_fresh = np.concatenate([self._gone_fresh, np.zeros(more, np.int64)])
+
+    def put(self, ids: Ids, counts: Ints, until: Ints, indices: Ints) -> Int64:
+        """Enter units of another store with their counts; return their (n,) slots."""
+        slots = self.intern(ids)
+        self._extend()
+        self.counts[slots], self.until[slots], self._gone[slots] = counts, until, counts
+        self.indices[slots] = self._gone_fresh[slots] = indices
+        return slots
+
+    def put_records(self, admitted: Admitted) -> Int64:
+        """Enter records whose pairs their units' counts hold already; return the units' slots."""
+        slots = self.take(admitted)
+        np.subtract.at(self._gone, admitted.unit, admitted.pairs)
+        if admitted.per_key is not None:
+            fresh = np.bitwise_count(admitted.per_key.fresh).astype(np.int64)
+            np.subtract.at(self._gone_fresh, admitted.unit, fresh)
+        return slots
+
+    def take(self, admitted: Admitted) -> Int64:
+        """Append newly admitted records to their units' rows; return the slots that changed."""
+        self._extend()
+        order = np.argsort(admitted.unit, kind="stable")
+        raw = pack_records(admitted, order)
+        size = self._layout.record.itemsize
+        for slot, a, b in runs_of(admitted.unit[order]):
+            self._records[slot] += raw[size * a : size * b]
+        return np.unique(admitted.unit).astype(np.int64)
+
+    def write(self, out: Mutations, slots: Int64) -> None:
+        """Put the rows of some units into a commit."""
+        ids = id_cells(self.table.ids[slots])
+        fresh = self._gone_fresh[slots] if self._layout.per_key else None
+        heads = pack_headers(self._gone[slots], self.until[slots], fresh)
+        rows = [
+            [self.part, unit, cell(head + self._records[slot])]
+            for slot, unit, head in zip(slots.tolist(), ids, heads, strict=True)
+        ]
+        out.upsert("Units", _COLUMNS, rows)
+
+    def row_bytes(self, slots: Int64) -> Int64:
+        """Return (n,) about how many bytes each unit's row takes."""
+        return np.array([len(self._records[slot]) + 40 for slot in slots.tolist()], np.int64)
+
+    def admitted(self) -> tuple[IdTable, Admitted]:
+        """Return all admitted records in memory, with an index by ``state.arrow.position_ids``."""
+        self._extend()
+        return indexed(admitted_of(*unpack_records(self._records, self._layout)))
 
 
 class PendingStep:
@@ -93,7 +223,7 @@ class SpannerKeyShard(KeyShard):
         self.left[self.pending[0].trigger] = rows
 
     def load(self, database: Database, trigger: int, ids: Ids) -> None:
-        """Read the rows of the keys, and of those due at the trigger, that are not here."""
+        """Read the rows of the keys, and of those due at the trigger, that are not in memory."""
         if self.complete:
             return
         due = self._due_ids(database, trigger)
@@ -159,7 +289,7 @@ class SpannerKeyShard(KeyShard):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, np.bool_)]))
 
     def take(self, trigger: int, result: StepResult) -> None:
-        """Note what a step changed; on any later error the whole object is dropped."""
+        """Note what a step changed, for the next commit; after an error the object is dropped."""
         self._extend()
         self._changed[result.changed] = True
         self._examined[result.changed] = True
@@ -194,15 +324,15 @@ class SpannerKeyShard(KeyShard):
         self._sets[slots] = True
 
     def waiting(self) -> Int64:
-        """Slots whose rows the next commit writes: what changed."""
+        """Return the slots whose rows the next commit writes, because they changed."""
         return np.flatnonzero(self._changed)
 
     def looked_at(self) -> Int64:
-        """Slots that a step since the last commit examined."""
+        """Return the slots that a step since the last commit examined."""
         return np.flatnonzero(self._examined)
 
     def row_bytes(self, slots: Int64) -> Int64:
-        """Bytes that the rows of the slots may take, their releases included."""
+        """Return (n,) how many bytes the rows of the slots may take, their releases included."""
         sizes = np.full(self.size, 500, np.int64)
         sizes[slots] += [len(self._inline[slot]) for slot in slots.tolist()]
         new = slots[~self._stored[slots]]
@@ -214,7 +344,7 @@ class SpannerKeyShard(KeyShard):
         return np.asarray(sizes[slots])
 
     def write_keys(self, out: Mutations, slots: Int64, trigger: int) -> None:
-        """Rows of ``Keys`` and ``KeyUnits`` of some slots, as of a trigger."""
+        """Put the rows of some slots, as of a trigger, into a commit: ``Keys`` and ``KeyUnits``."""
         states = pack_states(self, slots, trigger, self._set_start[slots], self._set_end[slots])
         keys, at = id_cells(self.table.ids[slots]), (self.part, self.window)
         new, sets = ~self._stored[slots], self._sets[slots]
@@ -264,7 +394,10 @@ class SpannerKeyShard(KeyShard):
         self._overflow = []
 
     def write_due(self, out: Mutations, slots: Int64, trigger: int, piece: int) -> None:
-        """Lists of when the slots must be looked at again, one row per due trigger."""
+        """Put lists of when the slots must be looked at again into a commit.
+
+        There is a row for each due trigger, or several of a size that one cell takes.
+        """
         slots = slots[(self.due[slots] != NEVER) & (self.due[slots] > trigger)]
         # No two rows of one commit share a number, and no two commits a (step, piece).
         rows = [
@@ -275,17 +408,84 @@ class SpannerKeyShard(KeyShard):
 
     @staticmethod
     def outbox(step: PendingStep, slots: Bool | None) -> list[str]:
-        """Cells of a step's releases, at least one: those of the marked slots, or all."""
+        """Return cells of a step's releases, at least one: those of the marked slots, or all."""
         rows = step.releases
         if slots is not None:
             rows = rows.filter(pa.array(slots[step.published]))
         return release_cells(rows)
 
     def settled(self) -> None:
-        """Everything that waited is durable."""
+        """Note that everything that waited was committed."""
         self._stored[self._changed] = True
         for flags in (self._changed, self._sets, self._examined):
             flags[:] = False
         last = self.durable = self.pending[-1].trigger
         self.left = {step: rows for step, rows in self.left.items() if step > last}
         self.pending, self._overflow = [], []
+
+
+def piece_of(window: int, number: int) -> int:
+    """Return the ``Piece`` of a window's row with this number, which is below 2^32."""
+    return (window << _WINDOW) + number
+
+
+def selection_of(
+    states: SpannerKeyShard, step: PendingStep, slots: Bool | None = None
+) -> Selection | None:
+    """Return what a step that waits has selected, of marked slots or of all; ``None``: nothing."""
+    chosen = step.selected
+    if chosen is not None and slots is not None:
+        chosen = chosen[slots[chosen]]
+    if chosen is None or not len(chosen):
+        return None
+    keys = arrow.selected_keys(states, chosen)
+    return Selection(step.trigger_time, states.window, keys)
+
+
+def add_selection(
+    out: Mutations,
+    states: SpannerKeyShard,
+    step: PendingStep,
+    first: int,
+    slots: Bool | None = None,
+) -> None:
+    """Put what a step selected into the commit of its other rows of ``Steps``.
+
+    Args:
+        first: number of the first of these rows; it keeps numbers of several commits apart.
+        slots: marks the keys that the commit is of; ``None``: all.
+    """
+    selection = selection_of(states, step, slots)
+    if selection is None:
+        return
+    rows = [
+        [
+            states.part,
+            SELECTED,
+            selection.trigger_time,
+            piece_of(selection.window, (first << _PIECE) + n),
+            out.writer,
+            value,
+        ]
+        for n, value in enumerate(release_cells(selection.keys))
+    ]
+    out.insert("Steps", STEP, rows)
+
+
+def selections_between(part: int, after: int, upto: int | None) -> spanner.KeyRange:
+    """Return the range of a part's rows of selections behind a trigger time, and up to another."""
+    last = _END if upto is None else upto + 1
+    return between((part, SELECTED, after + 1), (part, SELECTED, last))
+
+
+def selections_of(rows: Iterable[list[Any]]) -> list[Selection]:
+    """Return the selections of rows (step, piece, releases), in the order of their keys."""
+    return [
+        Selection(int(step), int(piece) >> _WINDOW, arrow.from_bytes(b64decode(value)))
+        for step, piece, value in sorted(rows, key=lambda row: (row[0], row[1]))
+    ]
+
+
+def forget_selections(out: Mutations, part: int, trigger_time: int) -> None:
+    """Delete a part's rows of selections up to a trigger time."""
+    out.delete_between("Steps", (part, SELECTED, 0), (part, SELECTED, trigger_time + 1))
