@@ -6,7 +6,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.plan.design import Design
-from dpstream.accounting.plan.mechanism import Resolved
+from dpstream.accounting.plan.plan import Resolved
 
 if TYPE_CHECKING:
     from dpstream.accounting.budget.allocation import Budget, StreamNoise

@@ -43,8 +43,7 @@ from dpstream.accounting.budget.thresholds import lone_tail
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.geometric import geometric_sd_above, scale_for
-from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Mechanism, Plan, Resolved, mechanism_of
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.unit import several_mu
 from dpstream.accounting.ranges import check_ranges
@@ -98,7 +97,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
         sigma: sd of one node's noise in grid units, rounded up.
         scale: of two-sided geometric noise; 0: Gaussian.  Then ``sensitivity`` is in L1 and
             ``share`` one of epsilon.
-        most, sooner: where the noise is truncated (`accounting.mechanisms.truncation`); 0: nowhere.
+        most, sooner: where the noise is truncated (`accounting.mechanisms.optimum`); 0: nowhere.
     """
 
     name: str
@@ -428,7 +427,7 @@ def _geometric_stream(
         scale = scale_for(sensitivity, share, privacy.epsilon)
         given = name, _encoder(strategy), strategy.col2, float(sensitivity), float(share)
         if once:
-            from dpstream.accounting.mechanisms.truncation import truncation
+            from dpstream.accounting.mechanisms.optimum import truncation
 
             cut = truncation(scale, privacy.delta, privacy.contributions)
         candidates.append(StreamNoise(*given, geometric_sd_above(scale), scale, *cut))

@@ -15,9 +15,9 @@ from dpstream.accounting.budget.thresholds import (
     thresholds,
 )
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.plan.mechanism import Mechanism, Resolved
+from dpstream.accounting.plan.plan import Mechanism, Resolved
 from dpstream.accounting.plan.privacy import Privacy
-from dpstream.accounting.plan.schedule import shares_of_tests
+from dpstream.accounting.plan.timeline import shares_of_tests
 from dpstream.accounting.strategies import DenseStrategy, Strategy
 from dpstream.accounting.strategies.dense import rising_parameters
 from dpstream.accounting.weights import Statistic

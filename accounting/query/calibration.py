@@ -78,7 +78,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         scale: in lattice units, rounded up: sd of Gaussian noise, scale of geometric noise; of a
             staircase the scale of geometric noise of the same epsilon.
         most: k where the noise is truncated to [-k, k], else ``None``.
-        sooner: chance of k - 1 instead of k, in 2^-32 (``accounting.mechanisms.truncation``).
+        sooner: chance of k - 1 instead of k, in 2^-32 (``accounting.mechanisms.optimum``).
         step: r of a staircase, else ``None``.
     """
 
@@ -305,7 +305,7 @@ def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> 
     selection = None
     if tested is not None:
         # Loads the exact arithmetic of balls.
-        from dpstream.accounting.mechanisms.truncation import truncation
+        from dpstream.accounting.mechanisms.optimum import truncation
 
         tau, sooner = truncation(noises[tested].scale, plan.delta, kappa)
         noises[tested] = msgspec.structs.replace(noises[tested], most=tau, sooner=sooner)

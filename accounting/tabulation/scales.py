@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SIGMA
-from dpstream.accounting.mechanisms.tables import (
+from dpstream.accounting.mechanisms.laws import (
     LEAST_TABLE_SCALE,
     LEAST_TABLE_SIGMA,
     MAX_TABLE_SCALE,

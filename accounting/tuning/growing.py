@@ -125,7 +125,7 @@ def _passed(sizes: Float64, most: int, sooner: int, scale: float, least: float) 
     """P[n + Z + coin > least] of counts n with truncated noise.
 
     Args:
-        most, sooner: its k and coin (``accounting.mechanisms.truncation``).
+        most, sooner: its k and coin (``accounting.mechanisms.optimum``).
     """
     coin = sooner / (1 << COIN_BITS)
     chance = _above(least - sizes, most, scale)

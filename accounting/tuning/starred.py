@@ -21,9 +21,8 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, suits_sizes
 from dpstream.accounting.plan.privacy import StrategyName
-from dpstream.accounting.plan.sizes import suits_sizes
 from dpstream.accounting.tuning.reference import ReferenceFigures, reference_figures
 from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeights, usual_weights
 

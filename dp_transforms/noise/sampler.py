@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.accounting.compiled import njit
-from dpstream.accounting.mechanisms.laws import Uniform, settle
-from dpstream.accounting.mechanisms.tables import BITS, Table, rounded_gaussian
+from dpstream.accounting.mechanisms.laws import BITS, Table, Uniform, rounded_gaussian, settle
 from dpstream.dp_transforms.noise.lanes import Lanes, own_blocks, shared_lanes
 from dpstream.dp_transforms.noise.prf import Prf
 
@@ -36,7 +35,7 @@ class TableSampler:
     """Sampler of one table of a law.
 
     Args:
-        table: thresholds of the law (``accounting.mechanisms.tables``).
+        table: thresholds of the law (``accounting.mechanisms.laws``).
     """
 
     def __init__(self, table: Table) -> None:

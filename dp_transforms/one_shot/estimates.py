@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.aggregates.mean import ratio
+from dpstream.accounting.aggregates import ratio
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.query.calibration import PartNoise
 from dpstream.accounting.query.parts import centre_of, half_of, middle_of

@@ -22,7 +22,7 @@ import functools
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.mechanisms import tables
+from dpstream.accounting.mechanisms import laws
 from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.scales import LawName, Noise
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -32,9 +32,9 @@ from dpstream.dp_transforms.noise.sampler import TableSampler
 BLOCK_GROUPS = 1 << 20
 TOTAL, FIRST = "total", "step 1"
 _TABLES = {
-    "discrete gauss": tables.discrete_gaussian,
-    "rounded gauss": tables.rounded_gaussian,
-    "discrete laplace": tables.discrete_laplace,
+    "discrete gauss": laws.discrete_gaussian,
+    "rounded gauss": laws.rounded_gaussian,
+    "discrete laplace": laws.discrete_laplace,
 }
 
 

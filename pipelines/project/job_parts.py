@@ -189,7 +189,7 @@ class KeysConfig(_Table, frozen=True):
     """A CSV file whose header names the key columns; no selection is needed.
 
     ``remember``: how long later windows publish a key again that a window has published: ``run``,
-    ``never``, or a duration (`accounting.plan.remembering`).
+    ``never``, or a duration (`accounting.plan.design`).
     """
 
     public: str | None = None

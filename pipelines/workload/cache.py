@@ -17,8 +17,14 @@ import numpy as np
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.auto import OBJECTIVES, Plan, auto
-from dpstream.accounting.strategies.cells.named import STRATEGIES, largest, named
+from dpstream.accounting.strategies.cells.auto import (
+    OBJECTIVES,
+    STRATEGIES,
+    Plan,
+    auto,
+    largest,
+    named,
+)
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
 from dpstream.accounting.strategies.cells.stored import (
     from_arrays,

@@ -10,8 +10,7 @@ import os
 import msgspec
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.cells import cells_of
+from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload

@@ -8,10 +8,10 @@ from typing import Literal
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS, MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.fitting import fit
+from dpstream.accounting.strategies.cells.fitted import fit
+from dpstream.accounting.strategies.cells.products import MANY_CELLS
 from dpstream.accounting.strategies.cells.residual import Tables, residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron
-from dpstream.accounting.strategies.cells.tridiagonal import MANY_CELLS
 from dpstream.accounting.workloads.workload import Workload
 
 #: Rows of one table of answers.

@@ -22,12 +22,12 @@ import scipy.linalg
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError, instance
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.residual import Tables
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
     CellStrategy,
     Gram,
+    Identity,
     Kron,
     dense_gram,
 )

@@ -19,7 +19,7 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.budget.plain_thresholds import plain_thresholds
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.mechanisms.truncation import truncation
+from dpstream.accounting.mechanisms.optimum import truncation
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy

@@ -10,7 +10,7 @@ from scipy import stats
 from dpstream.accounting.composition import total_of
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
-from dpstream.accounting.mechanisms.truncation import truncation
+from dpstream.accounting.mechanisms.optimum import truncation
 from dpstream.accounting.query.calibration import (
     THETA,
     PartNoise,

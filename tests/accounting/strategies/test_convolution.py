@@ -12,8 +12,7 @@ from dpstream.accounting.balls import precision
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import Strategy, convolution, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
-from dpstream.accounting.strategies.blt import BltStrategy
-from dpstream.accounting.strategies.toeplitz import ToeplitzStrategy
+from dpstream.accounting.strategies.toeplitz import BltStrategy, ToeplitzStrategy
 from tests.accounting.strategies.dense import (
     CONVOLUTIONS,
     SCALE,

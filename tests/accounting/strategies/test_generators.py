@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.balls import precision
-from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.generators import Generators
+from dpstream.accounting.strategies.toeplitz import BltStrategy
 
 
 def random_generators(triggers: int, buffers: int, seed: int = 3) -> Generators:

@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.strategies.cells.weighting import Basis, Columns, Weights, weigh
+from dpstream.accounting.strategies.cells.eigen import Basis, Columns, Weights, weigh
 
 
 class Sines(Basis):

@@ -18,20 +18,17 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import (
-    completed,
-    eigen,
-    spectrum,
-)
-from dpstream.accounting.strategies.cells.fixed import wavelet
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram
-from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.weighting import (
     Basis,
     Columns,
     Vectors,
     Weights,
+    completed,
+    eigen,
+    spectrum,
     weigh,
 )
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram, wavelet
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload, of_matrix
 from dpstream.pipelines.workload.picture import strategy_matrices
 from tests.accounting.strategies.cells.shapes import EXAMPLE4

@@ -6,7 +6,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.testing.util import assert_that, equal_to
 
-from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.pipelines.connectors.cells import in_cells, with_cells
 from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.workload.of_job import cells_job, mixing_of

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
-from dpstream.accounting.plan.canonical import canonical
+from dpstream.accounting.plan.plan import canonical
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.statements import row_local, row_query

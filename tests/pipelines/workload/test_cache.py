@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.strategies.cells.named import STRATEGIES, largest
+from dpstream.accounting.strategies.cells.auto import STRATEGIES, largest
 from dpstream.accounting.workloads.workload import over
 from dpstream.pipelines.workload import cache
 from dpstream.pipelines.workload.cache import folder_of, solved, solved_purely

@@ -6,8 +6,8 @@ import pytest
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.pipelines.workload.of_job import cells_job, mixing_of, with_own_places
 from tests.pipelines.workload.survey import DOMAIN, JOB, survey, workload
 

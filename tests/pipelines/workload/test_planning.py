@@ -13,8 +13,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.strategies.cells.fixed import identity
-from dpstream.accounting.strategies.cells.named import largest
+from dpstream.accounting.strategies.cells.auto import largest
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import interval
 from dpstream.accounting.workloads.workload import Workload, marginals, over, workload_of

@@ -8,8 +8,7 @@ import pytest
 
 from dpstream.accounting.arrays import kron
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strategies.cells.bases import Even, reduced
-from dpstream.accounting.strategies.cells.differences import matrix
+from dpstream.accounting.strategies.cells.bases import Even, difference_matrix, reduced
 from dpstream.accounting.workloads.parse import from_dict
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.estimate import values
@@ -60,11 +59,11 @@ def test_variances_against_matrices() -> None:
     total = np.zeros(len(rows))
     for key, sd in zip(held.keys, held.sds, strict=True):
         inverses = [
-            np.linalg.pinv(matrix(n)) if a in key else np.full((n, 1), 1 / n)
+            np.linalg.pinv(difference_matrix(n)) if a in key else np.full((n, 1), 1 / n)
             for a, n in enumerate(SIZES)
         ]
         each = [np.asarray(inverse, np.float64) for inverse in inverses]
-        grams = [matrix(SIZES[a]) @ matrix(SIZES[a]).T for a in key]
+        grams = [difference_matrix(SIZES[a]) @ difference_matrix(SIZES[a]).T for a in key]
         root = [np.asarray(np.linalg.cholesky(gram), np.float64) for gram in grams]
         noise = rows @ kron(each) @ (kron(root) if root else np.ones((1, 1)))
         total += sd**2 * (noise**2).sum(1)

@@ -6,8 +6,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.residual import residual
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.workload import Workload, marginals, over
 from dpstream.pipelines.workload import ways

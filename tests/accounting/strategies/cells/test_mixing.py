@@ -11,10 +11,9 @@ from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.balls import precision
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.fixed import identity
 from dpstream.accounting.strategies.cells.mixing import inverse_norm2, matrices, mixed
 from dpstream.accounting.strategies.cells.residual import Residual, residual
-from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, dense_gram
+from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, dense_gram, identity
 from dpstream.accounting.workloads.workload import marginals, over
 from tests.accounting.strategies.cells.shapes import attributes, rows, small
 

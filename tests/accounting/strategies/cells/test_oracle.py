@@ -10,9 +10,8 @@ import pytest
 from scipy import sparse
 
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.eigen import spectrum
+from dpstream.accounting.strategies.cells.eigen import Columns, Vectors, spectrum, weigh
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.weighting import Columns, Vectors, weigh
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import EXAMPLE4, attributes, predicates, rows
 from tests.bench.paper.fewer_weights import Sines
