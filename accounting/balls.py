@@ -5,7 +5,8 @@ precision could only make it too wide to be of use.
 
 What floats leave open is decided by balls of growing precision (`settled`).  A number is rounded by
 floor(2^D x + ROUND_UP): decoded integers are dyadic and would often lie on the boundary of 1/2, and
-no dyadic number lies on this one (``convolution.ROUND_UP``)."""
+no dyadic number lies on this one (`ROUND_UP`).
+"""
 
 import contextlib
 import threading
@@ -42,7 +43,9 @@ def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> li
             flint.ctx.cap = before
 
 
-_FIRST_PRECISION = 256
+#: Prefixes are rounded by floor(2^D x + ROUND_UP).
+ROUND_UP = 0.5 + 2.0**-12 / 3
+FIRST_PRECISION = 256
 _LAST_PRECISION = 1 << 20
 
 
@@ -55,7 +58,7 @@ def settled(number: Callable[[int], Any], lattice_bits: int) -> int:
     Raises:
         ArithmeticError: no precision up to a million bits settles it.
     """
-    bits = _FIRST_PRECISION
+    bits = FIRST_PRECISION
     while bits <= _LAST_PRECISION:
         with precision(bits):
             up = flint.arb(1) / 2 + flint.arb(1) / (3 << 12)

@@ -12,7 +12,7 @@ noise added to an integer query (mechanism.md section 5):
   at its ends a shift makes values possible that were not, with chance P[Z = k].  Thresholds at k
   show none of the values below (``accounting.mechanisms.optimum``).
 * ``DiscreteStaircaseLaw``: P[Z = k] falls by e^-b every L steps.  A shift by at most L changes no
-  probability by more than e^b (``accounting.query.staircase``); a larger one may.
+  probability by more than e^b (``accounting.geometric``); a larger one may.
 * ``DiscreteGaussianLaw``: P[Z = k] is proportional to e^(-k^2 / (2 sigma^2)).  It is
   (L2^2 / (2 sigma^2))-zCDP (Canonne, Kamath and Steinke 2020, theorem 4), but NOT Gaussian DP:
   for mu-GDP claims only the rounded Gaussian will do.

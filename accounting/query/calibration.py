@@ -41,12 +41,16 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.geometric import geometric_sd, truncated_sd
-from dpstream.accounting.query import staircase
-from dpstream.accounting.query.parts import QueryPart, parts_of
+from dpstream.accounting.geometric import (
+    geometric_sd,
+    staircase,
+    staircase_margin,
+    staircase_moments,
+    truncated_sd,
+)
+from dpstream.accounting.query.parts import QueryPart, parts_of, rank_factor
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
-from dpstream.accounting.query.tree import rank_factor
 
 #: Part of delta kept for thresholds; between .2 and .6 keys and errors differ by less than 1%.
 THETA = 0.4
@@ -97,7 +101,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         if self.law == "gaussian":
             return math.sqrt(self.scale**2 + 1 / 12)
         if self.step is not None:
-            return math.sqrt(staircase.moments(self.scale, self._stair, self.step)[1])
+            return math.sqrt(staircase_moments(self.scale, self._stair, self.step)[1])
         if self.most is None:
             return geometric_sd(self.scale)
         return truncated_sd(self.scale, self.most)
@@ -108,7 +112,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         if self.law == "gaussian":
             return max(0, math.ceil(_NORMAL * self.scale - 0.5))
         if self.step is not None:
-            return staircase.margin(self.scale, self._stair, self.step, MISS)
+            return staircase_margin(self.scale, self._stair, self.step, MISS)
         # 2 (q^(j + 1) - q^(k + 1)) <= MISS (1 + q - 2 q^(k + 1)), without truncation q^(k + 1) = 0.
         beyond = 0.0 if self.most is None else math.exp(-(self.most + 1) / self.scale)
         total = 1 + math.exp(-1 / self.scale) - 2 * beyond
@@ -342,7 +346,7 @@ def _stairs(noise: PartNoise) -> PartNoise:
     part = noise.part
     if part.norm is not None:
         return noise
-    stairs = staircase.staircase(noise.scale, part.most * part.unit)
+    stairs = staircase(noise.scale, part.most * part.unit)
     if stairs is None:
         return noise
     scale, step = stairs

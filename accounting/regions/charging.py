@@ -1,4 +1,4 @@
-"""Charge an amount to every point of some boxes.
+"""Charge an amount to every point of some boxes, or close them.
 
 Regions that a box cuts are divided, their inside pays, and neighbours that have spent the same
 are clubbed where the charge was.  All boxes of one charge are one query, of which a point pays the
@@ -16,28 +16,38 @@ of their boxes.  Every step keeps amount(p) >= H(p): dividing and clubbing chang
 pieces and whole regions add the amount to every point of the boxes, and coarsening never lowers a
 point.  A query that is accepted has initial(p) - amount(p) >= its own amount at all of its points,
 so that after it H(p) <= initial(p): by induction no point ever pays more than its initial budget.
-"""
+
+**Closed boxes** count for ever as having spent all that any record could have.  **Why nothing there
+is answered any more.**  No initial budget is above ``MOST``, so a point that spent as much has
+nothing left, and every amount is above 0.  **Why it is sound:** a point's amount is raised or,
+where it was beyond all budgets already, lowered to one that refuses as well; the sum of what was
+charged there grows no more.  Closed boxes that meet are one region, so that a stream which closes
+what lies behind it holds one region for it."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.regions.amounts import check_amount
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.regions.amounts import MOST, check_amount
 from dpstream.accounting.regions.boxes import (
     checked,
+    club,
     cut,
     cuts,
+    neighbours,
     overlapped,
+    points,
     replaced,
     split,
     stacked,
+    sums,
     taken,
     volumes,
 )
-from dpstream.accounting.regions.clubbing import club, neighbours, sums
-from dpstream.accounting.regions.decision import Decision, decide
+from dpstream.accounting.regions.decision import Decision, decide, outward
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent
 
 # Coarsening: where there are too many boxes, neighbours that differ are joined at the larger.
@@ -231,3 +241,43 @@ def _divided(met: Int64, box: Int64, room: int) -> Bool:
     chosen = np.zeros(len(met), np.bool_)
     chosen[order[np.cumsum(pieces[order]) <= room]] = True
     return chosen & (pieces > 0)
+
+
+def closable(space: Space, boxes: Any) -> Int64:
+    """Boxes that may be closed: of whole cells of the grid, so that nothing beside them is.
+
+    Raises:
+        UsageError: for any other.
+    """
+    checked_boxes = checked(space, boxes)
+    if not len(checked_boxes) or (outward(space, checked_boxes) != checked_boxes).any():
+        raise UsageError(
+            "boxes", "must be whole cells of the grid to be closed", "end them on lines of the grid"
+        )
+    return checked_boxes
+
+
+def close(spent: Spent, boxes: Any) -> Spent:
+    """The state with some boxes closed; under a full cap also what could not be cut off them.
+
+    Args:
+        spent: the state before, which stays as it is.
+        boxes: (m, d, 2), of ``closable``.
+
+    Raises:
+        UsageError: for boxes that are none.
+    """
+    checked_boxes = checked(spent.space, boxes)
+    if not len(checked_boxes):
+        return spent
+    touched = spent.near(checked_boxes)
+    work = Work(taken(spent.boxes, touched), spent.amounts[touched], room(spent))
+    for box in checked_boxes:
+        work.pay(box, MOST)
+    closed = work.paid
+    work.amounts[closed] = MOST
+    regions, amounts = work.boxes, work.amounts
+    if points(taken(regions, closed)) == points(checked_boxes):  # exactly these: as they were named
+        regions = stacked([taken(regions, ~closed), checked_boxes])
+        amounts = np.concatenate([amounts[~closed], np.full(len(checked_boxes), MOST)])
+    return renewed(spent, spent.amounts.copy(), touched, *club(regions, amounts))

@@ -15,8 +15,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError, instance
 from dpstream.accounting.regions.boxes import checked, disjoint, overlapped, points, stacked
-from dpstream.accounting.regions.dimensions import Budget
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Space
 
 #: What one point may have spent: sums of it stay far from 2^63.
 _MOST = 1 << 61

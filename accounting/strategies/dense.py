@@ -5,7 +5,7 @@ factorisation (root mean squared error over the prefixes; ``blt`` 4 to 5%, the t
 Not a convolution: later steps get other coefficients, because fewer prefixes are still to come.
 
 Every entry below the diagonal matters, but all of them come from at most 19 numbers a step
-(``generators``), rounded to 24 bits; these are the run's committed parameters.  The optimum itself
+(`Generators`), rounded to 24 bits; these are the run's committed parameters.  The optimum itself
 is found by floats that no two processors need agree on, and only when a run begins; encoder,
 sensitivity and decoder are those of the committed numbers.  T (T + 1) / 2 coefficients would be
 16 MiB at T = 2048, these are 0.15.
@@ -32,7 +32,7 @@ H = D^-1/2 V^-1 D^-1/2 the root above is H^-1/2, and (Hale, Higham, Trefethen 20
 
 with poles s_k by elliptic functions, whose error falls exponentially with their number.  The
 inverse of a tridiagonal matrix is g_j rho_(j+1) ... rho_i below its diagonal.  So X has few
-numbers for each step, and its Cholesky factor A keeps the ratios rho (``generators``).  X is
+numbers for each step, and its Cholesky factor A keeps the ratios rho (`Generators`).  X is
 scaled to a diagonal of 1 before it is factored.  There the error is stationary under changes of X
 that keep the diagonal, so that what few poles miss enters it squared.
 """
@@ -45,11 +45,16 @@ from typing_extensions import override
 
 from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.balls import settled
+from dpstream.accounting.balls import ROUND_UP, settled
 from dpstream.accounting.limits import DECODE_BITS, MAX_DENSE_TRIGGERS
-from dpstream.accounting.strategies.base import ExactNoise, Ranges, Strategy
-from dpstream.accounting.strategies.convolution import ROUND_UP, heavy_split
-from dpstream.accounting.strategies.generators import Generators, Responses
+from dpstream.accounting.strategies.base import (
+    ExactNoise,
+    Generators,
+    Ranges,
+    Responses,
+    Strategy,
+    heavy_split,
+)
 
 _ROUNDS = 20
 #: Poles that give diagonals to about 1e-9.

@@ -39,9 +39,9 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.limits import DECODE_BITS, MAX_GEOMETRIC_TRIGGERS
-from dpstream.accounting.strategies.base import Ranges, Strategy
-from dpstream.accounting.strategies.convolution import ROUND_UP, heavy_split
+from dpstream.accounting.strategies.base import Ranges, Strategy, heavy_split
 
 # p-identities for the prefixes of T steps: encoders of small error for pure epsilon.
 #

@@ -7,9 +7,9 @@ so that a plan of few triggers needs no compiler."""
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int32, Int64
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.compiled import njit
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies.convolution import ROUND_UP
 
 
 def impulse(theta: Float64, omega: Float64, out: Float64) -> None:
@@ -36,7 +36,7 @@ _SCALE = 1 << DECODE_BITS
 _FLOAT_SCALE = float(_SCALE)
 _UNIT_ROUND_OFF = 2.0**-53
 
-#: ``impulse``, for many triggers; the same operations in the same order.
+#: `impulse`, for many triggers; the same operations in the same order.
 fill_impulse = njit(cache=True, nogil=True)(impulse)
 
 

@@ -1,10 +1,25 @@
 """Toeplitz encoders: square roots on the integer lattice, and buffered linear ones.
 
+Encoder and decoder are convolutions, with exactly rounded decoding.  A is lower-triangular Toeplitz
+with first column c; the released prefix is
+
+    q_t = round(2^D (B y)_t) / 2^D,   B = M A^-1 (M: prefix sums),   so   q_t = prefix_t + n_t,
+    n_t = round(2^D (b * z)_t) / 2^D,   b = coefficients of 1 / ((1 - x) c(x)),
+
+because the prefix is a whole number of lattice points.  q is a function of y alone only if
+the rounding is that of the exact real number.  ``fold`` therefore computes in floats with a
+bound of their error, and ``exact`` settles every prefix whose rounding the bound leaves open in
+ball arithmetic of growing precision.  The result depends neither on the order of float
+operations nor on the machine.
+
+Sensitivity: one unit of input at any step moves y by a column of A, squared norm <= col2,
+the first column's (all columns are its beginnings).
+
 **Square-root Toeplitz** (mechanism.md section 3): c_k = rint(2^g C(2k, k) / 4^k), the coefficients
 of (1 - x)^(-1/2) on the lattice of 2^-g: g = 6 up to T = 1000, 8 above.  Nodes are integers with
 rounded Gaussian noise; the decoder inverts the integer matrix that is actually used.  A path has no
-state: it starts at step 0 and is a matrix product over many rows.  Sensitivity: see
-``convolution``; col2 is an integer, that of the rounded coefficients.
+state: it starts at step 0 and is a matrix product over many rows.  Sensitivity: as
+above; col2 is an integer, that of the rounded coefficients.
 
 **Buffered linear Toeplitz**: near-optimal error, constant state and work per step, any T.  The
 encoder's coefficients are sums of few exponentials (Dvijotham, McMahan, Pillutla, Steinke and
@@ -17,8 +32,8 @@ so that w = A^-1 z, and with it n_t = w_1 + ... + w_t, needs one buffer per expo
     w_t = z_t - sum_i omega_i s_i,   then   s_i <- theta_i s_i + w_t.
 
 The encoder is real, so node noise must be too: z are Gaussians, not rounded ones, given by
-128 bits of the node's name, and a decoded prefix is the exact rounding of an exact real number
-(``convolution``).  Sensitivity: as there.  The total variation from a true Gaussian's release
+128 bits of the node's name, and a decoded prefix is the exact rounding of an exact real number.
+Sensitivity: as above.  The total variation from a true Gaussian's release
 is that of a 128-bit uniform: the chance that 2^-128 in a uniform moves n_t over a rounding
 boundary, below 2^-100 per release for every T.
 
@@ -28,6 +43,7 @@ the mean error 2% less to 0.3% more up to T = 2^17, and at most 7% and 5% more b
 """
 
 import functools
+from abc import abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -38,12 +54,126 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.balls import series_quotient
+from dpstream.accounting.balls import FIRST_PRECISION, ROUND_UP, precision, series_quotient, settled
 from dpstream.accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
-from dpstream.accounting.strategies.base import Ranges
-from dpstream.accounting.strategies.convolution import ConvolutionStrategy
-from dpstream.accounting.strategies.generators import Generators
+from dpstream.accounting.strategies.base import (
+    ExactNoise,
+    Generators,
+    Ranges,
+    Strategy,
+    heavy_split,
+)
 from dpstream.accounting.strategies.kernels import impulse
+
+_SLACK = 1e-10
+
+
+class ConvolutionStrategy(Strategy):
+    """A lower-triangular Toeplitz encoder with non-negative, decreasing coefficients."""
+
+    @abstractmethod
+    def coefficients(self) -> Float64:
+        """(T,) c_k, first column of the encoder, within 1e-13 of the exact numbers."""
+
+    @abstractmethod
+    def _inverse(self) -> Sequence[Any]:
+        """(T,) balls of 1/c(x) at the current precision."""
+
+    def decoder_balls(self, bits: int) -> list[Any]:
+        """(T,) b_k as balls of that precision."""
+        with precision(bits):
+            return _running_sums(self._inverse())
+
+    @functools.cached_property
+    def decoder(self) -> Float64:
+        """(T,) b_k, each the float nearest to the exact number (1 ulp)."""
+        return np.array([float(b) for b in self.decoder_balls(FIRST_PRECISION)])
+
+    @functools.cached_property
+    def _balls(self) -> list[Any]:
+        return self.decoder_balls(FIRST_PRECISION)
+
+    @property
+    @override
+    def col2(self) -> float:
+        return float(np.sum(self.coefficients() ** 2) * (1 + _SLACK))
+
+    @property
+    @override
+    def sd_factors(self) -> Float64:
+        return np.asarray(np.sqrt(np.cumsum(self.decoder**2)) * (1 + _SLACK))
+
+    @property
+    @override
+    def reach(self) -> float:
+        return float(np.abs(self.decoder).sum() * (1 + _SLACK))
+
+    @property
+    @override
+    def rounding(self) -> Float64:
+        # Half a lattice step of the decoder; a rounded node is within 1/2 of its Gaussian.
+        nodes = 0.5 * np.cumsum(np.abs(self.decoder)) if self.rounds_nodes else 0.0
+        decode = np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS))
+        return np.asarray((decode + nodes) * (1 + _SLACK))
+
+    @functools.cached_property
+    def _gram(self) -> Float64:
+        """(T,) Gram entry of the first column with the column ``lag`` later: the largest of
+        that lag, because later columns are shorter and the coefficients non-negative."""
+        from scipy.fft import irfft, next_fast_len, rfft  # mode 'rounds' alone needs it
+
+        column = self.coefficients()
+        size = self.triggers
+        length = next_fast_len(2 * size - 1, real=True)
+        product = rfft(column, length) * rfft(column[::-1], length)
+        lags = irfft(product, length)[size - 1 : 2 * size - 1]
+        return np.asarray(lags + lags[0] * _SLACK)
+
+    @override
+    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
+        """See base.  |A a|^2 is convex in a, so a is (total - pieces + 1, 1, ..., 1); the Gram
+        entries are non-negative and fall with the lag, so the steps are neighbours with the
+        heavy one in the middle.  Every pair is charged the largest entry of its lag."""
+        return heavy_split(self._gram, min(pieces, self.triggers), total)
+
+    @override
+    def matrix(self) -> npt.NDArray[Any]:
+        column, size = self.coefficients(), self.triggers
+        lag = np.subtract.outer(np.arange(size), np.arange(size))
+        return np.where(lag >= 0, column[np.maximum(lag, 0)], 0)
+
+    @override
+    def nodes_through(self, step_index: int | Int64) -> Int64:
+        return np.asarray(step_index, np.int64).copy()
+
+    @override
+    def fold(self, ranges: Ranges) -> None:
+        for row, step_index in zip(*(where.tolist() for where in self._fold(ranges)), strict=True):
+            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
+            ranges.out[row, column] = self.exact(ranges.exact(row, step_index), step_index)
+
+    @abstractmethod
+    def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:
+        """``fold`` in floats; returns the (rows, steps) whose rounding these cannot settle."""
+
+    def exact(self, noise: ExactNoise, step_index: int) -> int:
+        """n_t * 2^DECODE_BITS at ``step_index``, whatever precision that takes."""
+
+        def prefix(bits: int) -> Any:
+            decoder = self._balls if bits == FIRST_PRECISION else self.decoder_balls(bits)
+            terms = zip(reversed(decoder[:step_index]), noise(bits)[:step_index], strict=True)
+            return sum((weight * node for weight, node in terms), flint.arb(0))
+
+        return settled(prefix, DECODE_BITS)
+
+
+def _running_sums(terms: Sequence[Any]) -> list[Any]:
+    total, sums = flint.arb(0), []
+    for term in terms:
+        total += term
+        sums.append(total)
+    return sums
+
 
 _SCALE = 1 << DECODE_BITS
 #: Float error of a sum of products, per term, relative to its largest term.
@@ -147,7 +277,7 @@ def _groups(step_index: Int64, upto: Int64) -> list[tuple[int, int, Int64]]:
     ]
 
 
-# Exponentials of the BLT encoder by ceil(log2 T): (theta, omega); see ``blt``.
+# Exponentials of the BLT encoder by ceil(log2 T): (theta, omega); see above.
 #
 # Found by minimising (mean over t of (sd_t / sd_T)^16)^(1/16) sd_T, a mean that lies near the
 # largest error, with L-BFGS and Nelder-Mead; any values in range are private, only the error

@@ -10,13 +10,14 @@ from typing import Any
 from dpstream.accounting import special
 from dpstream.accounting.errors import InvariantError, instance, required
 from dpstream.accounting.figures import guarantee_pair, up
-from dpstream.accounting.roots import brentq
+from dpstream.accounting.gaussian import brentq
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import margins
-from dpstream.accounting.tabulation.combined import published_margin
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
     gaussian_epsilon,
+    gaussian_losses,
+    geometric_losses,
     mu_of_rho,
     renyi_epsilon,
     rounded_up,
@@ -24,12 +25,10 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon,
     zcdp_epsilon_analytic,
 )
-from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_losses
-from dpstream.accounting.tabulation.margins import margin, tail
+from dpstream.accounting.tabulation.margins import margin, published_margin, tail
+from dpstream.accounting.tabulation.parameters import Level, Table
 from dpstream.accounting.tabulation.plan import TablePlan, thresholds_json
 from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
-from dpstream.accounting.tabulation.tables import Table
 
 # From the margin that a figure shall have to the least budget that gives it.
 #

@@ -17,11 +17,10 @@ import flint
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.balls import settled
+from dpstream.accounting.balls import ROUND_UP, settled
 from dpstream.accounting.compiled import njit
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.dp_transforms.noise.components import Components
 from dpstream.dp_transforms.noise.doubles import plus, scaled, two_sum
 from dpstream.dp_transforms.noise.paths import NoiseStream

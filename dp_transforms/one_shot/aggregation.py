@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.query.parts import cell_at, cells_of
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.query.tree import cell_at, cells_of
 from dpstream.dp_transforms.one_shot.partials import Bounded
 
 #: Below this a float is a whole number exactly, and sums of floats are exact in any order.

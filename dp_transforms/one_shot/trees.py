@@ -26,8 +26,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.query.calibration import PartNoise
+from dpstream.accounting.query.parts import Tree, Windows, cells_of, tree_of, value_at, windows_of
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.query.tree import Tree, Windows, cells_of, tree_of, value_at, windows_of
 from dpstream.dp_transforms.one_shot.aggregation import histograms
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.dp_transforms.one_shot.partials import Bounded

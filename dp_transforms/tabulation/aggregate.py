@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.tabulation.tables import Detail, Table
+from dpstream.accounting.tabulation.parameters import Detail, Table
 from dpstream.dp_transforms.tabulation.domain import Shard
 from dpstream.dp_transforms.tabulation.pairs import Pairs
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.mechanisms import laws
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Level
 from dpstream.accounting.tabulation.scales import LawName, Noise
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import TableSampler

@@ -23,8 +23,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import InvariantError, required
+from dpstream.accounting.tabulation.parameters import Table
 from dpstream.accounting.tabulation.scales import Draws, Noise
-from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.tabulation.aggregate import Counts
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, detail_step

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Level
 from dpstream.dp_transforms.tabulation.domain import Domain
 
 

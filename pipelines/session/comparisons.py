@@ -14,7 +14,7 @@ from math import ceil, floor
 
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.regions.amounts import MICRO, exact
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Dimension,

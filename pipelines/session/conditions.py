@@ -14,8 +14,7 @@ import numpy as np
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, without
-from dpstream.accounting.regions.clubbing import club
+from dpstream.accounting.regions.boxes import club, cut, overlapped, stacked, taken, without
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent
 

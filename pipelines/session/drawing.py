@@ -16,8 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.figures import human
-from dpstream.accounting.regions.dimensions import Budget, Category, Dimension, Timestamp
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Category, Dimension, Space, Timestamp
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.report.text import moment_of

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human
-from dpstream.accounting.regions.dimensions import Category
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Category, Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     PARTS,
@@ -81,7 +80,7 @@ def value_of(space: Space, name: str, text: str) -> Any:
     Raises:
         UsageError: it is none.
     """
-    from dpstream.accounting.regions.dimensions import Timestamp
+    from dpstream.accounting.regions.space import Timestamp
     from dpstream.pipelines.project.text import instant_micros
 
     if isinstance(space.dimensions[space.place(name)], Timestamp):

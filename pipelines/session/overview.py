@@ -8,8 +8,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
-from dpstream.accounting.regions.dimensions import Budget
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Space
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable

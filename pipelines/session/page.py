@@ -17,7 +17,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError, instance
 from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.space import Budget
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.pages import pages

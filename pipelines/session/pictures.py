@@ -19,8 +19,7 @@ from dpstream.accounting.errors import InvariantError, UsageError, instance
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import volumes
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.dimensions import Budget
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.region_charge import RegionCharge

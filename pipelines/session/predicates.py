@@ -28,8 +28,7 @@ from sqlglot.tokens import TokenType
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.dimensions import Category, Dimension, Timestamp
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Category, Dimension, Space, Timestamp
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.session.comparisons import NEGATED, TURNED, Value, amounts_at, true_at
 from dpstream.pipelines.session.conditions import (

@@ -10,15 +10,15 @@ from fractions import Fraction
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.figures import exact as shown
 from dpstream.accounting.regions.amounts import MICRO, exact
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Dimension,
     Integer,
     Real,
+    Space,
     Timestamp,
 )
-from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Aggregate, Question
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

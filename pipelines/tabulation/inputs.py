@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Level
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.tabulation.domain import Domain, Shard, domain_of, shards_of
 from dpstream.dp_transforms.tabulation.published import Published, published_of, regions_of

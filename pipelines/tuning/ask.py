@@ -14,7 +14,7 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import check_delta, weaknesses
-from dpstream.accounting.tuning.answer import BIAS, expectation, rule_text
+from dpstream.accounting.tuning.answer import BIAS, KEY_RECORDS, expectation, rule_text
 from dpstream.accounting.tuning.question import (
     Question,
     TunedColumn,
@@ -22,7 +22,6 @@ from dpstream.accounting.tuning.question import (
     canonical,
     design,
 )
-from dpstream.accounting.tuning.weighing import KEY_RECORDS
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.copying import check_new_name

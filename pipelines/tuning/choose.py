@@ -15,9 +15,8 @@ import msgspec
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact
-from dpstream.accounting.tuning.answer import Figures, rule_text
+from dpstream.accounting.tuning.answer import Figures, PerKey, rule_text
 from dpstream.accounting.tuning.question import encoder_matrix
-from dpstream.accounting.tuning.weighing import PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy

@@ -11,10 +11,9 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.tuning.answer import ChosenBounds, Figures, read_off
+from dpstream.accounting.tuning.answer import ChosenBounds, Figures, NoiseOf, read_off
 from dpstream.accounting.tuning.reference import final_sd
 from dpstream.accounting.tuning.starred import usual, with_privacy
-from dpstream.accounting.tuning.weighing import NoiseOf
 from dpstream.pipelines.tuning import file as tuning_file
 from dpstream.pipelines.tuning.ask import CheckedRequest
 

@@ -11,8 +11,7 @@ from dpstream.accounting.limits import (
     MAX_WORKLOAD_TEXT_BYTES,
 )
 from dpstream.accounting.places import refuse_url
-from dpstream.accounting.workloads.parse import from_arrays, from_dict
-from dpstream.accounting.workloads.workload import Workload
+from dpstream.accounting.workloads.workload import Workload, from_arrays, from_dict
 from dpstream.state.disk_errors import unreadable
 from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
 

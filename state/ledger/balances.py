@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.regions.charging import charge as charged
-from dpstream.accounting.regions.closing import close
-from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.charging import close
+from dpstream.accounting.regions.space import Budget
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.charges import Charge

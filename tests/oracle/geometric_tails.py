@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import GeometricStrategy
-from dpstream.accounting.strategies.convolution import ROUND_UP
 
 Complex = npt.NDArray[np.complex128]
 #: blur in sds of the prefix, and a in blurs; where prefixes are whole numbers, both as numbers.

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.regions.clubbing import club
+from dpstream.accounting.regions.boxes import club
 
 #: Entries of a list that is looked up; rows of the small table of boxes; boxes that are an OR.
 MAX_LIST, MAX_ROWS, FEW = 1 << 14, 1 << 20, 2

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.tabulation.tables import Table
+from dpstream.accounting.tabulation.parameters import Table
 from dpstream.dp_transforms.tabulation.aggregate import Counts
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.release import Row

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.tabulation.tables import PERSONS, T3, Table
+from dpstream.accounting.tabulation.parameters import PERSONS, T3, Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.pipelines.tabulation.error_report.errors import Part
 from dpstream.pipelines.tabulation.inputs import Prepared

@@ -11,7 +11,7 @@ from pyarrow import csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.tabulation.tables import Table
+from dpstream.accounting.tabulation.parameters import Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.release import GROUP_COLUMNS, Output, Row, outputs
 from dpstream.pipelines.tabulation.text import SEPARATOR

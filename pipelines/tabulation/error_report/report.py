@@ -15,9 +15,8 @@ from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, 
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.describe import figures as figures_of
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Level, Table
 from dpstream.accounting.tabulation.scales import draws
-from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.tabulation.aggregate import aggregated
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.tabulation.tables import OLDEST
+from dpstream.accounting.tabulation.parameters import OLDEST
 from dpstream.dp_transforms.tabulation.records import RACES
 from dpstream.pipelines.tabulation.geography import BLOCK, BLOCK_DIGITS
 from dpstream.pipelines.tabulation.invented.groups import Groups

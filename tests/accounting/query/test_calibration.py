@@ -18,9 +18,8 @@ from dpstream.accounting.query.calibration import (
     allocate_query,
     expected,
 )
-from dpstream.accounting.query.parts import QueryPart
+from dpstream.accounting.query.parts import QueryPart, rank_factor
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from dpstream.accounting.query.tree import rank_factor
 from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, query
 

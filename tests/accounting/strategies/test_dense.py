@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.limits import MAX_DENSE_TRIGGERS
 from dpstream.accounting.strategies import dense, kernels, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
-from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.dense import DenseStrategy, prefix_optimum, prefix_weights
 from tests.accounting.strategies.dense import SCALE, balls, fold, noise_of
 

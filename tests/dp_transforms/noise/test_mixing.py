@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64, Int64, kron
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.dp_transforms.noise import mixing as module
 from dpstream.dp_transforms.noise.components import Components
 from dpstream.dp_transforms.noise.mixing import MixedNoise, mixed

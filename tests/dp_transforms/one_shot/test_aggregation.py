@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from dpstream.accounting.query.tree import cell_at
+from dpstream.accounting.query.parts import cell_at
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.aggregation import aggregated, histograms, per_group
 from dpstream.dp_transforms.one_shot.bounding import bounded

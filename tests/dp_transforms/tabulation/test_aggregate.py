@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dpstream.accounting.tabulation.tables import TABLES
+from dpstream.accounting.tabulation.parameters import TABLES
 from tests.dp_transforms.tabulation.measuring import exact_counts
 from tests.dp_transforms.tabulation.worlds import exact, world
 

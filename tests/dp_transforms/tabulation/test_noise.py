@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpstream.accounting.tabulation.levels import US_LEVELS
+from dpstream.accounting.tabulation.parameters import US_LEVELS
 from dpstream.accounting.tabulation.scales import LawName, Noise
 from dpstream.dp_transforms.tabulation import noise as module
 from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, detail_step

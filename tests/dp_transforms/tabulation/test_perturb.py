@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpstream.accounting.tabulation.parameters import TABLES
 from dpstream.accounting.tabulation.scales import Draws, draws
-from dpstream.accounting.tabulation.tables import TABLES
 from dpstream.dp_transforms.tabulation import perturb
 from dpstream.dp_transforms.tabulation.noise import FIRST, TOTAL, CellNoise, detail_step
 from dpstream.dp_transforms.tabulation.perturb import perturbed

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Level
 from dpstream.dp_transforms.tabulation.domain import domain_of
 from dpstream.dp_transforms.tabulation.published import published_of
 from tests.dp_transforms.tabulation.worlds import parameters, public_files

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
 from dpstream.pipelines.session.comparisons import NEGATED, TURNED, amounts_at, true_at
 
 SIGNS = {"=": operator.eq, "<>": operator.ne, "<": operator.lt, "<=": operator.le,

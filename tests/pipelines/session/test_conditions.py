@@ -9,8 +9,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.boxes import disjoint
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session import conditions
 from dpstream.pipelines.session.conditions import (

@@ -7,9 +7,8 @@ import matplotlib.image as mpimg
 import numpy as np
 import pytest
 
-from dpstream.accounting.regions.closing import close
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.charging import close
+from dpstream.accounting.regions.space import Budget, Category, Integer, Space
 from dpstream.accounting.regions.spent import untouched
 from dpstream.pipelines.session import drawing
 from dpstream.pipelines.session.pictures import heat_map, over_time

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.charging import ask
-from dpstream.accounting.regions.closing import close
+from dpstream.accounting.regions.charging import ask, close
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session.pictures import PIXELS, heat_map, kinds, over_time
 from dpstream.state.ledger.region_charge import RegionCharge

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.tabulation.tables import AGE_BINS
+from dpstream.accounting.tabulation.parameters import AGE_BINS
 from dpstream.pipelines.tabulation.layouts import LAYOUTS, RACE_COLUMNS, Rule
 from dpstream.pipelines.tabulation.pieces import pieces
 from dpstream.pipelines.tabulation.private import Lookup, lookup_of, read_piece, strict_refusal

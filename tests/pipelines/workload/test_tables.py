@@ -9,8 +9,7 @@ import pytest
 from dpstream.accounting.arrays import kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.bases import Even, difference_matrix, reduced
-from dpstream.accounting.workloads.parse import from_dict
-from dpstream.accounting.workloads.workload import Workload
+from dpstream.accounting.workloads.workload import Workload, from_dict
 from dpstream.pipelines.workload.estimate import values
 from dpstream.pipelines.workload.release import of_arrays, to_arrays
 from dpstream.pipelines.workload.tables import TableEstimate

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.sessions.rules import Quotas, Rules
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable
 from dpstream.state.ledger import balances, regions, snapshots
 from dpstream.state.ledger.regions import RegionAccount
 from dpstream.state.ledger.sqlite import SqliteLedger

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.regions.dimensions import Budget, Category
+from dpstream.accounting.regions.space import Budget, Category
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.widening import widen, widened
 from tests import accounts

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.tabulation.tables import AGE_BINS
+from dpstream.accounting.tabulation.parameters import AGE_BINS
 from dpstream.pipelines.tabulation.error_report.errors import Errors, interval
 from dpstream.pipelines.tabulation.error_report.files import WORKLOADS, write_runs
 from tests.pipelines.tabulation.office import Office

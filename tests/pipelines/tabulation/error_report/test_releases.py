@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.tabulation.tables import PERSONS
+from dpstream.accounting.tabulation.parameters import PERSONS
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.error_report.releases import released_figures
 from dpstream.pipelines.tabulation.inputs import Prepared, inputs_of, prepared
