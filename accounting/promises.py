@@ -44,17 +44,6 @@ _UP = 1 + 1e-9
 _STEPS = 100
 
 
-def delta_of_responses(epsilon: float, each: float, count: int) -> float:
-    """Delta at ``epsilon`` of ``count`` mechanisms of plain epsilon ``each``, rounded up.
-
-    Args:
-        epsilon: of all of them together, not negative.
-        each: e > 0.
-        count: k >= 1.
-    """
-    return _delta(epsilon, *_losses(each, count))
-
-
 def epsilon_of_responses(delta: float, each: float, count: int) -> float:
     """Least epsilon of ``count`` mechanisms of plain epsilon ``each`` at ``delta``, rounded up.
 

@@ -174,8 +174,6 @@ EVEN = SelectionWeights(3.0, 0.5)
 STEEP = SelectionWeights(3.0, 1.5)
 #: The same where pairs on published keys take none of them: the first ones last longer.
 SPARED = SelectionWeights(1.5, 2.0)
-#: Where a unit's pairs are decided together (`accounting.plan.plan`), for the combined statistic.
-BY_SIZE = SelectionWeights(size_share=0.2)
 
 
 def usual_weights(

@@ -72,10 +72,13 @@ class Encoder(msgspec.Struct, frozen=True, eq=False):
     sd_factors: Float64
 
 
-@functools.lru_cache(maxsize=64)
 def encoder_of(name: str, triggers: int) -> Encoder:
     """The encoder of a run that begins now."""
-    strategy = strategy_of(name, triggers)
+    return _encoder(strategy_of(name, triggers))
+
+
+@functools.lru_cache(maxsize=64)
+def _encoder(strategy: Strategy) -> Encoder:
     factors = strategy.sd_factors
     factors.setflags(write=False)
     return Encoder(strategy, factors)
@@ -197,11 +200,6 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         return self.streams[-1].strategy
 
 
-def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
-    """sensitivity / (sqrt(share) mu), rounded up."""
-    return sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
-
-
 def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy = plan.privacy
@@ -228,7 +226,7 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
         # A record moves the components by a column of the mixing's inverse (1 without mixing).
         squared = count**2 * col2 * value**2 * plan.design.inverse_norm2
     sensitivity = math.sqrt(squared) * (1 + _SLACK)
-    sigma = _node_sigma(sensitivity, share, mu)
+    sigma = sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
     return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
 
 
@@ -437,13 +435,6 @@ def _geometric_stream(
     return min(candidates, key=lambda noise: float(noise.sd.mean()))
 
 
-@functools.lru_cache(maxsize=64)
-def _encoder(strategy: Strategy) -> Encoder:
-    factors = strategy.sd_factors
-    factors.setflags(write=False)
-    return Encoder(strategy, factors)
-
-
 def lone_chance(plan: Resolved, budget: Budget) -> float:
     """The chance that a key of a single person is ever selected, at most; 0 with public keys.
 
@@ -494,7 +485,7 @@ ASSUMPTIONS = (
 )
 
 
-def check_ranges(plan: Resolved, budget: "Budget") -> None:
+def check_ranges(plan: Resolved, budget: Budget) -> None:
     """Refuse noise that a sampler does not cover and integers that could wrap.
 
     Raises:
@@ -533,7 +524,7 @@ def check_needs(tau: int, sd: float) -> None:
         )
 
 
-def _check_sigma(field: str, noise: "StreamNoise", fix: str) -> None:
+def _check_sigma(field: str, noise: StreamNoise, fix: str) -> None:
     rounded = noise.strategy_object.rounds_nodes and not noise.scale
     most = limits.MAX_SIGMA if rounded else limits.MAX_REAL_SIGMA
     if not max(noise.sigma, noise.scale) <= most:
@@ -555,7 +546,7 @@ def _check_sigma(field: str, noise: "StreamNoise", fix: str) -> None:
         )
 
 
-def _check_wrap(stream: ValueStream, noise: "StreamNoise", design: Design) -> None:
+def _check_wrap(stream: ValueStream, noise: StreamNoise, design: Design) -> None:
     """Prefix plus noise, in units of 2^-decode_bits, must stay inside int64."""
     # Gaussian draws end at 27 sds.  A two-sided geometric draw beyond 64 sds has chance below
     # 2^-128; the published value would then wrap as the decoder's integers do.

@@ -163,22 +163,6 @@ class QueryBudget(msgspec.Struct, frozen=True):
         """delta / kappa, rounded down."""
         return _each(self.delta, self.groups)
 
-    def loss(self, groups: int) -> float:
-        """What a unit of so many groups uses: of mu^2, or of epsilon."""
-        if self.selection is not None and self.selection.optimum:
-            return groups / self.groups
-        if self.mu is None:
-            moved = (p.part.absolute(groups) * p.part.unit / p.scale for p in self.parts)
-            return self.reserved + math.fsum(moved) / self.epsilon
-        used = [self.reserved]
-        used += [
-            p.part.squared(groups) * (p.part.unit / p.scale / self.mu) ** 2 for p in self.parts
-        ]
-        if self.selection is not None:
-            weight = self.selection.weights[groups - 1]
-            used.append(groups * (weight / self.selection.sigma / self.mu) ** 2)
-        return math.fsum(used)
-
 
 def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None) -> QueryBudget:
     """Divide a query's budget into noise and thresholds.

@@ -315,18 +315,6 @@ def _mixed(values: Int64 | _Words, salt: int) -> _Words:
     return word
 
 
-class Neighbours(NamedTuple):
-    """Pairs of boxes in one dimension.
-
-    Attributes:
-        first, second: (k,) int64, where the first ends the second begins; each box is in at most
-            one pair as the first and in one as the second.
-    """
-
-    first: Int64
-    second: Int64
-
-
 def sums(boxes: Int64, start: int = 0) -> list[_Words]:
     """For each dimension, the first of which is number ``start``, (n,) a mix of both edges."""
     return [
@@ -335,7 +323,9 @@ def sums(boxes: Int64, start: int = 0) -> list[_Words]:
     ]
 
 
-def neighbours(boxes: Int64, labels: Int64 | None, place: int, others: _Words) -> Neighbours:
+def neighbours(
+    boxes: Int64, labels: Int64 | None, place: int, others: _Words
+) -> tuple[Int64, Int64]:
     """Neighbours of one label in one dimension.
 
     Args:
@@ -343,13 +333,17 @@ def neighbours(boxes: Int64, labels: Int64 | None, place: int, others: _Words) -
         labels: (n,) int64 that both must have the same of; ``None``: any.
         place: the dimension.
         others: (n,) sum of the mixes of all other dimensions.
+
+    Returns:
+        (k,) first and (k,) second of each pair: where the first ends the second begins; each box
+        is in at most one pair as the first and in one as the second.
     """
     begins = others + _mixed(boxes[:, place, 0], 0)
     ends = others + _mixed(boxes[:, place, 1], 0)
     some_begins = _shared(begins, ends)
     some_ends = _shared(ends, begins[some_begins])
     if not len(some_ends):
-        return Neighbours(some_ends, some_ends)
+        return some_ends, some_ends
     # What is looked for is sorted too: several times as fast.  Disjoint boxes: no two alike.
     order = some_begins[np.argsort(begins[some_begins])]
     by_end = some_ends[np.argsort(ends[some_ends])]
@@ -358,14 +352,14 @@ def neighbours(boxes: Int64, labels: Int64 | None, place: int, others: _Words) -
     matches = (begins[at] == ends).nonzero()[0]
     first, second = by_end[matches], order[at[matches]]
     if not len(first):
-        return Neighbours(first, second)
+        return first, second
     same = boxes[first, place, 1] == boxes[second, place, 0]
     for k in range(boxes.shape[1]):
         if k != place:
             same &= (boxes[first, k] == boxes[second, k]).all(axis=1)
     if labels is not None:
         same &= labels[first] == labels[second]
-    return Neighbours(first[same], second[same])
+    return first[same], second[same]
 
 
 def _shared(words: _Words, others: _Words) -> Int64:

@@ -24,7 +24,7 @@ where it was beyond all budgets already, lowered to one that refuses as well; th
 charged there grows no more.  Closed boxes that meet are one region, so that a stream which closes
 what lies behind it holds one region for it."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from dpstream.accounting.regions.boxes import (
 )
 from dpstream.accounting.regions.decision import Decision, decide, outward
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.regions.spent import Spent
+from dpstream.accounting.regions.spent import MOST_SPENT, Spent
 
 # Coarsening: where there are too many boxes, neighbours that differ are joined at the larger.
 #
@@ -98,9 +98,8 @@ def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int6
     for part in parts[1:]:
         total += part
     pairs = [neighbours(boxes, None, k, total - part) for k, part in enumerate(parts)]
-    first = np.concatenate([pair.first for pair in pairs])
-    second = np.concatenate([pair.second for pair in pairs])
-    place = np.repeat(np.arange(len(parts)), [len(pair.first) for pair in pairs])
+    first, second = map(np.concatenate, zip(*pairs, strict=True))
+    place = np.repeat(np.arange(len(parts)), [len(begins) for begins, _ in pairs])
     size = volumes(boxes)
     raised = np.where(spent[first] < spent[second], size[first], size[second])
     order = np.argsort(np.abs(spent[first] - spent[second]) * raised, kind="stable")
@@ -111,10 +110,6 @@ def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int6
     np.minimum.at(best, second, rank)
     chosen = np.flatnonzero((best[first] == rank) & (best[second] == rank))[:most]
     return first[chosen], second[chosen], place[chosen]
-
-
-#: No account reaches this; amounts of a ledger's entries that do are no budgets.
-_MOST = 1 << 61
 
 
 def ask(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> tuple[Decision, Spent]:
@@ -141,20 +136,15 @@ def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
     checked_boxes = checked(spent.space, boxes)
     if not len(checked_boxes):
         return spent
-    near = _near(spent, checked_boxes)
-    work = Work(taken(spent.boxes, near.rim), spent.amounts[near.rim], room(spent))
+    inner, rim = _near(spent, checked_boxes)
+    work = Work(spent, rim)
     for box in checked_boxes:
         work.pay(box, int(amount))
     amounts = spent.amounts.copy()
-    amounts[near.inner] += int(amount)
-    if max(amounts.max(), work.amounts.max(initial=0)) > _MOST:
+    amounts[inner] += int(amount)
+    if max(amounts.max(), work.amounts.max(initial=0)) > MOST_SPENT:
         raise PolicyError("budget", "sums beyond all budgets", "look for entries that are not ours")
-    return renewed(spent, amounts, near.rim, *club(work.boxes, work.amounts))
-
-
-def room(spent: Spent) -> int:
-    """By how many regions the state may still grow."""
-    return spent.cap - len(spent.boxes)
+    return renewed(spent, amounts, rim, *club(work.boxes, work.amounts))
 
 
 def renewed(
@@ -171,20 +161,12 @@ def renewed(
     return Spent(spent.space, spent.kind, boxes, amounts, spent.cap)
 
 
-class _Near(NamedTuple):
-    """Numbers of the regions that meet or touch a charge's boxes, rising.
+def _near(spent: Spent, boxes: Int64) -> tuple[Int64, Int64]:
+    """(inner, rim) numbers, rising, of the regions that meet or touch a charge's boxes.
 
-    Attributes:
-        inner: of those that lie in one box and do not touch its faces.  Their neighbours pay what
-            they pay, so that who could not be clubbed before cannot be clubbed behind it.
-        rim: of all others.
+    Inner ones lie in one box and do not touch its faces.  Their neighbours pay what they pay, so
+    that who could not be clubbed before cannot be clubbed behind it.
     """
-
-    inner: Int64
-    rim: Int64
-
-
-def _near(spent: Spent, boxes: Int64) -> _Near:
     sizes = spent.space.sizes
     inner = np.zeros(len(spent.boxes), np.bool_)
     near = spent.near(boxes)
@@ -196,7 +178,7 @@ def _near(spent: Spent, boxes: Int64) -> _Near:
             begins, ends = spent.boxes[candidates, place, 0], spent.boxes[candidates, place, 1]
             candidates = candidates[(begins >= low[place]) & (ends <= high[place])]
         inner[candidates] = True
-    return _Near(np.flatnonzero(inner), near[~inner[near]])
+    return np.flatnonzero(inner), near[~inner[near]]
 
 
 class Work:
@@ -208,9 +190,10 @@ class Work:
         room: by how many boxes the state may still grow.
     """
 
-    def __init__(self, boxes: Int64, amounts: Int64, room: int) -> None:
-        self.boxes, self.amounts, self.room = boxes, amounts, room
-        self.paid = np.zeros(len(boxes), np.bool_)
+    def __init__(self, spent: Spent, at: Int64) -> None:
+        self.boxes, self.amounts = taken(spent.boxes, at), spent.amounts[at]
+        self.paid = np.zeros(len(at), np.bool_)
+        self.room = spent.cap - len(spent.boxes)
 
     def pay(self, box: Int64, amount: int) -> None:
         """Charge one box."""
@@ -271,7 +254,7 @@ def close(spent: Spent, boxes: Any) -> Spent:
     if not len(checked_boxes):
         return spent
     touched = spent.near(checked_boxes)
-    work = Work(taken(spent.boxes, touched), spent.amounts[touched], room(spent))
+    work = Work(spent, touched)
     for box in checked_boxes:
         work.pay(box, MOST)
     closed = work.paid

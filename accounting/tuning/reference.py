@@ -213,9 +213,10 @@ class ReferenceFigures(msgspec.Struct, frozen=True):
             return math.nan if self.keys <= 0 else math.inf
         return self.keys / other.keys
 
-    def early_against(self, other: "ReferenceFigures") -> float:
-        """Ratio of expected keys by a tenth of the window; not a number where there are none."""
-        return self.early / other.early if 0 < other.early < math.inf else math.nan
+    def early_against(self, other: "ReferenceFigures") -> float | None:
+        """Ratio of expected keys by a tenth of the window; ``None`` where there are none."""
+        there = 0 < other.early < math.inf and math.isfinite(self.early)
+        return self.early / other.early if there else None
 
 
 def reference_figures(plan: Plan, budget: Budget, of: int | None = None) -> ReferenceFigures:

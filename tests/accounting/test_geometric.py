@@ -24,6 +24,7 @@ from dpstream.accounting.mechanisms.laws import DiscreteStaircaseLaw
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.families import families_of
 from dpstream.accounting.query.plan import QueryColumn
+from tests.accounting.query.losses import loss
 from tests.queries import MEAN, UNITS, query
 
 
@@ -151,7 +152,7 @@ def test_a_question_with_staircases_loses_no_more_than_epsilon(groups: int) -> N
             part.most // 2 / noise.scale
         )
     assert 12 * 0.999 < total <= 12 * (1 + 1e-9)
-    assert budget.loss(groups) <= 1
+    assert loss(budget, groups) <= 1
 
 
 # --- finer steps of whole numbers ------------------------------------------------------------

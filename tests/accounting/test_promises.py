@@ -13,13 +13,19 @@ from dpstream.accounting.gaussian import delta_of, epsilon_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.promises import (
-    delta_of_responses,
+    _delta,
+    _losses,
     epsilon_of_responses,
     promise_lines,
     promises,
 )
 from dpstream.accounting.strength import STATED_DELTA
 from tests.accounting.plans import COUNT, SECOND, SUM, build
+
+
+def delta_of_responses(epsilon: float, each: float, count: int) -> float:
+    """Delta of ``count`` mechanisms of plain epsilon ``each``, rounded up."""
+    return _delta(epsilon, *_losses(each, count))
 
 
 def enumerated(epsilon: float, each: float, count: int) -> float:

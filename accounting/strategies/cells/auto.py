@@ -54,7 +54,7 @@ from dpstream.accounting.strategies.cells.products import (
     tridiagonal_product,
 )
 from dpstream.accounting.strategies.cells.residual import residual, spaces_of, worst_table
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, identity
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, Solved, identity
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Product, Workload
@@ -335,8 +335,7 @@ def _total(workload: Workload, tolerance: float) -> Plan:
         error = product.weight * workload.queries
         return Plan(identity(workload), "total", error, error)
     if not others and max(workload.sizes) <= MAX_SOLVED_CELLS:
-        solved = product_optimum(workload, tolerance)
-        return Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
+        return _planned(product_optimum(workload, tolerance))
     if workload.marginal:
         strategy, error = residual(workload)
         # Closed form: the error is the singular value bound.
@@ -344,8 +343,7 @@ def _total(workload: Workload, tolerance: float) -> Plan:
     if max(workload.sizes) > MANY_CELLS:
         return _long(workload, tolerance)
     if workload.cells <= MAX_SOLVED_CELLS:
-        solved = optimum(workload, tolerance)
-        best = Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
+        best = _planned(optimum(workload, tolerance))
         if best.gap > tolerance:
             best = _better(best, workload, [eigen(spectrum(workload))])
         return best
@@ -384,11 +382,12 @@ def _better(plan: Plan, workload: Workload, others: list[CellStrategy]) -> Plan:
 
 def _worst(workload: Workload, tolerance: float) -> Plan:
     if workload.marginal and len(workload.products) > 1:
-        table = worst_table(workload, tolerance)
-        return Plan(table.strategy, "worst", table.error, table.floor, (table.certificate,))
-    solved = worst(workload, tolerance)
-    flat = tuple(array for pair in solved.certificate for array in pair)
-    return Plan(solved.strategy, "worst", solved.error, solved.floor, flat)
+        return _planned(worst_table(workload, tolerance), "worst")
+    return _planned(worst(workload, tolerance), "worst")
+
+
+def _planned(solved: Solved, objective: str = "total") -> Plan:
+    return Plan(solved.strategy, objective, solved.error, solved.floor, solved.certificate)
 
 
 def named(workload: Workload, name: str) -> CellStrategy:

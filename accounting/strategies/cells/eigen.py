@@ -18,13 +18,11 @@ slopes are B u.  nu uniform gives the singular value bound, which holds for ever
 
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
-from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import required
@@ -36,27 +34,8 @@ from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
 
-class Basis(ABC):
-    """B, the squares of an orthonormal basis, over the orbits of a folding (or over all cells)."""
-
-    cells: int
-    vectors: int
-
-    @abstractmethod
-    def norms(self, u: Float64) -> Float64:
-        """B u: squared column norm of a cell of each orbit."""
-
-    @abstractmethod
-    def spread(self, nu: Float64) -> Float64:
-        """B^T nu, nu the weights of whole orbits."""
-
-    @abstractmethod
-    def squares(self, chosen: slice) -> Float64:
-        """(orbits, k) columns of B."""
-
-
-class Vectors(Basis):
-    """Vectors of the blocks of a folding.
+class Vectors:
+    """B of vectors of the blocks of a folding: their squares, over the orbits of cells.
 
     Args:
         parts: for each block, (its cells, vectors) orthonormal columns.
@@ -72,47 +51,17 @@ class Vectors(Basis):
             for part, orbits in zip(parts, folding.orbits, strict=True)
         ]
 
-    @override
     def norms(self, u: Float64) -> Float64:
+        """B u: squared column norm of a cell of each orbit."""
         norms = np.zeros(self.cells)
         for part, orbits, at in zip(self.parts, self.folding.orbits, self.cuts, strict=False):
             norms[orbits] += part @ u[at : at + part.shape[1]]
         return norms
 
-    @override
     def spread(self, nu: Float64) -> Float64:
+        """B^T nu, nu the weights of whole orbits."""
         each = zip(self.parts, self.folding.orbits, strict=True)
         return np.concatenate([part.T @ nu[orbits] for part, orbits in each])
-
-    @override
-    def squares(self, chosen: slice) -> Float64:
-        u = np.zeros(self.vectors)
-        columns = []
-        for k in range(*chosen.indices(self.vectors)):
-            u[k] = 1.0
-            columns.append(self.norms(u))
-            u[k] = 0.0
-        return np.array(columns).T
-
-
-class Columns(Basis):
-    """B written out, e.g. of merged vectors."""
-
-    def __init__(self, matrix: Float64) -> None:
-        self.matrix = matrix
-        self.cells, self.vectors = matrix.shape
-
-    @override
-    def norms(self, u: Float64) -> Float64:
-        return np.asarray(self.matrix @ u)
-
-    @override
-    def spread(self, nu: Float64) -> Float64:
-        return np.asarray(self.matrix.T @ nu)
-
-    @override
-    def squares(self, chosen: slice) -> Float64:
-        return self.matrix[:, chosen]
 
 
 class Weights(NamedTuple):
@@ -139,7 +88,7 @@ class Weights(NamedTuple):
 
 
 @one_thread()
-def weigh(basis: Basis, c: Float64, tolerance: float = 1e-3, memory: int = 20) -> Weights:
+def weigh(basis: Vectors, c: Float64, tolerance: float = 1e-3, memory: int = 20) -> Weights:
     """Program 1 to a relative gap.
 
     Args:

@@ -25,14 +25,15 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, PolicyError, instance, required
+from dpstream.accounting.errors import InvariantError, PolicyError, instance
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.climb import Point, Slopes, climb
-from dpstream.accounting.strategies.cells.optimum import Solved, finer, optimum
+from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
+from dpstream.accounting.strategies.cells.optimum import finer, joined, optimum
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
     CellStrategy,
     Kron,
+    Solved,
     Spread,
     dense_gram,
     mirrored,
@@ -79,21 +80,14 @@ def tridiagonal_optimum(
         others: further factors of the attribute whose spreads are computed; those that are no
             running sums are left out.
     """
-    best: tuple[float, Float64, Float64] | None = None
     decomposed: list[_Decomposed] = []
-    start = _start(factor)
-    floor, certificate, tried = 0.0, start, 0
-    for point in _points(factor, start, most, decomposed):
-        tried += 1
-        [weights] = point.weights
-        if point.slopes.sure**2 > floor:
-            floor, certificate = point.slopes.sure**2, weights
+
+    def primal(point: Point) -> tuple[float, tuple[Float64, Float64]]:
         error, norms = point.slopes.solution
-        if best is None or error < best[0]:
-            best = error, weights, norms
-        if best[0] <= floor * (1 + tolerance):
-            break
-    error, weights, norms = required(best, "a point is tried")
+        return error, (point.weights[0], norms)
+
+    best = best_of(_points(factor, _start(factor), most, decomposed), primal, tolerance)
+    weights, norms = best.solution
     if not np.array_equal(decomposed[0].weights, weights):
         decomposed.clear()  # before the next one, as each has n^2 numbers
         decomposed.append(_decomposed(factor, weights))
@@ -106,7 +100,8 @@ def tridiagonal_optimum(
     matrix = mirrored(scipy.linalg.blas.dsyrk(1.0, np.asfortranarray(vectors), lower=1))
     del vectors
     gram = replace(dense_gram(matrix.T), spread_of=spreads)  # symmetric, its rows are adjacent
-    return Solved(CellStrategy("optimum", gram), error, floor, (certificate,), tried)
+    strategy = CellStrategy("optimum", gram)
+    return Solved(strategy, best.error, best.floor, best.certificate, best.steps)
 
 
 @one_thread()
@@ -230,7 +225,8 @@ def product_optimum(
         if (key := (part.structure, part.cells)) not in solved:
             solved[key] = solve(part) if solve else _axis(part, share)
     solutions = [solved[part.structure, part.cells] for part in parts]
-    return _joined("optimum", solutions, product.weight)
+    grams = [solution.strategy.gram.factors[0] for solution in solutions]  # type: ignore[attr-defined]
+    return joined("optimum", grams, solutions, product.weight)
 
 
 def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
@@ -358,16 +354,6 @@ def _axis(part: Workload, tolerance: float) -> Solved:
     if not isinstance(solution.strategy.gram, Blocks):
         raise InvariantError("isinstance(found.strategy.gram, Blocks)")
     return solution._replace(strategy=CellStrategy("optimum", Kron((solution.strategy.gram,))))
-
-
-def _joined(name: str, solutions: list[Solved], weight: float) -> Solved:
-    return Solved(
-        CellStrategy(name, Kron(tuple(s.strategy.gram.factors[0] for s in solutions))),  # type: ignore[attr-defined]
-        weight * math.prod(s.error for s in solutions),
-        weight * math.prod(s.floor for s in solutions),
-        tuple(s.certificate[0] for s in solutions),
-        max(s.steps for s in solutions),
-    )
 
 
 def _turn(workload: Workload, axis: int, others: Float64) -> Workload:

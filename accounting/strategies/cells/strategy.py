@@ -242,10 +242,6 @@ class CellStrategy(NamedTuple):
         """Weighted total of the queries' variances at mu = 1."""
         return self.sensitivity2 * self.gram.trace(workload)
 
-    def rmse(self, workload: Workload) -> float:
-        """Root of the weighted mean of the variances at mu = 1."""
-        return math.sqrt(self.error(workload) / workload.weight)
-
     def variances(self, workload: Workload) -> list[Float64]:
         """(queries of a product,) variances at mu = 1, for each product."""
         return [self.sensitivity2 * variances for variances in self.gram.variances(workload)]
@@ -317,6 +313,29 @@ def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
     if np.abs(np.diag(beyond)).sum() > 1e-9 * mass:
         return math.inf
     return float(np.einsum("ij,ij->", inverse, gram))
+
+
+class Solved(NamedTuple):
+    """A strategy and what proves that it is good.
+
+    Attributes:
+        error: its weighted total error, or its largest variance, at mu = 1.
+        floor: lower bound of every strategy's.
+        certificate: weights that prove the floor: (n,) of the cells, of a worst error of the
+            queries too, for each axis of a product.
+        steps: evaluations of F that were needed.
+    """
+
+    strategy: CellStrategy
+    error: float
+    floor: float
+    certificate: tuple[Float64, ...]
+    steps: int
+
+    @property
+    def gap(self) -> float:
+        """error / floor - 1, of the squared error."""
+        return self.error / self.floor - 1
 
 
 class Identity(Gram):

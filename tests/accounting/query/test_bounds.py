@@ -21,6 +21,7 @@ from dpstream.accounting.query.bounds import (
 from dpstream.accounting.query.calibration import allocate_query, noise_by_bound
 from dpstream.accounting.query.plan import GROUPS, QueryColumn, QueryPlan
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix, histogram, magnitudes
+from tests.accounting.query.losses import loss
 from tests.queries import COUNT, MEAN, ROWS, SUM, UNITS, query
 
 Int64 = npt.NDArray[np.int64]
@@ -178,7 +179,7 @@ def test_bounds_and_answer_share_one_budget(plan: QueryPlan) -> None:
     assert not settlement.nulls
     budget = allocate_query(settlement.plan, design.reserved)
     assert budget.reserved == pytest.approx(sum(design.reserved.values())) and budget.reserved > 0
-    losses = [budget.loss(n) for n in range(1, budget.groups + 1)]
+    losses = [loss(budget, n) for n in range(1, budget.groups + 1)]
     assert 0.99 < max(losses) <= 1
     for of in design.histograms:
         levels = int(encoder_matrix(of.cells).sum(axis=0).max())

@@ -21,6 +21,7 @@ from dpstream.accounting.query.calibration import (
 from dpstream.accounting.query.parts import QueryPart, rank_factor
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE
+from tests.accounting.query.losses import loss
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, query
 
 PLANS = [
@@ -42,7 +43,7 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS)
 def test_no_unit_uses_more_than_the_budget(plan: QueryPlan) -> None:
     budget = allocate_query(plan)
-    losses = [budget.loss(n) for n in range(1, budget.groups + 1)]
+    losses = [loss(budget, n) for n in range(1, budget.groups + 1)]
     assert 0.99 < max(losses) <= 1
     if budget.mu is not None:
         delta = delta_of(plan.epsilon, budget.mu) + budget.threshold_delta

@@ -250,8 +250,8 @@ def test_neighbours_of_any_spend() -> None:
     boxes = np.array([[[2, 4], [0, 1]], [[0, 2], [0, 1]], [[4, 5], [0, 2]]])
     parts = sums(boxes)
     pairs = neighbours(boxes, None, 0, parts[1])
-    assert (pairs.first.tolist(), pairs.second.tolist()) == ([1], [0])
-    assert not len(neighbours(boxes, np.array([1, 2, 3]), 0, parts[1]).first)
+    assert tuple(side.tolist() for side in pairs) == ([1], [0])
+    assert not len(neighbours(boxes, np.array([1, 2, 3]), 0, parts[1])[0])
 
 
 def test_the_given_arrays_stay() -> None:

@@ -9,7 +9,6 @@ from scipy.optimize import minimize
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.cells.eigen import (
-    Columns,
     Vectors,
     Weights,
     completed,
@@ -22,7 +21,7 @@ from dpstream.accounting.strategies.cells.eigen import (
 from dpstream.accounting.strategies.cells.strategy import Blocks, dense_gram
 from dpstream.accounting.workloads.workload import of_matrix, over
 from tests.accounting.strategies.cells.shapes import EXAMPLE4, rows, singular_bound, small
-from tests.bench.paper.fewer_weights import Sines, principal, separation
+from tests.bench.paper.fewer_weights import Columns, Sines, principal, separation, squares
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 33])
@@ -34,14 +33,14 @@ def test_sines_are_the_eigenvectors_of_all_ranges(size: int) -> None:
     u = np.random.default_rng(0).random(size)
     np.testing.assert_allclose(basis.norms(u), q**2 @ u, atol=1e-12)
     np.testing.assert_allclose(basis.spread(u), (q**2).T @ u, atol=1e-12)
-    np.testing.assert_allclose(basis.squares(slice(None)), q**2, atol=1e-12)
+    np.testing.assert_allclose(squares(basis), q**2, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["example", "odd ranges", "range marginals", "prefixes"])
 def test_vectors_of_blocks(name: str) -> None:
     eigensystem = spectrum(small()[name])
     basis = Vectors(eigensystem.folding, eigensystem.vectors)
-    b = basis.squares(slice(None))
+    b = squares(basis)
     u = np.random.default_rng(0).random(basis.vectors)
     nu = np.random.default_rng(1).random(basis.cells)
     np.testing.assert_allclose(basis.norms(u), b @ u)
@@ -57,7 +56,7 @@ def test_program_1_against_a_general_solver(name: str) -> None:
     solved = weigh(basis, c, 1e-7)
     assert basis.norms(solved.u).max() == pytest.approx(1) and solved.gap <= 1e-7
     assert (c / solved.u).sum() == pytest.approx(solved.error)
-    b = basis.squares(slice(None))
+    b = squares(basis)
     other = minimize(
         lambda u: (c / u).sum(),
         np.full(len(c), 0.3),

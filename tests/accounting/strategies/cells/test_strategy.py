@@ -83,7 +83,9 @@ def test_noise_grows_with_the_sensitivity() -> None:
     one, three = (CellStrategy("x", dense_gram(k * positive(4))) for k in (1, 3))
     assert one.error(workload) == pytest.approx(three.error(workload))
     assert three.sensitivity2 == pytest.approx(3 * one.sensitivity2)
-    assert one.rmse(workload) ** 2 * 10 == pytest.approx(sum(one.variances(workload)[0]))
+    assert one.error(workload) / workload.weight * 10 == pytest.approx(
+        sum(one.variances(workload)[0])
+    )
 
 
 def test_haar_of_eight_cells_is_the_papers() -> None:
