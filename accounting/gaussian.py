@@ -30,6 +30,20 @@ _RELATIVE = 4 * 2.0**-52
 _STEPS = 100
 
 
+def bisected(
+    fits: Callable[[float], bool], low: float, high: float, steps: int
+) -> tuple[float, float]:
+    """(low, high) after so many halvings.
+
+    Args:
+        fits: of a number; where it holds of ``high`` and not of ``low``, it still does afterwards.
+    """
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return low, high
+
+
 def brentq(function: Callable[[float], float], low: float, high: float, *, xtol: float) -> float:
     """A zero between ``low`` and ``high``, where the signs of the function differ.
 
@@ -243,10 +257,4 @@ def cdp_eps(rho: float, delta: float) -> float:
     low, high = 0.0, rho + 2 * math.sqrt(rho * math.log(1 / delta))
     while cdp_delta(rho, high) > delta:
         high = 2 * high + 1e-300
-    for _ in range(200):
-        middle = (low + high) / 2
-        if cdp_delta(rho, middle) <= delta:
-            high = middle
-        else:
-            low = middle
-    return high
+    return bisected(lambda epsilon: cdp_delta(rho, epsilon) <= delta, low, high, 200)[1]

@@ -32,7 +32,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.figures import guarantee_pair, human
-from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.gaussian import bisected, epsilon_of
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
@@ -58,10 +58,7 @@ def epsilon_of_responses(delta: float, each: float, count: int) -> float:
     losses = _losses(each, count)
     if _delta(low, *losses) <= delta:
         return low
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _delta(middle, *losses) <= delta else (middle, high)
-    return high
+    return bisected(lambda epsilon: _delta(epsilon, *losses) <= delta, low, high, _STEPS)[1]
 
 
 def _losses(each: float, count: int) -> tuple[Float64, Float64]:

@@ -28,8 +28,8 @@ has share V_j of epsilon, s_j = D_j(kappa) / (V_j epsilon).  Within a column the
 proportional to the square roots of the Gaussian shares, so that the sds of a column's parts have
 the same ratio in both families.  A query whose thresholds need a separate count of units has one
 more part.  The tested count has truncated noise, at (epsilon_j / kappa, delta / kappa) a group
-(``mechanisms.truncation``).  Counts and sums that are clamped per group have staircase noise of the
-same epsilon where its sd is smaller (``query.staircase``).
+(``mechanisms.optimum``).  Counts and sums that are clamped per group have staircase noise of the
+same epsilon where its sd is smaller (``accounting.geometric``).
 """
 
 import math

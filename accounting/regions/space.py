@@ -220,7 +220,7 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
     def check(self) -> None:
         """Also refuse a grid that does not end at ``high``, or whose lines floats cannot tell."""
         super().check()
-        low, step, scale = self._lines()
+        low, step, scale = self.lines()
         if low + step * self.values != exact(self.high, self.name) * scale:
             raise UsageError(
                 self.name, "must be a whole number of steps long", "move high to a multiple of step"
@@ -237,8 +237,8 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
         low, step = exact(self.low, self.name), exact(self.step, self.name)
         return self._clipped((exact(value, self.name) - low) / step)
 
-    def _lines(self) -> tuple[int, int, int]:
-        """(low, step, scale): line k is (low + k step) / scale."""
+    def lines(self) -> tuple[int, int, int]:
+        """(low, step, scale), whole numbers: line k is (low + k step) / scale."""
         low, step = exact(self.low, self.name), exact(self.step, self.name)
         scale = low.denominator * step.denominator
         return int(low * scale), int(step * scale), scale
@@ -249,7 +249,7 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
         value = values.astype(np.float64)
         inside = (value >= self.low) & (value < self.high)
         value = np.where(inside, value, self.low)
-        low, step, scale = self._lines()
+        low, step, scale = self.lines()
         at = np.floor((value - self.low) / self.step)
         at -= (low + at * step) / scale > value
         at += (low + (at + 1) * step) / scale <= value
@@ -319,13 +319,6 @@ class Budget(Dimension, frozen=True, kw_only=True, tag="budget"):
                 self.name, "cannot have a point for missing budgets", 'use missing = "refuse"'
             )
 
-    def coordinates(self, values: Any, null: Bool | None = None) -> Coordinates:
-        """Of budgets as numbers (1.5 is a million and a half millionths)."""
-        at, inside = self._at(np.asarray(values))
-        if null is not None:
-            at, inside = np.where(null, 0, at), inside & ~null
-        return Coordinates(at, inside)
-
     def edge(self, value: Number) -> int:
         """The least initial budget that is not below a number."""
         if exact(value, self.name) <= 0:
@@ -333,6 +326,7 @@ class Budget(Dimension, frozen=True, kw_only=True, tag="budget"):
         return min(-(-charge_of(value, self.name) // self.step), self.values)
 
     def _at(self, values: Any) -> tuple[Int64, Bool]:
+        """Of budgets as numbers (1.5 is a million and a half millionths)."""
         if values.dtype.kind not in "iuf":
             raise self._wrong_type("numbers")
         micro, given = initials_of(values.astype(np.float64))

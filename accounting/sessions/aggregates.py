@@ -37,7 +37,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.parts import LEAVES, cells_of
 from dpstream.accounting.query.plan import MAX_QUANTILES, QueryColumn
-from dpstream.accounting.regions.amounts import check_amount, exact
+from dpstream.accounting.regions.amounts import check_amount
 from dpstream.accounting.regions.space import Dimension, Integer, Real, Space
 from dpstream.accounting.sessions.cells import Cells
 
@@ -76,15 +76,13 @@ def line_of(dimension: Dimension) -> Line:
         UsageError: they are none, or too many to be summed.
     """
     if isinstance(dimension, Integer):
-        low, step = Fraction(dimension.low), Fraction(1)
+        first, by, scale = dimension.low, 1, 1
     elif isinstance(dimension, Real):
-        low, step = exact(dimension.low, dimension.name), exact(dimension.step, dimension.name)
+        first, by, scale = dimension.lines()
     else:
         raise UsageError(
             dimension.name, "cannot be aggregated", "use a column of whole or real numbers"
         )
-    scale = low.denominator * step.denominator
-    first, by = int(low * scale), int(step * scale)
     common = math.gcd(first, by)
     line = Line(Fraction(common, scale), first // common, by // common)
     most = max(abs(line.at(0)), abs(line.at(dimension.values - 1)), dimension.values)

@@ -157,6 +157,17 @@ class Ranges(NamedTuple):
     exact: Callable[[int, int], ExactNoise]
     noise_error: float = 0.0
 
+    def settle(self, open_: tuple[Int64, Int64], exact: Callable[[int, int], int]) -> None:
+        """Fill in the prefixes that floats leave open.
+
+        Args:
+            open_: their (rows, steps).
+            exact: (row, step) -> n_t * 2^DECODE_BITS.
+        """
+        for row, step_index in zip(*(where.tolist() for where in open_), strict=True):
+            column = step_index - self.step_index[row] - 1 if self.out.shape[1] > 1 else 0
+            self.out[row, column] = exact(row, step_index)
+
     @property
     def arrays(self) -> tuple[npt.NDArray[Any], Int64, Int64, Int64, npt.NDArray[Any], Int64]:
         """The arrays in order, as compiled kernels take them."""

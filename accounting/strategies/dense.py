@@ -268,9 +268,7 @@ class DenseStrategy(Strategy):
         given = ranges.noise_error * self.reach + 2.0**-40
         moves = np.append(self._responses.buffers, self._responses.step) * (1 + 1e-6)
         open_ = fold_generators(*ranges.arrays, self._table, moves, given)
-        for row, step_index in zip(*(where.tolist() for where in open_), strict=True):
-            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
-            ranges.out[row, column] = self.exact(ranges.exact(row, step_index), step_index)
+        ranges.settle(open_, lambda row, at: self.exact(ranges.exact(row, at), at))
 
     def exact(self, noise: ExactNoise, step_index: int) -> int:
         """n_t * 2^DECODE_BITS at ``step_index``, whatever precision that takes."""

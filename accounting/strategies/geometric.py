@@ -293,10 +293,9 @@ class GeometricStrategy(Strategy):
         from dpstream.accounting.strategies.kernels import fold_geometric
 
         tables = self._alone, self._rows, np.ascontiguousarray(self._decoder)
-        undecided = fold_geometric(*ranges.arrays, *tables)
-        for row, step_index in zip(*(where.tolist() for where in undecided), strict=True):
-            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
-            ranges.out[row, column] = self._exact(ranges, row, step_index)
+        ranges.settle(
+            fold_geometric(*ranges.arrays, *tables), lambda row, at: self._exact(ranges, row, at)
+        )
 
     def _exact(self, ranges: Ranges, row: int, step_index: int) -> int:
         """n_t * 2^DECODE_BITS, rounded, in fractions: a value may lie on a rounding boundary, which

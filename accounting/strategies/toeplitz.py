@@ -148,9 +148,7 @@ class ConvolutionStrategy(Strategy):
 
     @override
     def fold(self, ranges: Ranges) -> None:
-        for row, step_index in zip(*(where.tolist() for where in self._fold(ranges)), strict=True):
-            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
-            ranges.out[row, column] = self.exact(ranges.exact(row, step_index), step_index)
+        ranges.settle(self._fold(ranges), lambda row, at: self.exact(ranges.exact(row, at), at))
 
     @abstractmethod
     def _fold(self, ranges: Ranges) -> tuple[Int64, Int64]:

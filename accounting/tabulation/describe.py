@@ -43,8 +43,12 @@ MISSED = 0.05
 @functools.lru_cache(maxsize=1024)
 def least_budget(law: LawName, most: int) -> float:
     """Least rho or epsilon of one count whose noise is within ``most`` with 95%."""
+
+    def geometric_missed(epsilon: float) -> float:
+        return 2 * math.exp(-epsilon * most) / (1 + math.exp(epsilon)) - MISSED
+
     if law == "discrete laplace":
-        return brentq(lambda e: _geometric_tail(e, most) - MISSED, 1e-9, 50.0, xtol=1e-15)
+        return brentq(geometric_missed, 1e-9, 50.0, xtol=1e-15)
     if law == "rounded gauss":
         return 1 / (2 * ((most + 0.5) / -float(special.ndtri(MISSED / 2))) ** 2)
     near = (most + 0.5) / -float(special.ndtri(MISSED / 2))
@@ -69,10 +73,6 @@ def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -
 def least_of(noise: Noise) -> Fraction:
     """Least budget of one count with no larger margin than this noise has, a little above it."""
     return Fraction(least_budget(noise.law, margin(noise))) * (1 + Fraction(1, 10**6))
-
-
-def _geometric_tail(epsilon: float, most: int) -> float:
-    return 2 * math.exp(-epsilon * most) / (1 + math.exp(epsilon))
 
 
 #: Below this delta float errors of composed losses would matter.

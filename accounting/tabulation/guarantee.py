@@ -45,7 +45,7 @@ import numpy.typing as npt
 
 from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.gaussian import cdp_eps, epsilon_of
+from dpstream.accounting.gaussian import bisected, cdp_eps, epsilon_of
 from dpstream.accounting.tabulation.margins import chances, summed
 from dpstream.accounting.tabulation.scales import Noise
 
@@ -203,17 +203,13 @@ def _plus(mass: Float64, atoms: Float64) -> Float64:
     return out
 
 
-def gaussian_losses(spent: Sequence[Spent], delta: float) -> float:
+@functools.lru_cache(maxsize=64)
+def gaussian_losses(spent: tuple[Spent, ...], delta: float) -> float:
     """Epsilon of discrete Gaussian noise, rounded up.
 
     Args:
         delta: above 1e-12.
     """
-    return _gaussian_losses(tuple(spent), delta)
-
-
-@functools.lru_cache(maxsize=64)
-def _gaussian_losses(spent: tuple[Spent, ...], delta: float) -> float:
     rho = total(spent)
     if rho == 0:
         return 0.0
@@ -294,7 +290,4 @@ def _least_epsilon(losses: Float64, mass: Float64, delta: float, lower_bound: fl
     low, high = lower_bound, float(losses[-1])
     if excess(low) <= delta:
         return low
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if excess(middle) * (1 + 1e-9) <= delta else (middle, high)
-    return high
+    return bisected(lambda epsilon: excess(epsilon) * (1 + 1e-9) <= delta, low, high, 50)[1]

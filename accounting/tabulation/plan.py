@@ -190,7 +190,7 @@ class TablePlan(msgspec.Struct, frozen=True):
             for table, level, _ in self.measured()
         )
 
-    def spent(self, *, puerto_rico: bool) -> list[Spent]:
+    def spent(self, *, puerto_rico: bool) -> tuple[Spent, ...]:
         """What a record of Puerto Rico, or any other, spends.
 
         Raises:
@@ -209,7 +209,7 @@ class TablePlan(msgspec.Struct, frozen=True):
                 groups = self.stability[level].groups
                 gamma, kind = self.parameters.gamma, level.iteration_level
                 out.append(Spent(groups, budget, gamma, level.detailed, kind))
-        return out
+        return tuple(out)
 
     @property
     def budget(self) -> Fraction:

@@ -235,13 +235,11 @@ def marginals(
     attributes: Sequence[Attribute], ways: Sequence[int], kind: str = "identity"
 ) -> Workload:
     """All tables of so many attributes each (``kind`` range: all their range queries)."""
-    from itertools import combinations
-
     factors = [interval(kind, attribute.size) for attribute in attributes]
     products = [
         Product(1.0, axes, tuple(factors[axis] for axis in axes))
         for way in ways
-        for axes in combinations(range(len(attributes)), way)
+        for axes in itertools.combinations(range(len(attributes)), way)
     ]
     return Workload(domain_of(attributes), tuple(products))
 

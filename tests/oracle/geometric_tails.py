@@ -1,6 +1,6 @@
 """Upper bounds of P[n_t > x], n_t the noise of a prefix made of two-sided geometric node noise.
 
-Tighter than the bounds of ``budget.plain_thresholds``, and too slow for a plan: an independent
+Tighter than the bounds of ``budget.key_tests``, and too slow for a plan: an independent
 check of them.
 
 n_t = sum of b_j z_j has the moment generating function M(s) = prod of m(b_j s), m(s) = (1 - q)^2 /

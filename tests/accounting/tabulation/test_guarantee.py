@@ -167,7 +167,7 @@ def test_every_bound_is_above_the_losses_themselves() -> None:
 
 def test_large_and_no_budgets() -> None:
     assert geometric_losses([Spent(1, Fraction(3000), TENTH)], DELTA) == pytest.approx(3000)
-    assert geometric_losses([], DELTA) == gaussian_losses([], DELTA) == 0.0
+    assert geometric_losses([], DELTA) == gaussian_losses((), DELTA) == 0.0
 
 
 def test_only_kinds_of_groups_that_exist_count_in_losses() -> None:
@@ -176,7 +176,7 @@ def test_only_kinds_of_groups_that_exist_count_in_losses() -> None:
 
 def test_the_published_noise_costs_less_than_was_published() -> None:
     """zCDP says 12.163 of the discrete Gaussian; a Gaussian of the same scale costs 11.666."""
-    twice = gaussian_losses([each._replace(undivided=False) for each in ZCDP], DELTA)
+    twice = gaussian_losses(tuple(each._replace(undivided=False) for each in ZCDP), DELTA)
     assert twice == pytest.approx(11.667, abs=2e-3)
     assert gaussian_epsilon(total(ZCDP), DELTA) < twice < zcdp_epsilon(total(ZCDP), DELTA) - 0.49
 
@@ -187,7 +187,7 @@ def test_discrete_gaussians_by_another_implementation(
     sigma: float, times: int, delta: float
 ) -> None:
     each = Spent(times, Fraction(times) / (2 * Fraction(sigma) ** 2))
-    loss = gaussian_losses([each], delta)
+    loss = gaussian_losses((each,), delta)
     other = pld.from_discrete_gaussian_mechanism(sigma, value_discretization_interval=1e-4)
     upper = other.self_compose(times).get_epsilon_for_delta(delta)
     # The other rounds each release up, so it is above by at most a step for each.
@@ -208,7 +208,7 @@ def test_a_small_discrete_gaussian_is_exact() -> None:
         return float((mass * np.maximum(0, -np.expm1(at - losses))).sum()) - delta
 
     exact = optimize.brentq(excess, 0, losses.max())
-    loss = gaussian_losses([Spent(1, 1 / (2 * Fraction(sigma) ** 2))], delta)
+    loss = gaussian_losses((Spent(1, 1 / (2 * Fraction(sigma) ** 2)),), delta)
     assert exact <= loss <= exact + 2e-4
 
 
@@ -216,16 +216,16 @@ def test_every_mix_of_kinds_is_tried() -> None:
     """No record costs more: with j of s groups measured once, for each j."""
     half = Fraction(1, 2)
     mixed = Spent(3, Fraction(12), half)
-    worst = gaussian_losses([mixed], 1e-6)
+    worst = gaussian_losses((mixed,), 1e-6)
     share = Fraction(4)
     for once in range(4):
         parts = [Spent(once, once * share)] if once else []
         if once < 3:
             parts.append(Spent(3 - once, (3 - once) * share, half, False))
-        assert gaussian_losses(parts, 1e-6) <= worst * (1 + 1e-3)
+        assert gaussian_losses(tuple(parts), 1e-6) <= worst * (1 + 1e-3)
     # Levels of one kind have equally many of each; of two kinds any number.
     two = [mixed, mixed._replace(alike=1)]
-    assert gaussian_losses([mixed, mixed], 1e-6) <= gaussian_losses(two, 1e-6) * (1 + 1e-3)
+    assert gaussian_losses((mixed, mixed), 1e-6) <= gaussian_losses(tuple(two), 1e-6) * (1 + 1e-3)
 
 
 def test_small_epsilons_are_found_too() -> None:
