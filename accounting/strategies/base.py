@@ -29,6 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.balls import ROUND_UP
+from dpstream.accounting.limits import DECODE_BITS
 
 
 class Responses(NamedTuple):
@@ -226,9 +228,10 @@ class Strategy(ABC):
         """(T,) sd of n_t for node noise of sd 1, rounded up."""
 
     @property
-    @abstractmethod
     def rounding(self) -> Float64:
-        """(T,) D_t: the most n_t differs from its Gaussian ideal (node and decode rounding)."""
+        """(T,) D_t: the most n_t differs from its ideal (node and decode rounding); here that of
+        decoding alone."""
+        return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
 
     @property
     @abstractmethod
@@ -244,9 +247,10 @@ class Strategy(ABC):
     def matrix(self) -> npt.NDArray[Any]:
         """Dense encoder (nodes, T), nodes in the order in which they complete (small T)."""
 
-    @abstractmethod
     def nodes_through(self, step_index: int | Int64) -> Int64:
-        """Number of nodes that are complete after step ``step_index`` (0 for step 0)."""
+        """Number of nodes that are complete after step ``step_index`` (0 for step 0); one a step,
+        unless the strategy says otherwise."""
+        return np.asarray(step_index, np.int64).copy()
 
     @property
     def generators(self) -> Generators | None:

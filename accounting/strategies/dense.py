@@ -45,7 +45,7 @@ from typing_extensions import override
 
 from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.balls import ROUND_UP, settled
+from dpstream.accounting.balls import settled
 from dpstream.accounting.limits import DECODE_BITS, MAX_DENSE_TRIGGERS
 from dpstream.accounting.strategies.base import (
     ExactNoise,
@@ -236,11 +236,6 @@ class DenseStrategy(Strategy):
     def reach(self) -> float:
         return float(np.abs(self._responses.decoder).sum(axis=1).max() * (1 + _SLACK))
 
-    @property
-    @override
-    def rounding(self) -> Float64:
-        return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
-
     @override
     def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
         """See base; as for a convolution, every pair charged the largest entry of its lag."""
@@ -249,10 +244,6 @@ class DenseStrategy(Strategy):
     @override
     def matrix(self) -> Float64:
         return self._matrix.copy()
-
-    @override
-    def nodes_through(self, step_index: int | Int64) -> Int64:
-        return np.asarray(step_index, np.int64).copy()
 
     @property
     @override

@@ -39,7 +39,6 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.limits import DECODE_BITS, MAX_GEOMETRIC_TRIGGERS
 from dpstream.accounting.strategies.base import Ranges, Strategy, heavy_split
 
@@ -238,11 +237,6 @@ class GeometricStrategy(Strategy):
     @override
     def sd_factors(self) -> Float64:
         return self._figures[0].copy()
-
-    @property
-    @override
-    def rounding(self) -> Float64:
-        return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
 
     @property
     @override

@@ -143,10 +143,6 @@ class ConvolutionStrategy(Strategy):
         return np.where(lag >= 0, column[np.maximum(lag, 0)], 0)
 
     @override
-    def nodes_through(self, step_index: int | Int64) -> Int64:
-        return np.asarray(step_index, np.int64).copy()
-
-    @override
     def fold(self, ranges: Ranges) -> None:
         ranges.settle(self._fold(ranges), lambda row, at: self.exact(ranges.exact(row, at), at))
 

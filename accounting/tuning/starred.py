@@ -238,7 +238,7 @@ def resolved(plan: Plan) -> Plan:
     privacy = plan.privacy
     if privacy.strategy != "auto" or plan.public_keys is not None:
         return plan
-    gaussian = _with(plan, strategy="blt", optimise="period")
+    gaussian = with_privacy(plan, strategy="blt", optimise="period")
     named = privacy.weights is not None and not privacy.usual_weights
     made_for_gaussian = (
         named
@@ -250,7 +250,7 @@ def resolved(plan: Plan) -> Plan:
     )
     if made_for_gaussian:
         return gaussian
-    plain = _with(plan, strategy="geometric", weights=None, usual_weights=False, skip=None)
+    plain = with_privacy(plan, strategy="geometric", weights=None, skip=None)
     try:
         most = mean_loss(gaussian, allocate(gaussian))
     except UsageError:
@@ -279,7 +279,7 @@ def _least(plan: Plan) -> Plan:
     steps = min(plan.design.value_steps, plan.design.tests)
     angles = (2 * np.arange(1, steps + 1) - 1) * math.pi / (4 * steps + 2)
     factor = float((1 / (2 * np.sin(angles))).mean())
-    plan = _with(
+    plan = with_privacy(
         plan,
         epsilon=plan.privacy.epsilon / factor,
         refresh_every=None,
@@ -313,8 +313,3 @@ def _noise(plan: Plan, budget: Budget) -> float:
         noises.append((budget.units, 1))
     sds = [float(noise.sd[-1]) / most for noise, most in noises]
     return _ABSOLUTE * math.exp(sum(math.log(sd) for sd in sds) / len(sds))
-
-
-def _with(plan: Plan, **settings: object) -> Plan:
-    privacy = msgspec.structs.replace(plan.privacy, **settings)
-    return msgspec.structs.replace(plan, privacy=privacy)
