@@ -15,7 +15,8 @@ reads its delta off them.
 quarter of a second to import, more than a whole plan, and what is needed of it are these lines.
 Roots enter digests of plans and the names of noise, so that the steps, their order and both
 tolerances are those of ``scipy.optimize.brentq`` (Brent 1973, chapter 4; a test compares the bits).
-A root found here is a start: whoever relies on it checks it."""
+A root found here is a start: whoever relies on it checks it.
+"""
 
 import functools
 import math

@@ -10,7 +10,8 @@ plan that says nothing remembers where it selects keys in more than one window.
 **Skipping** (mechanism.md section 9): whether pairs on published keys take a selection weight, and
 which.  A job that says ``skip`` is taken at its word: what does not go with it is refused elsewhere
 (`accounting.plan.privacy`, `accounting.plan.plan`).  One that says nothing skips where all of it
-goes together and something is saved."""
+goes together and something is saved.
+"""
 
 import bisect
 from collections.abc import Sequence

@@ -19,7 +19,8 @@ same rules.
 **The canonical form** is what a plan's hash is computed from, spelled out name by name.  The hash
 names the plan in the store and in every noise node, so it must not follow the code: a field that is
 renamed, moved or split in `Plan` keeps its name and place here, and a field that was added after
-the form was frozen is left out at its default.  Tests pin the hashes of twenty plans."""
+the form was frozen is left out at its default.  Tests pin the hashes of twenty plans.
+"""
 
 import functools
 import hashlib

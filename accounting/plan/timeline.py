@@ -12,7 +12,8 @@ times ``base(w) + 1 .. base(w) + T`` with ``base(w) = w * slide / trigger_every`
 
 **Tests of keys** are at public triggers of a window, few of them and growing apart.  Fewer tests
 need less selection noise and a smaller union; with ``skip`` what one test published costs later
-pairs nothing (mechanism.md section 9).  Values keep their own triggers."""
+pairs nothing (mechanism.md section 9).  Values keep their own triggers.
+"""
 
 import functools
 import itertools

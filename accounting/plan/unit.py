@@ -49,7 +49,8 @@ A limit of the ledger then holds for the common unit.
 looks at every run each time.  An account keeps its sums: a run whose unit is among those of the
 runs before it leaves their common unit as it is, so it costs the same whether it is looked at alone
 or with all others (`tests/accounting/plan/test_unit.py` holds the two against each other).  A run
-with a unit that is new here is composed with all of them."""
+with a unit that is new here is composed with all of them.
+"""
 
 import functools
 import math

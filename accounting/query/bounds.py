@@ -51,7 +51,8 @@ and S(B) of a bound farther out, are not: they are taken from the two farthest p
 well above noise, as if the size of values were log-normal from there on, and once more as if it
 were a power law, the slowest fall that counts of people usually have (``amount_at_most``; S(B) is
 then raised by its margin).  Neither is a proof: no private figure can exclude that one unit holds
-nearly everything."""
+nearly everything.
+"""
 
 import math
 from collections.abc import Callable, Container, Mapping

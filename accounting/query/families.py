@@ -388,13 +388,14 @@ def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -
     from dpstream.accounting.tuning.reference import SIZES, mean_over_keys  # loads stream plans
 
     tested = None if selection.tested is None else budget.parts[selection.tested]
-    given = budget, selection, tested, SIZES, plan.min_units
+    given = SIZES, plan.min_units
     if selection.optimum:
-        shapes = [_released_best(*given)]
+        shapes = [_released_best(selection, budget.delta_each, *given)]
     elif budget.mu is None:
-        shapes = [_released_geometric(*given)]
+        noise = required(tested, "geometric thresholds test a count")
+        shapes = [_released_geometric(selection, noise, *given)]
     else:
-        shapes = [_released_gaussian(*given, more) for more in _SHAPES]
+        shapes = [_released_gaussian(budget, selection, tested, *given, more) for more in _SHAPES]
     enough, out = plan.min_units <= SIZES, []
     for chances, tested_errors in shapes:
         chance, tested_error = chances * enough, tested_errors * enough
@@ -467,32 +468,22 @@ def _released_gaussian(
 
 
 def _released_best(
-    budget: QueryBudget,
-    selection: Selection,
-    tested: PartNoise | None,
-    sizes: Float64,
-    min_units: int,
+    selection: Selection, delta: float, sizes: Float64, min_units: int
 ) -> tuple[Float64, Float64]:
     """As above, of groups alone, where there is no count."""
     from dpstream.accounting.mechanisms.optimum import selection_optimum  # with balls
 
-    optimum = required(
-        selection_optimum(selection.optimum, budget.delta_each), "it was listed before"
-    )
+    optimum = required(selection_optimum(selection.optimum, delta), "it was listed before")
     counts = np.maximum(np.floor(sizes) - (min_units - 1), 0).astype(np.int64)
     chances = np.concatenate([[0.0], optimum.edges * 2.0**-64, [1.0]])
     return chances[np.minimum(counts, len(chances) - 1)], np.zeros(len(sizes))
 
 
 def _released_geometric(
-    budget: QueryBudget,
-    selection: Selection,
-    tested: PartNoise | None,
-    sizes: Float64,
-    min_units: int,
+    selection: Selection, noise: PartNoise, sizes: Float64, min_units: int
 ) -> tuple[Float64, Float64]:
     """As above, where the noisy count is what is tested: means over the coin of its truncation."""
-    noise, need = required(tested, "geometric thresholds test a count"), selection.need(min_units)
+    need = selection.need(min_units)
     passes, error = _above(noise, need - sizes)
     if noise.sooner:
         less = msgspec.structs.replace(noise, most=required(noise.most, "it is truncated") - 1)

@@ -22,7 +22,8 @@ is answered any more.**  No initial budget is above ``MOST``, so a point that sp
 nothing left, and every amount is above 0.  **Why it is sound:** a point's amount is raised or,
 where it was beyond all budgets already, lowered to one that refuses as well; the sum of what was
 charged there grows no more.  Closed boxes that meet are one region, so that a stream which closes
-what lies behind it holds one region for it."""
+what lies behind it holds one region for it.
+"""
 
 from typing import Any
 

@@ -23,7 +23,8 @@ A narrower range of the column has less noise: restricting the query to where va
 outliers are handled, never bounds that nobody sees.
 
 **Columns as numbers.**  Whole coordinates are values on a lattice, so that sums are whole numbers.
-A real value counts as the line of its grid at or below it: that is what its coordinate says."""
+A real value counts as the line of its grid at or below it: that is what its coordinate says.
+"""
 
 import math
 from collections.abc import Sequence

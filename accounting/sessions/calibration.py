@@ -17,7 +17,8 @@ have the range of a column that their own boxes have, so noise may differ from c
 **How exact an answer will be** is known before anything is charged or read.  Noise is fixed by the
 question alone, so that its size is public.  Of a count or a sum that is the whole error.  An
 average's error falls with the number of records, and a quantile's is one of rank: so many records
-it may be off by, whatever their values are."""
+it may be off by, whatever their values are.
+"""
 
 import functools
 import math

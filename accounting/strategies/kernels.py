@@ -2,7 +2,8 @@
 
 They are imported by whoever folds, not by whoever plans: numba takes longer to load than a plan
 takes to compute.  Arrays have the shapes and dtypes of ``Ranges``.  `impulse` is plain Python, too,
-so that a plan of few triggers needs no compiler."""
+so that a plan of few triggers needs no compiler.
+"""
 
 import numpy as np
 

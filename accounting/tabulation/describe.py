@@ -220,7 +220,7 @@ def _level(
         "thresholds": thresholds_json(parameters.thresholds[table.name][level]),
         "groups": groups.get(level),
         "suppressed_at": _suppressed_at(plan, level, noise),
-        "figures": figures(plan, table, level, noise),
+        "figures": figures(plan, table, noise),
     }
 
 
@@ -234,7 +234,7 @@ def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
     return margins.quantile(noise.detail, chance)
 
 
-def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[dict[str, Any]]:
+def figures(plan: TablePlan, table: Table, noise: Draws) -> list[dict[str, Any]]:
     """Each kind of figure of a table at a level, with its exact 95% margin."""
     if noise.detail is None:
         raise InvariantError("noise.detail is not None")

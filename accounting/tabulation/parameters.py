@@ -5,7 +5,8 @@
 **Tables.**  A record falls into one *leaf* of a table, the finest cells there are.  A *detail* is a
 partition of the leaves into measured cells, so that a record changes one measured cell of a group
 by one, whatever detail the group has.  Published beside the measured cells are sums of them, which
-cost nothing: ages of both sexes, the total, families of every kind."""
+cost nothing: ages of both sexes, the total, families of every kind.
+"""
 
 from fractions import Fraction
 from typing import Literal, NamedTuple

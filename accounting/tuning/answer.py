@@ -276,22 +276,21 @@ def read_off(
     return Figures(tuned, clamps, None, tuple(notes), cut, cell_sd, others)
 
 
-def expectation(question: Question, design: TuningDesign) -> list[dict[str, Any]]:
+def expectation(design: TuningDesign) -> list[dict[str, Any]]:
     """What accuracy to expect, from public figures alone."""
-    return [_expected(of) for of in design.histograms]
-
-
-def _expected(of: Histogram) -> dict[str, Any]:
-    return {
-        "name": of.name,
-        "candidates": len(of.candidates),
-        "sensitivity": of.sensitivity,
-        "share_of_mu_squared": of.share,
-        "sigma": of.sigma,
-        "rank_error_95": of.rank_error,
-        "units_for_5_points": of.good_from,
-        "no_answer_below": of.answered_from,
-    }
+    return [
+        {
+            "name": of.name,
+            "candidates": len(of.candidates),
+            "sensitivity": of.sensitivity,
+            "share_of_mu_squared": of.share,
+            "sigma": of.sigma,
+            "rank_error_95": of.rank_error,
+            "units_for_5_points": of.good_from,
+            "no_answer_below": of.answered_from,
+        }
+        for of in design.histograms
+    ]
 
 
 class Tuned(msgspec.Struct, frozen=True):

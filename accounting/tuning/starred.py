@@ -15,7 +15,8 @@ without a price.
 are compared by the error that a reader of the releases sees: the mean |released - true| over all
 keys of the public reference population (``reference``) at a window's close, where a key that is not
 released counts its truth.  Only the plan decides, before a record is read: the better of two
-mechanisms by the data would not have the guarantee of either."""
+mechanisms by the data would not have the guarantee of either.
+"""
 
 import contextlib
 import math

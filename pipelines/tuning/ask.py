@@ -97,7 +97,7 @@ class CheckedRequest(NamedTuple):
             "epsilon": question.epsilon if self.private else None,
             "delta": question.delta if self.private else None,
             "mu": self.design.mu if self.private else None,
-            "histograms": expectation(question, self.design) if self.private else [],
+            "histograms": expectation(self.design) if self.private else [],
             "warnings": weaknesses(question.epsilon, question.delta) if self.private else [],
         }
 

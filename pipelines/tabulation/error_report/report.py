@@ -214,7 +214,7 @@ def _expected(setup: Prepared) -> dict[Kind, tuple[int, float, int]]:
     """Of each kind of figure: margin, RMSE of the sum of its measured cells, number of cells."""
     out = {}
     for table, level, noise in setup.plan.measured():
-        for row in figures_of(setup.plan, table, level, noise):
+        for row in figures_of(setup.plan, table, noise):
             own = noise.total if row["detail"] is None else noise.detail
             rmse = math.sqrt(row["cells"] * margins.chances(required(own, "own is there")).variance)
             kind = Kind(level.label, row["table"], row["figure"], row["detail"])
