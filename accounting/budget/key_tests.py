@@ -39,7 +39,7 @@ from dpstream.accounting.budget.thresholds import (
     size_thresholds,
     thresholds,
 )
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Mechanism, Resolved
@@ -73,9 +73,7 @@ def tau_of(noise: "StreamNoise", b: float, pre_threshold: int, at: Int64) -> Int
     """
     if noise.most:
         return np.array([(noise.most + pre_threshold) << DECODE_BITS], np.int64)
-    strategy = noise.strategy_object
-    if not isinstance(strategy, GeometricStrategy):
-        raise InvariantError("isinstance(strategy, GeometricStrategy)")
+    strategy = instance(noise.strategy_object, GeometricStrategy)
     return plain_thresholds(strategy, noise.scale, b, pre_threshold, at)
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpstream.accounting import special
-from dpstream.accounting.errors import InvariantError, instance, required
+from dpstream.accounting.errors import instance, required
 from dpstream.accounting.figures import guarantee_pair, up
 from dpstream.accounting.gaussian import brentq
 from dpstream.accounting.strength import weaknesses
@@ -236,8 +236,6 @@ def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
 
 def figures(plan: TablePlan, table: Table, noise: Draws) -> list[dict[str, Any]]:
     """Each kind of figure of a table at a level, with its exact 95% margin."""
-    if noise.detail is None:
-        raise InvariantError("noise.detail is not None")
     out, parameters = list[dict[str, Any]](), plan.parameters
 
     def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:

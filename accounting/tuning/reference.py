@@ -38,7 +38,7 @@ import numpy as np
 from dpstream.accounting import limits, special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import Budget
-from dpstream.accounting.errors import InvariantError, required
+from dpstream.accounting.errors import required
 from dpstream.accounting.limits import COIN_BITS, DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 
@@ -75,9 +75,8 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
         units: (keys,) of each key at close, of the reference's mix of records.
         mass: (keys,) shares of all records that fall on such keys; they matter with ``skip``.
     """
-    statistic, tau = budget.statistic, budget.tau
-    if statistic is None or tau is None:
-        raise InvariantError("statistic is not None and tau is not None")
+    statistic = required(budget.statistic, "keys are tested")
+    tau = required(budget.tau, "tests have thresholds")
     step = -(-len(tau) // _TESTS)
     looked = np.arange(len(tau) - 1, -1, -step)[::-1]
     times = plan.design.test_triggers[looked] / plan.design.triggers

@@ -25,7 +25,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, PolicyError, instance
+from dpstream.accounting.errors import PolicyError, instance
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
 from dpstream.accounting.strategies.cells.optimum import finer, joined, optimum
@@ -351,9 +351,8 @@ def _axis(part: Workload, tolerance: float) -> Solved:
         solution = tridiagonal_optimum(factor, tolerance)
     else:
         solution = optimum(part, tolerance)
-    if not isinstance(solution.strategy.gram, Blocks):
-        raise InvariantError("isinstance(found.strategy.gram, Blocks)")
-    return solution._replace(strategy=CellStrategy("optimum", Kron((solution.strategy.gram,))))
+    gram = instance(solution.strategy.gram, Blocks)
+    return solution._replace(strategy=CellStrategy("optimum", Kron((gram,))))
 
 
 def _turn(workload: Workload, axis: int, others: Float64) -> Workload:
