@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
-from dpstream.accounting.gaussian import cdp_delta, delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import bisected, cdp_delta, delta_of, epsilon_of, mu_of
 
 #: Relative error allowed for sums of floats, squares and roots (a few ulps each).
 _UP = 1 + 1e-12
@@ -145,17 +145,16 @@ class Total(NamedTuple):
 
         Infinite where no float is enough.
         """
+
+        def fits(epsilon: float) -> bool:
+            return any(bound <= delta for bound in self._noise(epsilon))
+
         high = 1.0
-        while not any(bound <= delta for bound in self._noise(high)):
+        while not fits(high):
             high *= 2
             if not math.isfinite(high):
                 return math.inf
-        low = 0.0
-        for _ in range(_STEPS):
-            middle = (low + high) / 2
-            fits = any(bound <= delta for bound in self._noise(middle))
-            low, high = (low, middle) if fits else (middle, high)
-        return high
+        return bisected(fits, 0.0, high, _STEPS)[1]
 
     def _deltas(self, epsilon: float) -> Iterator[Fraction]:
         """Upper bounds of delta at epsilon, the cheapest first."""
@@ -341,12 +340,7 @@ class Limit(NamedTuple):
 
 def _most(more: Callable[[float], Total], high: float, epsilon: float, delta: float) -> float:
     """The largest figure below ``high`` that a bisection finds to fit, 0 if none does."""
-    low = 0.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        fits = more(middle).within(epsilon, delta)
-        low, high = (middle, high) if fits else (low, middle)
-    return low
+    return bisected(lambda x: not more(x).within(epsilon, delta), 0.0, high, _STEPS)[0]
 
 
 def within(spends: Sequence[Spend], epsilon: float, delta: float) -> bool:

@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.aggregates import kind_of
-from dpstream.accounting.aggregates.base import Prefix, Prefixes
-from dpstream.accounting.aggregates.derived import with_derived
+from dpstream.accounting.aggregates import Prefix, Prefixes, kind_of, with_derived
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import OPEN_PERIODS, Budget, StreamNoise, lone_chance
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import duration, exact, guarantee_pair, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan.design import hindrance
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.skipping import hindrance
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tuning.answer import Tuned

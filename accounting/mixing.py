@@ -7,7 +7,7 @@ of cell c moves what is noised by column c of L^-1 alone.
 
 L must be invertible.  With a singular L some combination of the published cells has no noise: the
 exact counts' part outside L's range.  So the inverse is certified here, and its norm is bounded
-from the L that is used, whatever it was meant to be.
+from the L that is used, whatever it was meant to be.  What a plan says of L is `Cells`.
 """
 
 import functools
@@ -15,10 +15,11 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS
 
 #: An inverse is certified if what it leaves of the identity is at most this.
@@ -141,3 +142,65 @@ def inverse_norm2(factor: Float64) -> float:
     squares = float((near**2).sum(axis=0).max())
     rounding = 1 + (4 * size + 16) * _UNIT_ROUND_OFF
     return squares * rounding / (1 - most * 1.01) ** 2 * (1 + _SLACK)
+
+
+class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cells are the public keys, in the order of their list; component j is mixed by column j.
+
+    Figures are rounded up to 16 bits, so that they do not depend on the processor that found them.
+
+    Attributes:
+        size: number of cells.
+        digest: of L.
+        inverse_norm2: squared norm of the longest column of L^-1.
+        rms_norm: root mean square of the norms of L's rows: sd of a typical cell.
+        row_sum: the largest sum of magnitudes of a row of L.
+    """
+
+    size: int
+    digest: str
+    inverse_norm2: float
+    rms_norm: float
+    row_sum: float
+
+
+def cells_of(mixing: "Mixing | None") -> Cells | None:
+    """What a plan says of a mixing; ``None`` where each cell has noise of its own.
+
+    Such a plan is that of a stream with public keys: the same hash, names and bytes.
+    """
+    if mixing is None or mixing.identity:
+        return None
+    rms = math.sqrt(float((mixing.row_norms**2).mean()))
+    figures = (_coarse(x) for x in (mixing.inverse_norm2, rms, mixing.row_sum))
+    return Cells(mixing.size, mixing.digest, *figures)
+
+
+def checked_mixing(cells: Cells, mixing: "Mixing | None", rows: int) -> "Mixing":
+    """The mixing of a plan's cells, which a run is handed apart from the plan.
+
+    Args:
+        rows: cells in the public list.
+
+    Raises:
+        PolicyError: it is not the one the plan was made with.
+    """
+    if mixing is None or mixing.digest != cells.digest or rows != cells.size:
+        raise PolicyError(
+            "cells",
+            "the mixing of noise, or the list of cells, is not the one the plan was made with",
+            "load the job again",
+        )
+    if mixing.inverse_norm2 > cells.inverse_norm2 * (1 + 1e-9):
+        raise PolicyError(
+            "cells",
+            "a record would add more to what is noised than the plan says",
+            "make the plan anew from the mixing",
+        )
+    return mixing
+
+
+def _coarse(figure: float) -> float:
+    """Rounded up to 16 bits."""
+    part, exponent = math.frexp(figure)
+    return math.ldexp(math.ceil(math.ldexp(part, 16)), exponent - 16)

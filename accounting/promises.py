@@ -2,10 +2,21 @@
 
 Gaussian noise composes: k periods cost about sqrt(k) times one.  Two-sided geometric noise is
 charged its epsilon: k periods cost k times one.  Where all periods are fixed beforehand they cost
-less (`fixed_schedule`), which an account may not use, because there earlier answers decide what is
+less (below), which an account may not use, because there earlier answers decide what is
 asked next.  Lifetimes of both families are stated at k times the delta of a period.  Selected keys
 use all of it for their thresholds; a fixed schedule then states as much again for its epsilon,
 because deltas of the k periods and of their composition add up (Kairouz, Oh and Viswanath 2015).
+
+**A fixed schedule** of k mechanisms of plain epsilon e each, where k and e are fixed beforehand.
+They are dominated by k randomised responses with odds e^e, whose privacy loss is e (k - 2 j) with j
+binomial of chance 1 / (1 + e^e) (Kairouz, Oh and Viswanath 2015).  This holds for interactive
+mechanisms that run in parallel too (Lyu 2022).  So, exactly for responses and as a bound for all
+others,
+
+    delta(epsilon) = sum over j of  P[j] max(0, 1 - e^(epsilon - e (k - 2 j))).
+
+k and e must not depend on outputs.  An account decides each charge after the answers before it, so
+that it may not use this bound and adds epsilons up.
 """
 
 import functools
@@ -14,18 +25,57 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from dpstream.accounting import limits
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import Budget, allocate
-from dpstream.accounting.budget.fixed_schedule import epsilon_of_responses
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.figures import guarantee_pair, human
-from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.gaussian import bisected, epsilon_of
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.strength import STATED_DELTA
+
+#: Relative error allowed for logarithms of factorials and sums.
+_UP = 1 + 1e-9
+_STEPS = 100
+
+
+def epsilon_of_responses(delta: float, each: float, count: int) -> float:
+    """Least epsilon of ``count`` mechanisms of plain epsilon ``each`` at ``delta``, rounded up.
+
+    Args:
+        delta: 0 <= delta < 1; 0: the sum of their epsilons.
+        each: e > 0.
+        count: k >= 1.
+    """
+    low, high = 0.0, count * each
+    if delta <= 0:
+        return high
+    losses = _losses(each, count)
+    if _delta(low, *losses) <= delta:
+        return low
+    return bisected(lambda epsilon: _delta(epsilon, *losses) <= delta, low, high, _STEPS)[1]
+
+
+def _losses(each: float, count: int) -> tuple[Float64, Float64]:
+    """((k + 1,) losses, (k + 1,) logarithms of their chances)."""
+    from scipy.special import gammaln  # a plan alone needs it
+
+    flips = np.arange(count + 1)
+    ways = gammaln(count + 1) - gammaln(flips + 1) - gammaln(count - flips + 1)
+    chances = ways - flips * each - count * math.log1p(math.exp(-each))
+    return np.asarray(each * (count - 2.0 * flips)), np.asarray(chances, np.float64)
+
+
+def _delta(epsilon: float, losses: Float64, chances: Float64) -> float:
+    above = losses > epsilon
+    parts = np.exp(chances[above]) * -np.expm1(epsilon - losses[above])
+    return min(1.0, float(parts.sum()) * _UP)
+
 
 #: Periods of the person whose promise is shown where the stream has no end.
 _SHOWN_PERIODS = 4

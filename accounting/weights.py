@@ -11,7 +11,7 @@ of 2^-WEIGHT_BITS, rounded DOWN from c (i + offset)^-power with c such that the 
 sum of squares 1; the accounting uses the integers.
 
 **By size** (``SelectionWeights.size_share``).  Where all pairs of a unit are decided at once, in
-one window with one trigger and with a bound of 1 per key (`accounting.plan.sizes`), their number n
+one window with one trigger and with a bound of 1 per key (`accounting.plan.plan`), their number n
 is known before any of them is counted, and each adds w_n.  With S = size_share the unit's part of
 the columns' budget that n pairs leave unused goes to selection:
 
@@ -174,8 +174,6 @@ EVEN = SelectionWeights(3.0, 0.5)
 STEEP = SelectionWeights(3.0, 1.5)
 #: The same where pairs on published keys take none of them: the first ones last longer.
 SPARED = SelectionWeights(1.5, 2.0)
-#: Where a unit's pairs are decided together (`accounting.plan.sizes`), for the combined statistic.
-BY_SIZE = SelectionWeights(size_share=0.2)
 
 
 def usual_weights(

@@ -15,7 +15,7 @@ come.  (Where published keys are skipped, k is 1 and every admitted pair the fir
 on unpublished keys are marked and take the indices, `dp_transforms.skipping`.)  Both counts are
 made of committed decisions on the unit's own records alone, and neither falls while a window that
 they speak of is open, so that a decision that is made again is the same.  Where weights go by the
-number of a unit's pairs (`accounting.plan.sizes`) all of them are decided in one call, and each
+number of a unit's pairs (`accounting.plan.plan`) all of them are decided in one call, and each
 takes that number in the place of an index.
 """
 
@@ -432,7 +432,7 @@ def _admit_per_key(
 def _by_size(units: UnitShard, unit: Int64, pairs: Int64) -> Int32:
     """(n,) in the place of ranks: number of the weight of a unit with so many pairs, 0 first.
 
-    Sensitivity: all pairs of a unit are decided in one call (`accounting.plan.sizes`), and the
+    Sensitivity: all pairs of a unit are decided in one call (`accounting.plan.plan`), and the
     number is committed with each of them, so that it is the same whenever it is read back.
 
     Args:

@@ -18,9 +18,7 @@ post-processing of noisy sums; no float is added to an exact value.
 import msgspec
 import numpy as np
 
-from dpstream.accounting.aggregates import kind_of
-from dpstream.accounting.aggregates.base import Prefix, Prefixes
-from dpstream.accounting.aggregates.derived import with_derived
+from dpstream.accounting.aggregates import Prefix, Prefixes, kind_of, with_derived
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.plan.plan import Plan

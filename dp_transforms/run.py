@@ -9,8 +9,7 @@ import pyarrow as pa
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.budget.calibration import begun, calibrate, calibrated
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.cells import checked_mixing
+from dpstream.accounting.mixing import Mixing, checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.state import open as stores

@@ -20,7 +20,7 @@ before a pair behind it is decided; and whoever decides again reads the decision
 that the source keeps: a position holds one record, so that copies of it say the same, and it does
 not matter which of them a decision that is read back stands for (`bounding` takes the one with the
 least stamp).  Copies that could say something else are those of records that ids name: plans with
-such ids do not skip (`accounting.plan.skipping.suits`).
+such ids do not skip (`accounting.plan.design.suits`).
 
 With a bound of 1 per key BOUND keeps it (`dp_transforms.bounding`): repeats are not admitted, and
 the pairs that take an index are marked beside each record (``store.PerKey.fresh``), which is also

@@ -28,8 +28,7 @@ from dpstream.accounting.budget.allocation import StreamNoise, plain_count
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
-from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.cells import checked_mixing
+from dpstream.accounting.mixing import Mixing, checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import Strategy
 from dpstream.dp_transforms.aggregation import aggregate, distinct

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Question,

@@ -19,6 +19,8 @@ all is plain epsilon, whatever a unit does with its C pairs.
 ``shares`` divides mu^2 so that no unit can exceed it, however it spreads its C pairs.  Q is the
 largest sum of squares of C pairs of which at most k are of one key, q k^2 + r^2 for C = q k + r:
 C where k = 1, and C^2 where k >= C.
+
+**Ranges.**  Budgets outside of those of samplers and 64-bit integers are refused (`check_ranges`).
 """
 
 import functools
@@ -34,20 +36,20 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.key_tests import (
     delta_split,
     last_test,
+    tau_of,
     testing_strategy,
     thresholds_of_tests,
 )
-from dpstream.accounting.budget.plain_thresholds import tau_of
 from dpstream.accounting.budget.shares import divide, per_key_squares, strategy_of
 from dpstream.accounting.budget.thresholds import lone_tail
 from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.geometric import geometric_sd_above, scale_for
-from dpstream.accounting.plan.mechanism import Mechanism, Resolved, mechanism_of
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.design import Design
+from dpstream.accounting.plan.plan import Mechanism, Plan, Resolved, mechanism_of
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.unit import several_mu
-from dpstream.accounting.ranges import check_ranges
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.strategies.geometric import geometric_encoders
 from dpstream.accounting.weights import Statistic, precision_weighted
@@ -70,10 +72,13 @@ class Encoder(msgspec.Struct, frozen=True, eq=False):
     sd_factors: Float64
 
 
-@functools.lru_cache(maxsize=64)
 def encoder_of(name: str, triggers: int) -> Encoder:
     """The encoder of a run that begins now."""
-    strategy = strategy_of(name, triggers)
+    return _encoder(strategy_of(name, triggers))
+
+
+@functools.lru_cache(maxsize=64)
+def _encoder(strategy: Strategy) -> Encoder:
     factors = strategy.sd_factors
     factors.setflags(write=False)
     return Encoder(strategy, factors)
@@ -98,7 +103,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
         sigma: sd of one node's noise in grid units, rounded up.
         scale: of two-sided geometric noise; 0: Gaussian.  Then ``sensitivity`` is in L1 and
             ``share`` one of epsilon.
-        most, sooner: where the noise is truncated (`accounting.mechanisms.truncation`); 0: nowhere.
+        most, sooner: where the noise is truncated (`accounting.mechanisms.optimum`); 0: nowhere.
     """
 
     name: str
@@ -195,11 +200,6 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         return self.streams[-1].strategy
 
 
-def _node_sigma(sensitivity: float, share: float, mu: float) -> float:
-    """sensitivity / (sqrt(share) mu), rounded up."""
-    return sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
-
-
 def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: float) -> StreamNoise:
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy = plan.privacy
@@ -226,7 +226,7 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
         # A record moves the components by a column of the mixing's inverse (1 without mixing).
         squared = count**2 * col2 * value**2 * plan.design.inverse_norm2
     sensitivity = math.sqrt(squared) * (1 + _SLACK)
-    sigma = _node_sigma(sensitivity, share, mu)
+    sigma = sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
     return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
 
 
@@ -428,18 +428,11 @@ def _geometric_stream(
         scale = scale_for(sensitivity, share, privacy.epsilon)
         given = name, _encoder(strategy), strategy.col2, float(sensitivity), float(share)
         if once:
-            from dpstream.accounting.mechanisms.truncation import truncation
+            from dpstream.accounting.mechanisms.optimum import truncation
 
             cut = truncation(scale, privacy.delta, privacy.contributions)
         candidates.append(StreamNoise(*given, geometric_sd_above(scale), scale, *cut))
     return min(candidates, key=lambda noise: float(noise.sd.mean()))
-
-
-@functools.lru_cache(maxsize=64)
-def _encoder(strategy: Strategy) -> Encoder:
-    factors = strategy.sd_factors
-    factors.setflags(write=False)
-    return Encoder(strategy, factors)
 
 
 def lone_chance(plan: Resolved, budget: Budget) -> float:
@@ -490,3 +483,79 @@ ASSUMPTIONS = (
     "the secret stays secret; AES-256 and BLAKE2b behave as pseudorandom functions",
     "a record that turns up after the step of its trigger time was committed joins the next one",
 )
+
+
+def check_ranges(plan: Resolved, budget: Budget) -> None:
+    """Refuse noise that a sampler does not cover and integers that could wrap.
+
+    Raises:
+        UsageError: a number is outside its range.
+    """
+    for counts in (budget.selection, budget.units):
+        if counts is not None:
+            _check_sigma("budget.epsilon", counts, "use a larger epsilon or fewer contributions")
+    for stream, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
+        field = "budget.epsilon" if stream.column is None else f"aggregate.{stream.name}.grid"
+        fix = "use a larger epsilon or fewer contributions"
+        if stream.column is not None:
+            fix = "choose a coarser grid or narrower bounds, or " + fix[4:]
+        _check_sigma(field, noise, fix)
+        _check_wrap(stream, noise, plan.design)
+    if budget.tau is not None and budget.statistic is not None:
+        # Needs are tau less noise: clipping one would test exact counts (16 sds: never drawn).
+        check_needs(int(budget.tau.max()), float(budget.statistic.sd.max()))
+
+
+def check_needs(tau: int, sd: float) -> None:
+    """Refuse thresholds that with 16 sds of noise exceed the integers of counts.
+
+    Args:
+        tau: largest threshold, in 2^-DECODE_BITS.
+        sd: largest sd of the tested statistic, in counts.
+
+    Raises:
+        UsageError: they do.
+    """
+    if tau + int(16 * sd * (1 << limits.DECODE_BITS)) >= 1 << (31 + limits.DECODE_BITS):
+        raise UsageError(
+            "budget.epsilon",
+            "a selection threshold and its noise would exceed the 32-bit counts of units",
+            "use a larger epsilon, fewer contributions or a smaller pre_threshold",
+        )
+
+
+def _check_sigma(field: str, noise: StreamNoise, fix: str) -> None:
+    rounded = noise.strategy_object.rounds_nodes and not noise.scale
+    most = limits.MAX_SIGMA if rounded else limits.MAX_REAL_SIGMA
+    if not max(noise.sigma, noise.scale) <= most:
+        raise UsageError(
+            field,
+            f"noise of '{noise.name}' needs sd {noise.sigma:.6g} a node, on the lattice of "
+            f"strategy '{noise.strategy}'; its sampler ends at {most:g}",
+            fix + (", or strategy 'blt'" if rounded else ""),
+        )
+    # Float noise is known to 2^-46 sds (``noise.continuous``): wide sums of long streams would
+    # be settled one by one in ball arithmetic.
+    share = noise.sigma * 2.0**-45 * noise.strategy_object.reach * (1 << limits.DECODE_BITS)
+    if not rounded and share * noise.triggers > limits.MAX_OPEN_DRAWS:
+        raise UsageError(
+            field,
+            f"noise of '{noise.name}' is {noise.sigma:.3g} grid units a node, too fine a grid "
+            "for floats to settle the rounding of its prefixes",
+            fix + ", or strategy 'tree'",
+        )
+
+
+def _check_wrap(stream: ValueStream, noise: StreamNoise, design: Design) -> None:
+    """Prefix plus noise, in units of 2^-decode_bits, must stay inside int64."""
+    # Gaussian draws end at 27 sds.  A two-sided geometric draw beyond 64 sds has chance below
+    # 2^-128; the published value would then wrap as the decoder's integers do.
+    mixed = 1.0 if design.cells is None else design.cells.row_sum
+    worst = (64 if noise.scale else 32) * noise.sigma * noise.strategy_object.reach * mixed + 64
+    bound = limits.MAX_PAIRS * stream.sensitivity + int(worst)
+    if bound << design.decode_bits >= 1 << 63:
+        raise UsageError(
+            f"aggregate.{stream.name}.grid",
+            f"{limits.MAX_PAIRS} records at the bounds would wrap the decoder's integers",
+            "choose a coarser grid or narrower bounds",
+        )

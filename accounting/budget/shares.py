@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.plan.mechanism import Resolved
+from dpstream.accounting.plan.plan import Resolved
 from dpstream.accounting.strategies import Strategy, make_strategy
 from dpstream.accounting.weights import square_parts
 

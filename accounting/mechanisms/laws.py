@@ -1,4 +1,4 @@
-"""Laws of integer noise in ball arithmetic: their lower half, and the exact inverse of their CDF.
+"""Laws of integer noise in ball arithmetic: lower half, exact inverse of the CDF, tables.
 
 All laws are symmetric about 0, so the lower half says everything.  What each is used for, with
 noise added to an integer query (mechanism.md section 5):
@@ -10,9 +10,9 @@ noise added to an integer query (mechanism.md section 5):
   s / epsilon it is epsilon-DP, with no delta, if it is sampled exactly.
 * ``TruncatedGeometricLaw``: the same for |Z| <= k and never beyond.  It is no epsilon-DP mechanism:
   at its ends a shift makes values possible that were not, with chance P[Z = k].  Thresholds at k
-  show none of the values below (``accounting.mechanisms.truncation``).
+  show none of the values below (``accounting.mechanisms.optimum``).
 * ``DiscreteStaircaseLaw``: P[Z = k] falls by e^-b every L steps.  A shift by at most L changes no
-  probability by more than e^b (``accounting.query.staircase``); a larger one may.
+  probability by more than e^b (``accounting.geometric``); a larger one may.
 * ``DiscreteGaussianLaw``: P[Z = k] is proportional to e^(-k^2 / (2 sigma^2)).  It is
   (L2^2 / (2 sigma^2))-zCDP (Canonne, Kamath and Steinke 2020, theorem 4), but NOT Gaussian DP:
   for mu-GDP claims only the rounded Gaussian will do.
@@ -21,16 +21,29 @@ Total variation.  If draws come from a law whose total variation distance from t
 at most t, then n draws on both neighbours cost at most (1 + e^epsilon) n t of delta.  That is
 2^-100 and less for the tables, but it is not 0: pure DP and zCDP would become approximate.  So
 these laws are always sampled exactly, by ``settle``.
+
+**Tables of laws at 128 bits**: thresholds between which a uniform means one integer.  A table of K
+values on either side has 2 K thresholds; a 128-bit uniform u means the value ``lowest`` plus the
+number of thresholds that are <= u.
+
+* ``rounded``: thresholds are the CDF rounded to the nearest 2^-128.  Each moves at most 2^-129
+  of probability, and the tails that are left out are smaller still: the total variation distance
+  of a draw from its law is at most about (thresholds) * 2^-129.
+* ``exact``: a real uniform with first bits u lies in [u, u + 1) 2^-128.  Thresholds are the CDF
+  rounded up.  So only these u are open: the one just below each threshold, which holds an edge
+  of the law, and 0 and 2^128 - 1, which hold its tails.  For them a sampler takes more bits
+  (`settle`) and is exact.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import flint
 
 from dpstream.accounting.balls import bits_in_force, precision
+from dpstream.accounting.limits import MAX_SIGMA
 
 #: The first bits of a uniform and how many they are, of its first n + 1 draws.
 Uniform = Callable[[int], tuple[int, int]]
@@ -242,3 +255,91 @@ def settle(law: Law, uniform: Uniform) -> int:
 def _negative(ball: Any) -> int | None:
     integer = ball.unique_fmpz()
     return None if integer is None else -int(integer)
+
+
+BITS = 128
+FULL = 1 << BITS
+_PRECISION = 256
+#: A Laplace table has about 178 scales of entries, a Gaussian one 27 sds: no larger than that.
+MAX_TABLE_SCALE = MAX_SIGMA * 27 / 178
+#: Below these a value other than 0 has a probability of less than 2^-92, and a table is no use.
+LEAST_TABLE_SCALE, LEAST_TABLE_SIGMA = 2.0**-6, 2.0**-3
+
+
+class Table(NamedTuple):
+    """Thresholds of a law in units of 2^-128, increasing, for the values from ``lowest`` on.
+
+    Attributes:
+        exact: whether the open uniforms must be settled with more bits.
+    """
+
+    law: Law
+    thresholds: list[int]
+    exact: bool
+
+    @property
+    def lowest(self) -> int:
+        """The value below the first threshold."""
+        return -(len(self.thresholds) // 2)
+
+
+def rounded_gaussian(sigma: float) -> Table:
+    """Table of the rounded Gaussian, 0 < sigma <= MAX_SIGMA.
+
+    Raises:
+        ValueError: sigma is outside this range.
+    """
+    if not 0 < sigma <= MAX_SIGMA:
+        raise ValueError("sigma is outside the sampler's range")
+    upper: list[int] = []
+    with precision(_PRECISION):
+        for tail in RoundedGaussianLaw(sigma).lower():
+            value = _integer(tail * FULL + 0.5)
+            if value == 0:
+                break
+            upper.append(value)
+    # P[Z <= k] = 1 - P[Z > k]; the lower half mirrors the upper: k -> -k-1.
+    thresholds = list(reversed(upper)) + [FULL - value for value in upper]
+    return Table(RoundedGaussianLaw(sigma), thresholds, exact=False)
+
+
+def discrete_laplace(scale: float) -> Table:
+    """Exact table of the two-sided geometric law.
+
+    Raises:
+        ValueError: scale is not within LEAST_TABLE_SCALE .. MAX_TABLE_SCALE.
+    """
+    if not LEAST_TABLE_SCALE <= scale <= MAX_TABLE_SCALE:
+        raise ValueError("scale is outside the sampler's range")
+    return _exact(DiscreteLaplaceLaw(scale))
+
+
+def discrete_gaussian(sigma: float) -> Table:
+    """Exact table of the discrete Gaussian.
+
+    Raises:
+        ValueError: sigma is not within LEAST_TABLE_SIGMA .. MAX_SIGMA.
+    """
+    if not LEAST_TABLE_SIGMA <= sigma <= MAX_SIGMA:
+        raise ValueError("sigma is outside the sampler's range")
+    return _exact(DiscreteGaussianLaw(sigma))
+
+
+def _exact(law: Law) -> Table:
+    floors: list[int] = []
+    with precision(_PRECISION):
+        for tail in law.lower():
+            value = _integer(tail * FULL)
+            if value == 0:
+                break
+            floors.append(value)
+    # f < 2^128 F < f + 1: rounded up, an edge is f + 1 and its mirror image 2^128 - f.
+    thresholds = [f + 1 for f in reversed(floors)] + [FULL - f for f in floors]
+    return Table(law, thresholds, exact=True)
+
+
+def _integer(ball: object) -> int:
+    integer = ball.floor().unique_fmpz()  # type: ignore[attr-defined]
+    if integer is None:
+        raise ArithmeticError("the precision does not decide a threshold")
+    return int(integer)

@@ -2,6 +2,15 @@
 
 A job's mode, its key list, its columns and the options of selection decide a handful of things
 about the flow.  They are decided here and nowhere else.
+
+**Memory** (mechanism.md section 9): whether and how long later windows know what a window has
+published.  ``Plan.remember`` is ``run`` (for as long as the run lives), a duration, or ``never``; a
+plan that says nothing remembers where it selects keys in more than one window.
+
+**Skipping** (mechanism.md section 9): whether pairs on published keys take a selection weight, and
+which.  A job that says ``skip`` is taken at its word: what does not go with it is refused elsewhere
+(`accounting.plan.privacy`, `accounting.plan.plan`).  One that says nothing skips where all of it
+goes together and something is saved.
 """
 
 import bisect
@@ -10,19 +19,135 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from dpstream.accounting import limits
 from dpstream.accounting.aggregates import COUNT, DerivedSum, derived_sums, kind_of, streams_of
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate, ValueStream
 from dpstream.accounting.limits import DECODE_BITS, MIXED_BITS
-from dpstream.accounting.plan.cells import Cells
-from dpstream.accounting.plan.remembering import remembered_for, remembers
-from dpstream.accounting.plan.schedule import schedule_of, triggers_of_tests
-from dpstream.accounting.plan.skipping import skips, suits, weights_of
-from dpstream.accounting.weights import SelectionWeights
+from dpstream.accounting.mixing import Cells
+from dpstream.accounting.plan.timeline import schedule_of, triggers_of_tests
+from dpstream.accounting.weights import SelectionWeights, usual_weights
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
     from dpstream.accounting.plan.privacy import Privacy
+    from dpstream.accounting.plan.timeline import Timeline
+
+
+def remembers(plan: "Plan") -> bool:
+    """Whether a window publishes from its start what an earlier one has selected."""
+    line, privacy = plan.timeline, plan.privacy
+    if plan.public_keys is not None or privacy.mode != "sticky":
+        return False
+    several = line.end is None or line.windows > 1
+    return several and plan.remember != "never"
+
+
+def remembered_for(plan: "Plan") -> int | None:
+    """Trigger times that a selection is remembered for; ``None``: for the run."""
+    if not isinstance(plan.remember, int):
+        return None
+    return plan.remember // plan.timeline.trigger_every
+
+
+def check_remember(plan: "Plan") -> None:
+    """Refuse what cannot be remembered, and durations that the triggers do not divide."""
+    if plan.remember in (None, "never"):
+        return
+    if plan.public_keys is not None:
+        raise UsageError(
+            "remember_keys", "public keys are known in every window", "omit it, or public_keys"
+        )
+    if plan.privacy.mode != "sticky":
+        raise UsageError(
+            "remember_keys",
+            "needs mode 'sticky': in mode 'rounds' every release of a key must be earned again",
+            "use 'sticky', or omit it",
+        )
+    every = plan.timeline.trigger_every
+    if isinstance(plan.remember, int) and (plan.remember <= 0 or plan.remember % every):
+        raise UsageError(
+            "remember_keys",
+            "must be a positive multiple of release_every",
+            "write 'run', 'never', or a duration such as '30d'",
+        )
+
+
+def suits(plan: "Plan") -> bool:
+    """Whether the records and the time axis of a plan go with skipping.
+
+    Records that ids name are decided one trigger time after the other, by what is kept beside their
+    decisions (`dp_transforms.bounding`), and published keys are not looked up there.  An event
+    ahead of its stamp counts at a later trigger time than it is decided at, which passes over files
+    that join cannot tell apart.
+    """
+    line = plan.timeline
+    return plan.record_id is None and line.max_skew == 0 and _apart(line)
+
+
+def _apart(line: "Timeline") -> bool:
+    """Whether windows are far enough apart: bits of a record's windows share a word with its
+    indices, and a live stream waits at each test."""
+    if line.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
+        return False
+    return line.end is not None or line.slide >= limits.LEAST_SKIPPING_SLIDE
+
+
+def skips(
+    privacy: "Privacy",
+    selects: bool,
+    triggers: int,
+    suited: bool,
+    remembers: bool = False,
+) -> bool:
+    """Whether pairs on published keys take no selection weight.
+
+    Args:
+        selects: keys are selected, not public; triggers: T.
+        suited: ``suits``; remembers: later windows know what was published.
+    """
+    if privacy.skip is not None:
+        return privacy.skip
+    return (
+        suited
+        and selects
+        and privacy.mode == "sticky"
+        and privacy.weights is not None
+        and not privacy.weights.by_size
+        and privacy.per_key_bound in (None, 1)
+        and privacy.contributions <= limits.MAX_SKIPPING
+        and privacy.select_every is None
+        and (remembers or len(schedule_of(privacy, triggers, True) or ()) > 1)
+    )
+
+
+def weights_of(privacy: "Privacy", skipping: bool) -> SelectionWeights | None:
+    """The weights of a unit's pairs: the job's own, unless it named none and skips unasked."""
+    if not (skipping and privacy.skip is None and privacy.usual_weights):
+        return privacy.weights
+    kind = {"combine": privacy.combine, "sticky": True, "fused": False}
+    return usual_weights(privacy.contributions, **kind, skip=True) or privacy.weights
+
+
+def hindrance(plan: "Plan") -> str | None:
+    """The field of the job that keeps a plan with weights from skipping; ``None``: it skips, or
+    has none to spare."""
+    privacy, line = plan.privacy, plan.timeline
+    if plan.design.skips or not plan.design.weighted:
+        return None
+    named = {
+        "mechanism.skip": privacy.skip is False,
+        "mechanism.weights.size_share": bool(privacy.weights and privacy.weights.by_size),
+        "mechanism.select_every": privacy.select_every is not None,
+        "per_key_bound": privacy.per_key_bound not in (None, 1),
+        "contributions": privacy.contributions > limits.MAX_SKIPPING,
+        "table.record_id": plan.record_id is not None,
+        "max_skew": line.max_skew > 0,
+        "slide": not _apart(line),
+    }
+    return next((field for field, hinders in named.items() if hinders), "one test a window")
+
 
 #: How long the exact set of a key's units is kept: not at all (public keys without a count of
 #: units, or pairs are admitted with a bound per key and say which of them is the first), until the
@@ -201,8 +326,8 @@ def resolve(
         triggers: T, triggers of a window; a job that publishes once has one.
         periods_met: the most privacy periods that one window can meet.
         cells: how the noise of public keys is mixed.
-        suited: records and time axis go with skipping (``accounting.plan.skipping``).
-        remembers, remembered_for: see ``accounting.plan.remembering``.
+        suited: records and time axis go with skipping (``accounting.plan.design``).
+        remembers, remembered_for: see ``accounting.plan.design``.
     """
     skipping = skips(privacy, selects, triggers, suited, remembers)
     per_key = privacy.per_key_bound

@@ -3,11 +3,29 @@
 All fields are public and may be printed, logged and hashed.  ``Plan.hash`` names the plan in
 the store, in every noise node's name and in every release; performance settings (batch rows,
 cache, workers) are a different class and are not part of it.
+
+**Selection weights by the number of a unit's pairs** (`accounting.weights`, `suits_sizes`).  What a
+pair adds must be fixed before it is counted, and with such weights it is fixed by the number of all
+pairs of its unit.  So a unit's pairs must be decided together: all of them lie in one window (the
+job has one window, or a privacy period of a window's length), the window has one trigger, and no
+record is decided before its event's trigger.  A record that turns up after its trigger is not
+admitted at all, because its window is closed.
+
+**Mechanisms** are what a budget is computed from: promises and a resolved design, without source,
+time or schema.  A stream's plan is one way to such a mechanism.  A bounded job that has no timeline
+and no event time makes one by itself, with one trigger and one window, and is calibrated by the
+same rules.
+
+**The canonical form** is what a plan's hash is computed from, spelled out name by name.  The hash
+names the plan in the store and in every noise node, so it must not follow the code: a field that is
+renamed, moved or split in `Plan` keeps its name and place here, and a field that was added after
+the form was frozen is left out at its default.  Tests pin the hashes of twenty plans.
 """
 
 import functools
+import hashlib
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -16,14 +34,54 @@ from dpstream.accounting.aggregates import COUNT, kind_of
 from dpstream.accounting.aggregates import check as check_aggregate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate, Field, job_field
-from dpstream.accounting.plan.canonical import plan_hash
-from dpstream.accounting.plan.cells import Cells
-from dpstream.accounting.plan.design import Design, design_of
+from dpstream.accounting.mixing import Cells
+from dpstream.accounting.plan.design import Design, check_remember, design_of
 from dpstream.accounting.plan.privacy import Privacy
-from dpstream.accounting.plan.remembering import check_remember
-from dpstream.accounting.plan.schedule import check_tests
-from dpstream.accounting.plan.sizes import check_sizes
-from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.plan.timeline import Timeline, check_tests
+
+if TYPE_CHECKING:
+    from dpstream.accounting.fields import Aggregate, Field
+    from dpstream.accounting.mixing import Cells
+    from dpstream.accounting.plan.privacy import Privacy
+    from dpstream.accounting.plan.timeline import Timeline
+    from dpstream.accounting.weights import SelectionWeights
+
+
+def suits_sizes(plan: "Plan") -> bool:
+    """Whether selection weights may go by the number of a unit's pairs in a plan."""
+    return _hindrance(plan) is None
+
+
+def check_sizes(plan: "Plan") -> None:
+    """Refuse weights by size where a unit's pairs are not decided together."""
+    weights = plan.privacy.weights
+    if weights is None or not weights.by_size:
+        return
+    hindrance = _hindrance(plan)
+    if hindrance is not None:
+        raise UsageError(
+            "mechanism.weights.size_share",
+            f"weighs a unit's records by their number, which needs {hindrance}",
+            "set that, or use weights = { offset = 3, power = 1.5 }, which go by their order",
+        )
+
+
+def _hindrance(plan: "Plan") -> str | None:
+    """What is missing, in words."""
+    line, privacy = plan.timeline, plan.privacy
+    needs = {
+        "mode 'sticky' and selected keys": plan.public_keys is None and privacy.mode == "sticky",
+        "per_key_bound = 1": privacy.per_key_bound == 1,
+        "one trigger a window": line.triggers == 1,
+        "all records of a unit in one window (budget.covers as long as window)": (
+            line.period == line.window or (line.end is not None and line.windows == 1)
+        ),
+        "max_skew = 0": line.max_skew == 0,
+        "no mechanism.skip": not privacy.skip,
+        "no mechanism.selection_share beside it": privacy.selection_share is None,
+    }
+    return next((words for words, there in needs.items() if not there), None)
+
 
 #: Changes when the same plan would give other releases; part of the plan hash.
 MECHANISM_VERSION = 2
@@ -54,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             the public tables it looks up; ``None``: there is none.
         cells: how the noise of public keys is mixed; ``None``: each has noise of its own.
         remember: how long later windows know what a window has published: ``run``, micros, or
-            ``never``; ``None``: see `accounting.plan.remembering`.
+            ``never``; ``None``: see `accounting.plan.design`.
     """
 
     source: str
@@ -286,5 +344,154 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def hash(self) -> str:
-        """128-bit hex digest of every public parameter (``accounting.plan.canonical``)."""
+        """128-bit hex digest of every public parameter, of the canonical form below."""
         return plan_hash(self)
+
+
+class Resolved(Protocol):
+    """A plan or a mechanism: promises, and what they mean together."""
+
+    @property
+    def privacy(self) -> Privacy:
+        """Epsilon, delta, C and the options of selection."""
+
+    @property
+    def design(self) -> Design:
+        """What the settings mean together."""
+
+
+class Mechanism(msgspec.Struct, frozen=True):
+    """What ``accounting.budget.allocation`` divides a budget for.
+
+    Attributes:
+        privacy: epsilon, delta, C and the options of selection.
+        design: what the settings mean together.
+        windows: windows that all of a unit's pairs lie in, ``None`` for a stream without end.
+        periods_met: the most privacy periods that one window can meet; 1 without periods.
+        periods: units that one person can have; 1 without periods, ``None`` without an end.
+    """
+
+    privacy: Privacy
+    design: Design
+    windows: int | None = 1
+    periods_met: int = 1
+    periods: int | None = 1
+
+    @property
+    def once(self) -> bool:
+        """Whether a key is tested a single time, in the one window there is."""
+        return self.windows == 1 and self.design.tests == 1
+
+
+def mechanism_of(plan: Plan) -> Mechanism:
+    """The mechanism of a stream's plan."""
+    line = plan.timeline
+    windows = None if line.end is None else line.windows
+    return Mechanism(plan.privacy, plan.design, windows, line.periods_met, line.periods)
+
+
+def plan_hash(plan: "Plan") -> str:
+    """128-bit hex digest of every public parameter."""
+    encoded = msgspec.json.encode(canonical(plan), order="sorted")
+    return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-plan").hexdigest()
+
+
+def canonical(plan: "Plan") -> dict[str, Any]:
+    """Every public parameter by its frozen name, as JSON-able values."""
+    form = {
+        "source": plan.source,
+        "unit": _field(plan.unit),
+        "key": [_field(column) for column in plan.key],
+        "event_time": plan.event_time,
+        "aggregates": [_aggregate(aggregate) for aggregate in plan.aggregates],
+        "timeline": _timeline(plan.timeline),
+        "privacy": _privacy(plan.privacy),
+        "stamp": plan.stamp,
+        "public_keys": plan.public_keys,
+        "mechanism_version": plan.mechanism_version,
+    }
+    if plan.record_id is not None:
+        form["record_id"] = _field(plan.record_id)
+    if plan.query is not None:
+        form["query"] = plan.query
+    if plan.remember is not None:
+        form["remember"] = plan.remember
+    if plan.cells is not None:
+        form["cells"] = _cells(plan.cells)
+    return form
+
+
+def _cells(cells: "Cells") -> dict[str, Any]:
+    return {
+        "size": cells.size,
+        "digest": cells.digest,
+        "inverse_norm2": cells.inverse_norm2,
+        "rms_norm": cells.rms_norm,
+        "row_sum": cells.row_sum,
+    }
+
+
+def _field(field: "Field") -> dict[str, Any]:
+    return {"column": field.column, "type": field.type}
+
+
+def _aggregate(aggregate: "Aggregate") -> dict[str, Any]:
+    return {
+        "name": aggregate.name,
+        "kind": aggregate.kind,
+        "column": aggregate.column,
+        "clamp": aggregate.bounds,
+        "grid": aggregate.grid,
+        "share": aggregate.share,
+    }
+
+
+def _timeline(line: "Timeline") -> dict[str, Any]:
+    return {
+        "start": line.start,
+        "end": line.end,
+        "window": line.window,
+        "slide": line.slide,
+        "trigger_every": line.trigger_every,
+        "allowed_lateness": line.allowed_lateness,
+        "max_skew": line.max_skew,
+        "period": line.period,
+    }
+
+
+def _weights(weights: "SelectionWeights") -> dict[str, Any]:
+    if weights.by_size:
+        return {"size_share": weights.size_share}
+    return {"offset": weights.offset, "power": weights.power}
+
+
+def _privacy(privacy: "Privacy") -> dict[str, Any]:
+    weights = privacy.weights
+    form: dict[str, Any] = {
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "contributions": privacy.contributions,
+        "mode": privacy.mode,
+        "strategy": privacy.strategy,
+        "theta": privacy.theta,
+        "pre_threshold": privacy.pre_threshold,
+        "refresh_every": privacy.refresh_every,
+        "selection_share": privacy.selection_share,
+        "final_flush": privacy.final_flush,
+        "allow_unsound": False,  # of a preset that is gone
+        "per_key_bound": privacy.per_key_bound,
+        "weights": weights and _weights(weights),
+        "combine": privacy.combine,
+        "select_every": privacy.select_every,
+    }
+    if privacy.optimise != "period":
+        form["optimise"] = privacy.optimise
+    if privacy.periods_share_windows:
+        form["periods_share_windows"] = True
+    if privacy.tests is not None:
+        form["tests"] = privacy.tests
+    if privacy.skip:  # a run that was begun says in its numbers whether it skips
+        form["skip"] = True
+    if privacy.allow_large_delta:
+        form["allow_large_delta"] = True
+    return form

@@ -40,9 +40,9 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
             Fewer tests need less noise and lower thresholds; a key appears that much later.
         tests: instead of ``select_every``: how many tests a window has, at growing distances, or
-            the triggers themselves (`accounting.plan.schedule`).
+            the triggers themselves (`accounting.plan.timeline`).
         skip: pairs on keys that are published already take no selection weight (sticky, with
-            weights; mechanism.md section 9); ``None``: where it can (`accounting.plan.skipping`).
+            weights; mechanism.md section 9); ``None``: where it can (`accounting.plan.design`).
         usual_weights: ``weights`` are those of a job that names none: where published keys are
             skipped unasked they give way to ``Design.weights``.  No part of the hash.
         allow_large_delta: a delta above `accounting.strength.MOST_DELTA` is wanted.

@@ -28,8 +28,8 @@ has share V_j of epsilon, s_j = D_j(kappa) / (V_j epsilon).  Within a column the
 proportional to the square roots of the Gaussian shares, so that the sds of a column's parts have
 the same ratio in both families.  A query whose thresholds need a separate count of units has one
 more part.  The tested count has truncated noise, at (epsilon_j / kappa, delta / kappa) a group
-(``mechanisms.truncation``).  Counts and sums that are clamped per group have staircase noise of the
-same epsilon where its sd is smaller (``query.staircase``).
+(``mechanisms.optimum``).  Counts and sums that are clamped per group have staircase noise of the
+same epsilon where its sd is smaller (``accounting.geometric``).
 """
 
 import math
@@ -41,12 +41,16 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.geometric import geometric_sd, truncated_sd
-from dpstream.accounting.query import staircase
-from dpstream.accounting.query.parts import QueryPart, parts_of
+from dpstream.accounting.geometric import (
+    geometric_sd,
+    staircase,
+    staircase_margin,
+    staircase_moments,
+    truncated_sd,
+)
+from dpstream.accounting.query.parts import QueryPart, parts_of, rank_factor
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.thresholds import Selection, count_tested, gaussian_selection
-from dpstream.accounting.query.tree import rank_factor
 
 #: Part of delta kept for thresholds; between .2 and .6 keys and errors differ by less than 1%.
 THETA = 0.4
@@ -78,7 +82,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         scale: in lattice units, rounded up: sd of Gaussian noise, scale of geometric noise; of a
             staircase the scale of geometric noise of the same epsilon.
         most: k where the noise is truncated to [-k, k], else ``None``.
-        sooner: chance of k - 1 instead of k, in 2^-32 (``accounting.mechanisms.truncation``).
+        sooner: chance of k - 1 instead of k, in 2^-32 (``accounting.mechanisms.optimum``).
         step: r of a staircase, else ``None``.
     """
 
@@ -97,7 +101,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         if self.law == "gaussian":
             return math.sqrt(self.scale**2 + 1 / 12)
         if self.step is not None:
-            return math.sqrt(staircase.moments(self.scale, self._stair, self.step)[1])
+            return math.sqrt(staircase_moments(self.scale, self._stair, self.step)[1])
         if self.most is None:
             return geometric_sd(self.scale)
         return truncated_sd(self.scale, self.most)
@@ -108,7 +112,7 @@ class PartNoise(msgspec.Struct, frozen=True):
         if self.law == "gaussian":
             return max(0, math.ceil(_NORMAL * self.scale - 0.5))
         if self.step is not None:
-            return staircase.margin(self.scale, self._stair, self.step, MISS)
+            return staircase_margin(self.scale, self._stair, self.step, MISS)
         # 2 (q^(j + 1) - q^(k + 1)) <= MISS (1 + q - 2 q^(k + 1)), without truncation q^(k + 1) = 0.
         beyond = 0.0 if self.most is None else math.exp(-(self.most + 1) / self.scale)
         total = 1 + math.exp(-1 / self.scale) - 2 * beyond
@@ -158,22 +162,6 @@ class QueryBudget(msgspec.Struct, frozen=True):
     def delta_each(self) -> float:
         """delta / kappa, rounded down."""
         return _each(self.delta, self.groups)
-
-    def loss(self, groups: int) -> float:
-        """What a unit of so many groups uses: of mu^2, or of epsilon."""
-        if self.selection is not None and self.selection.optimum:
-            return groups / self.groups
-        if self.mu is None:
-            moved = (p.part.absolute(groups) * p.part.unit / p.scale for p in self.parts)
-            return self.reserved + math.fsum(moved) / self.epsilon
-        used = [self.reserved]
-        used += [
-            p.part.squared(groups) * (p.part.unit / p.scale / self.mu) ** 2 for p in self.parts
-        ]
-        if self.selection is not None:
-            weight = self.selection.weights[groups - 1]
-            used.append(groups * (weight / self.selection.sigma / self.mu) ** 2)
-        return math.fsum(used)
 
 
 def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None) -> QueryBudget:
@@ -305,7 +293,7 @@ def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> 
     selection = None
     if tested is not None:
         # Loads the exact arithmetic of balls.
-        from dpstream.accounting.mechanisms.truncation import truncation
+        from dpstream.accounting.mechanisms.optimum import truncation
 
         tau, sooner = truncation(noises[tested].scale, plan.delta, kappa)
         noises[tested] = msgspec.structs.replace(noises[tested], most=tau, sooner=sooner)
@@ -342,7 +330,7 @@ def _stairs(noise: PartNoise) -> PartNoise:
     part = noise.part
     if part.norm is not None:
         return noise
-    stairs = staircase.staircase(noise.scale, part.most * part.unit)
+    stairs = staircase(noise.scale, part.most * part.unit)
     if stairs is None:
         return noise
     scale, step = stairs

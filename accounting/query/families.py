@@ -1,4 +1,5 @@
-"""Which family of noise a question takes: Gaussian or two-sided geometric, one for all of it.
+"""How exact a question would be in each family of noise, and which one it takes: Gaussian or
+two-sided geometric, one for all of it.
 
 **Why the choice is private.**  Each family is a complete mechanism (`query.calibration`) with the
 guarantee that its cost states.  The choice is made once, for histograms of bounds and figures
@@ -30,12 +31,23 @@ the smaller of two, and both never rise when epsilon or delta rises, or when C, 
 falls.  By ``"limit"`` geometric noise is taken if it is better at a share that is no larger than
 its own, so that it is better as drawn as well.  That is where mu is at least
 sqrt(2 kappa) mu_left^2 / epsilon_left.
+
+**Outlook**: how exact a query's answer would be, noise and thresholds, before a row is read.  All
+of it is public.  What the query chooses from the rows (bounds, rows and groups of a unit) is not
+decided then, but how noise grows with it is: each part has its noise for bounds (0, 1), one row and
+one group, and says by what of the choice it is to be multiplied (``times``).
+
+* A sum of r rows, and a count of them, move by r times what one row adds: noise is r times larger.
+* kappa groups move the vector of all groups by sqrt(kappa) times as much in L2, where noise is
+  Gaussian, and by kappa times as much in L1, where it is geometric.
+
+Thresholds grow with kappa in no such way: they are given for the fewest and for the most groups.
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,15 +56,146 @@ from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.geometric import staircase_moments
 from dpstream.accounting.limits import COIN_BITS
-from dpstream.accounting.query import staircase
 from dpstream.accounting.query.bounds import design_bounds
-from dpstream.accounting.query.calibration import PartNoise, QueryBudget, cost_of
-from dpstream.accounting.query.grids import BITS, Gridded, finer_sums, finest, regridded
-from dpstream.accounting.query.outlook import outlook
+from dpstream.accounting.query.calibration import PartNoise, QueryBudget, cost_of, expected
+from dpstream.accounting.query.grids import ASSUMED, BITS, Gridded, finer_sums, finest, regridded
 from dpstream.accounting.query.parts import parts_of
-from dpstream.accounting.query.plan import Family, QueryPlan
+from dpstream.accounting.query.plan import MAX_ROWS, Family, QueryPlan
 from dpstream.accounting.query.thresholds import Selection
+
+#: What noise grows with, by kind of column and part; that of others is the same for all bounds.
+_TIMES = {
+    ("count", "count"): "high",
+    ("sum", "sum"): "max(|low|, |high|)",
+    ("mean", "sum"): "high - low",
+    ("var", "sum"): "high - low",
+    ("var", "square"): "(high - low)^2",
+    ("stddev", "sum"): "high - low",
+    ("stddev", "square"): "(high - low)^2",
+}
+#: A bound of a count that makes it more than one of units.
+_ROWS = 16.0
+_OF = {"tree": "rank", "square": "sum of squares", "sum": "sum", "count": "count"}
+
+
+class Outlook(NamedTuple):
+    """Public figures of a query.
+
+    Attributes:
+        columns: name, kind, whether bounds are ``automatic``, which were ``assumed`` then, and each
+            part's noise: ``sd`` and ``within``, the half-width of its 95% interval; both times
+            ``times``, if that is not ``None``, of what the query will choose.
+        selections: how groups are selected; for the fewest and for the most groups of a unit where
+            the query chooses their number; empty if no groups are selected.  ``groups`` of a unit
+            that count, tau in units, and how many units a group needs for an even chance to be
+            shown, each in one group or in as many as count.
+    """
+
+    columns: list[dict[str, Any]]
+    selections: list[dict[str, float]]
+
+    def lines(self, group: str = "group") -> list[str]:
+        """Thresholds and noise as text.
+
+        Args:
+            group: what a group is called.
+        """
+        chosen = len(self.selections) > 1
+        return [
+            *(_threshold(one, group, chosen) for one in self.selections),
+            *(_noise(column) for column in self.columns),
+        ]
+
+
+def outlook(gridded: Gridded) -> Outlook:
+    """The outlook of a query."""
+    plan, columns = _sketched(gridded), []
+    budget = gridded.budget(plan)
+    for row, column in zip(expected(plan, budget), gridded.plan.columns, strict=True):
+        for part in row["parts"]:
+            factors = list[tuple[str, float]]()
+            if column.automatic and (row["kind"], part["what"]) in _TIMES:
+                most = _ROWS if row["kind"] == "count" else 1.0
+                factors.append((_TIMES[row["kind"], part["what"]], most))
+            if column.automatic_rows:
+                factors.append(("rows", float(MAX_ROWS)))
+            if gridded.plan.automatic_groups:
+                most, gaussian = float(plan.most_groups), budget.mu is not None
+                factors.append(("sqrt(groups)", math.sqrt(most)) if gaussian else ("groups", most))
+            for figure in ("sd", "within"):
+                part[figure] /= math.prod(factor for _, factor in factors)
+            part["times"] = _product([text for text, _ in factors])
+        assumed = list(ASSUMED) if column.automatic else None
+        columns.append({**row, "automatic": column.automatic, "assumed": assumed})
+    if not plan.selects:
+        return Outlook(columns, [])
+    selections = [_selection(plan, budget)]
+    if gridded.plan.automatic_groups:
+        fewest = msgspec.structs.replace(plan, groups=1)
+        selections.insert(0, _selection(fewest, gridded.budget(fewest)))
+    return Outlook(columns, selections)
+
+
+def _sketched(gridded: Gridded) -> QueryPlan:
+    """The plan with bounds.
+
+    A count of one row of each unit is one of units: it joins the test of groups, which leaves more
+    of the budget for noise.  Of a count whose bounds are chosen that is not assumed, so that noise
+    and thresholds may be smaller than it says, never larger.
+    """
+    plan, columns = gridded.sketched(), []
+    for column, original in zip(plan.columns, gridded.plan.columns, strict=True):
+        more = original.automatic and original.kind == "count"
+        columns.append(msgspec.structs.replace(column, high=_ROWS) if more else column)
+    return msgspec.structs.replace(plan, columns=tuple(columns))
+
+
+def _product(factors: list[str]) -> str | None:
+    if len(factors) > 1:
+        factors = [f"({text})" if " - " in text else text for text in factors]
+    return " * ".join(factors) or None
+
+
+def _selection(plan: QueryPlan, budget: QueryBudget) -> dict[str, float]:
+    chosen, least = budget.selection, plan.min_units
+    if chosen is None:
+        return {}
+    noise = None if chosen.tested is None else budget.parts[chosen.tested]
+    count = 0.0 if noise is None else noise.part.alone
+    sooner = 0.0 if noise is None else noise.sooner / (1 << COIN_BITS)
+    return {
+        "groups": budget.groups,
+        "tau": chosen.tau / chosen.most,
+        "even_chance_one_group": chosen.even_chance(1, least, count, sooner),
+        "even_chance_all_groups": chosen.even_chance(budget.groups, least, count, sooner),
+        "min_units": least,
+    }
+
+
+def _threshold(one: dict[str, float], group: str, chosen: bool) -> str:
+    groups, least, most = one["groups"], one["even_chance_one_group"], one["even_chance_all_groups"]
+    counts = f"{groups} {group} of a unit counts" if groups == 1 else f"{groups} {group}s count"
+    units = f"{math.ceil(least)} units"
+    if groups > 1:
+        units += f" of one {group} each, or {math.ceil(most)} of as many {group}s as count"
+    condition = f"if {counts}: " if chosen else ""
+    tau = f"tau {one['tau']:.4g} units"
+    return f"Threshold  {condition}{tau}; a {group} has a 50% chance with {units}"
+
+
+def _noise(column: dict[str, Any]) -> str:
+    """Noise of a column's parts: of a median's or quantile's rank, of squares for a variance."""
+    times = [part["times"] for part in column["parts"]]
+    note = ", of the bounds that the query chooses" if any(times) or column["automatic"] else ""
+    parts = [
+        f"{_OF[part['what']]} sd {part['sd']:.4g}, 95% within {part['within']:.4g}"
+        + ("" if part["times"] is None else f", both times {part['times']}")
+        for part in column["parts"]
+    ]
+    return f"Noise      {column['name']} ({column['kind']}): {'; '.join(parts)}{note}"
+
 
 #: What the choice of a family minimises.
 Optimise = Literal["limit", "answer"]
@@ -122,7 +265,7 @@ class Families(msgspec.Struct, frozen=True):
 
         Returns:
             For each family ``mechanism``, whether it is ``taken``, its ``columns`` (see
-            `outlook.Outlook`), its ``cost``, and how many more such ``questions`` the limit allows
+            `Outlook`), its ``cost``, and how many more such ``questions`` the limit allows
             (``None`` without a limit).
         """
         rows = []
@@ -245,13 +388,14 @@ def _of_population(plan: QueryPlan, budget: QueryBudget, selection: Selection) -
     from dpstream.accounting.tuning.reference import SIZES, mean_over_keys  # loads stream plans
 
     tested = None if selection.tested is None else budget.parts[selection.tested]
-    given = budget, selection, tested, SIZES, plan.min_units
+    given = SIZES, plan.min_units
     if selection.optimum:
-        shapes = [_released_best(*given)]
+        shapes = [_released_best(selection, budget.delta_each, *given)]
     elif budget.mu is None:
-        shapes = [_released_geometric(*given)]
+        noise = required(tested, "geometric thresholds test a count")
+        shapes = [_released_geometric(selection, noise, *given)]
     else:
-        shapes = [_released_gaussian(*given, more) for more in _SHAPES]
+        shapes = [_released_gaussian(budget, selection, tested, *given, more) for more in _SHAPES]
     enough, out = plan.min_units <= SIZES, []
     for chances, tested_errors in shapes:
         chance, tested_error = chances * enough, tested_errors * enough
@@ -275,7 +419,7 @@ def _absolute(noise: PartNoise) -> float:
         return noise.sd * math.sqrt(2 / math.pi)
     if noise.step is not None:
         sensitivity = noise.part.most * noise.part.unit
-        return staircase.moments(noise.scale, sensitivity, noise.step)[0]
+        return staircase_moments(noise.scale, sensitivity, noise.step)[0]
     total, beyond = _geometric_sums(noise)
     return 2 * float(beyond(np.ones(1))[0] / total)
 
@@ -324,32 +468,22 @@ def _released_gaussian(
 
 
 def _released_best(
-    budget: QueryBudget,
-    selection: Selection,
-    tested: PartNoise | None,
-    sizes: Float64,
-    min_units: int,
+    selection: Selection, delta: float, sizes: Float64, min_units: int
 ) -> tuple[Float64, Float64]:
     """As above, of groups alone, where there is no count."""
     from dpstream.accounting.mechanisms.optimum import selection_optimum  # with balls
 
-    optimum = required(
-        selection_optimum(selection.optimum, budget.delta_each), "it was listed before"
-    )
+    optimum = required(selection_optimum(selection.optimum, delta), "it was listed before")
     counts = np.maximum(np.floor(sizes) - (min_units - 1), 0).astype(np.int64)
     chances = np.concatenate([[0.0], optimum.edges * 2.0**-64, [1.0]])
     return chances[np.minimum(counts, len(chances) - 1)], np.zeros(len(sizes))
 
 
 def _released_geometric(
-    budget: QueryBudget,
-    selection: Selection,
-    tested: PartNoise | None,
-    sizes: Float64,
-    min_units: int,
+    selection: Selection, noise: PartNoise, sizes: Float64, min_units: int
 ) -> tuple[Float64, Float64]:
     """As above, where the noisy count is what is tested: means over the coin of its truncation."""
-    noise, need = required(tested, "geometric thresholds test a count"), selection.need(min_units)
+    need = selection.need(min_units)
     passes, error = _above(noise, need - sizes)
     if noise.sooner:
         less = msgspec.structs.replace(noise, most=required(noise.most, "it is truncated") - 1)

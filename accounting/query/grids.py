@@ -11,7 +11,7 @@ the sampler's range, all bits are four less, and so on (`finest`).
 A staircase of an sd near 1 is coarse on steps of 1: its sd falls by up to 8% on steps of 1/2 to
 1/16 (`finer_sums`).  Whole numbers are whole numbers of such steps, so that nothing is rounded, and
 L is as many times larger.  Steps depend on the plan alone, and the sensitivity argument of
-`query.staircase` holds for any L: epsilon stays as it is.
+`accounting.geometric` holds for any L: epsilon stays as it is.
 
 Bounds that the query chooses are looked for in steps of 1 for whole numbers and counts, else of
 2^-8; once chosen they have the grid that they would have had.

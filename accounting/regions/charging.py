@@ -1,4 +1,4 @@
-"""Charge an amount to every point of some boxes.
+"""Charge an amount to every point of some boxes, or close them.
 
 Regions that a box cuts are divided, their inside pays, and neighbours that have spent the same
 are clubbed where the charge was.  All boxes of one charge are one query, of which a point pays the
@@ -16,29 +16,40 @@ of their boxes.  Every step keeps amount(p) >= H(p): dividing and clubbing chang
 pieces and whole regions add the amount to every point of the boxes, and coarsening never lowers a
 point.  A query that is accepted has initial(p) - amount(p) >= its own amount at all of its points,
 so that after it H(p) <= initial(p): by induction no point ever pays more than its initial budget.
+
+**Closed boxes** count for ever as having spent all that any record could have.  **Why nothing there
+is answered any more.**  No initial budget is above ``MOST``, so a point that spent as much has
+nothing left, and every amount is above 0.  **Why it is sound:** a point's amount is raised or,
+where it was beyond all budgets already, lowered to one that refuses as well; the sum of what was
+charged there grows no more.  Closed boxes that meet are one region, so that a stream which closes
+what lies behind it holds one region for it.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.regions.amounts import check_amount
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.regions.amounts import MOST, check_amount
 from dpstream.accounting.regions.boxes import (
     checked,
+    club,
     cut,
     cuts,
+    neighbours,
     overlapped,
+    points,
     replaced,
     split,
     stacked,
+    sums,
     taken,
     volumes,
 )
-from dpstream.accounting.regions.clubbing import club, neighbours, sums
-from dpstream.accounting.regions.decision import Decision, decide
-from dpstream.accounting.regions.spent import Spent
+from dpstream.accounting.regions.decision import Decision, decide, outward
+from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.spent import MOST_SPENT, Spent
 
 # Coarsening: where there are too many boxes, neighbours that differ are joined at the larger.
 #
@@ -88,9 +99,8 @@ def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int6
     for part in parts[1:]:
         total += part
     pairs = [neighbours(boxes, None, k, total - part) for k, part in enumerate(parts)]
-    first = np.concatenate([pair.first for pair in pairs])
-    second = np.concatenate([pair.second for pair in pairs])
-    place = np.repeat(np.arange(len(parts)), [len(pair.first) for pair in pairs])
+    first, second = map(np.concatenate, zip(*pairs, strict=True))
+    place = np.repeat(np.arange(len(parts)), [len(begins) for begins, _ in pairs])
     size = volumes(boxes)
     raised = np.where(spent[first] < spent[second], size[first], size[second])
     order = np.argsort(np.abs(spent[first] - spent[second]) * raised, kind="stable")
@@ -101,10 +111,6 @@ def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int6
     np.minimum.at(best, second, rank)
     chosen = np.flatnonzero((best[first] == rank) & (best[second] == rank))[:most]
     return first[chosen], second[chosen], place[chosen]
-
-
-#: No account reaches this; amounts of a ledger's entries that do are no budgets.
-_MOST = 1 << 61
 
 
 def ask(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> tuple[Decision, Spent]:
@@ -131,20 +137,15 @@ def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
     checked_boxes = checked(spent.space, boxes)
     if not len(checked_boxes):
         return spent
-    near = _near(spent, checked_boxes)
-    work = Work(taken(spent.boxes, near.rim), spent.amounts[near.rim], room(spent))
+    inner, rim = _near(spent, checked_boxes)
+    work = Work(spent, rim)
     for box in checked_boxes:
         work.pay(box, int(amount))
     amounts = spent.amounts.copy()
-    amounts[near.inner] += int(amount)
-    if max(amounts.max(), work.amounts.max(initial=0)) > _MOST:
+    amounts[inner] += int(amount)
+    if max(amounts.max(), work.amounts.max(initial=0)) > MOST_SPENT:
         raise PolicyError("budget", "sums beyond all budgets", "look for entries that are not ours")
-    return renewed(spent, amounts, near.rim, *club(work.boxes, work.amounts))
-
-
-def room(spent: Spent) -> int:
-    """By how many regions the state may still grow."""
-    return spent.cap - len(spent.boxes)
+    return renewed(spent, amounts, rim, *club(work.boxes, work.amounts))
 
 
 def renewed(
@@ -161,20 +162,12 @@ def renewed(
     return Spent(spent.space, spent.kind, boxes, amounts, spent.cap)
 
 
-class _Near(NamedTuple):
-    """Numbers of the regions that meet or touch a charge's boxes, rising.
+def _near(spent: Spent, boxes: Int64) -> tuple[Int64, Int64]:
+    """(inner, rim) numbers, rising, of the regions that meet or touch a charge's boxes.
 
-    Attributes:
-        inner: of those that lie in one box and do not touch its faces.  Their neighbours pay what
-            they pay, so that who could not be clubbed before cannot be clubbed behind it.
-        rim: of all others.
+    Inner ones lie in one box and do not touch its faces.  Their neighbours pay what they pay, so
+    that who could not be clubbed before cannot be clubbed behind it.
     """
-
-    inner: Int64
-    rim: Int64
-
-
-def _near(spent: Spent, boxes: Int64) -> _Near:
     sizes = spent.space.sizes
     inner = np.zeros(len(spent.boxes), np.bool_)
     near = spent.near(boxes)
@@ -186,7 +179,7 @@ def _near(spent: Spent, boxes: Int64) -> _Near:
             begins, ends = spent.boxes[candidates, place, 0], spent.boxes[candidates, place, 1]
             candidates = candidates[(begins >= low[place]) & (ends <= high[place])]
         inner[candidates] = True
-    return _Near(np.flatnonzero(inner), near[~inner[near]])
+    return np.flatnonzero(inner), near[~inner[near]]
 
 
 class Work:
@@ -198,9 +191,10 @@ class Work:
         room: by how many boxes the state may still grow.
     """
 
-    def __init__(self, boxes: Int64, amounts: Int64, room: int) -> None:
-        self.boxes, self.amounts, self.room = boxes, amounts, room
-        self.paid = np.zeros(len(boxes), np.bool_)
+    def __init__(self, spent: Spent, at: Int64) -> None:
+        self.boxes, self.amounts = taken(spent.boxes, at), spent.amounts[at]
+        self.paid = np.zeros(len(at), np.bool_)
+        self.room = spent.cap - len(spent.boxes)
 
     def pay(self, box: Int64, amount: int) -> None:
         """Charge one box."""
@@ -231,3 +225,43 @@ def _divided(met: Int64, box: Int64, room: int) -> Bool:
     chosen = np.zeros(len(met), np.bool_)
     chosen[order[np.cumsum(pieces[order]) <= room]] = True
     return chosen & (pieces > 0)
+
+
+def closable(space: Space, boxes: Any) -> Int64:
+    """Boxes that may be closed: of whole cells of the grid, so that nothing beside them is.
+
+    Raises:
+        UsageError: for any other.
+    """
+    checked_boxes = checked(space, boxes)
+    if not len(checked_boxes) or (outward(space, checked_boxes) != checked_boxes).any():
+        raise UsageError(
+            "boxes", "must be whole cells of the grid to be closed", "end them on lines of the grid"
+        )
+    return checked_boxes
+
+
+def close(spent: Spent, boxes: Any) -> Spent:
+    """The state with some boxes closed; under a full cap also what could not be cut off them.
+
+    Args:
+        spent: the state before, which stays as it is.
+        boxes: (m, d, 2), of ``closable``.
+
+    Raises:
+        UsageError: for boxes that are none.
+    """
+    checked_boxes = checked(spent.space, boxes)
+    if not len(checked_boxes):
+        return spent
+    touched = spent.near(checked_boxes)
+    work = Work(spent, touched)
+    for box in checked_boxes:
+        work.pay(box, MOST)
+    closed = work.paid
+    work.amounts[closed] = MOST
+    regions, amounts = work.boxes, work.amounts
+    if points(taken(regions, closed)) == points(checked_boxes):  # exactly these: as they were named
+        regions = stacked([taken(regions, ~closed), checked_boxes])
+        amounts = np.concatenate([amounts[~closed], np.full(len(checked_boxes), MOST)])
+    return renewed(spent, spent.amounts.copy(), touched, *club(regions, amounts))

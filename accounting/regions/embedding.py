@@ -25,17 +25,16 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.amounts import exact
-from dpstream.accounting.regions.boxes import stacked, taken
-from dpstream.accounting.regions.clubbing import club
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.boxes import club, stacked, taken
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Dimension,
     Integer,
     Real,
+    Space,
     Timestamp,
 )
-from dpstream.accounting.regions.space import Space
 
 #: Pieces of one dimension: codes of a category in another order have one each.
 MAX_PIECES = 64

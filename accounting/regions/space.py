@@ -1,15 +1,336 @@
-"""A space: its dimensions in order, one or two of them initial budgets."""
+"""A space: its dimensions in order, one or two of them initial budgets.
+
+**Dimensions** say how the values of a column become whole coordinates.  A dimension has ``values``
+coordinates 0, 1, ..., one for each value (integers, categories) or for each step of a public grid
+(reals, timestamps, initial budgets), all fixed before the first record.  Records keep their
+coordinates from the day they are written, and queries are asked in coordinates: a query and the
+account of what was spent then compare the same integers, so that no rounding can put a record into
+a box that the query was not charged for.
+
+What is null or outside of the range is, by the dimension's ``missing``, at a coordinate of its
+own behind all others (``point``), or refused (``refuse``): the record is not usable, and its owner
+learns so from the load.  An initial budget has no such choice: a record without one has 0, which
+no query can use.
+"""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.dimensions import Budget, Dimension
+from dpstream.accounting.regions.amounts import Number, charge_of, exact, initial_of, initials_of
+
+#: Multiples of a real grid stay whole as floats.
+_MOST_EXACT = 1 << 53
+#: Bounds of integers and instants: differences stay far from 2^63.
+_FAR = 1 << 61
+
+
+class Coordinates(NamedTuple):
+    """Where records are in one dimension.
+
+    Attributes:
+        at: (n,) int64 in 0 .. size - 1; 0 where not usable.
+        usable: (n,) bool, False for what the dimension refuses.
+    """
+
+    at: Int64
+    usable: Bool
+
+
+class Dimension(msgspec.Struct, frozen=True, kw_only=True):
+    """What all dimensions have.
+
+    Attributes:
+        name: the column's, public.
+        grid: coordinates of one cell of the public grid that queries are snapped to.
+        missing: what null and values outside of the range are.
+    """
+
+    name: str
+    grid: int = 1
+    missing: Literal["point", "refuse"] = "refuse"
+
+    @property
+    def values(self) -> int:
+        """Coordinates that stand for values."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """All coordinates, that of missing values included."""
+        return self.values + (self.missing == "point")
+
+    def check(self) -> None:
+        """Refuse a dimension without meaning.
+
+        Raises:
+            UsageError: its range is empty or too long, or its grid is no number of coordinates.
+        """
+        if not self.name:
+            raise UsageError("dimension", "has no name", "name the column")
+        if not 0 < self.values <= limits.MAX_COORDINATES:
+            raise UsageError(
+                self.name,
+                f"must have 1 to {limits.MAX_COORDINATES:,} coordinates",
+                "put low below high, or use a wider step",
+            )
+        if not 0 < self.grid <= self.size:
+            raise UsageError(
+                self.name, f"must have a grid of 1 to {self.size:,}", "use a cell in that range"
+            )
+
+    def coordinates(self, values: Any, null: Bool | None = None) -> Coordinates:
+        """Where values are.
+
+        Args:
+            values: (n,) array of the column.
+            null: (n,) bool, which are null (beside NaN, NaT and None, which always are).
+
+        Raises:
+            UsageError: if the array's type cannot hold the column's values.
+        """
+        at, inside = self._at(np.asarray(values))
+        if null is not None:
+            inside = inside & ~null
+        there = np.int64(self.values if self.missing == "point" else 0)
+        at = np.where(inside, at, there).astype(np.int64, copy=False)
+        return Coordinates(at, np.ones_like(inside) if self.missing == "point" else inside)
+
+    def edge(self, value: Any) -> int:
+        """The first coordinate at or above a value of a predicate, from 0 to ``values``.
+
+        ``low <= x < high`` is the half-open range from ``edge(low)`` to ``edge(high)``.
+
+        Raises:
+            UsageError: if the value lies between two grid lines: records on its two sides have
+                one coordinate; or if it is no value of the column.
+        """
+        raise NotImplementedError
+
+    def _at(self, values: Any) -> tuple[Int64, Bool]:
+        """Coordinates, and which values have one."""
+        raise NotImplementedError
+
+    def _clipped(self, steps: Fraction) -> int:
+        """A number of steps as an edge."""
+        if steps <= 0:
+            return 0
+        if steps >= self.values:
+            return self.values
+        if steps.denominator != 1:
+            raise UsageError(
+                self.name, "is cut between two lines of its grid", "use a multiple of its step"
+            )
+        return int(steps)
+
+    def _wrong_type(self, wanted: str) -> UsageError:
+        return UsageError(self.name, f"must be a column of {wanted}", f"convert it to {wanted}")
+
+
+def _integers(values: Any, low: int, high: int) -> tuple[Int64, Bool]:
+    """Whole numbers in [low, high) as int64 (low elsewhere), and which they are."""
+    inside = (values >= low) & (values < high)
+    if values.dtype.kind == "f":
+        inside &= np.floor(values) == values
+    safe = np.full(len(values), low, np.int64)
+    safe[inside] = values[inside].astype(np.int64)
+    return safe, inside
+
+
+class Integer(Dimension, frozen=True, kw_only=True, tag="integer"):
+    """Whole numbers from ``low`` to before ``high``, a coordinate each."""
+
+    low: int
+    high: int
+
+    @property
+    def values(self) -> int:
+        """high - low."""
+        return self.high - self.low if max(abs(self.low), abs(self.high)) <= _FAR else 0
+
+    def edge(self, value: Any) -> int:
+        """A number that is not whole is the next one above it: x >= 2.5 is x >= 3."""
+        above = exact(value, self.name).__ceil__()
+        return self._clipped(Fraction(above - self.low))
+
+    def _at(self, values: Any) -> tuple[Int64, Bool]:
+        if values.dtype.kind not in "iuf":
+            raise self._wrong_type("whole numbers")
+        safe, inside = _integers(values, self.low, self.high)
+        return safe - self.low, inside
+
+
+class Timestamp(Dimension, frozen=True, kw_only=True, tag="timestamp"):
+    """Instants in microseconds from ``low`` to before ``high``, by steps."""
+
+    low: int
+    high: int
+    step: int = limits.MICROS_PER_SECOND
+
+    @property
+    def values(self) -> int:
+        """Steps, the last one perhaps shorter."""
+        if max(abs(self.low), abs(self.high)) > _FAR or self.step < 1:
+            return 0
+        return -((self.low - self.high) // self.step)
+
+    def edge(self, value: Any) -> int:
+        """Of microseconds."""
+        instant = exact(value, self.name)
+        return (
+            self.values if instant >= self.high else self._clipped((instant - self.low) / self.step)
+        )
+
+    def _at(self, values: Any) -> tuple[Int64, Bool]:
+        if values.dtype == np.dtype("datetime64[us]"):
+            values = values.astype(np.int64)  # NaT is the least int64, which is outside
+        if values.dtype.kind not in "iu":
+            raise self._wrong_type("microseconds or datetime64[us]")
+        safe, inside = _integers(values, self.low, self.high)
+        return (safe - self.low) // self.step, inside
+
+
+class Real(Dimension, frozen=True, kw_only=True, tag="real"):
+    """Real numbers from ``low`` to before ``high``, by steps of a public grid.
+
+    The three are the decimals that they are written as, and ``high - low`` is a whole number of
+    steps.  A line of the grid is the float nearest to its decimal, so that 0.3 is on the third
+    line of step 0.1, wherever 0.3 / 0.1 falls.
+    """
+
+    low: float
+    high: float
+    step: float
+
+    @property
+    def values(self) -> int:
+        """Steps from low to high."""
+        if self.step <= 0:
+            return 0
+        low, high, step = (exact(v, self.name) for v in (self.low, self.high, self.step))
+        return int((high - low) / step)
+
+    def check(self) -> None:
+        """Also refuse a grid that does not end at ``high``, or whose lines floats cannot tell."""
+        super().check()
+        low, step, scale = self.lines()
+        if low + step * self.values != exact(self.high, self.name) * scale:
+            raise UsageError(
+                self.name, "must be a whole number of steps long", "move high to a multiple of step"
+            )
+        if max(abs(low), abs(low + step * self.values), scale) >= _MOST_EXACT or (
+            np.spacing(max(abs(self.low), abs(self.high))) >= self.step / 2
+        ):
+            raise UsageError(
+                self.name, "has a grid finer than floats are", "use fewer digits or a wider step"
+            )
+
+    def edge(self, value: Any) -> int:
+        """Of a multiple of the step; below and above the range, its ends."""
+        low, step = exact(self.low, self.name), exact(self.step, self.name)
+        return self._clipped((exact(value, self.name) - low) / step)
+
+    def lines(self) -> tuple[int, int, int]:
+        """(low, step, scale), whole numbers: line k is (low + k step) / scale."""
+        low, step = exact(self.low, self.name), exact(self.step, self.name)
+        scale = low.denominator * step.denominator
+        return int(low * scale), int(step * scale), scale
+
+    def _at(self, values: Any) -> tuple[Int64, Bool]:
+        if values.dtype.kind not in "iuf":
+            raise self._wrong_type("numbers")
+        value = values.astype(np.float64)
+        inside = (value >= self.low) & (value < self.high)
+        value = np.where(inside, value, self.low)
+        low, step, scale = self.lines()
+        at = np.floor((value - self.low) / self.step)
+        at -= (low + at * step) / scale > value
+        at += (low + (at + 1) * step) / scale <= value
+        return at.astype(np.int64), inside
+
+
+class Category(Dimension, frozen=True, kw_only=True, tag="category"):
+    """One of a public list of texts, in its order."""
+
+    codes: tuple[str, ...]
+
+    @property
+    def values(self) -> int:
+        """How many codes there are."""
+        return len(self.codes)
+
+    def check(self) -> None:
+        """Also refuse a code that is there twice, or that numpy's texts cannot hold."""
+        super().check()
+        if len(set(self.codes)) < len(self.codes) or any("\0" in code for code in self.codes):
+            raise UsageError(
+                self.name, "must have codes that differ, without NUL", "list each code once"
+            )
+
+    def edge(self, value: Any) -> int:
+        """The coordinate of a code: it alone is the range from there to the next."""
+        if value not in self.codes:
+            raise UsageError(self.name, "has no such code", "use one of the listed codes")
+        return self.codes.index(value)
+
+    def _at(self, values: Any) -> tuple[Int64, Bool]:
+        given = np.ones(len(values), np.bool_)
+        if values.dtype.kind == "O":
+            given = np.fromiter((isinstance(v, str) for v in values), np.bool_, len(values))
+            values = np.where(given, values, "").astype(np.str_)
+        if values.dtype.kind not in "UT":
+            raise self._wrong_type("texts")
+        codes = np.asarray(self.codes)
+        order = np.argsort(codes, kind="stable")
+        near = np.minimum(np.searchsorted(codes[order], values), len(codes) - 1)
+        at = order[near]
+        return at, given & (codes[at] == values)
+
+
+class Budget(Dimension, frozen=True, kw_only=True, tag="budget"):
+    """The initial budget of a record: 0 to ``most``, in steps of millionths, rounded down.
+
+    Coordinate c stands for an initial budget of c x step; what a record has above that is not
+    used.  A record without a budget (null, NaN, negative) is at 0 and not usable; one above
+    ``most`` is there.
+    """
+
+    kind: Literal["epsilon", "rho"] = "epsilon"
+    most: float | str
+    step: int = 1
+
+    @property
+    def values(self) -> int:
+        """The budgets 0, step, ..., most."""
+        return initial_of(self.most, self.name) // self.step + 1 if self.step > 0 else 0
+
+    def check(self) -> None:
+        """Also refuse a code point for missing budgets: they have none."""
+        super().check()
+        if self.missing != "refuse":
+            raise UsageError(
+                self.name, "cannot have a point for missing budgets", 'use missing = "refuse"'
+            )
+
+    def edge(self, value: Number) -> int:
+        """The least initial budget that is not below a number."""
+        if exact(value, self.name) <= 0:
+            return 0
+        return min(-(-charge_of(value, self.name) // self.step), self.values)
+
+    def _at(self, values: Any) -> tuple[Int64, Bool]:
+        """Of budgets as numbers (1.5 is a million and a half millionths)."""
+        if values.dtype.kind not in "iuf":
+            raise self._wrong_type("numbers")
+        micro, given = initials_of(values.astype(np.float64))
+        return np.minimum(micro // self.step, self.values - 1), given
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError, instance
 from dpstream.accounting.regions.boxes import checked, disjoint, overlapped, points, stacked
-from dpstream.accounting.regions.dimensions import Budget
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Space
 
-#: What one point may have spent: sums of it stay far from 2^63.
-_MOST = 1 << 61
+#: What one point may have spent, beyond all budgets; sums of it stay far from 2^63.
+MOST_SPENT = 1 << 61
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +115,7 @@ def restored(
     integral = regions.dtype == spent.dtype == np.int64
     if not integral or regions.shape != (len(spent), len(space.dimensions), 2) or len(spent) > cap:
         raise _broken("must be whole numbers for each box and dimension, no more than the cap")
-    if ((spent < 0) | (spent > _MOST)).any():
+    if ((spent < 0) | (spent > MOST_SPENT)).any():
         raise _broken("must have amounts of 0 or more that are not beyond all budgets")
     low, high = regions[:, :, 0], regions[:, :, 1]
     if ((low < 0) | (low >= high) | (high > space.sizes)).any():

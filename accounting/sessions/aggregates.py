@@ -21,9 +21,14 @@ nothing to a sum, an average or a tree.  So it moves
 A record that changes is one removed and one added, each at a point of its own, which pay each.
 A narrower range of the column has less noise: restricting the query to where values matter is how
 outliers are handled, never bounds that nobody sees.
+
+**Columns as numbers.**  Whole coordinates are values on a lattice, so that sums are whole numbers.
+A real value counts as the line of its grid at or below it: that is what its coordinate says.
 """
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -31,12 +36,63 @@ import msgspec
 from dpstream.accounting import figures, limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.query.parts import LEAVES, cells_of
 from dpstream.accounting.query.plan import MAX_QUANTILES, QueryColumn
-from dpstream.accounting.query.tree import LEAVES, cells_of
 from dpstream.accounting.regions.amounts import check_amount
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Dimension, Integer, Real, Space
 from dpstream.accounting.sessions.cells import Cells
-from dpstream.accounting.sessions.lines import line_of
+
+
+class Line(NamedTuple):
+    """Values of a column: coordinate c has the value unit (first + by c).
+
+    Attributes:
+        unit: of the lattice that sums are whole numbers of.
+        first, by: whole numbers without a common divisor.
+    """
+
+    unit: Fraction
+    first: int
+    by: int
+
+    def at(self, coordinate: int) -> int:
+        """The value of a coordinate, in units."""
+        return self.first + self.by * coordinate
+
+    @property
+    def low(self) -> float:
+        """The value of coordinate 0."""
+        return float(self.unit * self.first)
+
+    @property
+    def step(self) -> float:
+        """From one coordinate's value to the next."""
+        return float(self.unit * self.by)
+
+
+def line_of(dimension: Dimension) -> Line:
+    """How a dimension's coordinates are numbers; a real value counts as the grid line below it.
+
+    Raises:
+        UsageError: they are none, or too many to be summed.
+    """
+    if isinstance(dimension, Integer):
+        first, by, scale = dimension.low, 1, 1
+    elif isinstance(dimension, Real):
+        first, by, scale = dimension.lines()
+    else:
+        raise UsageError(
+            dimension.name, "cannot be aggregated", "use a column of whole or real numbers"
+        )
+    common = math.gcd(first, by)
+    line = Line(Fraction(common, scale), first // common, by // common)
+    most = max(abs(line.at(0)), abs(line.at(dimension.values - 1)), dimension.values)
+    if most > limits.MAX_GRID_VALUE or dimension.values > limits.MAX_SUMMED:
+        raise UsageError(
+            dimension.name, "has too many steps to be summed", "declare it with a wider step"
+        )
+    return line
+
 
 Kind = Literal["epsilon", "rho"]
 What = Literal["count", "sum", "average", "quantiles"]

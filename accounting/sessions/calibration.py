@@ -13,31 +13,37 @@ is charged in integers is spent in floats.  There is no delta in either.
 
 One record is in one cell (``aggregates``), so that a is also what the whole batch costs it.  Cells
 have the range of a column that their own boxes have, so noise may differ from cell to cell.
+
+**How exact an answer will be** is known before anything is charged or read.  Noise is fixed by the
+question alone, so that its size is public.  Of a count or a sum that is the whole error.  An
+average's error falls with the number of records, and a quantile's is one of rank: so many records
+it may be off by, whatever their values are.
 """
 
 import functools
 import math
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dpstream.accounting import limits
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.query.calibration import PartNoise
-from dpstream.accounting.query.parts import QueryPart, parts_of
+from dpstream.accounting.query.calibration import PartNoise, half_width
+from dpstream.accounting.query.parts import QueryPart, half_of, parts_of, rank_factor
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     Aggregate,
     Kind,
+    Line,
     Question,
+    line_of,
     tree_column,
 )
 from dpstream.accounting.sessions.cells import Cells, Ranges
-from dpstream.accounting.sessions.lines import Line, line_of
 
 #: Least scale of exact draws.
 _LEAST = 2.0**-10
@@ -166,3 +172,66 @@ def scale_of(kind: Kind, part: QueryPart, amount: Fraction) -> float:
     while Fraction(sd) ** 2 < square:
         sd = math.nextafter(sd, math.inf)
     return sd
+
+
+class Expected(NamedTuple):
+    """The error of an aggregate.
+
+    Attributes:
+        name: the aggregate's.
+        what: ``value``; ``value times records``: to be divided by the records of the cell, for
+            values at the ends of the range (the worst case); ``rank``: in records.
+        sd: (cells,) of the noise; within: (cells,) half-width of the 95% interval.
+    """
+
+    name: str
+    what: Literal["value", "value times records", "rank"]
+    sd: Float64
+    within: Float64
+
+    @property
+    def most(self) -> float:
+        """Half-width of the interval in the cell where it is largest."""
+        return float(self.within.max())
+
+
+def expected(space: Space, question: Question, boxes: Int64) -> list[Expected]:
+    """The errors of a question's aggregates, in their order.
+
+    Args:
+        boxes: (m, d, 2) that the query would read.
+
+    Raises:
+        UsageError: as for `calibrated`.
+    """
+    errors = []
+    for measures in calibrated(space, question, boxes):
+        what = _WHAT[measures.aggregate.what]
+        sd, within = np.array([_expected(measure) for measure in measures.each]).T
+        errors.append(Expected(measures.aggregate.name, what, sd[measures.of], within[measures.of]))
+    return errors
+
+
+_WHAT: dict[str, Literal["value", "value times records", "rank"]] = {
+    "count": "value",
+    "sum": "value",
+    "average": "value times records",
+    "quantiles": "rank",
+}
+
+
+def _expected(measure: Measure) -> tuple[float, float]:
+    """(sd, half-width) in cells of one range."""
+    line, noises = measure.line, measure.noises
+    width = half_width(noises[0].law)
+    if line is None:
+        return noises[0].sd, float(noises[0].margin)
+    if measure.aggregate.what == "sum":
+        unit = float(line.unit)
+        return noises[0].sd * unit, noises[0].margin * unit
+    if measure.aggregate.what == "average":
+        total, records = noises
+        sd = float(np.hypot(total.sd, half_of(measure.column) * records.sd)) * line.step
+        return sd, width * sd
+    sd = noises[0].sd * rank_factor(measure.column)
+    return sd, width * sd

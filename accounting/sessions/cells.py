@@ -15,8 +15,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.boxes import cut, overlapped, taken
-from dpstream.accounting.regions.dimensions import Category, Dimension
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Category, Dimension, Space
 
 
 class Axis(msgspec.Struct, frozen=True):

@@ -2,10 +2,9 @@
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.base import Strategy
-from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.dense import DenseStrategy
 from dpstream.accounting.strategies.geometric import GeometricStrategy
-from dpstream.accounting.strategies.toeplitz import ToeplitzStrategy
+from dpstream.accounting.strategies.toeplitz import BltStrategy, ToeplitzStrategy
 from dpstream.accounting.strategies.tree import TreeStrategy
 
 __all__ = [

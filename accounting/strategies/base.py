@@ -6,18 +6,131 @@ of sd sigma; what is released at trigger t is a fixed function of y's first node
 ``prefix_t + n_t`` where n_t is a fixed function of z alone, a whole number of 2^-DECODE_BITS.
 Only ``geometric`` has two-sided geometric z; its prefixes may use nodes of future steps.
 All methods are public arithmetic: no data, no randomness.
+
+**Generators** are lower-triangular encoders with few numbers for each step, decoded with few
+buffers.  A has numbers theta, out and into for each step and buffer, and a gain for each step:
+
+    A[t, t] = 1 / gain_t,    A[t, j] = sum_k out_tk theta_(t-1)k ... theta_(j+1)k into_jk  (j < t),
+
+so that w = A^-1 z, and with it n_t = w_1 + ... + w_t, takes one pass with a buffer for each k:
+
+    w_t = gain_t (z_t - sum_k out_tk s_k),   then   s_k <- theta_tk s_k + into_tk w_t.
+
+A buffered linear Toeplitz encoder is the case in which nothing depends on t.  Every figure here is
+that of the numbers as they are, not of what they were meant to approximate.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import flint
 import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.strategies.generators import Generators
+from dpstream.accounting.balls import ROUND_UP
+from dpstream.accounting.limits import DECODE_BITS
 
+
+class Responses(NamedTuple):
+    """How far things move in a pass with node noises of at most 1, and what an error moves.
+
+    Attributes:
+        decoder: (T, T) row t has the weights of z in n_t.
+        step: the most that 1 added to a w moves a prefix; buffers: (d,) the same of a buffer.
+        steps: the largest |w|; filled: (d,) the largest |s_k|.
+    """
+
+    decoder: Float64
+    step: float
+    buffers: Float64
+    steps: float
+    filled: Float64
+
+
+class Generators(NamedTuple):
+    """The numbers of an encoder.
+
+    Attributes:
+        theta, out, into: (T, d) float64; theta and into are not negative where ``out`` is not.
+        gain: (T,) float64, positive.
+    """
+
+    theta: Float64
+    out: Float64
+    into: Float64
+    gain: Float64
+
+    @property
+    def table(self) -> Float64:
+        """(T, 3 d + 1) theta, out, into and gain of each step, as compiled kernels read them."""
+        return np.concatenate([self.theta, self.out, self.into, self.gain[:, None]], axis=1)
+
+    def matrix(self) -> Float64:
+        """(T, T) A."""
+        size = len(self.gain)
+        matrix, buffers = np.diag(1 / self.gain), np.zeros(self.theta.shape)
+        for t in range(size):
+            matrix[t, :t] = buffers[:t] @ self.out[t]
+            buffers[:t] *= self.theta[t]
+            buffers[t] = self.into[t]
+        return matrix
+
+    def responses(self) -> Responses:
+        """See there; takes T^2 d operations.
+
+        The decoder is built from the last step to the first: where one more in w_t moves prefix
+        t' by ``moved``, and one more in buffer k before step t by ``pull``,
+
+            moved = 1 + sum_k into_tk pull_k,    pull_k <- theta_tk pull_k - gain_t out_tk moved,
+
+        and z_t's weight in it is gain_t moved.
+        """
+        size, width = self.theta.shape
+        decoder, pull = np.zeros((size, size)), np.zeros((size, width))
+        step, buffers = 1.0, np.zeros(width)
+        for t in range(size - 1, -1, -1):
+            later = pull[t:]
+            moved = 1 + later @ self.into[t]
+            decoder[t:, t] = self.gain[t] * moved
+            later *= self.theta[t]
+            later -= np.outer(self.gain[t] * moved, self.out[t])
+            step = max(step, float(np.abs(moved).max()))
+            buffers = np.maximum(buffers, np.abs(later).max(axis=0))
+        steps, filled = 0.0, np.zeros(width)
+        held = np.zeros((size, width))
+        for t in range(size):
+            before = decoder[t - 1, : t + 1] if t else 0.0
+            given = decoder[t, : t + 1] - before
+            steps = max(steps, float(np.abs(given).sum()))
+            held[: t + 1] *= self.theta[t]
+            held[: t + 1] += np.outer(given, self.into[t])
+            filled = np.maximum(filled, np.abs(held[: t + 1]).sum(axis=0))
+        return Responses(decoder, step, buffers, steps, filled)
+
+    def prefix(self, noise: Sequence[Any], step_index: int) -> Any:
+        """n_t before rounding, as a ball at the precision in force.
+
+        Args:
+            noise: balls of the first node noises, at least ``step_index`` of them.
+        """
+        total = flint.arb(0)
+        buffers = [flint.arb(0)] * self.theta.shape[1]
+        rows = zip(*(part.tolist() for part in self), strict=True)
+        for (theta, out, into, gain), node in zip(rows, noise[:step_index], strict=False):
+            rest = node
+            for weight, held in zip(out, buffers, strict=True):
+                rest -= weight * held
+            given = gain * rest
+            total += given
+            buffers = [
+                a * held + b * given for a, b, held in zip(theta, into, buffers, strict=True)
+            ]
+        return total
+
+
+_SLACK = 1e-10
 #: precision in bits -> one row's node noises as balls (``flint.arb``) that contain them.
 ExactNoise = Callable[[int], Sequence[Any]]
 
@@ -45,6 +158,17 @@ class Ranges(NamedTuple):
     out: Int64
     exact: Callable[[int, int], ExactNoise]
     noise_error: float = 0.0
+
+    def settle(self, open_: tuple[Int64, Int64], exact: Callable[[int, int], int]) -> None:
+        """Fill in the prefixes that floats leave open.
+
+        Args:
+            open_: their (rows, steps).
+            exact: (row, step) -> n_t * 2^DECODE_BITS.
+        """
+        for row, step_index in zip(*(where.tolist() for where in open_), strict=True):
+            column = step_index - self.step_index[row] - 1 if self.out.shape[1] > 1 else 0
+            self.out[row, column] = exact(row, step_index)
 
     @property
     def arrays(self) -> tuple[npt.NDArray[Any], Int64, Int64, Int64, npt.NDArray[Any], Int64]:
@@ -104,9 +228,10 @@ class Strategy(ABC):
         """(T,) sd of n_t for node noise of sd 1, rounded up."""
 
     @property
-    @abstractmethod
     def rounding(self) -> Float64:
-        """(T,) D_t: the most n_t differs from its Gaussian ideal (node and decode rounding)."""
+        """(T,) D_t: the most n_t differs from its ideal (node and decode rounding); here that of
+        decoding alone."""
+        return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
 
     @property
     @abstractmethod
@@ -122,9 +247,10 @@ class Strategy(ABC):
     def matrix(self) -> npt.NDArray[Any]:
         """Dense encoder (nodes, T), nodes in the order in which they complete (small T)."""
 
-    @abstractmethod
     def nodes_through(self, step_index: int | Int64) -> Int64:
-        """Number of nodes that are complete after step ``step_index`` (0 for step 0)."""
+        """Number of nodes that are complete after step ``step_index`` (0 for step 0); one a step,
+        unless the strategy says otherwise."""
+        return np.asarray(step_index, np.int64).copy()
 
     @property
     def generators(self) -> Generators | None:
@@ -148,3 +274,19 @@ class Strategy(ABC):
     @abstractmethod
     def fold(self, ranges: Ranges) -> None:
         """Advance many noise paths: update their states and fill ``ranges.out``."""
+
+
+def heavy_split(gram: Float64, pieces: int, total: int | Int64) -> float | Float64:
+    """|A a|^2 of ``total`` on ``pieces`` neighbours, one on each and the rest on the middle one;
+    rounded up.
+
+    Args:
+        gram: (T,) the largest Gram entry of two columns by their lag; not negative, falling.
+        pieces: at most T.
+    """
+    extra = total - pieces
+    lag = np.arange(1, pieces)
+    ones = pieces * gram[0] + 2 * float((pieces - lag) @ gram[1:pieces])
+    left, right = (pieces - 1) // 2, pieces // 2
+    row = gram[0] + gram[1 : left + 1].sum() + gram[1 : right + 1].sum()
+    return (ones + 2 * extra * row + extra**2 * gram[0]) * (1 + _SLACK)  # type: ignore[no-any-return]

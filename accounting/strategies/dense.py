@@ -1,11 +1,11 @@
 """The lower-triangular encoder with the smallest mean squared error of all prefixes.
 
-It is the Cholesky factor of ``prefix_optimum``, within .1% of the certified floor of every
+It is the Cholesky factor of `prefix_optimum`, within .1% of the certified floor of every
 factorisation (root mean squared error over the prefixes; ``blt`` 4 to 5%, the tree 60 to 80%).
 Not a convolution: later steps get other coefficients, because fewer prefixes are still to come.
 
 Every entry below the diagonal matters, but all of them come from at most 19 numbers a step
-(``generators``), rounded to 24 bits; these are the run's committed parameters.  The optimum itself
+(`Generators`), rounded to 24 bits; these are the run's committed parameters.  The optimum itself
 is found by floats that no two processors need agree on, and only when a run begins; encoder,
 sensitivity and decoder are those of the committed numbers.  T (T + 1) / 2 coefficients would be
 16 MiB at T = 2048, these are 0.15.
@@ -13,6 +13,28 @@ sensitivity and decoder are those of the committed numbers.  T (T + 1) / 2 coeff
 The encoder is real: z are Gaussians, and a decoded prefix is the exact rounding of an exact real
 number, as for ``blt``.  Sensitivity: one unit of input at step j moves y by column j of A, squared
 norm <= col2, the largest of all columns, rounded up.
+
+**The optimum**: the encoder with the smallest weighted squared error of all T prefixes, and its
+certificate.  With X = A^T A and V = M^T diag(c) M (M the prefix sums, c_t > 0 what prefix t counts)
+the squared error of all prefixes at mu = 1 is tr(V X^-1) if no diagonal entry of X exceeds 1, which
+is convex in X.  For any weights d of sum 1 and D = diag(d) no X does better than
+
+    floor = (tr (D^1/2 V D^1/2)^1/2)^2,
+
+and X = D^-1/2 (D^1/2 V D^1/2)^1/2 D^-1/2 reaches it if its diagonal is constant.  Taking d times
+that diagonal for the next d converges in a few rounds.
+
+No eigenvectors are needed, because V^-1 is tridiagonal: 1/c_t + 1/c_(t-1) on its diagonal and
+-1/c_(t-1) beside it, the second difference where all prefixes count alike.  With
+H = D^-1/2 V^-1 D^-1/2 the root above is H^-1/2, and (Hale, Higham, Trefethen 2008)
+
+    H^-1/2 = about sum_k w_k (H + s_k)^-1,   so   X = about sum_k w_k (V^-1 + s_k D)^-1
+
+with poles s_k by elliptic functions, whose error falls exponentially with their number.  The
+inverse of a tridiagonal matrix is g_j rho_(j+1) ... rho_i below its diagonal.  So X has few
+numbers for each step, and its Cholesky factor A keeps the ratios rho (`Generators`).  X is
+scaled to a diagonal of 1 before it is factored.  There the error is stationary under changes of X
+that keep the diagonal, so that what few poles miss enters it squared.
 """
 
 import functools
@@ -21,13 +43,111 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.balls import settled
 from dpstream.accounting.limits import DECODE_BITS, MAX_DENSE_TRIGGERS
-from dpstream.accounting.strategies.base import ExactNoise, Ranges, Strategy
-from dpstream.accounting.strategies.convolution import ROUND_UP, heavy_split
-from dpstream.accounting.strategies.generators import Generators, Responses
-from dpstream.accounting.strategies.prefix_optimum import prefix_optimum
-from dpstream.accounting.strategies.settle import settled
+from dpstream.accounting.strategies.base import (
+    ExactNoise,
+    Generators,
+    Ranges,
+    Responses,
+    Strategy,
+    heavy_split,
+)
+
+_ROUNDS = 20
+#: Poles that give diagonals to about 1e-9.
+_MANY = 24
+#: Up to so many rows all eigenvalues of a matrix take less time than loading ``scipy.linalg``.
+_FEW = 64
+
+
+def prefix_weights(importance: Float64) -> tuple[Float64, float]:
+    """(d of sum 1, floor of tr(V X^-1)).
+
+    Args:
+        importance: (T,) c, positive: what the squared error of each prefix counts.
+    """
+    weights = np.full(len(importance), 1 / len(importance))
+    floor = 0.0
+    for _ in range(_ROUNDS):
+        diagonal = weights * _inverses(importance, weights, _MANY)[1].sum(axis=1)
+        total = float(diagonal.sum())
+        if total**2 > floor:
+            best, floor = weights, total**2
+        weights = diagonal / total
+    return best, floor
+
+
+def prefix_optimum(importance: Float64, buffers: int) -> Generators:
+    """The optimum's encoder with so many buffers; columns of norm about 1.
+
+    Args:
+        importance: (T,) as for ``prefix_weights``; ones: all prefixes alike.
+    """
+    triggers = len(importance)
+    weights, _ = prefix_weights(importance)
+    rho, diagonal = _inverses(importance, weights, buffers)
+    scale = 1 / np.sqrt(diagonal.sum(axis=1))
+    into = diagonal * scale[:, None]
+    # A[t, j] = r_t . (ratios between) . into_j; A^T A = X gives, from the last step on,
+    #   (r_t r_t^T + rest_t) into_t = scale_t (1, ..., 1),  rest_t what later rows of A add.
+    rows, root = np.zeros((triggers, buffers)), np.zeros(triggers)
+    rest = np.zeros((buffers, buffers))
+    for t in range(triggers - 1, -1, -1):
+        wanted = scale[t] - rest @ into[t]
+        root[t] = np.sqrt(wanted @ into[t])
+        rows[t] = wanted / root[t]
+        rest = rho[t][:, None] * (np.outer(rows[t], rows[t]) + rest) * rho[t]
+    return Generators(rho, rows * rho, into, 1 / root)
+
+
+def _second_difference(importance: Float64) -> tuple[Float64, Float64]:
+    """(T,) diagonal of V^-1, and (T,) minus its entries before the diagonal, the first one 0."""
+    before = np.concatenate([[0.0], 1 / importance[:-1]])
+    return 1 / importance + before, before
+
+
+def _inverses(importance: Float64, weights: Float64, poles: int) -> tuple[Float64, Float64]:
+    """(T, poles) ratios rho and diagonals w_k g of w_k (V^-1 + s_k D)^-1 for each pole."""
+    shifts, factors = _poles(importance, weights, poles)
+    size = len(weights)
+    own, before = _second_difference(importance)
+    diagonal = np.outer(weights, shifts) + own[:, None]
+    above, below = diagonal.copy(), diagonal.copy()
+    for t in range(1, size):
+        above[t] -= before[t] ** 2 / above[t - 1]
+        below[size - 1 - t] -= before[size - t] ** 2 / below[size - t]
+    return before[:, None] / below, factors / (above + below - diagonal)
+
+
+def _poles(importance: Float64, weights: Float64, count: int) -> tuple[Float64, Float64]:
+    """(s_k, w_k) for x^-1/2 over the eigenvalues of H."""
+    own, before = _second_difference(importance)
+    diagonal = own / weights
+    beside = -before[1:] / np.sqrt(weights[:-1] * weights[1:])
+    low, high = _extremes(diagonal, beside)
+    part = low / high
+    period = special.ellipkm1(part)
+    sn, cn, dn, _ = special.ellipj((np.arange(count) + 0.5) * period / count, 1 - part)
+    return low * (sn / cn) ** 2, 2 / np.pi * period / count * np.sqrt(low) * dn / cn**2
+
+
+def _extremes(diagonal: Float64, beside: Float64) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of a symmetric tridiagonal matrix."""
+    size = len(diagonal)
+    if size <= _FEW:
+        values = np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside, -1))
+        return values[0], values[-1]
+    from scipy.linalg import eigvalsh_tridiagonal
+
+    low, high = (
+        eigvalsh_tridiagonal(diagonal, beside, select="i", select_range=(k, k))[0]
+        for k in (0, size - 1)
+    )
+    return low, high
+
 
 _SLACK = 1e-10
 #: Buffers by the most triggers they serve: what is lost is below 2e-4 of the squared error.
@@ -116,11 +236,6 @@ class DenseStrategy(Strategy):
     def reach(self) -> float:
         return float(np.abs(self._responses.decoder).sum(axis=1).max() * (1 + _SLACK))
 
-    @property
-    @override
-    def rounding(self) -> Float64:
-        return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
-
     @override
     def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
         """See base; as for a convolution, every pair charged the largest entry of its lag."""
@@ -129,10 +244,6 @@ class DenseStrategy(Strategy):
     @override
     def matrix(self) -> Float64:
         return self._matrix.copy()
-
-    @override
-    def nodes_through(self, step_index: int | Int64) -> Int64:
-        return np.asarray(step_index, np.int64).copy()
 
     @property
     @override
@@ -148,9 +259,7 @@ class DenseStrategy(Strategy):
         given = ranges.noise_error * self.reach + 2.0**-40
         moves = np.append(self._responses.buffers, self._responses.step) * (1 + 1e-6)
         open_ = fold_generators(*ranges.arrays, self._table, moves, given)
-        for row, step_index in zip(*(where.tolist() for where in open_), strict=True):
-            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
-            ranges.out[row, column] = self.exact(ranges.exact(row, step_index), step_index)
+        ranges.settle(open_, lambda row, at: self.exact(ranges.exact(row, at), at))
 
     def exact(self, noise: ExactNoise, step_index: int) -> int:
         """n_t * 2^DECODE_BITS at ``step_index``, whatever precision that takes."""

@@ -40,8 +40,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.limits import DECODE_BITS, MAX_GEOMETRIC_TRIGGERS
-from dpstream.accounting.strategies.base import Ranges, Strategy
-from dpstream.accounting.strategies.convolution import ROUND_UP, heavy_split
+from dpstream.accounting.strategies.base import Ranges, Strategy, heavy_split
 
 # p-identities for the prefixes of T steps: encoders of small error for pure epsilon.
 #
@@ -241,11 +240,6 @@ class GeometricStrategy(Strategy):
 
     @property
     @override
-    def rounding(self) -> Float64:
-        return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
-
-    @property
-    @override
     def reach(self) -> float:
         return self._figures[1]
 
@@ -293,10 +287,9 @@ class GeometricStrategy(Strategy):
         from dpstream.accounting.strategies.kernels import fold_geometric
 
         tables = self._alone, self._rows, np.ascontiguousarray(self._decoder)
-        undecided = fold_geometric(*ranges.arrays, *tables)
-        for row, step_index in zip(*(where.tolist() for where in undecided), strict=True):
-            column = step_index - ranges.step_index[row] - 1 if ranges.out.shape[1] > 1 else 0
-            ranges.out[row, column] = self._exact(ranges, row, step_index)
+        ranges.settle(
+            fold_geometric(*ranges.arrays, *tables), lambda row, at: self._exact(ranges, row, at)
+        )
 
     def _exact(self, ranges: Ranges, row: int, step_index: int) -> int:
         """n_t * 2^DECODE_BITS, rounded, in fractions: a value may lie on a rounding boundary, which

@@ -1,22 +1,43 @@
 """The strategies' inner loops, compiled by numba.
 
 They are imported by whoever folds, not by whoever plans: numba takes longer to load than a plan
-takes to compute.  Arrays have the shapes and dtypes of ``Ranges``.
+takes to compute.  Arrays have the shapes and dtypes of ``Ranges``.  `impulse` is plain Python, too,
+so that a plan of few triggers needs no compiler.
 """
 
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int32, Int64
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.compiled import njit
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies.convolution import ROUND_UP
-from dpstream.accounting.strategies.impulse import impulse
+
+
+def impulse(theta: Float64, omega: Float64, out: Float64) -> None:
+    """Fill ``out`` with b_k, the prefix of w after k + 1 steps for z = (1, 0, 0, ...).
+
+    Direct-form filters lose digits where poles lie near 1.
+
+    Args:
+        theta, omega: (d,) of the exponentials; out: (T,).
+    """
+    buffers = np.zeros(theta.size)
+    total = 0.0
+    for t in range(out.size):
+        step = 1.0 if t == 0 else 0.0
+        for k in range(theta.size):
+            step -= omega[k] * buffers[k]
+        for k in range(theta.size):
+            buffers[k] = theta[k] * buffers[k] + step
+        total += step
+        out[t] = total
+
 
 _SCALE = 1 << DECODE_BITS
 _FLOAT_SCALE = float(_SCALE)
 _UNIT_ROUND_OFF = 2.0**-53
 
-#: ``impulse``, for many triggers; the same operations in the same order.
+#: `impulse`, for many triggers; the same operations in the same order.
 fill_impulse = njit(cache=True, nogil=True)(impulse)
 
 

@@ -8,15 +8,16 @@ from fractions import Fraction
 from typing import Any
 
 from dpstream.accounting import special
-from dpstream.accounting.errors import InvariantError, instance, required
+from dpstream.accounting.errors import instance, required
 from dpstream.accounting.figures import guarantee_pair, up
-from dpstream.accounting.roots import brentq
+from dpstream.accounting.gaussian import brentq
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import margins
-from dpstream.accounting.tabulation.combined import published_margin
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
     gaussian_epsilon,
+    gaussian_losses,
+    geometric_losses,
     mu_of_rho,
     renyi_epsilon,
     rounded_up,
@@ -24,12 +25,10 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon,
     zcdp_epsilon_analytic,
 )
-from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.losses import gaussian_losses, geometric_losses
-from dpstream.accounting.tabulation.margins import margin, tail
+from dpstream.accounting.tabulation.margins import margin, published_margin, tail
+from dpstream.accounting.tabulation.parameters import Level, Table
 from dpstream.accounting.tabulation.plan import TablePlan, thresholds_json
 from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
-from dpstream.accounting.tabulation.tables import Table
 
 # From the margin that a figure shall have to the least budget that gives it.
 #
@@ -44,8 +43,12 @@ MISSED = 0.05
 @functools.lru_cache(maxsize=1024)
 def least_budget(law: LawName, most: int) -> float:
     """Least rho or epsilon of one count whose noise is within ``most`` with 95%."""
+
+    def geometric_missed(epsilon: float) -> float:
+        return 2 * math.exp(-epsilon * most) / (1 + math.exp(epsilon)) - MISSED
+
     if law == "discrete laplace":
-        return brentq(lambda e: _geometric_tail(e, most) - MISSED, 1e-9, 50.0, xtol=1e-15)
+        return brentq(geometric_missed, 1e-9, 50.0, xtol=1e-15)
     if law == "rounded gauss":
         return 1 / (2 * ((most + 0.5) / -float(special.ndtri(MISSED / 2))) ** 2)
     near = (most + 0.5) / -float(special.ndtri(MISSED / 2))
@@ -70,10 +73,6 @@ def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -
 def least_of(noise: Noise) -> Fraction:
     """Least budget of one count with no larger margin than this noise has, a little above it."""
     return Fraction(least_budget(noise.law, margin(noise))) * (1 + Fraction(1, 10**6))
-
-
-def _geometric_tail(epsilon: float, most: int) -> float:
-    return 2 * math.exp(-epsilon * most) / (1 + math.exp(epsilon))
 
 
 #: Below this delta float errors of composed losses would matter.
@@ -221,7 +220,7 @@ def _level(
         "thresholds": thresholds_json(parameters.thresholds[table.name][level]),
         "groups": groups.get(level),
         "suppressed_at": _suppressed_at(plan, level, noise),
-        "figures": figures(plan, table, level, noise),
+        "figures": figures(plan, table, noise),
     }
 
 
@@ -235,10 +234,8 @@ def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
     return margins.quantile(noise.detail, chance)
 
 
-def figures(plan: TablePlan, table: Table, level: Level, noise: Draws) -> list[dict[str, Any]]:
+def figures(plan: TablePlan, table: Table, noise: Draws) -> list[dict[str, Any]]:
     """Each kind of figure of a table at a level, with its exact 95% margin."""
-    if noise.detail is None:
-        raise InvariantError("noise.detail is not None")
     out, parameters = list[dict[str, Any]](), plan.parameters
 
     def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:

@@ -18,14 +18,12 @@ from typing import Literal, NamedTuple
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SIGMA
-from dpstream.accounting.mechanisms.tables import (
+from dpstream.accounting.mechanisms.laws import (
     LEAST_TABLE_SCALE,
     LEAST_TABLE_SIGMA,
     MAX_TABLE_SCALE,
 )
-from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.parameters import Parameters
-from dpstream.accounting.tabulation.tables import Table
+from dpstream.accounting.tabulation.parameters import Level, Parameters, Table
 
 LawName = Literal["discrete gauss", "rounded gauss", "discrete laplace"]
 

@@ -1,38 +1,190 @@
-"""What a tuning said and what it cost: figures from noisy counts, words.
+"""What a tuning said and what it cost: C, clamps and figures from noisy counts, words.
 
-``read_off`` is post-processing of noisy counts; ``Tuned`` is what a plan tells about a tuning.
+All of it is post-processing of noisy counts, and of the plan: no further look at data.  `Tuned` is
+what a plan tells about a tuning.
+
+**Which C**: noise, which grows with it, against what it cuts, which falls.  A bound C keeps the
+part k(C) of all pairs (``coverage_of``), sum over units of min(pairs, C) over sum of pairs.  A key
+of n records is expected to be short by n (1 - k(C)), if the units that are cut are in it as they
+are everywhere, and its noise at a window's end has an sd that the plan gives for each C.  The root
+of both squares is weighed; a quantile of pairs ignores noise, and of few units with very many pairs
+it makes a C that drowns everything.
+
+Units beyond the largest candidate count as if they had just so many: what is cut of them is not
+known, so that the cut is at least what is said.
+
+**Quantiles and clamps**: least squares over the nodes, then the nearest non-decreasing prefixes.
+Without noise both give back the exact prefixes, and each figure is the exact one of its definition.
 """
 
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.tuning.quantiles import (
-    answers,
-    clamp_of,
-    cover_cell,
-    prefixes,
-    quantile_cell,
+from dpstream.accounting.tuning.question import (
+    Histogram,
+    Question,
+    TuningDesign,
+    contributions_of,
+    covariance_of,
+    encoder_matrix,
 )
-from dpstream.accounting.tuning.question import Histogram, Question, TuningDesign, contributions_of
-from dpstream.accounting.tuning.weighing import (
-    KEY_RECORDS,
-    NoiseOf,
-    PerKey,
-    best,
-    coverage_of,
-    errors,
-    per_key,
-)
+
+#: sd of the first column's noise at a window's end, in records at the bound; infinite where a job
+#: with that C and bound per key cannot be run.
+NoiseOf = Callable[[int, int | None], float]
+
+#: Records of a key that is weighed for, unless somebody says.
+KEY_RECORDS = 1_000
+#: Bounds per key that are proposed beside the job's own.
+PER_KEY_BOUNDS = (1, 2, 4, 8, 16)
+_GAIN = 0.95
+_FLOAT_ERROR = 1e-7
+
+
+class Coverage(NamedTuple):
+    """Pairs that a bound keeps: (edges,) increasing bounds in pairs of the first hours, from 0,
+    and the part of all pairs kept by each."""
+
+    edges: Float64
+    part: Float64
+
+    def at(self, pairs: float) -> float:
+        """Part that a bound of so many pairs in the first hours keeps."""
+        return float(np.interp(pairs, self.edges, self.part))
+
+
+class PerKey(msgspec.Struct, frozen=True):
+    """What another bound per key would make of the same histogram.
+
+    Attributes:
+        bound: k; contributions: C that is weighed best with it.
+        cut: part of all pairs that C cuts, without what is beyond k in a key.
+        sd: as for ``NoiseOf``.
+    """
+
+    bound: int
+    contributions: int
+    cut: float
+    sd: float
+
+
+def coverage_of(of: Histogram, estimate: Float64) -> Coverage:
+    """Pairs are summed as survivors: sum over c of #{units with >= c pairs}, linear inside a wide
+    cell.  Survivors below the rank error are noise and count as none (a few units with very many
+    pairs stay unseen); beyond the largest candidate a unit counts with that candidate.
+
+    Args:
+        estimate: (cells,) noisy prefixes of the histogram of pairs per unit.
+    """
+    edges = np.array([0, *of.candidates], np.float64)
+    above = estimate[-1] - np.concatenate([[0.0], estimate[:-1]])  # units with > edges[t] pairs
+    above[above < max(of.rank_error, _FLOAT_ERROR)] = 0.0
+    width = np.diff(edges)
+    mass = width * above[:-1] + (width - 1) / 2 * (above[1:] - above[:-1])
+    sums = np.concatenate([[0.0], np.cumsum(mass)])
+    return Coverage(edges, sums / sums[-1])
+
+
+def errors(part: Float64, sd: Float64, records: int) -> Float64:
+    """(n,) root of both squares, in records, for a key of so many."""
+    return np.asarray(np.hypot((1 - part) * records, sd), np.float64)
+
+
+def best(part: Float64, sd: Float64, records: int) -> int:
+    """Index of the bound with the least error of a key of so many records.
+
+    Args:
+        part: (n,) of all pairs that each bound keeps; sd: (n,) of its noise in records.
+
+    Raises:
+        ValueError: none of them can be run.
+    """
+    error = errors(part, sd, records)
+    if not np.isfinite(error).any():
+        raise ValueError("no bound can be run")
+    return int(np.argmin(error))
+
+
+def per_key(
+    bounds: Float64, part: Float64, noise: NoiseOf, records: int, own: int | None, most: float
+) -> tuple[PerKey, ...]:
+    """What each bound per key but the job's own would come to, where it can be run and helps.
+
+    Args:
+        bounds: (n,) C of each candidate; part: (n,) of all pairs that it keeps.
+        own: the job's bound per key.
+        most: error of what was chosen; bounds that gain less than ``_GAIN`` are not worth a word.
+    """
+    rows = []
+    for bound in PER_KEY_BOUNDS:
+        sd = np.array([noise(int(c), bound) for c in bounds])
+        if bound != own and np.isfinite(sd).any():
+            at = best(part, sd, records)
+            if errors(part, sd, records)[at] > _GAIN * most:
+                continue
+            rows.append(PerKey(bound, int(bounds[at]), float(1 - part[at]), float(sd[at])))
+    return tuple(rows)
+
+
+_SLACK = 1e-12
+
+
+def prefixes(of: Histogram, noisy: Int64) -> Float64:
+    """(cells,) non-decreasing estimates of the prefixes of the histogram.
+
+    Args:
+        noisy: (nodes,) A x + noise.
+    """
+    from scipy.optimize import isotonic_regression  # slow to load, and a plan needs none of it
+
+    nodes = encoder_matrix(of.cells).T.astype(np.float64) @ noisy.astype(np.float64)
+    counts = covariance_of(of.cells) @ nodes
+    return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
+
+
+def answers(of: Histogram, estimate: Float64) -> bool:
+    """Whether the noisy total is large enough to read a quantile from."""
+    return bool(estimate[-1] >= max(1 - _FLOAT_ERROR, of.answered_from))
+
+
+def quantile_cell(estimate: Float64, target: float) -> int:
+    """First cell t with prefix_t >= target * total."""
+    return int(np.argmax(estimate >= target * estimate[-1] - _FLOAT_ERROR))
+
+
+def cover_cell(of: Histogram, estimate: Float64, cover: float) -> int:
+    """First cell whose candidate, as a bound, keeps ``cover`` of all pairs."""
+    return int(np.argmax(coverage_of(of, estimate).part[1:] >= cover * (1 - _SLACK)))
+
+
+def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
+    """(low, high) candidates that at most ``tail`` of the values lie beyond, at each end.
+
+    Cells are labelled by their edge away from 0, so a low bound above 0 and a high bound below
+    0 take the candidate nearer to 0.
+    """
+    edges, last = of.candidates, of.cells - 1
+    before = np.concatenate([[0.0], estimate[:-1]])
+    low = int(np.flatnonzero(before <= tail * estimate[-1] + _FLOAT_ERROR)[-1])
+    high = quantile_cell(estimate, 1 - tail)
+    if low > high:  # only by noise
+        low, high = high, low
+    low = low if edges[low] <= 0 else max(low - 1, 0)
+    high = high if edges[high] >= 0 else min(high + 1, last)
+    if edges[low] == edges[high] == 0:  # bounds need a multiple of the grid other than 0
+        high, low = (high + 1, low) if high < last else (high, low - 1)
+    return edges[low], edges[high]
+
 
 #: Where no bound can be run no rule weighs any: the middle is as good, and is refused with its C.
 _NO_RULE = 0.5
@@ -124,22 +276,21 @@ def read_off(
     return Figures(tuned, clamps, None, tuple(notes), cut, cell_sd, others)
 
 
-def expectation(question: Question, design: TuningDesign) -> list[dict[str, Any]]:
+def expectation(design: TuningDesign) -> list[dict[str, Any]]:
     """What accuracy to expect, from public figures alone."""
-    return [_expected(of) for of in design.histograms]
-
-
-def _expected(of: Histogram) -> dict[str, Any]:
-    return {
-        "name": of.name,
-        "candidates": len(of.candidates),
-        "sensitivity": of.sensitivity,
-        "share_of_mu_squared": of.share,
-        "sigma": of.sigma,
-        "rank_error_95": of.rank_error,
-        "units_for_5_points": of.good_from,
-        "no_answer_below": of.answered_from,
-    }
+    return [
+        {
+            "name": of.name,
+            "candidates": len(of.candidates),
+            "sensitivity": of.sensitivity,
+            "share_of_mu_squared": of.share,
+            "sigma": of.sigma,
+            "rank_error_95": of.rank_error,
+            "units_for_5_points": of.good_from,
+            "no_answer_below": of.answered_from,
+        }
+        for of in design.histograms
+    ]
 
 
 class Tuned(msgspec.Struct, frozen=True):

@@ -18,7 +18,6 @@ from dpstream.accounting.fields import job_field
 from dpstream.accounting.figures import exact
 from dpstream.accounting.limits import MAX_CONTRIBUTIONS, MICROS_PER_SECOND
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.tuning.reference import (
     ReferenceFigures,
     mean_contributions,
@@ -161,11 +160,6 @@ def _of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Ch
     )
 
 
-def _early(own: ReferenceFigures, other: ReferenceFigures) -> float | None:
-    early = other.early_against(own)
-    return early if math.isfinite(early) else None
-
-
 def _row(
     plan: Plan,
     own: ReferenceFigures,
@@ -190,7 +184,7 @@ def _row(
         plan.privacy.contributions
     )
     another = other.privacy.per_key_bound != plan.privacy.per_key_bound
-    early = _early(own, figures)
+    early = figures.early_against(own)
     if _BY_THEN in effect:
         ratio_text = "no" if not early else f"x{early:.2g}"
         effect = effect.replace(_BY_THEN, f"{ratio_text} keys by a tenth of the window")
@@ -232,13 +226,10 @@ def _triggers(plan: Plan) -> Iterator[Other]:
         effect = "published once, at the window's end" if once else "published less often"
 
         def change(every: int = every) -> Plan:
-            return msgspec.structs.replace(plan, timeline=_every(line, every))
+            timeline = msgspec.structs.replace(line, trigger_every=every)
+            return msgspec.structs.replace(plan, timeline=timeline)
 
         yield {"release_every": duration_text(every)}, effect, change
-
-
-def _every(line: Timeline, every: int) -> Timeline:
-    return msgspec.structs.replace(line, trigger_every=every)
 
 
 def _tests(plan: Plan) -> Iterator[Other]:

@@ -210,8 +210,8 @@ class Question(msgspec.Struct, frozen=True):
         tail: share of values that may lie beyond each bound.
         values_per_unit: m.
         columns: clamps to choose.
-        key_records: of a key for which noise is weighed against what C cuts (``weighing``), where
-            neither a quantile nor a cover is asked.
+        key_records: of a key for which noise is weighed against what C cuts
+            (`accounting.tuning.answer`), where neither a quantile nor a cover is asked.
     """
 
     first: int

@@ -24,13 +24,12 @@ import flint
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
+from dpstream.accounting.balls import ROUND_UP, settled
 from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.base import ExactNoise, Strategy
-from dpstream.accounting.strategies.convolution import ROUND_UP
-from dpstream.accounting.strategies.settle import settled
 from dpstream.dp_transforms.noise import quantile
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream

@@ -27,8 +27,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
 from dpstream.accounting.compiled import njit
-from dpstream.accounting.mechanisms.laws import Uniform, settle
-from dpstream.accounting.mechanisms.tables import BITS, Table, rounded_gaussian
+from dpstream.accounting.mechanisms.laws import BITS, Table, Uniform, rounded_gaussian, settle
 from dpstream.dp_transforms.noise.prf import Prf
 
 _OWN_BLOCK = np.uint64(1 << 63)
@@ -138,7 +137,7 @@ class TableSampler(IntegerSampler):
     """Sampler of one table of a law.
 
     Args:
-        table: thresholds of the law (``accounting.mechanisms.tables``).
+        table: thresholds of the law (``accounting.mechanisms.laws``).
     """
 
     def __init__(self, table: Table) -> None:

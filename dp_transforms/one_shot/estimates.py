@@ -50,12 +50,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.aggregates.mean import ratio
+from dpstream.accounting.aggregates import ratio
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.query.calibration import PartNoise
-from dpstream.accounting.query.parts import centre_of, half_of, middle_of
+from dpstream.accounting.query.parts import (
+    Tree,
+    Windows,
+    cells_of,
+    centre_of,
+    half_of,
+    middle_of,
+    tree_of,
+    value_at,
+    windows_of,
+)
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.query.tree import Tree, Windows, cells_of, tree_of, value_at, windows_of
 from dpstream.dp_transforms.one_shot.partials import Bounded, histograms
 
 #: Draws one-shot noise of items: (items, scale) -> integers.

@@ -17,13 +17,14 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.query.parts import (
     QueryPart,
+    cell_at,
+    cells_of,
     centre_of,
     half_of,
     parts_by_column,
     parts_of,
 )
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from dpstream.accounting.query.tree import cell_at, cells_of
 
 #: Rows of one query: sums of as many partials stay in 64 bits.
 MAX_PARTIALS = 1 << 30

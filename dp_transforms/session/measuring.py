@@ -17,8 +17,7 @@ import numpy as np
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.calibration import PartNoise
-from dpstream.accounting.query.parts import middle_of
-from dpstream.accounting.query.tree import cells_of, tree_of
+from dpstream.accounting.query.parts import cells_of, middle_of, tree_of
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated

@@ -15,21 +15,20 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import instance, required
 from dpstream.accounting.query.calibration import half_width
-from dpstream.accounting.query.tree import cells_of, tree_of
+from dpstream.accounting.query.parts import cells_of, tree_of
 from dpstream.accounting.regions.amounts import MICRO, exact
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Dimension,
     Integer,
     Real,
+    Space,
     Timestamp,
 )
-from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Question
-from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated
+from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated, expected
 from dpstream.accounting.sessions.cells import Axis, Cells
-from dpstream.accounting.sessions.errors import expected
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, read_off
 from dpstream.dp_transforms.session.measuring import Noisy, inputs_of, measured
@@ -75,7 +74,7 @@ def errors(space: Space, question: Question, boxes: Int64) -> pa.Table:
     """Return what `released` would show of the noise, before anything is charged or read.
 
     A row for each cell, with its ranges, and of each aggregate ``name_sd`` and ``name_within``, the
-    half-width of the interval, in the unit of ``accounting.sessions.errors.Expected.what``.
+    half-width of the interval, in the unit of ``accounting.sessions.calibration.Expected.what``.
     """
     columns = {"cell": pa.array(np.arange(question.cells.count))}
     columns |= labels(space, question.cells)

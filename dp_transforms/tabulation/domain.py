@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
-from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.parameters import Parameters
-from dpstream.accounting.tabulation.stability import Stability, stability
+from dpstream.accounting.tabulation.parameters import Level, Parameters
+from dpstream.accounting.tabulation.plan import Stability, stability
 from dpstream.state.numbers import one_array
 
 #: The state whose blocks are those of Puerto Rico's levels, and of no other.

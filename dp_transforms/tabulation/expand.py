@@ -9,7 +9,7 @@ record alone: its block has one region of a kind, and its codes are in some iter
 * of ethnicity: its ethnicity code is.
 
 Only the first ``races`` race codes count, so a file with more cannot put a record into more groups.
-That there are at most s is proven from the public lists (`accounting.tabulation.stability`) and
+That there are at most s is proven from the public lists (`accounting.tabulation.plan`) and
 checked here for every record all the same: one too many ends the execution before any noise.
 
 Records with equal codes are in the same iterations, so these are found once for each distinct row
@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.tabulation.tables import Detail, Table
+from dpstream.accounting.tabulation.parameters import Detail, Table
 from dpstream.dp_transforms.tabulation.domain import Domain, LevelDomain, Members, Shard
 
 Int8 = npt.NDArray[np.int8]

@@ -41,10 +41,9 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import InvariantError, required
-from dpstream.accounting.mechanisms import tables
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.mechanisms import laws
+from dpstream.accounting.tabulation.parameters import Level, Table
 from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
-from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import TableSampler
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Published
@@ -54,9 +53,9 @@ from dpstream.dp_transforms.tabulation.expand import Counts
 BLOCK_GROUPS = 1 << 20
 TOTAL, FIRST = "total", "step 1"
 _TABLES = {
-    "discrete gauss": tables.discrete_gaussian,
-    "rounded gauss": tables.rounded_gaussian,
-    "discrete laplace": tables.discrete_laplace,
+    "discrete gauss": laws.discrete_gaussian,
+    "rounded gauss": laws.rounded_gaussian,
+    "discrete laplace": laws.discrete_laplace,
 }
 
 

@@ -11,7 +11,7 @@ kept with at most 1 - chance.  It compares the measured figure, before one below
 before step 1 is combined with it: which groups are kept does not depend on how they are estimated.
 
 Figures are sums of measured counts, those below 0 set to 0 before where they may not be published;
-or, ``combined``, least-squares estimates over both steps (`accounting.tabulation.combined`).
+or, ``combined``, least-squares estimates over both steps (`accounting.tabulation.margins`).
 
 Beside each table lie its *margins*: the same rows with the exact 95% margin in the place of the
 count, which is a function of the plan and of the published detail alone.
@@ -27,11 +27,9 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, required
-from dpstream.accounting.tabulation.combined import combine, published_margin, weight
-from dpstream.accounting.tabulation.margins import quantile
-from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.accounting.tabulation.margins import combine, published_margin, quantile, weight
+from dpstream.accounting.tabulation.parameters import AGE_BINS, OLDEST, Parameters, Table
 from dpstream.accounting.tabulation.scales import Noise
-from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST, Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.perturb import Measured
 

@@ -14,8 +14,7 @@ from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget.allocation import Budget, plain_count
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.evidence.bounds import Scores
-from dpstream.accounting.evidence.design import others_needed
-from dpstream.accounting.evidence.distinguishability import prefix_covariance
+from dpstream.accounting.evidence.design import others_needed, prefix_covariance
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.audit.rows import Released, released, rows_of, table_of

@@ -95,7 +95,7 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     import msgspec
 
     from dpstream.accounting.errors import UsageError
-    from dpstream.accounting.tuning.weighing import KEY_RECORDS
+    from dpstream.accounting.tuning.answer import KEY_RECORDS
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.project.project import free_name
     from dpstream.pipelines.tuning.ask import Request, ask

@@ -141,8 +141,7 @@ def plan(
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe, text
     from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
-    from dpstream.accounting.tuning.outlook import KEYS, outlook
-    from dpstream.accounting.tuning.outlook_text import outlook_text
+    from dpstream.accounting.tuning.outlook import KEYS, outlook, outlook_text
     from dpstream.pipelines.ask.acceptance import of_job
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.scale import shards

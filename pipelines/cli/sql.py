@@ -256,8 +256,7 @@ def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bo
 
 
 def _explanation_text(explanation: "Explanation") -> str:
-    from dpstream.accounting.query.families import family_lines
-    from dpstream.accounting.query.outlook import Outlook
+    from dpstream.accounting.query.families import Outlook, family_lines
 
     lines = explanation.acceptance.lines("Can ask")
     for number, one in enumerate(explanation.statements, 1):

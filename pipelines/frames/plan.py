@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import DpstreamError, required
 from dpstream.accounting.figures import guarantee_pair, left_text
-from dpstream.accounting.query.families import family_lines
-from dpstream.accounting.query.outlook import Outlook, outlook
+from dpstream.accounting.query.families import Outlook, family_lines, outlook
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
 from dpstream.pipelines.ask.question import Asking

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from dpstream.accounting.extras import require
 from dpstream.accounting.figures import guarantee_pair, human
-from dpstream.accounting.query.cuts import Cut
+from dpstream.accounting.query.bounds import Cut
 from dpstream.accounting.query.plan import GROUPS
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.sql.cut_text import lines_of

@@ -248,7 +248,7 @@ def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
     """
     if plan.privacy.strategy != "auto" or plan.public_keys is not None:
         return plan
-    from dpstream.accounting.tuning.family import resolved  # a reference population
+    from dpstream.accounting.tuning.starred import resolved  # a reference population
 
     if optimise is None and plan.timeline.periods != 1:
         privacy = msgspec.structs.replace(plan.privacy, optimise="lifetime")

@@ -152,7 +152,7 @@ class PrivacyConfig(_Table, frozen=True):
 
     ``allow_large_delta``: allow a delta above 0.01 (`accounting.strength`).
     ``strategy`` is ``auto`` by default; for private keys ``auto`` chooses ``blt`` or
-    ``geometric`` (`accounting.tuning.family`).  ``optimise`` is ``period`` by default; with
+    ``geometric`` (`accounting.tuning.starred`).  ``optimise`` is ``period`` by default; with
     private keys and more than one privacy period it is ``lifetime``.  ``weights`` is a table
     (`accounting.weights.SelectionWeights`), ``uniform``, or ``auto``: the best known for the job's
     kind (see `pipelines.jobs.job`).
@@ -189,7 +189,7 @@ class KeysConfig(_Table, frozen=True):
     """A CSV file whose header names the key columns; no selection is needed.
 
     ``remember``: how long later windows publish a key again that a window has published: ``run``,
-    ``never``, or a duration (`accounting.plan.remembering`).
+    ``never``, or a duration (`accounting.plan.design`).
     """
 
     public: str | None = None

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpstream.accounting.aggregates import kind_of
-from dpstream.accounting.aggregates.base import Exact
+from dpstream.accounting.aggregates import Exact, kind_of
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan

@@ -24,17 +24,16 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, UsageError, required
 from dpstream.accounting.regions.amounts import MICRO, exact
-from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, without
-from dpstream.accounting.regions.clubbing import club
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.boxes import club, cut, overlapped, stacked, taken, without
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Dimension,
     Integer,
     Real,
+    Space,
     Timestamp,
 )
-from dpstream.accounting.regions.space import Space
 from dpstream.accounting.regions.spent import Spent
 
 Kind = Literal["epsilon", "rho"]

@@ -66,9 +66,15 @@ from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.places import below
 from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
-from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock, quota_of
-from dpstream.accounting.sessions.table import AnyDimension, SessionTable
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
+from dpstream.accounting.sessions.table import (
+    AnyDimension,
+    Quotas,
+    Rules,
+    SessionTable,
+    Unlock,
+    quota_of,
+)
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.data_sets import account_of, is_session_table, secret_of
 from dpstream.pipelines.project.file_kinds import file_kind

@@ -20,8 +20,7 @@ from dpstream.accounting.errors import InvariantError, UsageError, instance
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, volumes
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.dimensions import Budget
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.pipelines.session import sentences

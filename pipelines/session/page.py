@@ -24,8 +24,7 @@ from dpstream.accounting.errors import PolicyError, UsageError, instance
 from dpstream.accounting.figures import human
 from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.dimensions import Budget, Category, Dimension, Timestamp
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Category, Dimension, Space, Timestamp
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.charts import Picture

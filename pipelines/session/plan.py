@@ -15,7 +15,7 @@ from dpstream.accounting.regions.boxes import volumes
 from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.decision import Decision
 from dpstream.accounting.sessions.aggregates import Question
-from dpstream.accounting.sessions.errors import Expected, expected
+from dpstream.accounting.sessions.calibration import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget
 from dpstream.pipelines.ask.acceptance import Acceptance
 from dpstream.pipelines.session import sentences

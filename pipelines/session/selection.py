@@ -37,8 +37,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
-from dpstream.accounting.regions.dimensions import Category, Dimension, Timestamp
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Category, Dimension, Space, Timestamp
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.session.conditions import (
     FAR,

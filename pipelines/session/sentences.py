@@ -8,22 +8,22 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import exact as shown
 from dpstream.accounting.figures import human
 from dpstream.accounting.regions.amounts import MICRO, exact
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Dimension,
     Integer,
     Real,
+    Space,
     Timestamp,
 )
-from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     PARTS,
@@ -35,10 +35,6 @@ from dpstream.accounting.sessions.aggregates import (
     sum_of,
 )
 from dpstream.pipelines.session.receipt import Answer
-
-if TYPE_CHECKING:
-    pass
-
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVERYTHING = "everything"

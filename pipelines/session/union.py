@@ -25,8 +25,15 @@ import numpy.typing as npt
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.figures import human
-from dpstream.accounting.regions.boxes import cut, overlapped, points, stacked, taken, without
-from dpstream.accounting.regions.index import BoxIndex
+from dpstream.accounting.regions.boxes import (
+    BoxIndex,
+    cut,
+    overlapped,
+    points,
+    stacked,
+    taken,
+    without,
+)
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Aggregate
 from dpstream.accounting.sessions.cells import Cells

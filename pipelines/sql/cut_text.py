@@ -1,7 +1,7 @@
 """Lines below an answer: what its intervals cover, and estimates of what its bounds leave out."""
 
 from dpstream.accounting.figures import human
-from dpstream.accounting.query.cuts import Cut
+from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.sql.receipt import Header
 
 INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."

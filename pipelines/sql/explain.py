@@ -15,8 +15,8 @@ from sqlglot import exp
 from dpstream.accounting.composition import Limit, epsilon_spent
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.plan.unit import composed
+from dpstream.accounting.query.families import outlook
 from dpstream.accounting.query.grids import grids_of
-from dpstream.accounting.query.outlook import outlook
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
 from dpstream.pipelines.ask.question import ONCE, Asking
@@ -33,7 +33,7 @@ class Explained(NamedTuple):
 
     Attributes:
         plan: the query that DuckDB would run, in its dialect.
-        columns: the noise of each column, as in `accounting.query.outlook.Outlook`.
+        columns: the noise of each column, as in `accounting.query.families.Outlook`.
         cost: epsilon, delta, mu and threshold_delta of its charge.
         warnings: about what its guarantee promises.
         selection: thresholds, as there; ``None`` if no groups are selected.

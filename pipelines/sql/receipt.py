@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.query.cuts import Cut
+from dpstream.accounting.query.bounds import Cut
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.formats.receipt import LABELS

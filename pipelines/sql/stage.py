@@ -15,8 +15,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.query.bounds import BoundsDesign, Settled
-from dpstream.accounting.query.cuts import Cut
+from dpstream.accounting.query.bounds import BoundsDesign, Cut, Settled
 from dpstream.accounting.query.grids import regridded
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing

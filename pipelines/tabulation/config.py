@@ -23,9 +23,15 @@ import msgspec
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_EPSILON
-from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
-from dpstream.accounting.tabulation.parameters import Family, Parameters, Program
-from dpstream.accounting.tabulation.tables import TABLES
+from dpstream.accounting.tabulation.parameters import (
+    PR_LEVELS,
+    TABLES,
+    US_LEVELS,
+    Family,
+    Level,
+    Parameters,
+    Program,
+)
 from dpstream.pipelines.formats.lines import BOM
 from dpstream.pipelines.tabulation.text import Faults
 

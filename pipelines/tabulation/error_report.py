@@ -35,10 +35,9 @@ from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.describe import figures as figures_of
-from dpstream.accounting.tabulation.levels import Level
 from dpstream.accounting.tabulation.margins import COVERAGE
+from dpstream.accounting.tabulation.parameters import PERSONS, T3, Level, Table
 from dpstream.accounting.tabulation.scales import draws
-from dpstream.accounting.tabulation.tables import PERSONS, T3, Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest
@@ -512,7 +511,7 @@ def _expected(setup: Prepared) -> dict[Kind, tuple[int, float, int]]:
     """Of each kind of figure: margin, RMSE of the sum of its measured cells, number of cells."""
     out = {}
     for table, level, noise in setup.plan.measured():
-        for row in figures_of(setup.plan, table, level, noise):
+        for row in figures_of(setup.plan, table, noise):
             own = noise.total if row["detail"] is None else noise.detail
             rmse = math.sqrt(row["cells"] * margins.chances(required(own, "own is there")).variance)
             kind = Kind(level.label, row["table"], row["figure"], row["detail"])

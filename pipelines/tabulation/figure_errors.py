@@ -19,7 +19,7 @@ from pyarrow import csv as pa_csv
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.tabulation.tables import Table
+from dpstream.accounting.tabulation.parameters import Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.expand import Counts
 from dpstream.dp_transforms.tabulation.release import GROUP_COLUMNS, Output, Row, outputs

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
-from dpstream.accounting.tabulation.tables import T4, TABLES
+from dpstream.accounting.tabulation.parameters import PR_LEVELS, T4, TABLES, US_LEVELS, Level
 from dpstream.pipelines.tabulation.config import CONFIG, PUERTO_RICO, STATES, names_of
 from dpstream.pipelines.tabulation.invented import (
     BLOCKS_PER_TRACT,

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from dpstream.accounting.errors import RunError, UsageError, required
-from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.accounting.tabulation.parameters import Level, Parameters
 from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.tabulation.domain import (
     Domain,

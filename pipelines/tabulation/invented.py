@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import InvariantError
-from dpstream.accounting.tabulation.tables import OLDEST
+from dpstream.accounting.tabulation.parameters import OLDEST
 from dpstream.dp_transforms.tabulation.expand import RACES
 from dpstream.pipelines.tabulation.config import PUERTO_RICO
 from dpstream.pipelines.tabulation.public_files import (

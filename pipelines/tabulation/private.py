@@ -30,8 +30,7 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.accounting.tabulation.parameters import Parameters
-from dpstream.accounting.tabulation.tables import AGE_BINS, OLDEST
+from dpstream.accounting.tabulation.parameters import AGE_BINS, OLDEST, Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.dp_transforms.tabulation.expand import RACES, Int8, Records
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, split, too_long, with_nul

@@ -29,8 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.parameters import Parameters
+from dpstream.accounting.tabulation.parameters import Level, Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.pipelines.tabulation.config import PUERTO_RICO
 from dpstream.pipelines.tabulation.text import (

@@ -21,7 +21,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import check_delta, weaknesses
-from dpstream.accounting.tuning.answer import BIAS, expectation, rule_text
+from dpstream.accounting.tuning.answer import BIAS, KEY_RECORDS, expectation, rule_text
 from dpstream.accounting.tuning.question import (
     Question,
     TunedColumn,
@@ -29,7 +29,6 @@ from dpstream.accounting.tuning.question import (
     canonical,
     design,
 )
-from dpstream.accounting.tuning.weighing import KEY_RECORDS
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.copying import (
@@ -252,7 +251,7 @@ class CheckedRequest(NamedTuple):
             "epsilon": question.epsilon if self.private else None,
             "delta": question.delta if self.private else None,
             "mu": self.design.mu if self.private else None,
-            "histograms": expectation(question, self.design) if self.private else [],
+            "histograms": expectation(self.design) if self.private else [],
             "warnings": weaknesses(question.epsilon, question.delta) if self.private else [],
         }
 

@@ -32,11 +32,17 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.tuning.answer import ChosenBounds, Figures, read_off, rule_text
+from dpstream.accounting.tuning.answer import (
+    ChosenBounds,
+    Figures,
+    NoiseOf,
+    PerKey,
+    read_off,
+    rule_text,
+)
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.reference import final_sd
 from dpstream.accounting.tuning.starred import usual, with_privacy
-from dpstream.accounting.tuning.weighing import NoiseOf, PerKey
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import Tally, noisy

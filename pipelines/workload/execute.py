@@ -15,6 +15,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.plan.timeline import Timeline
+from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import CELL, domain_digest
@@ -22,7 +23,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.run import Progress, Result, run_job
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text
-from dpstream.pipelines.workload.of_job import cells_job, mixing_of, with_own_places
+from dpstream.pipelines.workload.of_job import cells_job, with_own_places
 from dpstream.pipelines.workload.release import Moment, Receipt, answers, check_place, write_release
 from dpstream.state import open as stores
 from dpstream.state.ledger.history import Accept
@@ -86,7 +87,7 @@ def job_of(order: Order) -> Job:
     Raises:
         UsageError, PolicyError: the job or the strategy cannot be used.
     """
-    mixing = mixing_of(order.workload, order.strategy)
+    mixing = mixed(order.strategy, order.workload.sizes)
     job = with_own_places(order.job) if order.over_time else order.job
     return cells_job(job, order.workload, mixing, order.over_time)
 

@@ -25,8 +25,14 @@ from dpstream.accounting.limits import (
     MAX_WORKLOAD_TEXT_BYTES,
 )
 from dpstream.accounting.places import refuse_url
-from dpstream.accounting.strategies.cells.auto import OBJECTIVES, Plan, auto
-from dpstream.accounting.strategies.cells.named import STRATEGIES, largest, named
+from dpstream.accounting.strategies.cells.auto import (
+    OBJECTIVES,
+    STRATEGIES,
+    Plan,
+    auto,
+    largest,
+    named,
+)
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
 from dpstream.accounting.strategies.cells.stored import (
     from_arrays,
@@ -35,9 +41,8 @@ from dpstream.accounting.strategies.cells.stored import (
     to_arrays,
 )
 from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.workloads.parse import from_arrays as workload_of_arrays
-from dpstream.accounting.workloads.parse import from_dict
-from dpstream.accounting.workloads.workload import Workload
+from dpstream.accounting.workloads.workload import Workload, from_dict
+from dpstream.accounting.workloads.workload import from_arrays as workload_of_arrays
 from dpstream.state.disk_errors import unreadable
 from dpstream.state.durable import PRIVATE, make_folder, replacing
 from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of

@@ -10,10 +10,7 @@ import os
 import msgspec
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.cells import cells_of
-from dpstream.accounting.strategies.cells.mixing import mixed
-from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.jobs.cells import CELL, CellDomain, JobCells, cell_key
 from dpstream.pipelines.jobs.job import Job
@@ -22,16 +19,6 @@ from dpstream.pipelines.project.copying import place_beside
 _KINDS = ("count", "sum")
 #: What the names of places of answers over time end with.
 OVER_TIME = "over-time"
-
-
-def mixing_of(workload: Workload, strategy: CellStrategy) -> Mixing:
-    """Return the certified mix of a strategy over the workload's cells.
-
-    Raises:
-        PolicyError, UsageError: too many cells, or no invertible mix.
-    """
-    mixture = mixed(strategy, workload.sizes)
-    return Mixing(mixture.mix, mixture.inverse_norm2)
 
 
 def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> Job:

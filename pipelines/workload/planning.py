@@ -16,10 +16,10 @@ from dpstream.accounting.figures import exact, human, up
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS, MAX_SOLVED_CELLS, MIN_DELTA
 from dpstream.accounting.strategies.cells.auto import Plan
-from dpstream.accounting.strategies.cells.fitting import fit
+from dpstream.accounting.strategies.cells.fitted import fit
+from dpstream.accounting.strategies.cells.products import MANY_CELLS
 from dpstream.accounting.strategies.cells.residual import Tables, residual
 from dpstream.accounting.strategies.cells.strategy import MAX_LISTED, CellStrategy, Kron, Spread
-from dpstream.accounting.strategies.cells.tridiagonal import MANY_CELLS
 from dpstream.accounting.strength import weaknesses, weaknesses_of_mu
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.files import solved

@@ -38,9 +38,9 @@ import numpy as np
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.regions.charging import charge as charged
-from dpstream.accounting.regions.closing import close
-from dpstream.accounting.regions.dimensions import Budget
+from dpstream.accounting.regions.charging import close
 from dpstream.accounting.regions.embedding import embedding
+from dpstream.accounting.regions.space import Budget
 from dpstream.accounting.regions.spent import Spent, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.durable import PRIVATE, replacing

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import exact
-from dpstream.accounting.plan.account import Account
-from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.accounting.plan.unit import Account, UnitIdentity
 from dpstream.state.ledger.events import (
     RECORD,
     Charge,

@@ -25,6 +25,7 @@ from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import (
     checked,
+    club,
     cut,
     overlapped,
     points,
@@ -32,13 +33,10 @@ from dpstream.accounting.regions.boxes import (
     taken,
     union,
 )
-from dpstream.accounting.regions.clubbing import club
 from dpstream.accounting.regions.decision import Decision, Own, decide
-from dpstream.accounting.regions.dimensions import Budget
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Space
 from dpstream.accounting.regions.spent import Spent
-from dpstream.accounting.sessions.rules import Rules
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.accounting.sessions.table import Rules, SessionTable
 from dpstream.state.ledger.balances import Balances
 
 Kind = Literal["epsilon", "rho"]

@@ -30,10 +30,9 @@ from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import down
 from dpstream.accounting.regions.amounts import MICRO, MOST, check_amount
 from dpstream.accounting.regions.boxes import checked, cut, overlapped, points, taken
-from dpstream.accounting.regions.closing import closable
+from dpstream.accounting.regions.charging import closable
 from dpstream.accounting.regions.spent import Spent
-from dpstream.accounting.sessions.rules import Rules
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.accounting.sessions.table import Rules, SessionTable
 from dpstream.state.ledger.balances import (
     Balances,
     migrated,

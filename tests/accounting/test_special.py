@@ -9,7 +9,7 @@ import scipy.special
 from dpstream.accounting import special
 
 MODULES = (
-    "gaussian", "budget.thresholds", "tuning.question", "query.calibration", "sessions.errors"
+    "gaussian", "budget.thresholds", "tuning.question", "query.calibration", "sessions.calibration"
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from dpstream.accounting.strategies.cells import mixing
 from dpstream.dp_transforms import residual as tables
 from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.noise.oneshot import OneShot
-from dpstream.pipelines.workload import lattice, of_job
+from dpstream.pipelines.workload import execute, lattice
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.lattice import lattice_of
 from dpstream.pipelines.workload.release import read_release
@@ -149,10 +149,10 @@ def before_completion() -> Iterator[None]:
     """The sensitivity is that of X, and then a column of it is completed to twice the norm."""
     honest = mixing.inverse_norm2
 
-    def factored(matrix: Float64) -> tuple[Float64, Float64, bool]:
+    def factored(matrix: Float64) -> Float64:
         matrix = matrix / matrix.diagonal().max()
         more = matrix + np.diag([float(len(matrix) > 1), *np.zeros(len(matrix) - 1)])
-        return np.linalg.inv(np.linalg.cholesky(more)).T.copy(), more, False
+        return np.linalg.inv(np.linalg.cholesky(more)).T.copy()
 
     def before(mix: Float64) -> float:
         return honest(mix) / (1 + (len(mix) > 1))
@@ -185,11 +185,11 @@ SUMS = {"cell": {"matrix": [[1, 1, 0, 0], [0, 0, 1, 1]]}}
 def singular() -> Iterator[None]:
     """L spans the workload's rows alone: what least squares needs, and nothing else."""
 
-    def factored(matrix: Float64) -> tuple[Float64, Float64, bool]:
+    def factored(matrix: Float64) -> Float64:
         if len(matrix) < CELLS:
-            return matrix, matrix, False
+            return matrix
         root = np.array([[1.0, 1, 0, 0], [0, 0, 1, 1]]) / 2
-        return root.T @ root, matrix, False
+        return root.T @ root
 
     with mock.patch.object(mixing, "_factored", factored):
         yield
@@ -302,4 +302,4 @@ def test_a_draw_used_for_another_cell_is_seen(tmp_path: Path) -> None:
 
 def test_both_guards_are_of_mixing_itself() -> None:
     """The command goes through the module that the twins above spoil."""
-    assert vars(of_job)["mixed"] is mixing.mixed
+    assert vars(execute)["mixed"] is mixing.mixed

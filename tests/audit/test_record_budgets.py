@@ -19,11 +19,10 @@ import pytest
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.regions import charging as coarsening
-from dpstream.accounting.regions import dimensions, snapping
+from dpstream.accounting.regions import decision, space
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.sessions.rules import Quotas, Rules
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.accounting.regions.space import Budget, Integer
+from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable
 from dpstream.state.ledger import balances, orders
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from dpstream.state.ledger.sqlite import SqliteLedger
@@ -162,9 +161,9 @@ def skipping(real: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("where", "name", "worse"),
     [
-        (snapping, "outward", inward),
+        (decision, "outward", inward),
         (coarsening, "joined", np.minimum),
-        (dimensions, "initials_of", lambda v: (np.ceil(v * 2).astype(np.int64) * STEP, v >= 0)),
+        (space, "initials_of", lambda v: (np.ceil(v * 2).astype(np.int64) * STEP, v >= 0)),
         (balances, "moved", skipping(balances.moved)),
         (orders, "_common", lambda boxes, _: boxes),
     ],

@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.tuning.family import mean_loss, resolved
+from dpstream.accounting.tuning.starred import mean_loss, resolved
 from tests.accounting.plans import build
 from tests.oracle.few_keys import (
     DELTA,

@@ -33,8 +33,7 @@ import numpy as np
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.charging import ask, charge
 from dpstream.accounting.regions.decision import decide
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.regions.spent import Spent, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances

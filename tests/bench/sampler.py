@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.mechanisms import tables
+from dpstream.accounting.mechanisms import laws
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian, TableSampler
@@ -52,9 +52,9 @@ def bench(sigma: float, rows: int, nodes: int, repeats: int) -> dict[str, Any]:
 
 #: Laws of tables with the scale of a level of rho or epsilon .5 and s = 9.
 _CELLS = {
-    "discrete_gaussian": (tables.discrete_gaussian, 3.16227766016838),
-    "rounded_gaussian": (tables.rounded_gaussian, 3.16227766016838),
-    "discrete_laplace": (tables.discrete_laplace, 20.0),
+    "discrete_gaussian": (laws.discrete_gaussian, 3.16227766016838),
+    "rounded_gaussian": (laws.rounded_gaussian, 3.16227766016838),
+    "discrete_laplace": (laws.discrete_laplace, 20.0),
 }
 
 

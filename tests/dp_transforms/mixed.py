@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.cells import cells_of
+from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run, begin_run

@@ -13,7 +13,7 @@ import pytest
 
 from dpstream.accounting.budget.calibration import calibrate
 from dpstream.accounting.fields import Field
-from dpstream.accounting.plan import schedule
+from dpstream.accounting.plan import timeline
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow
@@ -152,7 +152,7 @@ def test_every_stage_goes_by_the_tests_that_were_committed(
 
     ``own``: the test notices a stage that goes by its own program's.
     """
-    monkeypatch.setattr(schedule, "DEFAULT_TESTS", 4)
+    monkeypatch.setattr(timeline, "DEFAULT_TESTS", 4)
     plan, then = (ranked_plan((1, 2), skip=None, triggers=20, tests=n) for n in (None, 15))
     assert plan.design.tests == 4 and plan.design.skips and then.design.tests == 13
     monkeypatch.setattr(runs, "calibrate", lambda _: calibrate(then))

@@ -7,8 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MIXED_BITS
-from dpstream.accounting.strategies.cells.bases import Even, fitted, reduced
-from dpstream.accounting.strategies.cells.differences import matrix
+from dpstream.accounting.strategies.cells.bases import Even, difference_matrix, fitted, reduced
 from dpstream.dp_transforms import residual
 from dpstream.dp_transforms.residual import check_range, published, spent2
 from tests.fixed import held_noise
@@ -59,7 +58,9 @@ def test_one_name_adds_the_same_noise() -> None:
 def test_covariance() -> None:
     """As if each cell had noise of its own before differences were taken."""
     noise = np.array([drawn(run).ravel() for run in range(3000)]) - differences(TABLE).ravel()
-    expected = 100 * np.kron(matrix(3) @ matrix(3).T, matrix(4) @ matrix(4).T)
+    expected = 100 * np.kron(
+        difference_matrix(3) @ difference_matrix(3).T, difference_matrix(4) @ difference_matrix(4).T
+    )
     assert np.abs(np.cov(noise.T) - expected).max() < 0.15 * expected.max()
     assert np.abs(noise.mean(0)).max() < 4 * np.sqrt(expected.max() / 3000)
 
@@ -116,7 +117,9 @@ def test_what_is_spent() -> None:
     record = np.zeros((3, 4), np.int64)
     record[1, 2] = 1
     moved = differences(record).ravel()
-    covariance = 100 * np.kron(matrix(3) @ matrix(3).T, matrix(4) @ matrix(4).T)
+    covariance = 100 * np.kron(
+        difference_matrix(3) @ difference_matrix(3).T, difference_matrix(4) @ difference_matrix(4).T
+    )
     assert moved @ np.linalg.solve(covariance, moved) <= spent2([[Even(3), Even(4)]], sds[:1], 1)
 
 

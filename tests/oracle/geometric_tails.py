@@ -1,6 +1,6 @@
 """Upper bounds of P[n_t > x], n_t the noise of a prefix made of two-sided geometric node noise.
 
-Tighter than the bounds of ``budget.plain_thresholds``, and too slow for a plan: an independent
+Tighter than the bounds of ``budget.key_tests``, and too slow for a plan: an independent
 check of them.
 
 n_t = sum of b_j z_j has the moment generating function M(s) = prod of m(b_j s), m(s) = (1 - q)^2 /
@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import GeometricStrategy
-from dpstream.accounting.strategies.convolution import ROUND_UP
 
 Complex = npt.NDArray[np.complex128]
 #: blur in sds of the prefix, and a in blurs; where prefixes are whole numbers, both as numbers.

@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import Encoder, StreamNoise, allocate
-from dpstream.accounting.budget.plain_thresholds import plain_thresholds
+from dpstream.accounting.budget.key_tests import plain_thresholds
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy

@@ -79,7 +79,7 @@ RATIOS = """
 import json, sys
 import numpy as np
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.aggregates.mean import ratio
+from dpstream.accounting.aggregates import ratio
 mean, out = Aggregate("m", "mean", "x", (0.0, 100.0), 1.0), []
 for sd, count, total in json.loads(sys.argv[1]):
     given = np.array([total]), np.array([count]), (np.float64(sd), np.float64(sd / 7))

@@ -21,8 +21,7 @@ from dpstream.accounting.budget.thresholds import thresholds
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.guarantee import describe
-from dpstream.accounting.plan.mechanism import mechanism_of
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, mechanism_of
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.flow import run_in_memory

@@ -3,33 +3,278 @@
 Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
 the better of optimum and eigen-design.  A larger union: the best of residual tables with fitted
 bases, residual tables with even bases, and a product of axes.  Its floor is that of smaller queries
-(``floors``) or the sum of each product's floor alone, and the note says so.  A union with an
+(`union_floor`) or the sum of each product's floor alone, and the note says so.  A union with an
 attribute of very many cells: the best of even bases, all cells, and a product of the optimum of the
 attribute's ranges or prefixes.
+
+**The floor of large unions**, of more cells than one matrix is solved for.  For weights of the
+cells that are a product of one vector m_i for each attribute, with D_i = diag(m_i), u_i = sqrt(m_i)
+and A = D_i^1/2 V_f D_i^1/2 for each factor f of attribute i,
+
+    tr(V X^-1) >= (tr K^1/2)^2,    K = sum over products T of  w_T (A of each i in T) x (u u^T of
+                                                                each other attribute).
+
+This holds for every strategy (``optimum``).  K couples the spaces of {i, j}, {i} and the empty set,
+because A couples u to the vectors that are orthogonal to it.  K's diagonal blocks alone have a
+*larger* trace of roots (pinching), so that a floor from them would be false.  K itself is too
+large.  But the square root is operator monotone: K >= K' >= 0 gives tr K^1/2 >= tr K'^1/2, and
+A >= A' >= 0 for every factor gives K >= K'.
+
+A' splits each attribute into a small space L, which holds u, and the rest H.  With
+A = [[P, C], [C^T, Q]] and any E > 0, [[E, C], [C^T, C^T E^-1 C]] >= 0, hence
+
+    A >= (P - E) + (Q - C^T E^-1 C) =: A',    E = s (C C^T)^1/2,  C^T E^-1 C = (C^T C)^1/2 / s,
+
+which is a bound where both terms are >= 0.  L contains u and the eigenvectors of A that are most
+coupled to it; then C is small.  With one factor for each attribute K' has one block for each set of
+attributes in H: the product of their Q', times a matrix over L of the others.  A union with several
+factors for one attribute is divided into unions with one factor each, and their floors are added:
+tr(V X^-1) is a sum over them.
 """
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from dpstream.accounting.arrays import Float64
+import numpy as np
+
+from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_MIXED_CELLS, MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells import fixed
+from dpstream.accounting.strategies.cells.climb import sure_sum
 from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
-from dpstream.accounting.strategies.cells.fitting import fit
-from dpstream.accounting.strategies.cells.floors import union_floor
-from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.strategies.cells.fitted import fit
+from dpstream.accounting.strategies.cells.optimum import optimum, worst
 from dpstream.accounting.strategies.cells.products import (
+    MANY_CELLS,
     alternating,
     floor_of,
     product_optimum,
     tridiagonal_product,
 )
-from dpstream.accounting.strategies.cells.residual import residual, worst_table
-from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.strategies.cells.residual import residual, spaces_of, worst_table
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, Solved, identity
 from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.tridiagonal import MANY_CELLS
-from dpstream.accounting.strategies.cells.worst import worst
-from dpstream.accounting.workloads.workload import Workload
+from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.workload import Product, Workload
+
+#: Rows of the largest matrix over L, and sum of cubed rows of all of them: seconds of a core.
+MOST_ROWS, _MOST_WORK = 1800, 1e10
+#: Blocks of K'.
+_MOST_BLOCKS = 2000
+#: Dimensions of L beside u, in the order in which they are tried.
+WIDTHS = (40, 24, 15, 12, 9, 7, 5, 4, 3, 2, 1, 0)
+#: s, as a share of u^T A u over the norm of C; tried in this order.
+_SHARES = (0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.6)
+#: Factor below which float errors cannot bring a trace of roots.
+_DOWN = 1 - 1e-9
+
+
+class _Axis(NamedTuple):
+    """A' of one factor: its part over L, and the trace of the root of its part over H."""
+
+    inner: Float64
+    outer: float
+
+
+def union_floor(
+    workload: Workload, weights: Sequence[Float64], widths: Sequence[int] = WIDTHS
+) -> float:
+    """A floor: no strategy has a smaller weighted total of variances at mu = 1.
+
+    Args:
+        workload: a union of products.
+        weights: (n,) weights >= 0 of the cells of each attribute; only their proportions count.
+        widths: dimensions of L beside u, tried in order until one is within the limits.
+    """
+    groups = _groups(workload)
+    return math.fsum(_floor(workload, group, weights, widths) for group in groups)
+
+
+def _groups(workload: Workload) -> list[list[Product]]:
+    """Products in groups; within a group each attribute has one factor."""
+    groups: list[tuple[dict[int, bytes], list[Product]]] = []
+    for product in workload.products:
+        named = {
+            axis: factor.canonical()
+            for axis, factor in zip(product.axes, product.factors, strict=True)
+        }
+        for factors, members in groups:
+            if all(factors.get(axis, name) == name for axis, name in named.items()):
+                factors.update(named)
+                members.append(product)
+                break
+        else:
+            groups.append((named, [product]))
+    return [members for _, members in groups]
+
+
+def _floor(
+    workload: Workload, products: list[Product], weights: Sequence[Float64], widths: Sequence[int]
+) -> float:
+    factors: dict[int, Factor] = {}
+    for product in products:
+        factors.update(zip(product.axes, product.factors, strict=True))
+    names = {axis: (f.canonical(), weights[axis].tobytes()) for axis, f in factors.items()}
+    turned = {name: _turned(factors[axis], weights[axis]) for axis, name in names.items()}
+    sides = {axis: turned[name] for axis, name in names.items()}
+    best = 0.0
+    for width in widths:
+        dims = {axis: 1 + min(width, len(side.alone)) for axis, side in sides.items()}
+        if width and _work(products, dims) > _MOST_WORK:
+            continue
+        before = 0.0
+        for share in _SHARES:
+            split = {name: _split(side, width, share) for name, side in turned.items()}
+            sure = {axis: side for axis, name in names.items() if (side := split[name])}
+            if len(sure) < len(names):
+                continue
+            value = _trace(products, sure) if width else _alone(workload, products, sure)
+            best = max(best, value)
+            if value <= before * (1 + 1e-6):
+                break
+            before = value
+        if best > 0:
+            break
+    return (best * _DOWN) ** 2
+
+
+class _Turned(NamedTuple):
+    """A in the basis of u and of the eigenvectors of what is orthogonal to it.
+
+    Attributes:
+        total: u A u; coupled: (n - 1,) between u and each eigenvector; alone: (n - 1,) eigenvalues;
+            the most coupled come first.
+    """
+
+    total: float
+    coupled: Float64
+    alone: Float64
+
+
+def _turned(factor: Factor, weights: Float64) -> _Turned:
+    u = np.sqrt(weights / weights.sum())
+    matrix = u[:, None] * factor.gram() * u
+    # A reflection that takes u to the first axis: the other axes are orthogonal to it.
+    mirror = u.copy()
+    mirror[0] += math.copysign(1.0, u[0])
+    mirror /= np.linalg.norm(mirror)
+    matrix = matrix - 2 * np.outer(mirror, mirror @ matrix)
+    matrix = matrix - 2 * np.outer(matrix @ mirror, mirror)
+    values, vectors = np.linalg.eigh((matrix[1:, 1:] + matrix[1:, 1:].T) / 2)
+    values = np.maximum(values, 0.0)
+    coupled = vectors.T @ matrix[1:, 0]
+    order = np.argsort(-(coupled**2) / np.maximum(values, 1e-300), kind="stable")
+    return _Turned(float(matrix[0, 0]), coupled[order], values[order])
+
+
+def _split(side: _Turned, width: int, share: float) -> _Axis | None:
+    """A' for an L of u and ``width`` eigenvectors; ``None`` where this share gives no bound.
+
+    C has one row, b, because the eigenvectors are not coupled to each other.  So E is a number, a
+    share of u A u, and H has Q - b b^T / E.
+    """
+    inner = np.diag(np.concatenate([[side.total], side.alone[:width]]))
+    inner[0, 1:] = inner[1:, 0] = side.coupled[:width]
+    b, values = side.coupled[width:], side.alone[width:]
+    norm = float(np.linalg.norm(b))
+    if norm <= 1e-9 * side.total:  # only the odd vectors of ranges remain
+        share = 1e-6
+    taken = share * side.total
+    inner[0, 0] -= taken
+    if np.linalg.eigvalsh(inner)[0] < -1e-12 * side.total:
+        return None
+    outer = np.diag(values) - np.outer(b, b) / taken if len(b) else np.zeros((0, 0))
+    eigenvalues = np.linalg.eigvalsh(outer) if len(b) else np.zeros(0)
+    if len(b) and eigenvalues[0] < -1e-12 * max(eigenvalues[-1], 0.0):
+        return None
+    return _Axis(inner, sure_sum(np.asarray(np.maximum(eigenvalues, 0.0))) if len(b) else 0.0)
+
+
+def _outside(products: list[Product]) -> dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]]:
+    """For each set of attributes in H: weights and other attributes of the products with it."""
+    products_outside: dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]] = {}
+    for product in products:
+        axes = product.axes
+        for code in range(1 << len(axes)):
+            inside = tuple(a for k, a in enumerate(axes) if code >> k & 1)
+            rest = tuple(a for k, a in enumerate(axes) if not code >> k & 1)
+            products_outside.setdefault(inside, []).append((product.weight, rest))
+    return products_outside
+
+
+def _work(products: list[Product], dims: dict[int, int]) -> float:
+    """Sum of the cubed numbers of rows of all matrices; infinite where one is too large."""
+    total = 0.0
+    outside = _outside(products)
+    if len(outside) > _MOST_BLOCKS:
+        return math.inf
+    for parts in outside.values():
+        rows = sum(
+            math.prod([dims[axis] - 1 for axis in key]) for key in _below([p for _, p in parts])
+        )
+        if rows > MOST_ROWS:
+            return math.inf
+        total += float(rows) ** 3
+    return total
+
+
+def _below(sets: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """All subsets of these sets, the small ones first."""
+    subsets: dict[tuple[int, ...], None] = {}
+    for axes in sets:
+        for code in range(1 << len(axes)):
+            subsets[tuple(a for k, a in enumerate(axes) if code >> k & 1)] = None
+    return sorted(subsets, key=lambda key: (len(key), key))
+
+
+def _trace(products: list[Product], sides: dict[int, _Axis]) -> float:
+    """tr K'^1/2, rounded down."""
+    total = []
+    for outside, parts in _outside(products).items():
+        outer = math.prod([sides[axis].outer for axis in outside])
+        if outer > 0:
+            total.append(outer * _root(parts, sides))
+    return math.fsum(total)
+
+
+def _alone(workload: Workload, products: list[Product], sides: dict[int, _Axis]) -> float:
+    """tr K'^1/2 where L is u alone: then each block over L is a number."""
+    union = replace(workload, products=tuple(products))
+    spaces = spaces_of(union)
+    along = np.array([sides[axis].inner[0, 0] for axis, _ in spaces.pairs])
+    rest = np.array([sides[axis].outer ** 2 for axis, _ in spaces.pairs])
+    mass = spaces.masses(along, rest) * union.weights[spaces.products]
+    return float(np.sqrt(np.bincount(spaces.spaces, mass)).sum())
+
+
+def _root(parts: list[tuple[float, tuple[int, ...]]], sides: dict[int, _Axis]) -> float:
+    """Trace of the root of a sum of products over L.
+
+    The rows of a set of attributes are those where exactly these attributes are not at u.
+    """
+    places, size = {}, 0
+    for key in _below([axes for _, axes in parts]):
+        rows = math.prod([len(sides[axis].inner) - 1 for axis in key])
+        places[key] = slice(size, size + rows)
+        size += rows
+    matrix = np.zeros((size, size))
+    for weight, axes in parts:
+        subsets = _below([axes])
+        for one in subsets:
+            for other in subsets:
+                blocks = [
+                    sides[a].inner[
+                        slice(1, None) if a in one else slice(0, 1),
+                        slice(1, None) if a in other else slice(0, 1),
+                    ]
+                    for a in axes
+                ]
+                block = kron(blocks) if blocks else np.ones((1, 1))
+                matrix[places[one], places[other]] += weight * block
+    return sure_sum(np.asarray(np.linalg.eigvalsh(matrix)))
+
 
 #: Products times axes up to which axes take turns.
 _TURNS = 20_000
@@ -88,10 +333,9 @@ def _total(workload: Workload, tolerance: float) -> Plan:
     [product, *others] = workload.products
     if not others and workload.marginal and len(product.axes) == len(workload.sizes):
         error = product.weight * workload.queries
-        return Plan(fixed.identity(workload), "total", error, error)
+        return Plan(identity(workload), "total", error, error)
     if not others and max(workload.sizes) <= MAX_SOLVED_CELLS:
-        solved = product_optimum(workload, tolerance)
-        return Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
+        return _planned(product_optimum(workload, tolerance))
     if workload.marginal:
         strategy, error = residual(workload)
         # Closed form: the error is the singular value bound.
@@ -99,8 +343,7 @@ def _total(workload: Workload, tolerance: float) -> Plan:
     if max(workload.sizes) > MANY_CELLS:
         return _long(workload, tolerance)
     if workload.cells <= MAX_SOLVED_CELLS:
-        solved = optimum(workload, tolerance)
-        best = Plan(solved.strategy, "total", solved.error, solved.floor, solved.certificate)
+        best = _planned(optimum(workload, tolerance))
         if best.gap > tolerance:
             best = _better(best, workload, [eigen(spectrum(workload))])
         return best
@@ -122,7 +365,7 @@ def _long(workload: Workload, tolerance: float) -> Plan:
     """A union with an attribute of so many cells that matrices over them take minutes."""
     floor = floor_of(workload)  # first, as it refuses attributes too large to list their queries
     strategy, error = residual(workload)
-    candidates = [fixed.identity(workload)]
+    candidates = [identity(workload)]
     if workload.cells <= MAX_MIXED_CELLS:
         product = tridiagonal_product(workload, tolerance)
         candidates += [product] if product is not None else []
@@ -139,8 +382,49 @@ def _better(plan: Plan, workload: Workload, others: list[CellStrategy]) -> Plan:
 
 def _worst(workload: Workload, tolerance: float) -> Plan:
     if workload.marginal and len(workload.products) > 1:
-        table = worst_table(workload, tolerance)
-        return Plan(table.strategy, "worst", table.error, table.floor, (table.certificate,))
-    solved = worst(workload, tolerance)
-    flat = tuple(array for pair in solved.certificate for array in pair)
-    return Plan(solved.strategy, "worst", solved.error, solved.floor, flat)
+        return _planned(worst_table(workload, tolerance), "worst")
+    return _planned(worst(workload, tolerance), "worst")
+
+
+def _planned(solved: Solved, objective: str = "total") -> Plan:
+    return Plan(solved.strategy, objective, solved.error, solved.floor, solved.certificate)
+
+
+def named(workload: Workload, name: str) -> CellStrategy:
+    """A strategy by its name.
+
+    Raises:
+        PolicyError: it needs a matrix over more cells than a limit.
+    """
+    return _MAKERS[name](workload)
+
+
+def largest(workload: Workload, strategy: CellStrategy) -> float:
+    """Largest weighted variance of a query at mu = 1.
+
+    Raises:
+        PolicyError: more queries than are computed one by one, of a strategy that is no product.
+    """
+    spreads = strategy.spreads(workload)
+    if any(spread.most is None for spread in spreads):
+        raise PolicyError("objective", "worst needs the error of each query", "ask fewer queries")
+    return max(
+        product.weight * (spread.most or 0.0)
+        for product, spread in zip(workload.products, spreads, strict=True)
+    )
+
+
+def _optimum(workload: Workload) -> CellStrategy:
+    if len(workload.products) == 1 and max(workload.sizes) <= MAX_SOLVED_CELLS:
+        return product_optimum(workload).strategy
+    return optimum(workload).strategy
+
+
+_MAKERS: dict[str, Callable[[Workload], CellStrategy]] = {
+    "optimum": _optimum,
+    "eigen": lambda workload: eigen(spectrum(workload)),
+    "identity": identity,
+    "product": alternating,
+}
+#: Names that ``--strategy`` accepts.
+STRATEGIES = ("auto", *_MAKERS)

@@ -17,6 +17,16 @@ u S u^T = w X^-1 w^T - (w g)^2 / a.
 published, z independent with sd 1: a fixed map of L^-1 M x + z.  So mu^2 is max_c |L^-1 M e_c|^2.
 ``norm2`` bounds it from the floats of L and the whole numbers 2^bits M as they are used, rounding
 included.  For several attributes L and M are Kronecker products, and the columns' norms multiply.
+
+**Even bases in whole numbers.**  Sub of an axis of n cells takes x to x_0 - x_1, ..., x_0 -
+x_(n-1): whole numbers, and all that a table says beyond its total.  Noise of the cells, each of sd
+s, moves Sub x by noise of covariance s^2 Sub Sub^T = s^2 L L^T; with D independent draws z, s L z
+has it, and L is invertible.  So what is published, Sub x + s L z rounded, is L (L^-1 Sub x + s z)
+rounded: a Gaussian mechanism whose sensitivity is the longest column of L^-1 Sub.  That is sqrt(1 -
+1/n) for the exact root, as the rows of Sub span all that is orthogonal to the ones; it is bounded
+here for the L that is used.
+
+Of several axes all of this is the Kronecker product, of none the number 1.
 """
 
 import functools
@@ -32,11 +42,44 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError
-from dpstream.accounting.strategies.cells import differences
 from dpstream.accounting.workloads.attributes import framed
 from dpstream.accounting.workloads.factors import Factor
 
 _U = 2.0**-53
+
+
+def difference_matrix(size: int) -> Float64:
+    """(n - 1, n) Sub."""
+    return np.hstack([np.ones((size - 1, 1)), -np.eye(size - 1)])
+
+
+@functools.lru_cache(maxsize=256)
+def difference_root(size: int) -> Float64:
+    """(n - 1, n - 1) L, lower triangular; read-only."""
+    sub = difference_matrix(size)
+    factor = np.asarray(scipy.linalg.cholesky(sub @ sub.T, lower=True))
+    factor.setflags(write=False)
+    return factor
+
+
+@functools.lru_cache(maxsize=256)
+def difference_norm2(size: int) -> float:
+    """At least max_c |L^-1 Sub e_c|^2 of one axis.
+
+    With Y the computed solution and R = Sub - L Y, L^-1 Sub = Y + L^-1 R.  Sub Sub^T = I + 1 1^T,
+    so that |L^-1| <= 2 as soon as L L^T is within 3/4 of it (Frobenius norm); R is computed in
+    floats, and what rounding can hide of it, (n + 2) units of |L| |Y|, is added.
+    """
+    sub, lower = difference_matrix(size), difference_root(size)
+    if not np.linalg.norm(lower @ lower.T - sub @ sub.T) < 0.5:
+        raise InvariantError("the factors belong to one matrix")
+    solution = scipy.linalg.solve_triangular(lower, sub, lower=True)
+    hidden = (size + 2) * 2 * _U * float(np.linalg.norm(lower)) * float(np.linalg.norm(solution))
+    rest = 2 * (float(np.linalg.norm(sub - lower @ solution)) + hidden)
+    longest = float(np.sqrt((solution**2).sum(axis=0).max())) * (1 + size * 2 * _U)
+    return (longest + rest) ** 2 * (1 + 8 * _U)
+
+
 #: Bits of all axes of a table together: counts keep 38 of 62 bits.
 TABLE_BITS = 24
 #: Bits of one axis: more do not change the error of a strategy.
@@ -114,25 +157,27 @@ class Even(Basis):
     @property
     @override
     def root(self) -> Float64:
-        return differences.root(self.size)
+        return difference_root(self.size)
 
     @property
     @override
     def norm2(self) -> float:
-        return differences.column_norm2(self.size)
+        return difference_norm2(self.size)
 
     @property
     @override
     def moves(self) -> Float64:
-        return differences.matrix(self.size)
+        return difference_matrix(self.size)
 
     @override
     def reduced(self, table: Int64, axis: int) -> Int64:
-        return differences.differences(table, axis)
+        first = table.take([0], axis=axis)
+        return np.asarray(first - table.take(range(1, table.shape[axis]), axis=axis))
 
     @override
     def restored(self, measured: Float64, axis: int) -> Float64:
-        return differences.restored(measured, axis)
+        first = measured.sum(axis=axis, keepdims=True) / (measured.shape[axis] + 1)
+        return np.concatenate([first, first - measured], axis=axis)
 
     @override
     def along(self, factor: Factor) -> Float64:

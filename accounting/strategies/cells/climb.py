@@ -12,13 +12,15 @@ of a diagonal problem is that of the identity, and the first step m <- m (x / F)
 converges, too, and twice as fast as the fixed point m <- m x / F.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import required
 
+T = TypeVar("T")
 #: The most that one step changes a logit, and the least x / F that it takes for real.
 _STRIDE, _LEAST = 6.0, 1e-6
 _SHORTEST = 1e-4
@@ -111,6 +113,44 @@ def climb(
             max(0, len(history) + 1 - memory) :
         ]
         logits, weights, evaluation = logits + length * direction, new, there
+
+
+class Best(NamedTuple, Generic[T]):
+    """What a climb came to.
+
+    Attributes:
+        error, solution: least error of a point, and what makes its strategy.
+        floor, certificate: largest lower bound of a point, and the weights that prove it.
+        steps: points that were tried.
+    """
+
+    error: float
+    solution: T
+    floor: float
+    certificate: tuple[Float64, ...]
+    steps: int
+
+
+def best_of(
+    points: Iterable[Point], primal: Callable[[Point], tuple[float, T]], tolerance: float
+) -> Best[T]:
+    """The best of the points up to the first with a relative gap of at most ``tolerance``.
+
+    Args:
+        primal: from a point to the error of its strategy, and what makes it.
+    """
+    best: tuple[float, T] | None = None
+    floor, certificate, steps = 0.0, tuple[Float64, ...](), 0
+    for point in points:
+        steps += 1
+        if steps == 1 or point.slopes.sure**2 > floor:
+            floor, certificate = point.slopes.sure**2, point.weights
+        error, solution = primal(point)
+        if best is None or error < best[0]:
+            best = error, solution
+        if best[0] <= floor * (1 + tolerance):
+            break
+    return Best(*required(best, "a point is tried"), floor, certificate, steps)
 
 
 def _weights(logits: Float64, cuts: list[int]) -> tuple[Float64, ...]:

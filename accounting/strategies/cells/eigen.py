@@ -1,29 +1,121 @@
 """Program 2, the eigen-design: weighted eigenvectors of V, and columns completed to the full norm.
 
 Repeated eigenvalues leave the eigenvectors open; those of the even and odd blocks (``folding``),
-the sines of all ranges and the cosines of tables (``cosines``) are chosen, and vectors of
-eigenvalue 0 are not asked.  Completion
-adds to each cell what its column lacks of the largest norm: it raises no sensitivity and can only
-lower the error.
+the sines of all ranges and the cosines of tables are chosen, and vectors of eigenvalue 0 are not
+asked.  Completion adds to each cell what its column lacks of the largest norm: it raises no
+sensitivity and can only lower the error.
+
+**Program 1**: the best weights of given design queries, by its dual.  A strategy that asks design
+query q_i (the rows of an orthonormal Q) with squared weight u_i has X = Q^T diag(u) Q; its error is
+sum c_i / u_i, c_i = q_i V q_i^T, under B u <= 1 with B = (Q o Q)^T.  For weights nu of the cells
+that sum to 1,
+
+    sum c_i / u_i >= (sum c_i / u_i) (nu^T B u) >= (sum sqrt(c_i (B^T nu)_i))^2 = F(nu)^2
+
+(Cauchy-Schwarz), with equality for u_i = sqrt(c_i / (B^T nu)_i): a dual as in ``climb`` whose
+slopes are B u.  nu uniform gives the singular value bound, which holds for every strategy.
 """
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, kron
+from dpstream.accounting.errors import required
+from dpstream.accounting.strategies.cells.climb import Slopes, climb
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.strategies.cells.residual import spaces_of
 from dpstream.accounting.strategies.cells.strategy import RANK, Blocks, CellStrategy
 from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.weighting import (
-    Vectors,
-    weigh,
-)
 from dpstream.accounting.workloads.workload import Workload
+
+
+class Vectors:
+    """B of vectors of the blocks of a folding: their squares, over the orbits of cells.
+
+    Args:
+        parts: for each block, (its cells, vectors) orthonormal columns.
+    """
+
+    def __init__(self, folding: Folding, parts: Sequence[Float64]) -> None:
+        self.folding = folding
+        self.cells = len(folding.counts)
+        self.cuts = np.cumsum([0, *(part.shape[1] for part in parts)])
+        self.vectors = int(self.cuts[-1])
+        self.parts = [
+            part**2 / folding.counts[orbits][:, None]
+            for part, orbits in zip(parts, folding.orbits, strict=True)
+        ]
+
+    def norms(self, u: Float64) -> Float64:
+        """B u: squared column norm of a cell of each orbit."""
+        norms = np.zeros(self.cells)
+        for part, orbits, at in zip(self.parts, self.folding.orbits, self.cuts, strict=False):
+            norms[orbits] += part @ u[at : at + part.shape[1]]
+        return norms
+
+    def spread(self, nu: Float64) -> Float64:
+        """B^T nu, nu the weights of whole orbits."""
+        each = zip(self.parts, self.folding.orbits, strict=True)
+        return np.concatenate([part.T @ nu[orbits] for part, orbits in each])
+
+
+class Weights(NamedTuple):
+    """A solution of Program 1.
+
+    Attributes:
+        u: (vectors,) squared weights, scaled so that the largest column norm is 1.
+        nu: (orbits,) dual weights.
+        error: sum c / u.
+        bound: F(nu)^2; no weights of these design queries have less error.
+        steps: evaluations that were needed.
+    """
+
+    u: Float64
+    nu: Float64
+    error: float
+    bound: float
+    steps: int
+
+    @property
+    def gap(self) -> float:
+        """error / bound - 1."""
+        return self.error / self.bound - 1
+
+
+@one_thread()
+def weigh(basis: Vectors, c: Float64, tolerance: float = 1e-3, memory: int = 20) -> Weights:
+    """Program 1 to a relative gap.
+
+    Args:
+        basis: squares of the design queries.
+        c: (vectors,) squared norms of the workload along each; those of 0 get no weight.
+        memory: see ``climb``.
+    """
+    roots = np.sqrt(np.maximum(c, 0.0))
+    positive = roots > 0
+
+    def dual(nu: Float64) -> Slopes:
+        below = np.sqrt(np.maximum(basis.spread(nu), 1e-300))
+        u = np.where(positive, roots / below, 0.0)
+        return Slopes(float(roots @ below), (np.maximum(basis.norms(u), 0.0),), u)
+
+    best: Weights | None = None
+    for step, point in enumerate(climb(dual, [np.ones(basis.cells)], memory=memory), 1):
+        value, (norms,), u = point.slopes[:3]
+        error = float(norms.max()) * value
+        bound = value**2 if best is None else max(best.bound, value**2)
+        if best is None or error < best.error:
+            best = Weights(u / norms.max(), point.weights[0], error, bound, step)
+        best = best._replace(bound=bound, steps=step)
+        if best.gap <= tolerance:
+            break
+    return required(best, "best is there")
+
 
 # Eigenvectors of tables of counts: products of cosines, one for each axis.
 #

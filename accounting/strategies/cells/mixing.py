@@ -14,7 +14,6 @@ matrix and R = I - Y L, |R| < 1, L is invertible and L^-1 = (I - R)^-1 Y, so |L^
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -22,14 +21,13 @@ import scipy.linalg
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError, instance
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.fixed import Identity
+from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.cells.residual import Tables
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
     CellStrategy,
-    Gram,
+    Identity,
     Kron,
-    dense_gram,
 )
 from dpstream.accounting.strategies.cells.threads import one_thread
 
@@ -38,48 +36,17 @@ MIXED_IN, _PIVOT = 1e-3, 1e-4
 _U = 2.0**-53
 
 
-class MixedCells(NamedTuple):
-    """What the noise engine needs of a strategy.
-
-    Attributes:
-        mix: L, (n, n); or one for each axis, whose Kronecker product is L.
-        inverse_norm2: at least max_c |L^-1 e_c|^2.
-        gram: X that was factored, scaled to sensitivity 1; its error formulas hold for the mix.
-        mixed_in: whether the identity was mixed in.
-    """
-
-    mix: tuple[Float64, ...]
-    inverse_norm2: float
-    gram: Gram
-    mixed_in: bool
-
-    def apply(self, z: Float64) -> Float64:
-        """(n,) L z of one draw for each component."""
-        tensor = z.reshape([len(factor) for factor in self.mix])
-        for axis, factor in enumerate(self.mix):
-            tensor = np.moveaxis(np.tensordot(factor, tensor, (1, axis)), 0, axis)
-        return np.ascontiguousarray(tensor).ravel()
-
-    def covariances(self) -> list[Float64]:
-        """L L^T, for each factor."""
-        return [factor @ factor.T for factor in self.mix]
-
-
 @one_thread()
-def mixed(strategy: CellStrategy, sizes: tuple[int, ...]) -> MixedCells:
-    """The mix of a strategy over a domain.
+def mixed(strategy: CellStrategy, sizes: tuple[int, ...]) -> Mixing:
+    """The certified mix of a strategy over a domain: L, or one for each axis.
 
     Raises:
-        PolicyError: a strategy that is one matrix over more cells than a limit.
+        PolicyError, UsageError: a strategy that is one matrix over more cells than a limit, or no
+            invertible mix.
     """
-    factors = matrices(strategy, sizes)
-    done = [_factored(matrix) for matrix in factors]
-    gram: Gram = Kron(tuple(dense_gram(matrix) for _, matrix, _ in done))
-    if len(done) < len(sizes):
-        gram = dense_gram(done[0][1], sizes)
-    roots = tuple(root for root, _, _ in done)
+    roots = [_factored(matrix) for matrix in matrices(strategy, sizes)]
     bound = math.prod(inverse_norm2(root) for root in roots) * (1 + len(roots) * 2 * _U)
-    return MixedCells(roots, bound, gram, any(changed for *_, changed in done))
+    return Mixing(roots, bound)
 
 
 def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
@@ -100,18 +67,17 @@ def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
     return [instance(gram, Blocks).dense()]
 
 
-def _factored(matrix: Float64) -> tuple[Float64, Float64, bool]:
-    """(L, X, whether the identity was mixed in)."""
+def _factored(matrix: Float64) -> Float64:
+    """L of X, with the identity mixed in where X is singular or nearly so."""
     matrix = matrix / matrix.diagonal().max()
     lower = _cholesky(matrix)
-    changed = lower is None
     if lower is None:
         matrix = (1 - MIXED_IN) * matrix
         matrix[np.diag_indices_from(matrix)] += MIXED_IN
         lower = scipy.linalg.cholesky(matrix, lower=True)
     # X = C C^T, so that A = C^T and L = C^-T, both upper triangular.
     inverse, _ = scipy.linalg.lapack.dtrtri(lower, lower=1)
-    return np.ascontiguousarray(np.tril(inverse).T), matrix, changed
+    return np.ascontiguousarray(np.tril(inverse).T)
 
 
 def _cholesky(matrix: Float64) -> Float64 | None:

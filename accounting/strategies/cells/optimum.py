@@ -1,4 +1,4 @@
-"""The exact optimum: the strategy of least total error, with a certificate.
+"""The exact optima: the strategies of least total and of least worst error, with certificates.
 
 Minimise tr(V X^-1) over X with diag X <= 1.  For weights m of the cells that sum to 1, D = diag(m),
 
@@ -12,19 +12,43 @@ as in ``folding``.  Weights of many cells begin as those of fewer, interpolated 
 the position.
 
 A certificate is m (and V): whoever recomputes F(m)^2 has a lower bound of every strategy's error.
+
+**Least worst error**, the largest variance of a query.  For weights p of the queries and m of the
+cells, each summing to 1, and every X with diag X <= 1,
+
+    max_q var_q >= sum_q p_q var_q >= (tr (D^1/2 V_p D^1/2)^1/2)^2 = F(m, p)^2
+
+with V_p = W^T diag(p) W, and F is concave in both together: the dual of ``climb`` over two
+simplices.  The slopes are the squared column norms, as in ``optimum``, and the variances of
+X = D^-1/2 (D^1/2 V_p D^1/2)^1/2 D^-1/2.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
 
-from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import required
-from dpstream.accounting.strategies.cells.climb import Slopes, climb, points_for, sure_sum
+from dpstream.accounting.arrays import Float64, kron
+from dpstream.accounting.errors import PolicyError, instance
+from dpstream.accounting.strategies.cells.climb import (
+    Point,
+    Slopes,
+    best_of,
+    climb,
+    points_for,
+    sure_sum,
+)
 from dpstream.accounting.strategies.cells.eigen import completed
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
-from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
+from dpstream.accounting.strategies.cells.strategy import (
+    Blocks,
+    CellStrategy,
+    Kron,
+    Solved,
+    dense_gram,
+)
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import interval
@@ -34,28 +58,6 @@ from dpstream.accounting.workloads.workload import Workload, workload_of
 _COARSE, _FINER = 256, 8
 #: What a deficient optimum is completed beyond its largest norm, so that it is invertible.
 _RIDGE = 1e-7
-
-
-class Solved(NamedTuple):
-    """A strategy and what proves that it is good.
-
-    Attributes:
-        error: its weighted total error.
-        floor: lower bound of every strategy's.
-        certificate: weights that prove the floor: (n,) of the cells, for each axis of a product.
-        steps: evaluations of F that were needed.
-    """
-
-    strategy: CellStrategy
-    error: float
-    floor: float
-    certificate: tuple[Float64, ...]
-    steps: int
-
-    @property
-    def gap(self) -> float:
-        """error / floor - 1, of the squared error."""
-        return self.error / self.floor - 1
 
 
 class _Part(NamedTuple):
@@ -90,23 +92,12 @@ def optimum(
         return Slopes(value, (slopes / folding.counts,), factors, sure)
 
     first = _start(workload, folding) if start is None else folding.gather(start)
-    best: tuple[float, Any] | None = None
-    floor, certificate = 0.0, np.zeros(0)
-    steps = 0
     rows = max(len(p.gram) if p.root is None else p.root.shape[1] for p in parts)
-    for point in climb(dual, [first], points_for(rows, most)):
-        steps += 1
-        if point.slopes.sure**2 > floor:
-            floor, certificate = point.slopes.sure**2, point.weights[0]
-        error, make = _primal(folding, parts, point)
-        if best is None or error < best[0]:
-            best = error, make
-        if best[0] <= floor * (1 + tolerance):
-            break
-    best = required(best, "best is there")
-    gram = best[1]()
-    spread = folding.spread(certificate / folding.counts)
-    return Solved(CellStrategy("optimum", gram), best[0], floor, (spread,), steps)
+    points = climb(dual, [first], points_for(rows, most))
+    best = best_of(points, lambda point: _primal(folding, parts, point), tolerance)
+    spread = folding.spread(best.certificate[0] / folding.counts)
+    strategy = CellStrategy("optimum", best.solution())
+    return Solved(strategy, best.error, best.floor, (spread,), best.steps)
 
 
 def _part(gram: Float64) -> _Part:
@@ -144,7 +135,9 @@ def _block(part: _Part, weights: Float64) -> tuple[float, float, Float64, Any]:
     return float(roots.sum()), sure_sum(values), np.einsum("ik,ik->i", half, half), half
 
 
-def _primal(folding: Folding, parts: list[_Part], point: Any) -> tuple[float, Any]:
+def _primal(
+    folding: Folding, parts: list[_Part], point: Point
+) -> tuple[float, Callable[[], Blocks]]:
     """Error of the strategy that belongs to a point, and how to make it."""
     [weights], evaluation = point
     per_cell, norms = weights / folding.counts, evaluation.slopes[0]
@@ -228,3 +221,89 @@ def finer(weights: Float64, size: int) -> Float64:
         finer_weights[beyond] = logs[end] + steep * (fine[beyond] - coarse[end])
     finer_weights = np.exp(finer_weights - finer_weights.max())
     return np.asarray(finer_weights / finer_weights.sum())
+
+
+def joined(name: str, grams: list[Blocks], solutions: list[Solved], weight: float) -> Solved:
+    """The product of the solutions of one product's axes.
+
+    Args:
+        grams: of their strategies; weight: of the product.
+    """
+    return Solved(
+        CellStrategy(name, Kron(tuple(grams))),
+        weight * math.prod(s.error for s in solutions),
+        weight * math.prod(s.floor for s in solutions),
+        tuple(array for s in solutions for array in s.certificate),
+        max(s.steps for s in solutions),
+    )
+
+
+#: Numbers of the query matrix, which is written out here.
+MAX_WORST = 1 << 24
+
+
+@one_thread()
+def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Solved:
+    """Of one product axis by axis (the product of the minimax strategies is minimax), else of all
+    cells.
+
+    Raises:
+        PolicyError: a query matrix beyond the limit.
+    """
+    if len(workload.products) == 1 and len(workload.sizes) > 1:
+        [product] = workload.products
+        parts = {part.structure: part for part in workload.axes(product)}
+        solved = {
+            structure: worst(part, tolerance / len(workload.sizes), most)
+            for structure, part in parts.items()
+        }
+        solutions = [solved[part.structure] for part in workload.axes(product)]
+        grams = [instance(solution.strategy.gram, Blocks) for solution in solutions]
+        return joined("worst", grams, solutions, product.weight)
+    if workload.queries * workload.cells > MAX_WORST:
+        raise PolicyError(
+            "objective",
+            f"worst needs a query matrix of at most {MAX_WORST} numbers",
+            "ask for the total, or fewer queries",
+        )
+    return _solved(workload, rows_of(workload), tolerance, most)
+
+
+def rows_of(workload: Workload) -> Float64:
+    """(queries, n) all queries times the roots of their weights, written out."""
+    blocks = []
+    for product in workload.products:
+        rows = kron([factor.dense() for factor in workload.factors_of(product)])
+        blocks.append(math.sqrt(product.weight) * rows)
+    return np.concatenate(blocks)
+
+
+def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> Solved:
+    def dual(m: Float64, p: Float64) -> Slopes:
+        half = rows * np.sqrt(p)[:, None]
+        scale = np.sqrt(m)
+        inner = scale[:, None] * (half.T @ half) * scale
+        values, vectors = scipy.linalg.eigh(inner, driver="evd", overwrite_a=True)
+        roots = np.sqrt(np.maximum(values, 1e-24 * values[-1]))
+        norms = (vectors**2 @ roots) / m
+        moved = (rows * scale) @ (vectors * roots**-0.5)
+        variances = np.einsum("qi,qi->q", moved, moved)
+        return Slopes(float(roots.sum()), (norms, variances), (roots, vectors), sure_sum(values))
+
+    def primal(point: Point) -> tuple[float, Callable[[], Float64]]:
+        norms, variances = point.slopes.slopes
+        roots, vectors = point.slopes.solution
+        half = point.weights[0][:, None] ** -0.5 * vectors * np.sqrt(roots)
+        return float(norms.max() * variances.max()), lambda: half @ half.T
+
+    start = [np.ones(workload.cells), np.ones(len(rows))]
+    best = best_of(climb(dual, start, points_for(workload.cells, most)), primal, tolerance)
+    # Completion makes it invertible too: what it adds for that raises a variance by 1e-7 of itself.
+    gram = completed(dense_gram(best.solution(), workload.sizes), 1e-7)
+    error = gram.sensitivity2 * _largest(gram, rows)
+    return Solved(CellStrategy("worst", gram), error, best.floor, best.certificate, best.steps)
+
+
+def _largest(gram: Blocks, rows: Float64) -> float:
+    """Largest variance of a row if node noise has sd 1."""
+    return float(np.einsum("qi,ij,qj->q", rows, gram.covariance, rows, optimize=True).max())

@@ -6,28 +6,200 @@ of products too large for one matrix the axes take turns: with the others fixed,
 that of a union over that axis alone, which ``optimum`` solves.  What is left there is that the
 best strategy need not be a product; the floor, the sum of what each product would cost alone, then
 says little.
+
+**The optimum of an axis of very many cells**, for all ranges or prefixes, by tridiagonal matrices.
+The Gram matrix V of all prefixes is T^T T, T the lower triangle of ones; that of all ranges has
+V_ij = (i + 1) (n - j), i <= j.  Both have tridiagonal inverses, and so has D^1/2 V D^1/2 of
+``optimum``, D = diag(m): its eigenvectors take n^2 steps in the place of n^3.  The error of the
+strategy with its diagonal scaled to ones needs V of each eigenvector, which is a sum of squares of
+running sums, and so are the variances of other intervals under this strategy (`Blocks.spread_of`).
+So only the strategy itself, at the end, is a product of matrices.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, PolicyError, instance
+from dpstream.accounting.errors import PolicyError, instance
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.optimum import Solved, optimum
-from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy, Kron, dense_gram
-from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.tridiagonal import (
-    MANY_CELLS,
-    SUMMED,
-    is_tridiagonal,
-    tridiagonal_floor,
-    tridiagonal_optimum,
+from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
+from dpstream.accounting.strategies.cells.optimum import finer, joined, optimum
+from dpstream.accounting.strategies.cells.strategy import (
+    Blocks,
+    CellStrategy,
+    Kron,
+    Solved,
+    Spread,
+    dense_gram,
+    mirrored,
 )
+from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import Factor, interval
 from dpstream.accounting.workloads.workload import Workload, workload_of
+
+#: Cells of an attribute above which ranges and prefixes are solved so.
+MANY_CELLS = 4096
+#: Kinds of factors that are solved so, and cells of the grid that the first weights come from.
+KINDS, _COARSE = ("range", "prefix"), 1024
+#: Columns worked on at a time; what an eigenvalue may be off, in units of the largest.
+_COLUMNS, _OFF = 512, 64 * 2.0**-52
+
+
+#: Kinds of factors whose variances are running sums too.
+SUMMED = (*KINDS, "identity", "total", "width")
+
+
+class _Decomposed(NamedTuple):
+    """Eigenvalues, rising, and eigenvectors of the inverse of D^1/2 V D^1/2, D = diag(weights)."""
+
+    weights: Float64
+    values: Float64
+    vectors: Float64
+
+
+def is_tridiagonal(factor: Factor) -> bool:
+    """Whether a factor is one that is solved here."""
+    return factor.kind in KINDS and not factor.relative
+
+
+@one_thread()
+def tridiagonal_optimum(
+    factor: Factor, tolerance: float = 1e-3, most: int = 6, others: Iterable[Factor] = ()
+) -> Solved:
+    """The optimum of all ranges or prefixes, to a relative gap.
+
+    Args:
+        factor: of a kind in KINDS, its rows not divided by their norms.
+        most: points that are tried.
+        others: further factors of the attribute whose spreads are computed; those that are no
+            running sums are left out.
+    """
+    decomposed: list[_Decomposed] = []
+
+    def primal(point: Point) -> tuple[float, tuple[Float64, Float64]]:
+        error, norms = point.slopes.solution
+        return error, (point.weights[0], norms)
+
+    best = best_of(_points(factor, _start(factor), most, decomposed), primal, tolerance)
+    weights, norms = best.solution
+    if not np.array_equal(decomposed[0].weights, weights):
+        decomposed.clear()  # before the next one, as each has n^2 numbers
+        decomposed.append(_decomposed(factor, weights))
+    _, values, vectors = decomposed.pop()
+    scale = (weights * norms) ** 0.5
+    summed = [f for f in (factor, *others) if f.kind in SUMMED and not f.relative]
+    spreads = _spreads(summed, values, vectors, scale)
+    vectors *= (values**-0.25)[None, :]
+    vectors *= ((weights * norms) ** -0.5)[:, None]
+    matrix = mirrored(scipy.linalg.blas.dsyrk(1.0, np.asfortranarray(vectors), lower=1))
+    del vectors
+    gram = replace(dense_gram(matrix.T), spread_of=spreads)  # symmetric, its rows are adjacent
+    strategy = CellStrategy("optimum", gram)
+    return Solved(strategy, best.error, best.floor, best.certificate, best.steps)
+
+
+@one_thread()
+def tridiagonal_floor(factor: Factor) -> float:
+    """A floor of all ranges or prefixes from eigenvalues alone; see `tridiagonal_optimum`."""
+    diagonal, beside = _inverse(factor, _start(factor))
+    values = scipy.linalg.eigvalsh_tridiagonal(diagonal, beside, lapack_driver="sterf")
+    return _sure(np.maximum(values, 1e-300)) ** 2
+
+
+def _start(factor: Factor) -> Float64:
+    """First weights of the cells, from a coarser attribute."""
+    cells = min(factor.size, _COARSE)
+    coarse = workload_of([of_size("cell", cells)], [(1.0, {0: interval(factor.kind, cells)})])
+    return finer(optimum(coarse, 1e-5).certificate[0], factor.size)
+
+
+def _points(
+    factor: Factor, start: Float64, most: int, decomposed: list[_Decomposed]
+) -> Iterator[Point]:
+    """Points of the climb; ``decomposed`` gets what the last one was computed from."""
+
+    def dual(weights: Float64) -> Slopes:
+        decomposed.clear()
+        decomposed.append(_decomposed(factor, weights))
+        [(_, values, vectors)] = decomposed
+        roots = values**-0.5
+        slopes = np.zeros(len(weights))
+        for begin in range(0, len(values), _COLUMNS):
+            part = vectors[:, begin : begin + _COLUMNS]
+            slopes += (part * part) @ roots[begin : begin + _COLUMNS]
+        slopes /= weights
+        error = 0.0
+        scale = np.sqrt(slopes * weights)[:, None]
+        for begin in range(0, len(values), _COLUMNS):
+            part = vectors[:, begin : begin + _COLUMNS] * scale
+            squares = _squares(factor, part)
+            error += float(squares @ values[begin : begin + _COLUMNS] ** 0.5)
+        return Slopes(float(roots.sum()), (slopes,), (error, slopes), _sure(values))
+
+    return climb(dual, [start], most)
+
+
+def _sure(values: Float64) -> float:
+    """Sum of the roots of the inverses of computed eigenvalues, less what their error may add."""
+    return float(((values + _OFF * values[-1]) ** -0.5).sum())
+
+
+def _inverse(factor: Factor, weights: Float64) -> tuple[Float64, Float64]:
+    """(n,) diagonal of the inverse of D^1/2 V D^1/2, and (n - 1,) numbers beside it."""
+    size = len(weights)
+    diagonal, beside = np.full(size, 2.0), np.full(size - 1, -1.0)
+    if factor.kind == "range":
+        diagonal, beside = diagonal / (size + 1), beside / (size + 1)
+    else:
+        diagonal[0] = 1.0
+    scale = weights**-0.5
+    return diagonal * scale**2, beside * scale[1:] * scale[:-1]
+
+
+def _decomposed(factor: Factor, weights: Float64) -> _Decomposed:
+    diagonal, beside = _inverse(factor, weights)
+    eigenvalues, vectors = scipy.linalg.eigh_tridiagonal(diagonal, beside, check_finite=False)
+    return _Decomposed(weights, np.maximum(eigenvalues, 1e-300), vectors)
+
+
+def _squares(factor: Factor, columns: Float64) -> Float64:
+    """(k,) h V h of each column."""
+    sums = np.cumsum(columns, axis=0)
+    squares = np.einsum("ik,ik->k", sums, sums)
+    if factor.kind == "prefix":
+        return np.asarray(squares)
+    return np.asarray((factor.size + 1) * squares - sums.sum(axis=0) ** 2)
+
+
+def _spreads(
+    factors: Sequence[Factor], values: Float64, vectors: Float64, scale: Float64
+) -> dict[bytes, Spread]:
+    """Variances of the queries of each factor if node noise has sd 1: X^-1 is the sum over the
+    eigenvectors of h h^T, h the vector times ``scale`` and the fourth root of its eigenvalue."""
+    by_name = {factor.canonical(): factor for factor in factors}
+    totals = {name: 0.0 for name, factor in by_name.items() if factor.kind == "range"}
+    listed = {name: np.zeros(f.rows) for name, f in by_name.items() if f.kind != "range"}
+    for begin in range(0, len(values), _COLUMNS):
+        part = vectors[:, begin : begin + _COLUMNS] * scale[:, None]
+        part *= values[begin : begin + _COLUMNS] ** 0.25
+        for name in totals:
+            totals[name] += float(_squares(by_name[name], part).sum())
+        for name in listed:
+            answers = by_name[name].apply(part)
+            listed[name] += np.einsum("qk,qk->q", answers, answers)
+    spreads = {
+        name: Spread(total / by_name[name].rows, None, None) for name, total in totals.items()
+    }
+    for name, each in listed.items():
+        spreads[name] = Spread(float(each.mean()), float(each.min()), float(each.max()))
+    return spreads
+
 
 #: Rounds of turns: later ones change the error by less than a part in 1e4.
 _ROUNDS, _SETTLED = 20, 1e-4
@@ -53,7 +225,8 @@ def product_optimum(
         if (key := (part.structure, part.cells)) not in solved:
             solved[key] = solve(part) if solve else _axis(part, share)
     solutions = [solved[part.structure, part.cells] for part in parts]
-    return _joined("optimum", solutions, product.weight)
+    grams = [solution.strategy.gram.factors[0] for solution in solutions]  # type: ignore[attr-defined]
+    return joined("optimum", grams, solutions, product.weight)
 
 
 def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
@@ -178,19 +351,8 @@ def _axis(part: Workload, tolerance: float) -> Solved:
         solution = tridiagonal_optimum(factor, tolerance)
     else:
         solution = optimum(part, tolerance)
-    if not isinstance(solution.strategy.gram, Blocks):
-        raise InvariantError("isinstance(found.strategy.gram, Blocks)")
-    return solution._replace(strategy=CellStrategy("optimum", Kron((solution.strategy.gram,))))
-
-
-def _joined(name: str, solutions: list[Solved], weight: float) -> Solved:
-    return Solved(
-        CellStrategy(name, Kron(tuple(s.strategy.gram.factors[0] for s in solutions))),  # type: ignore[attr-defined]
-        weight * math.prod(s.error for s in solutions),
-        weight * math.prod(s.floor for s in solutions),
-        tuple(s.certificate[0] for s in solutions),
-        max(s.steps for s in solutions),
-    )
+    gram = instance(solution.strategy.gram, Blocks)
+    return solution._replace(strategy=CellStrategy("optimum", Kron((gram,))))
 
 
 def _turn(workload: Workload, axis: int, others: Float64) -> Workload:

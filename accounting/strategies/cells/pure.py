@@ -19,8 +19,7 @@ from scipy.optimize import minimize
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.strategies.cells.fixed import tree, wavelet
-from dpstream.accounting.strategies.cells.strategy import Kron, dense_gram
+from dpstream.accounting.strategies.cells.strategy import Kron, dense_gram, tree, wavelet
 from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 

@@ -23,11 +23,11 @@ import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Bool, Float64, Int64, kron
-from dpstream.accounting.errors import PolicyError, required
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_RESIDUAL_PARTS, MAX_RESIDUAL_SPACES
 from dpstream.accounting.strategies.cells.bases import Basis, Even
-from dpstream.accounting.strategies.cells.climb import Slopes, climb
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Spread
+from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Solved, Spread
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Product, Workload
 
@@ -327,22 +327,7 @@ def residual(workload: Workload) -> tuple[CellStrategy, float]:
     return CellStrategy("residual", gram), total**2
 
 
-class WorstTable(NamedTuple):
-    """Least largest variance of any table's cells.
-
-    Attributes:
-        error: largest weighted variance at mu = 1.
-        floor: lower bound of it for every strategy.
-        certificate: (products,) weights of the tables that prove it.
-    """
-
-    strategy: CellStrategy
-    error: float
-    floor: float
-    certificate: Float64
-
-
-def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
+def worst_table(workload: Workload, tolerance: float = 1e-4) -> Solved:
     """The strategy of least worst (weighted) variance over tables of counts.
 
     For weights p of the tables that sum to 1 the largest variance is at least the mean one, whose
@@ -359,20 +344,16 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> WorstTable:
         traces = spaces.traces(p * scale)
         y = np.sqrt(traces / np.maximum(spaces.dims, 1e-300))
         inverse = np.where(spaces.dims > 0, 1 / np.maximum(y, 1e-300), 0.0)
-        return Slopes(float(y @ spaces.dims), (spaces.back(inverse) * scale,), y)
+        value = float(y @ spaces.dims)
+        return Slopes(value, (spaces.back(inverse) * scale,), y, value)
 
-    best, floor, certificate = None, 0.0, rows
-    for value, slopes, y, weights in (
-        (*point.slopes[:3], point.weights[0]) for point in climb(dual, [np.ones(len(rows))])
-    ):
-        error = value * float(slopes[0].max())
-        if value**2 > floor:
-            floor, certificate = value**2, weights
-        if best is None or error < best[0]:
-            best = error, y / value
-        if best[0] <= floor * (1 + tolerance):
-            break
-    best = required(best, "best is there")
-    support = [k for k, y in enumerate(best[1]) if y > 0 and spaces.dims[k] > 0]
-    gram = Residual(workload.sizes, tuple(spaces.keys[k] for k in support), best[1][support])
-    return WorstTable(CellStrategy("residual", gram), best[0], floor, certificate)
+    def primal(point: Point) -> tuple[float, Float64]:
+        value, (variances,), y = point.slopes[:3]
+        return value * float(variances.max()), y / value
+
+    best = best_of(climb(dual, [np.ones(len(rows))]), primal, tolerance)
+    support = [k for k, y in enumerate(best.solution) if y > 0 and spaces.dims[k] > 0]
+    keys = tuple(spaces.keys[k] for k in support)
+    gram = Residual(workload.sizes, keys, best.solution[support])
+    strategy = CellStrategy("residual", gram)
+    return Solved(strategy, best.error, best.floor, best.certificate, best.steps)

@@ -15,7 +15,6 @@ from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.bases import Basis, Even, Fitted
 from dpstream.accounting.strategies.cells.fitted import FittedTables
-from dpstream.accounting.strategies.cells.fixed import Identity
 from dpstream.accounting.strategies.cells.folding import Folding
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.strategies.cells.residual import Residual
@@ -23,6 +22,7 @@ from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
     CellStrategy,
     Gram,
+    Identity,
     Kron,
     Spread,
 )

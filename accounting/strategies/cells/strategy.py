@@ -5,6 +5,8 @@ so that the squared sensitivity is the largest entry of X's diagonal, rounded up
 that sd (mu = 1) least squares answers a workload with covariance W X^-1 W^T times the squared
 sensitivity: the weighted total of the variances is s tr(V X^-1).  X need only span the workload's
 rows here; what a stream publishes needs an invertible one (``mixing``).
+
+Two are known beforehand: every cell, and the rows of a binary tree on an axis.
 """
 
 import functools
@@ -21,7 +23,7 @@ from typing_extensions import override
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.workloads.factors import Factor
-from dpstream.accounting.workloads.workload import Workload
+from dpstream.accounting.workloads.workload import Product, Workload
 
 #: Queries whose errors are computed one by one.
 MAX_LISTED = 1 << 22
@@ -240,10 +242,6 @@ class CellStrategy(NamedTuple):
         """Weighted total of the queries' variances at mu = 1."""
         return self.sensitivity2 * self.gram.trace(workload)
 
-    def rmse(self, workload: Workload) -> float:
-        """Root of the weighted mean of the variances at mu = 1."""
-        return math.sqrt(self.error(workload) / workload.weight)
-
     def variances(self, workload: Workload) -> list[Float64]:
         """(queries of a product,) variances at mu = 1, for each product."""
         return [self.sensitivity2 * variances for variances in self.gram.variances(workload)]
@@ -315,3 +313,112 @@ def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
     if np.abs(np.diag(beyond)).sum() > 1e-9 * mass:
         return math.inf
     return float(np.einsum("ij,ij->", inverse, gram))
+
+
+class Solved(NamedTuple):
+    """A strategy and what proves that it is good.
+
+    Attributes:
+        error: its weighted total error, or its largest variance, at mu = 1.
+        floor: lower bound of every strategy's.
+        certificate: weights that prove the floor: (n,) of the cells, of a worst error of the
+            queries too, for each axis of a product.
+        steps: evaluations of F that were needed.
+    """
+
+    strategy: CellStrategy
+    error: float
+    floor: float
+    certificate: tuple[Float64, ...]
+    steps: int
+
+    @property
+    def gap(self) -> float:
+        """error / floor - 1, of the squared error."""
+        return self.error / self.floor - 1
+
+
+class Identity(Gram):
+    """X = I over any domain."""
+
+    @property
+    @override
+    def sensitivity2(self) -> float:
+        return 1.0
+
+    @override
+    def trace(self, workload: Workload) -> float:
+        return math.fsum(
+            product.weight
+            * _summed(workload, product)
+            * math.prod(sum(f.masses) for f in product.factors)
+            for product in workload.products
+        )
+
+    @override
+    def variances(self, workload: Workload) -> list[Float64]:
+        variances = []
+        for product in workload.products:
+            norms = np.ones(1)
+            for factor in workload.factors_of(product):
+                norms = np.kron(norms, sum(factor.parts))
+            variances.append(norms)
+        return variances
+
+    @override
+    def spreads(self, workload: Workload) -> list[Spread]:
+        of_factor: dict[Factor, Spread] = {}
+        for factor in {f for product in workload.products for f in product.factors}:
+            each = np.add(*factor.parts)
+            of_factor[factor] = Spread(float(each.mean()), float(each.min()), float(each.max()))
+        spreads = []
+        for product in workload.products:
+            sides = [of_factor[factor] for factor in product.factors]
+            summed = _summed(workload, product)
+            spreads.append(
+                Spread(
+                    *(
+                        summed * math.prod(side)
+                        for side in zip((1.0, 1.0, 1.0), *sides, strict=True)
+                    )
+                )
+            )
+        return spreads
+
+
+def _summed(workload: Workload, product: Product) -> float:
+    """Cells of the attributes that a product sums out."""
+    return float(workload.cells // math.prod(workload.sizes[axis] for axis in product.axes))
+
+
+def identity(workload: Workload) -> CellStrategy:
+    """Every cell."""
+    return CellStrategy("identity", Identity())
+
+
+def _nodes(size: int) -> list[tuple[int, int]]:
+    """(first, end) of each node of a balanced binary tree, parents first."""
+    nodes = [(0, size)]
+    for lo, hi in nodes:
+        if hi - lo > 1:
+            nodes += [(lo, (lo + hi + 1) // 2), ((lo + hi + 1) // 2, hi)]
+    return nodes
+
+
+def wavelet(size: int) -> Float64:
+    """(n, n) Haar's rows: the total, and each node's left less its right half."""
+    rows = [np.ones(size)]
+    for lo, hi in _nodes(size):
+        if hi - lo > 1:
+            row = np.zeros(size)
+            row[lo : (lo + hi + 1) // 2], row[(lo + hi + 1) // 2 : hi] = 1.0, -1.0
+            rows.append(row)
+    return np.array(rows)
+
+
+def tree(size: int) -> Float64:
+    """(2n - 1, n) sums of the nodes."""
+    rows = np.zeros((2 * size - 1, size))
+    for row, (lo, hi) in zip(rows, _nodes(size), strict=True):
+        row[lo:hi] = 1.0
+    return rows

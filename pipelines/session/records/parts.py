@@ -33,8 +33,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.regions.dimensions import Budget
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Space
 from dpstream.pipelines.session.records.manifest import HASHER, Manifest, Part, digest
 from dpstream.state import locks
 from dpstream.state.disk_errors import file_error, file_errors

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Coordinates,

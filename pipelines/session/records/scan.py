@@ -34,8 +34,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError, UsageError
 from dpstream.accounting.limits import MAX_SUMMED
-from dpstream.accounting.regions.boxes import checked, cut, overlapped, taken
-from dpstream.accounting.regions.clubbing import club
+from dpstream.accounting.regions.boxes import checked, club, cut, overlapped, taken
 from dpstream.accounting.sessions.aggregates import Leaves, Needs
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.accounting.sessions.table import SessionTable

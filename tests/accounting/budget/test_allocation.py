@@ -12,16 +12,15 @@ import pytest
 from dp_accounting import pld
 
 from dpstream.accounting import limits
-from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
+from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate, check_needs
 from dpstream.accounting.budget.shares import costs_of, value_costs
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.ranges import check_needs
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import SelectionWeights
-from tests.accounting.plans import UNITS, Make
+from tests.accounting.plans import UNITS, Make, build
 
 MIXED = (
     Aggregate("n", "count"),
@@ -476,3 +475,22 @@ def test_a_derived_sum_costs_nothing(make_plan: Make) -> None:
         msgspec.structs.replace(total, share=1.0),
     ):
         assert len(allocate(make_plan(aggregates=(mean, other))).values) == 3
+
+
+WIDE = Aggregate("total", "sum", "v", (-(2.0**32), 2.0**32), 1.0)
+
+
+@pytest.mark.parametrize("strategy", ["tree", "blt", "geometric"])
+def test_noise_beyond_the_integers_is_refused(strategy: str) -> None:
+    plan = build(100, public_keys="list", strategy=strategy, aggregates=(WIDE,), epsilon=1e-4)
+    with pytest.raises(UsageError, match="grid"):
+        allocate(plan)
+
+
+def test_auto_refuses_what_no_family_can_draw() -> None:
+    plan = build(100, public_keys="list", strategy="auto", aggregates=(WIDE,), epsilon=1e-4)
+    with pytest.raises(UsageError, match="grid"):
+        allocate(plan)
+    usual = build(100, public_keys="list", strategy="auto", aggregates=(WIDE,), contributions=1)
+    with pytest.raises(UsageError, match="grid"):
+        allocate(usual)

@@ -13,8 +13,8 @@ from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
 from dpstream.accounting.budget.calibration import begun, calibrate, calibrated, committed_text
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.strategies import blt as blt_table
 from dpstream.accounting.strategies import make_strategy
+from dpstream.accounting.strategies import toeplitz as blt_table
 from dpstream.accounting.weights import STEEP, SelectionWeights
 from tests.accounting.plans import UNITS, Make
 from tests.designs import redesigned

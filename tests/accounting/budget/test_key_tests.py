@@ -20,7 +20,7 @@ from dpstream.accounting.budget.allocation import allocate, lone_chance
 from dpstream.accounting.budget.key_tests import testing_strategy as strategy_of_tests
 from dpstream.accounting.budget.thresholds import joint_thresholds, lone_tail, thresholds
 from dpstream.accounting.limits import DECODE_BITS, MAX_DENSE_TRIGGERS
-from dpstream.accounting.plan.schedule import shares_of_tests
+from dpstream.accounting.plan.timeline import shares_of_tests
 from dpstream.accounting.strategies import TreeStrategy
 from dpstream.accounting.weights import MILD, SPARED, STEEP, SelectionWeights
 from tests.accounting.plans import Make

@@ -15,13 +15,13 @@ import pytest
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.budget.plain_thresholds import plain_thresholds
+from dpstream.accounting.budget.key_tests import plain_thresholds
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.mechanisms.truncation import truncation
+from dpstream.accounting.mechanisms.optimum import truncation
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy
 from dpstream.accounting.weights import MILD
 from tests.accounting.plans import COUNT, MEAN, SUM, UNITS, build

@@ -10,7 +10,7 @@ from scipy import stats
 from dpstream.accounting.composition import total_of
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import delta_of
-from dpstream.accounting.mechanisms.truncation import truncation
+from dpstream.accounting.mechanisms.optimum import truncation
 from dpstream.accounting.query.calibration import (
     THETA,
     PartNoise,
@@ -18,10 +18,10 @@ from dpstream.accounting.query.calibration import (
     allocate_query,
     expected,
 )
-from dpstream.accounting.query.parts import QueryPart
+from dpstream.accounting.query.parts import QueryPart, rank_factor
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from dpstream.accounting.query.tree import rank_factor
 from dpstream.dp_transforms.noise.oneshot import LEAST_SCALE, MAX_SCALE
+from tests.accounting.query.losses import loss
 from tests.queries import ALL, COUNT, MEAN, QUANTILES, SUM, UNITS, VAR, query
 
 PLANS = [
@@ -43,7 +43,7 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS)
 def test_no_unit_uses_more_than_the_budget(plan: QueryPlan) -> None:
     budget = allocate_query(plan)
-    losses = [budget.loss(n) for n in range(1, budget.groups + 1)]
+    losses = [loss(budget, n) for n in range(1, budget.groups + 1)]
     assert 0.99 < max(losses) <= 1
     if budget.mu is not None:
         delta = delta_of(plan.epsilon, budget.mu) + budget.threshold_delta

@@ -14,6 +14,7 @@ from dpstream.accounting.query.calibration import QueryBudget, allocate_query
 from dpstream.accounting.query.parts import parts_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.query.thresholds import WEIGHT_BITS, Selection, count_tested
+from tests.accounting.query.losses import loss
 from tests.queries import COUNT, MEAN, ROWS, SUM, UNITS, query
 
 PLANS = [
@@ -37,7 +38,7 @@ def test_weights_fall_and_fill_the_budget(plan: QueryPlan) -> None:
     budget, chosen = selection(plan)
     weights = chosen.weights
     assert all(a >= b > 0 for a, b in itertools.pairwise(weights))
-    losses = [budget.loss(n) for n in range(1, len(weights) + 1)]
+    losses = [loss(budget, n) for n in range(1, len(weights) + 1)]
     assert max(losses) <= 1 and losses[-1] > 0.999
     # Norm 1 for a unit of kappa groups.
     assert weights[-1] == pytest.approx((1 << WEIGHT_BITS) / math.sqrt(len(weights)), rel=1e-3)
@@ -129,7 +130,7 @@ def test_weights_of_a_larger_norm_are_caught() -> None:
 
     with mock.patch.object(thresholds, "weights_of", plain):
         budget, _ = selection(PLANS[1])
-    assert max(budget.loss(n) for n in range(1, 33)) > 1.1
+    assert max(loss(budget, n) for n in range(1, 33)) > 1.1
 
 
 def test_which_count_joins() -> None:

@@ -3,8 +3,7 @@
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.regions.dimensions import Budget, Category, Dimension, Integer
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Category, Dimension, Integer, Space
 from dpstream.accounting.regions.spent import Spent
 
 

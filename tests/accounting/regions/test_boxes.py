@@ -6,23 +6,29 @@ import numpy as np
 import pytest
 
 from dpstream.accounting import limits
+from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions import boxes as module
 from dpstream.accounting.regions.boxes import (
+    BoxIndex,
     checked,
+    club,
     cut,
     cuts,
     disjoint,
+    neighbours,
     overlapped,
     points,
     replaced,
     split,
     stacked,
+    sums,
     taken,
     union,
     volumes,
     without,
 )
-from tests.accounting.regions.spaces import members, partition, small, some_box, some_boxes
+from tests.accounting.regions.spaces import members, painted, partition, small, some_box, some_boxes
 
 SIZES = np.array([5, 4, 6])
 
@@ -175,3 +181,81 @@ def test_boxes_of_any_whole_type_are_accepted() -> None:
     for kind in (np.int8, np.int64, np.uint32):
         checked_box = checked(small(), np.array(box, kind))
         assert checked_box.dtype == np.int64 and checked_box.tolist() == box
+
+
+def boxes(rng: np.random.Generator, count: int, dimensions: int, size: int) -> Int64:
+    low = rng.integers(0, size, (count, dimensions))
+    return np.stack([low, low + rng.integers(1, size, (count, dimensions))], axis=2)
+
+
+@pytest.mark.parametrize("size", [3, 40, 10**12])
+def test_against_all_pairs(size: int) -> None:
+    rng = np.random.default_rng(size % 97)
+    for count, dimensions in ((1, 1), (50, 2), (400, 4)):
+        held, queries = boxes(rng, count, dimensions, size), boxes(rng, 60, dimensions, size)
+        index = BoxIndex(held)
+        for box in queries:
+            inside = (held[:, :, 0] < box[:, 1]) & (held[:, :, 1] > box[:, 0])
+            assert sorted(index.overlapped(box)) == np.flatnonzero(inside.all(axis=1)).tolist()
+
+
+def test_no_boxes() -> None:
+    index = BoxIndex(np.zeros((0, 2, 2), np.int64))
+    assert len(index.overlapped(np.array([[0, 5], [0, 5]]))) == 0
+
+
+def joinable(boxes: np.ndarray, spent: np.ndarray) -> bool:
+    """Whether two boxes of equal spend make one, by looking at all pairs."""
+    for one in range(len(boxes)):
+        for two in range(len(boxes)):
+            differ = (boxes[one] != boxes[two]).any(axis=1)
+            if spent[one] == spent[two] and differ.sum() == 1:
+                place = int(np.flatnonzero(differ)[0])
+                if boxes[one, place, 1] == boxes[two, place, 0]:
+                    return True
+    return False
+
+
+def test_no_point_changes_and_nothing_is_left() -> None:
+    rng = np.random.default_rng(0)
+    fewer = 0
+    for rounds in (0, 5, 40, 80):
+        for _ in range(15):
+            boxes, spent = partition(rng, SIZES, rounds)
+            merged_boxes, left = club(boxes, spent)
+            assert (painted(merged_boxes, left, SIZES) == painted(boxes, spent, SIZES)).all()
+            assert not joinable(merged_boxes, left)
+            fewer += len(boxes) - len(merged_boxes)
+    assert fewer > 150
+
+
+def test_a_grid_of_equal_spend_becomes_one_box() -> None:
+    cells = np.array([[[a, a + 1], [b, b + 1]] for a in range(16) for b in range(16)])
+    merged_boxes, left = club(cells, np.full(256, 7))
+    assert merged_boxes.tolist() == [[[0, 16], [0, 16]]] and left.tolist() == [7]
+    left_out = np.arange(256) == 100
+    assert len(club(cells, left_out.astype(np.int64))[0]) == 5
+
+
+def test_sums_that_agree_by_chance_join_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_mixed", lambda v, _: np.zeros(len(v), np.uint64))
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        boxes, spent = partition(rng, SIZES, 40)
+        merged_boxes, left = club(boxes, spent)
+        assert (painted(merged_boxes, left, SIZES) == painted(boxes, spent, SIZES)).all()
+
+
+def test_neighbours_of_any_spend() -> None:
+    boxes = np.array([[[2, 4], [0, 1]], [[0, 2], [0, 1]], [[4, 5], [0, 2]]])
+    parts = sums(boxes)
+    pairs = neighbours(boxes, None, 0, parts[1])
+    assert tuple(side.tolist() for side in pairs) == ([1], [0])
+    assert not len(neighbours(boxes, np.array([1, 2, 3]), 0, parts[1])[0])
+
+
+def test_the_given_arrays_stay() -> None:
+    boxes, spent = partition(np.random.default_rng(2), SIZES, 40)
+    before = boxes.copy(), spent.copy()
+    club(boxes, spent)
+    assert (boxes == before[0]).all() and (spent == before[1]).all()

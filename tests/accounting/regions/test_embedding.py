@@ -13,16 +13,16 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_QUERY_BOXES
-from dpstream.accounting.regions.dimensions import (
+from dpstream.accounting.regions.embedding import Embedding, Side, embedding
+from dpstream.accounting.regions.space import (
     Budget,
     Category,
     Dimension,
     Integer,
     Real,
+    Space,
     Timestamp,
 )
-from dpstream.accounting.regions.embedding import Embedding, Side, embedding
-from dpstream.accounting.regions.space import Space
 
 #: A value of no range, and of no list.
 FAR = 10**9

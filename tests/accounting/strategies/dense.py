@@ -7,7 +7,7 @@ import numpy.typing as npt
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies import Strategy, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
-from dpstream.accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.accounting.strategies.toeplitz import ConvolutionStrategy
 
 SCALE = 1 << DECODE_BITS
 CONVOLUTIONS = ("toeplitz", "blt")

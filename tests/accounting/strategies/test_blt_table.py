@@ -5,7 +5,7 @@ import pytest
 
 from dpstream.accounting.limits import MAX_TRIGGERS
 from dpstream.accounting.strategies import make_strategy
-from dpstream.accounting.strategies.blt import EXPONENTIALS
+from dpstream.accounting.strategies.toeplitz import EXPONENTIALS
 
 
 @pytest.mark.parametrize("power", range(2, 17))

@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpstream.accounting.budget.plain_thresholds import plain_thresholds
+from dpstream.accounting.budget.key_tests import plain_thresholds
 from dpstream.accounting.strategies.geometric import IDENTITY, GeometricStrategy
 from tests.accounting.strategies.dense import SCALE, fold
 

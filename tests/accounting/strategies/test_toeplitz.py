@@ -1,13 +1,131 @@
 """Square-root Toeplitz on integers: its coefficients, and those of a run begun before."""
 
+import itertools
+from fractions import Fraction
+
+import flint
 import numpy as np
 import pytest
+from scipy.signal import fftconvolve
 
-from dpstream.accounting.limits import MAX_TOEPLITZ_TRIGGERS
-from dpstream.accounting.strategies.toeplitz import ToeplitzStrategy, _groups
-from tests.accounting.strategies.dense import (
-    convolving,
+from dpstream.accounting import balls as balls_module
+from dpstream.accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
+from dpstream.accounting.strategies import Strategy, make_strategy
+from dpstream.accounting.strategies import toeplitz as module
+from dpstream.accounting.strategies.base import ExactNoise, Ranges
+from dpstream.accounting.strategies.toeplitz import (
+    EXPONENTIALS,
+    BltStrategy,
+    ToeplitzStrategy,
+    _groups,
 )
+from tests.accounting.strategies.dense import (
+    CONVOLUTIONS,
+    SCALE,
+    balls,
+    convolving,
+    fold,
+    noise_of,
+)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("triggers", [2, 7, 40])
+def test_rounding_is_that_of_the_exact_number(name: str, triggers: int) -> None:
+    """Against rationals: solve A w = z, add up, round at the announced offset."""
+    strategy = make_strategy(name, triggers)
+    column = [_coefficient(strategy, lag) for lag in range(triggers)]
+    noise = noise_of(strategy, 4, 900.0, triggers)
+    prefixes = fold(strategy, noise)
+    up = Fraction(1, 2) + Fraction(1, 3 << 12)
+    for row in range(4):
+        solved: list[Fraction] = []
+        for t in range(triggers):
+            rest = Fraction(noise[row, t].item())
+            rest -= sum((column[t - k] * solved[k] for k in range(t)), Fraction(0))
+            solved.append(rest / column[0])
+            expected = (sum(solved) * SCALE + up).__floor__()
+            assert prefixes[row, t] == expected
+
+
+def _coefficient(strategy: Strategy, lag: int) -> Fraction:
+    """First column of the encoder, exactly."""
+    if strategy.rounds_nodes:
+        return Fraction(int(strategy.matrix()[lag, 0]))
+    if lag == 0:
+        return Fraction(1)
+    pairs = zip(strategy.theta, strategy.omega, strict=True)  # type: ignore[attr-defined]
+    return sum((Fraction(o) * Fraction(t) ** (lag - 1) for t, o in pairs), Fraction(0))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_float_error_is_within_what_fold_assumes(name: str) -> None:
+    """Every prefix settled exactly equals the one the floats gave, also far along a path."""
+    triggers = 700
+    strategy = convolving(name, triggers)
+    noise = noise_of(strategy, 3, 5000.0)
+    prefixes = fold(strategy, noise)
+    for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
+        assert strategy.exact(balls(noise[row]), t) == prefixes[row, t - 1]
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_no_dyadic_number_lies_on_the_rounding_boundary(name: str) -> None:
+    """Prefixes of small integer noise are dyadic; at 1/2 a quarter of them would be ties."""
+    strategy = make_strategy(name, 3)
+    noise = np.arange(-600, 600, dtype=np.int32).repeat(3).reshape(-1, 3)
+    kind = np.int32 if strategy.rounds_nodes else np.float64
+    stack = np.zeros((1200, strategy.state_columns), strategy.state_dtype)
+    out = np.zeros((1200, 3), np.int64)
+    ends = np.zeros(1200, np.int64), np.full(1200, 3)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        raise AssertionError("floats left a rounding open")
+
+    path = (noise.reshape(-1).astype(kind), np.arange(1200) * 3, *ends, stack, out)
+    strategy.fold(Ranges(*path, exact))
+
+
+def test_more_precision_settles_what_little_leaves_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = convolving("toeplitz", 60)
+    noise = noise_of(strategy, 1, 900.0)[0]
+    expected = strategy.exact(balls(noise), 60)
+    monkeypatch.setattr(balls_module, "FIRST_PRECISION", 2)
+    monkeypatch.setattr(module, "FIRST_PRECISION", 2)
+    assert convolving("toeplitz", 60).exact(balls(noise), 60) == expected
+    monkeypatch.setattr(balls_module, "_LAST_PRECISION", 2)
+    with pytest.raises(ArithmeticError):
+        convolving("toeplitz", 60).exact(balls(noise), 60)
+
+
+@pytest.mark.parametrize("integer", [-7, 0, 3])
+@pytest.mark.parametrize("beside", [Fraction(-1, 1 << 40), Fraction(1, 1 << 40)])
+def test_a_prefix_is_rounded_at_the_boundary_that_no_dyadic_number_has(
+    integer: int, beside: Fraction
+) -> None:
+    """floor(x + 1/2 + 2^-12 / 3), as the floats round it."""
+    boundary = integer - Fraction(1, 2) - Fraction(1, 3 << 12)
+    scaled = boundary + beside
+    strategy = convolving("toeplitz", 1)  # of one coefficient, a whole number
+    node = scaled * int(strategy.coefficients()[0]) / (1 << DECODE_BITS)
+    prefix = strategy.exact(lambda _: [flint.arb(node.numerator) / node.denominator], 1)
+    assert prefix == (integer if beside > 0 else integer - 1)
+
+
+TRIGGERS = [1, 2, 3, 7, 96, 100, 255, 1000, 4096, 5000]
+
+
+@pytest.mark.parametrize(
+    ("kind", "triggers"),
+    [(BltStrategy, t) for t in TRIGGERS] + [(ToeplitzStrategy, t) for t in TRIGGERS[:-1]],
+)
+def test_gram_entries_have_the_bits_of_scipys_convolution(
+    kind: type[BltStrategy | ToeplitzStrategy], triggers: int
+) -> None:
+    strategy = kind(triggers)
+    column = strategy.coefficients()
+    lags = fftconvolve(column, column[::-1])[triggers - 1 :]
+    assert np.asarray(lags + lags[0] * 1e-10).tobytes() == strategy._gram.tobytes()
 
 
 @pytest.mark.parametrize("triggers", [1000, MAX_TOEPLITZ_TRIGGERS])
@@ -47,3 +165,50 @@ def test_a_path_is_a_product_over_groups_of_rows() -> None:
     groups_of_two = _groups(np.array([0, 1, 1, 0]), np.array([most, 1, 2, most - 1]))
     assert sorted(g[:2] for g in groups_of_two) == [(0, most - 1), (0, most), (1, 2)]
     assert all(len(rows) == 1 for *_, rows in groups_of_two)
+
+
+def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
+    """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
+    strategy = make_strategy("blt", 50)
+    noise = noise_of(strategy, 200, 300.0)
+    expected, open_rows = fold(strategy, noise), []
+    zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        open_rows.append(row)
+        return balls(noise[row, :nodes])
+
+    for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
+        stack = np.zeros((200, strategy.state_columns))
+        open_rows.clear()
+        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
+        strategy.fold(Ranges(*path, error))
+        assert least <= len(open_rows) <= most
+        assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("triggers", [1 << 13, 1 << 17])
+def test_sd_of_long_streams_is_that_of_the_exact_decoder(triggers: int) -> None:
+    """Poles near 1 cost a direct-form filter 1e-5 here; sd_t must not be too small."""
+    strategy = convolving("blt", triggers)
+    exact = np.array([float(b) for b in strategy.decoder_balls(1024)])
+    assert np.abs(strategy.decoder / exact - 1).max() < 1e-10
+    assert np.all(strategy.sd_factors >= np.sqrt(np.cumsum(exact**2)))
+
+
+def test_a_run_keeps_the_exponentials_that_it_was_begun_with() -> None:
+    parameters = np.array([0.5, 0.9, 0.25, 0.125])
+    strategy = BltStrategy(4, parameters)
+    assert strategy.parameters.tolist() == parameters.tolist()
+    column = [1.0] + [0.25 * 0.5**k + 0.125 * 0.9**k for k in range(3)]
+    assert strategy.coefficients() == pytest.approx(column, rel=1e-15)
+    assert BltStrategy(1).coefficients().tolist() == [1.0]
+    for size in (0, 1, 3, 10):
+        with pytest.raises(ValueError, match="one to four pairs"):
+            BltStrategy(4, np.full(size, 0.5))
+
+
+def test_the_row_of_a_stream_is_that_of_the_next_power_of_two() -> None:
+    rows = {t: BltStrategy(t).parameters.tolist() for t in (1, 4, 5, 8, 9, 1 << 20)}
+    assert rows[1] == rows[4] and rows[5] == rows[8] and rows[4] != rows[5] != rows[9]
+    assert rows[1 << 20] == [*EXPONENTIALS[20][0], *EXPONENTIALS[20][1]]

@@ -4,10 +4,8 @@ from typing import Any
 
 import msgspec
 
-from dpstream.accounting.tabulation.levels import US_LEVELS, Level
-from dpstream.accounting.tabulation.parameters import Parameters
-from dpstream.accounting.tabulation.plan import TablePlan
-from dpstream.accounting.tabulation.stability import Stability
+from dpstream.accounting.tabulation.parameters import US_LEVELS, Level, Parameters
+from dpstream.accounting.tabulation.plan import Stability, TablePlan
 
 USA = Level(1, "USA")
 COUNTY = Level(2, "COUNTY")

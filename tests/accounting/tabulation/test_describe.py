@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.tabulation import combined, margins
+from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import (
     NO_GUARANTEE,
     SUPPRESSED,
@@ -14,7 +14,7 @@ from dpstream.accounting.tabulation.describe import (
     describe,
     text,
 )
-from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS
+from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS
 from dpstream.accounting.tabulation.scales import Noise
 from tests.accounting.tabulation.examples import COUNTY, USA, households, persons, planned
 
@@ -57,7 +57,7 @@ def test_every_kind_of_figure_of_households() -> None:
 def test_margins_follow_the_estimates_and_the_options() -> None:
     detail, first = Noise("discrete gauss", math.sqrt(10)), Noise("discrete gauss", math.sqrt(90))
     both = of_level(describe(planned(persons(estimates="combined"))), "t1t2", USA.label)
-    assert both["t1", "total", 3] == combined.margin(first, detail, 46, 46)
+    assert both["t1", "total", 3] == margins.combined_margin(first, detail, 46, 46)
     clipped = of_level(describe(planned(persons(allow_negative=False))), "t1t2", USA.label)
     assert clipped["t1", "total", 3] == margins.margin(detail, 46, clipped=True)
     plain = of_level(describe(planned(persons())), "t1t2", USA.label)

@@ -7,10 +7,9 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SIGMA
-from dpstream.accounting.mechanisms.tables import MAX_TABLE_SCALE
-from dpstream.accounting.tabulation.levels import US_LEVELS, Level
+from dpstream.accounting.mechanisms.laws import MAX_TABLE_SCALE
+from dpstream.accounting.tabulation.parameters import PERSONS, T3, US_LEVELS, Level
 from dpstream.accounting.tabulation.scales import Noise, draws, scale_of
-from dpstream.accounting.tabulation.tables import PERSONS, T3
 from tests.accounting.tabulation.examples import COUNTY, USA, households, persons
 
 

@@ -6,14 +6,13 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.tuning.answer import ChosenBounds
+from dpstream.accounting.tuning.answer import ChosenBounds, NoiseOf
 from dpstream.accounting.tuning.question import (
     Histogram,
     Question,
     TunedColumn,
     encoder_matrix,
 )
-from dpstream.accounting.tuning.weighing import NoiseOf
 
 HOUR = 3_600_000_000
 QUESTION = Question(

@@ -17,7 +17,6 @@ import numpy as np
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.accounting.strategies.cells.fixed import identity, tree, wavelet
 from dpstream.accounting.strategies.cells.folding import folding_of
 from dpstream.accounting.strategies.cells.residual import Residual, spaces_of
 from dpstream.accounting.strategies.cells.strategy import (
@@ -26,6 +25,9 @@ from dpstream.accounting.strategies.cells.strategy import (
     Gram,
     Kron,
     dense_gram,
+    identity,
+    tree,
+    wavelet,
 )
 from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload

@@ -9,10 +9,10 @@ import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.strategies.cells.weighting import Basis, Columns, Weights, weigh
+from dpstream.accounting.strategies.cells.eigen import Vectors, Weights, weigh
 
 
-class Sines(Basis):
+class Sines(Vectors):
     """sqrt(2 / (n+1)) sin(pi j k / (n+1)): the eigenvectors of all ranges of n cells, never formed.
 
     sin^2 = (1 - cos) / 2, so that both products are one Fourier transform of n + 1 numbers.
@@ -37,16 +37,34 @@ class Sines(Basis):
     def spread(self, nu: Float64) -> Float64:
         return self.norms(nu)
 
+
+class Columns(Vectors):
+    """B written out, e.g. of merged vectors."""
+
+    def __init__(self, matrix: Float64) -> None:
+        self.matrix = matrix
+        self.cells, self.vectors = matrix.shape
+
     @override
-    def squares(self, chosen: slice) -> Float64:
-        k = np.arange(1, self.vectors + 1)[chosen]
-        j = np.arange(1, self.cells + 1)[:, None]
-        # Sines repeat after 2 (n + 1): small arguments keep their digits.
-        sines = np.sin(np.pi / (self.cells + 1) * (j * k % (2 * self.cells + 2)))
-        return np.asarray(2 / (self.cells + 1) * sines**2)
+    def norms(self, u: Float64) -> Float64:
+        return np.asarray(self.matrix @ u)
+
+    @override
+    def spread(self, nu: Float64) -> Float64:
+        return np.asarray(self.matrix.T @ nu)
 
 
-def separation(basis: Basis, c: Float64, size: int, tolerance: float = 1e-3) -> Weights:
+def squares(basis: Vectors, chosen: slice = slice(None)) -> Float64:
+    """(orbits, k) columns of B."""
+    u, columns = np.zeros(basis.vectors), []
+    for k in range(*chosen.indices(basis.vectors)):
+        u[k] = 1.0
+        columns.append(basis.norms(u))
+        u[k] = 0.0
+    return np.array(columns).T
+
+
+def separation(basis: Vectors, c: Float64, size: int, tolerance: float = 1e-3) -> Weights:
     """Eigen-query separation: groups of ``size``, largest eigenvalues first."""
     order = np.argsort(-c, kind="stable")
     merged, u, columns = [], np.zeros(len(c)), np.zeros((basis.cells, 0))
@@ -65,7 +83,7 @@ def separation(basis: Basis, c: Float64, size: int, tolerance: float = 1e-3) -> 
     return _rated(basis, c, u, factors)
 
 
-def principal(basis: Basis, c: Float64, count: int, tolerance: float = 1e-3) -> Weights:
+def principal(basis: Vectors, c: Float64, count: int, tolerance: float = 1e-3) -> Weights:
     """Principal vectors: the ``count`` largest are weighed, the others share one weight."""
     order = np.argsort(-c, kind="stable")
     rest = np.zeros(len(c))
@@ -79,14 +97,14 @@ def principal(basis: Basis, c: Float64, count: int, tolerance: float = 1e-3) -> 
     return _rated(basis, c, u, weights)
 
 
-def _columns(basis: Basis, chosen: Int64) -> Float64:
+def _columns(basis: Vectors, chosen: Int64) -> Float64:
     """Columns of B by number, runs of them at once."""
     cuts = np.flatnonzero(np.diff(chosen) != 1) + 1
     runs = np.split(chosen, cuts)
-    return np.column_stack([basis.squares(slice(int(r[0]), int(r[-1]) + 1)) for r in runs])
+    return np.column_stack([squares(basis, slice(int(r[0]), int(r[-1]) + 1)) for r in runs])
 
 
-def _rated(basis: Basis, c: Float64, u: Float64, weights: Weights) -> Weights:
+def _rated(basis: Vectors, c: Float64, u: Float64, weights: Weights) -> Weights:
     u = u / basis.norms(u).max()
     support = c > 0
     return Weights(

@@ -18,26 +18,21 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import (
+    Vectors,
+    Weights,
     completed,
     eigen,
     spectrum,
-)
-from dpstream.accounting.strategies.cells.fixed import wavelet
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram
-from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.strategies.cells.weighting import (
-    Basis,
-    Columns,
-    Vectors,
-    Weights,
     weigh,
 )
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram, wavelet
+from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload, of_matrix
 from dpstream.pipelines.workload.picture import strategy_matrices
 from tests.accounting.strategies.cells.shapes import EXAMPLE4
 from tests.bench.paper import linear_shapes as shapes
 from tests.bench.paper.cell_baselines import gaussian_error
-from tests.bench.paper.fewer_weights import Sines, principal, separation
+from tests.bench.paper.fewer_weights import Columns, Sines, principal, separation
 from tests.bench.paper.linear_shapes import Problem, Table
 
 Row = dict[str, Any]
@@ -202,7 +197,7 @@ def figure4(study: Study, say: Say) -> list[Row]:
     cells = study.large
     sines = Sines(cells)
     eigensystem = spectrum(shapes.tables(shapes.split(cells, 3)).workload)
-    cases: list[tuple[str, Basis, Float64]] = [
+    cases: list[tuple[str, Vectors, Float64]] = [
         ("1D ranges", sines, sines.eigenvalues()),
         ("2-way tables", Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values),
     ]
@@ -219,7 +214,7 @@ def figure4(study: Study, say: Say) -> list[Row]:
 
 
 def _methods(
-    basis: Basis, c: Float64, cells: int
+    basis: Vectors, c: Float64, cells: int
 ) -> Iterator[tuple[str, int, Callable[[], Weights]]]:
     yield "full", len(c), lambda: weigh(basis, c)
     for size in (4, 16, 64, 256, 1024):

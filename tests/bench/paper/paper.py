@@ -15,13 +15,18 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget.allocation import ASSUMPTIONS, Budget, StreamNoise, encoder_of
+from dpstream.accounting.budget.allocation import (
+    ASSUMPTIONS,
+    Budget,
+    StreamNoise,
+    check_ranges,
+    encoder_of,
+)
 from dpstream.accounting.budget.calibration import committed_text
 from dpstream.accounting.budget.thresholds import fixed_point, isf
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import cdp_delta
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.ranges import check_ranges
 from dpstream.accounting.weights import Statistic
 from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.pipelines.connectors.registry import input_of

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import spectrum
-from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import explicit, interval
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over, workload_of

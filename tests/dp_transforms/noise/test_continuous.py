@@ -15,7 +15,7 @@ from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.strategies import make_strategy, toeplitz
 from dpstream.accounting.strategies.base import ExactNoise
-from dpstream.accounting.strategies.convolution import ConvolutionStrategy
+from dpstream.accounting.strategies.toeplitz import ConvolutionStrategy
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import Prf

@@ -12,8 +12,7 @@ from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.sessions.aggregates import Question, sum_of
 from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.accounting.strategies.cells.bases import Even, reduced

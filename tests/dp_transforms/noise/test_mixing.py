@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64, Int64, kron
+from dpstream.accounting.balls import ROUND_UP
 from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.strategies.convolution import ROUND_UP
 from dpstream.dp_transforms.noise import mixing as module
 from dpstream.dp_transforms.noise import quantile
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian

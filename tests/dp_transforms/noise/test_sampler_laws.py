@@ -9,8 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpstream.accounting.arrays import Ids
-from dpstream.accounting.mechanisms.laws import settle
-from dpstream.accounting.mechanisms.tables import Table, discrete_gaussian, discrete_laplace
+from dpstream.accounting.mechanisms.laws import Table, discrete_gaussian, discrete_laplace, settle
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.sampler import TableSampler
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p

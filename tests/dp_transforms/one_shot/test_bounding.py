@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpstream.accounting.query import calibration, parts, tree
+from dpstream.accounting.query import calibration, parts
 from dpstream.accounting.query.bounds import BoundsDesign, Settled, design_bounds
 from dpstream.accounting.query.calibration import QueryBudget, allocate_query
+from dpstream.accounting.query.parts import cells_of, tree_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from dpstream.accounting.query.tree import cells_of, tree_of
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -225,7 +225,8 @@ def test_a_unit_that_counts_twice_in_a_group_is_caught(ring: KeyRing) -> None:
 
 
 def test_a_tree_without_one_level_is_caught(ring: KeyRing) -> None:
-    with mock.patch.object(parts, "levels_of", lambda column: tree.levels_of(column) - 1):
+    levels_of = parts.levels_of
+    with mock.patch.object(parts, "levels_of", lambda column: levels_of(column) - 1):
         assert worst(query(QUANTILES, selects=False), ring) > 1.1
 
 

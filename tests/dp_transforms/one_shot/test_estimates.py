@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.query.calibration import allocate_query
-from dpstream.accounting.query.parts import centre_of, middle_of
+from dpstream.accounting.query.parts import cells_of, centre_of, middle_of, tree_of, windows_of
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.query.tree import cells_of, tree_of, windows_of
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import estimates

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.query.parts import centre_of, half_of, parts_of
+from dpstream.accounting.query.parts import cell_at, centre_of, half_of, parts_of
 from dpstream.accounting.query.plan import QueryColumn
-from dpstream.accounting.query.tree import cell_at
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import partials
 from dpstream.dp_transforms.one_shot.bounding import bounded

@@ -8,8 +8,7 @@ import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.mechanisms.laws import DiscreteLaplaceLaw, RoundedGaussianLaw
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Question, sum_of
 from dpstream.accounting.sessions.calibration import calibrated

@@ -18,8 +18,7 @@ import pytest
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.decision import Decision, Own, decide
-from dpstream.accounting.regions.dimensions import Budget, Integer
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, average, sum_of

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Kind,

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Level, Table
 from dpstream.accounting.tabulation.scales import Draws, draws
-from dpstream.accounting.tabulation.tables import Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Published, shards_of
 from dpstream.dp_transforms.tabulation.expand import Counts, aggregated, expand, profiles
 from dpstream.dp_transforms.tabulation.perturb import CellNoise, Measured, perturbed

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpstream.accounting.tabulation import combined
+from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.margins import margin
-from dpstream.accounting.tabulation.tables import TABLES
+from dpstream.accounting.tabulation.parameters import TABLES
 from dpstream.dp_transforms.tabulation.release import _figures, outputs
 from tests.dp_transforms.tabulation.measuring import exact_counts, measured
 from tests.dp_transforms.tabulation.worlds import World, world
@@ -19,7 +19,7 @@ from tests.dp_transforms.tabulation.worlds import World, world
 
 def _stated(w: World, part: Any, cells: int, size: int) -> int:
     if w.parameters.estimates == "combined" and part.first is not None:
-        return combined.margin(part.first_noise, part.noise, size, cells)
+        return margins.combined_margin(part.first_noise, part.noise, size, cells)
     return margin(part.noise, cells, clipped=not w.parameters.allow_negative)
 
 
@@ -69,7 +69,7 @@ def test_margins_hold(settings: dict[str, Any], runs: int) -> None:
 @pytest.mark.parametrize("runs", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_margins_of_combined_figures_hold(runs: int) -> None:
     """Where no threshold is near, so that nothing was selected: they do not cover its bias."""
-    from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS
+    from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS
 
     for steps in ((-1e6, -9e5, 1e6), (1e6, 2e6, 3e6), (-3e6, -2e6, -1e6)):
         far = {"t1t2": dict.fromkeys((*US_LEVELS, *PR_LEVELS), steps)}

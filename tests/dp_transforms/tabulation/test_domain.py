@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
+from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS, Level
 from dpstream.dp_transforms.tabulation.domain import domain_of, published_of, shards_of
 from tests.dp_transforms.tabulation.worlds import RACE_CODES, parameters, public_files
 

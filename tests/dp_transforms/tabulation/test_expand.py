@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.tabulation.tables import TABLES, Table
+from dpstream.accounting.tabulation.parameters import TABLES, Table
 from dpstream.dp_transforms.tabulation.domain import domain_of
 from dpstream.dp_transforms.tabulation.expand import (
     NONE,

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpstream.accounting.tabulation.levels import US_LEVELS
+from dpstream.accounting.tabulation.parameters import TABLES, US_LEVELS
 from dpstream.accounting.tabulation.scales import Draws, LawName, Noise, draws
-from dpstream.accounting.tabulation.tables import TABLES
 from dpstream.dp_transforms.tabulation import perturb
 from dpstream.dp_transforms.tabulation import perturb as module
 from dpstream.dp_transforms.tabulation.perturb import (

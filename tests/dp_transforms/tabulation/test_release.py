@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS
 from dpstream.accounting.tabulation.margins import quantile
-from dpstream.accounting.tabulation.tables import AGE_BINS, TABLES
+from dpstream.accounting.tabulation.parameters import AGE_BINS, PR_LEVELS, TABLES, US_LEVELS
 from dpstream.dp_transforms.tabulation.release import outputs, released
 from tests.dp_transforms.tabulation.measuring import measured, texts, totals_as_published
 from tests.dp_transforms.tabulation.worlds import exact, parameters, world

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.tabulation.levels import Level
-from dpstream.accounting.tabulation.parameters import Parameters
-from dpstream.accounting.tabulation.tables import TABLES, Table
+from dpstream.accounting.tabulation.parameters import TABLES, Level, Parameters, Table
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tabulation.domain import Domain, PublicFiles, domain_of
 from dpstream.dp_transforms.tabulation.expand import Records

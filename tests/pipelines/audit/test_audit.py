@@ -17,8 +17,7 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.evidence.bounds import Parts
 from dpstream.accounting.evidence.design import designs
-from dpstream.accounting.mixing import Mixing
-from dpstream.accounting.plan.cells import cells_of
+from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise import secret_source as references
 from dpstream.pipelines.audit.audit import Ask, audit

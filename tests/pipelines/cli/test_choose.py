@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.tuning.weighing import PerKey
+from dpstream.accounting.tuning.answer import PerKey
 from dpstream.pipelines.cli.choose import _outcome_text, _plan_text
 from dpstream.pipelines.tuning.choose import Outcome
 from tests.pipelines.cli.called import call, examples_of, refused

@@ -103,7 +103,7 @@ def test_a_plan_of_few_triggers_loads_neither_arrow_nor_linear_algebra(tmp_path:
     new_secret(tmp_path / "site.secret")
     names = loaded(["plan", "--project", str(tmp_path)])
     assert {"pyarrow", "scipy.linalg", "numba"} & names == set()
-    assert "dpstream.accounting.strategies.prefix_optimum" in names
+    assert "dpstream.accounting.strategies.dense" in names
 
 
 def seconds(*arguments: str) -> float:

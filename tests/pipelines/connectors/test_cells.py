@@ -6,16 +6,17 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.testing.util import assert_that, equal_to
 
-from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.mixing import mixed
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.pipelines.connectors.cells import in_cells, with_cells
 from dpstream.pipelines.connectors.files.source import batches
-from dpstream.pipelines.workload.of_job import cells_job, mixing_of
+from dpstream.pipelines.workload.of_job import cells_job
 from tests.pipelines.workload.survey import survey, workload
 
 
 def test_with_and_without_beam(tmp_path: Path) -> None:
     plain = survey(tmp_path, 50)
-    job = cells_job(plain, workload(), mixing_of(workload(), identity(workload())), False)
+    job = cells_job(plain, workload(), mixed(identity(workload()), workload().sizes), False)
     read = list(batches(job))
     assert list(in_cells(plain, read)) == read
     numbers = [cell for b in in_cells(job, read) for cell in b.column("cell").to_pylist()]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import dpstream
-from dpstream.accounting.query.cuts import Cut
+from dpstream.accounting.query.bounds import Cut
 from dpstream.accounting.query.plan import GROUPS
 
 DRAW = np.random.default_rng(8)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.table import SessionTable
 
 DAY = 86_400_000_000

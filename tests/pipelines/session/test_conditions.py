@@ -11,8 +11,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.boxes import disjoint
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session import conditions
 from dpstream.pipelines.session.conditions import (

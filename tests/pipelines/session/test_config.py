@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, UsageError, instance
 from dpstream.accounting.fields import Field
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
 from dpstream.pipelines.project.text import MAX_FILE_BYTES, parse_toml
 from dpstream.pipelines.session import config as module
 from dpstream.pipelines.session.config import Config, config_in, kind_of, load_config

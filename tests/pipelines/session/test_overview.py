@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.accounting.regions.charging import ask
-from dpstream.accounting.regions.closing import close
+from dpstream.accounting.regions.charging import ask, close
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session.ask import close_before
 from dpstream.pipelines.session.overview import (

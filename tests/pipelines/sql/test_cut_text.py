@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.query.cuts import Cut
+from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.formats.receipt import header_of
 from dpstream.pipelines.sql.cut_text import lines_of
 from dpstream.pipelines.sql.receipt import Header

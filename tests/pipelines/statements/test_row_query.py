@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
-from dpstream.accounting.plan.canonical import canonical
+from dpstream.accounting.plan.plan import canonical
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.query import query_of

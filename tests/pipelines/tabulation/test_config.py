@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.tabulation.levels import PR_LEVELS, US_LEVELS, Level
+from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS, Level
 from dpstream.pipelines.tabulation.config import Choice, fields_of, read_config, states_of
 from dpstream.pipelines.tabulation.text import Faults
 from tests.pipelines.tabulation.office import Office

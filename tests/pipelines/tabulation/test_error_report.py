@@ -12,7 +12,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.figures import up
-from dpstream.accounting.tabulation.tables import AGE_BINS
+from dpstream.accounting.tabulation.parameters import AGE_BINS
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.error_report import (
     STAMP,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.tabulation.tables import PERSONS
+from dpstream.accounting.tabulation.parameters import PERSONS
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.figure_errors import Errors, interval, released_figures, size_of
 from dpstream.pipelines.tabulation.inputs import Prepared, inputs_of, prepared

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.accounting.tabulation.levels import Level
+from dpstream.accounting.tabulation.parameters import Level
 from dpstream.dp_transforms.tabulation.domain import domain_of
 from dpstream.pipelines.tabulation.generate import PRODUCTION, Size, generate
 from tests.pipelines.tabulation.office import Office, office

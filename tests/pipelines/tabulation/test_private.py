@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.accounting.tabulation.tables import AGE_BINS
+from dpstream.accounting.tabulation.parameters import AGE_BINS
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.tabulation import private as module

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.accounting.workloads.parse import from_dict
-from dpstream.accounting.workloads.workload import Workload
+from dpstream.accounting.workloads.workload import Workload, from_dict
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests import accounts
 

@@ -11,16 +11,14 @@ from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.bases import Even, reduced
-from dpstream.accounting.strategies.cells.differences import matrix as difference_matrix
-from dpstream.accounting.workloads.parse import from_dict
-from dpstream.accounting.workloads.workload import Workload, over
+from dpstream.accounting.strategies.cells.bases import Even, difference_matrix, reduced
+from dpstream.accounting.strategies.cells.mixing import mixed
+from dpstream.accounting.workloads.workload import Workload, from_dict, over
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.pipelines.workload import estimate
 from dpstream.pipelines.workload.estimate import TableEstimate, covariance, norms, values
-from dpstream.pipelines.workload.of_job import mixing_of
 from dpstream.pipelines.workload.release import of_arrays, to_arrays
 from tests.pipelines.workload.survey import workload
 from tests.streams import KEYS
@@ -72,7 +70,7 @@ def test_many_cells_take_little_time() -> None:
 def test_measured_errors_are_those_of_the_formula() -> None:
     """500 draws of the engine's own mixed noise, all queries of a small table together."""
     query_set = over([16, 12], ["range", "identity"])
-    mixing = mixing_of(query_set, auto(query_set).strategy)
+    mixing = mixed(auto(query_set).strategy, query_set.sizes)
     once = encoder_of("dense", 1)
     noise = StreamNoise("n", once, once.strategy.col2, 1.0, 1.0, 3.0)
     sd = norms(query_set, mixing.factors) * noise.sd[0]

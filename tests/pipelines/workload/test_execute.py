@@ -14,7 +14,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.dp_transforms.noise import mixing as noise
 from dpstream.pipelines.workload import execute as module
 from dpstream.pipelines.workload.estimate import Estimate

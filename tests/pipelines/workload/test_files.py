@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.strategies.cells.named import STRATEGIES, largest
+from dpstream.accounting.strategies.cells.auto import STRATEGIES, largest
 from dpstream.accounting.workloads.workload import over
 from dpstream.pipelines.workload import files
 from dpstream.pipelines.workload.files import (

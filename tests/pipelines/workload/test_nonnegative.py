@@ -16,7 +16,7 @@ def test_least_squares_as_an_independent_solver_finds_it() -> None:
     """Lawson and Hanson's active sets on A x = A y, A = L^-1."""
     rng = np.random.default_rng(3)
     for sizes in ([32], [6, 5]):
-        mix = mixed(optimum(over(sizes, ["range"] * len(sizes))).strategy, tuple(sizes)).mix
+        mix = mixed(optimum(over(sizes, ["range"] * len(sizes))).strategy, tuple(sizes)).factors
         mix_matrix = mix[0] if len(mix) == 1 else np.kron(*mix)
         cells = rng.poisson(0.7, len(mix_matrix)) + mix_matrix @ rng.normal(size=len(mix_matrix))
         assert (cells < 0).sum() > 3
@@ -39,7 +39,7 @@ def test_what_is_not_negative_stays() -> None:
 def test_totals_are_better_than_clipped_ones() -> None:
     """Of many empty cells clipping keeps the positive half of the noise."""
     rng = np.random.default_rng(5)
-    mix = mixed(optimum(over([64], ["range"])).strategy, (64,)).mix
+    mix = mixed(optimum(over([64], ["range"])).strategy, (64,)).factors
     clipped, nonnegative_errors = [], []
     for _ in range(40):
         cells = 30.0 * (np.arange(64) == 7) + mix[0] @ rng.normal(size=64)

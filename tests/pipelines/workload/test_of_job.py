@@ -6,12 +6,13 @@ import pytest
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.pipelines.workload.of_job import cells_job, mixing_of, with_own_places
+from dpstream.accounting.strategies.cells.strategy import identity
+from dpstream.pipelines.workload.of_job import cells_job, with_own_places
 from tests.pipelines.workload.survey import DOMAIN, JOB, survey, workload
 
-MIXING = mixing_of(workload(), optimum(workload()).strategy)
+MIXING = mixed(optimum(workload()).strategy, workload().sizes)
 
 
 def test_once_and_over_time(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_the_domain_is_part_of_the_plan(tmp_path: Path) -> None:
     turned = [DOMAIN[0], {"name": "sex", "values": ["m", "f"]}]
     for domain in (DOMAIN, moved, turned):
         for strategy in (None, identity(workload())):
-            mixing = MIXING if strategy is None else mixing_of(workload(), strategy)
+            mixing = MIXING if strategy is None else mixed(strategy, workload().sizes)
             hashes.add(cells_job(job, workload(domain=domain), mixing, False).plan.hash)
     assert len(hashes) == 6
 

@@ -14,10 +14,9 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import mu_of
-from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.fixed import identity
-from dpstream.accounting.strategies.cells.named import largest
+from dpstream.accounting.strategies.cells.auto import auto, largest
 from dpstream.accounting.strategies.cells.residual import residual
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import interval
 from dpstream.accounting.workloads.workload import Workload, marginals, over, workload_of

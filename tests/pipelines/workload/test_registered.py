@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.strategies.cells.fitting import fit
-from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.fitted import fit
 from dpstream.accounting.strategies.cells.residual import residual
+from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.dp_transforms import residual as noise
 from dpstream.dp_transforms.noise.oneshot import OneShot

@@ -16,9 +16,8 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer
-from dpstream.accounting.sessions.rules import Quotas, Rules, Unlock
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.accounting.regions.space import Budget, Category, Integer
+from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable, Unlock
 from dpstream.state.ledger.answers import AnswerLog, Decision
 from dpstream.state.ledger.balances import region_of, widen, widened
 from dpstream.state.ledger.contract import Ledger

@@ -20,9 +20,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.regions.amounts import MOST
-from dpstream.accounting.regions.dimensions import Budget, Category
-from dpstream.accounting.sessions.rules import Quotas, Rules
-from dpstream.accounting.sessions.table import SessionTable
+from dpstream.accounting.regions.space import Budget, Category
+from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable
 from dpstream.state.ledger import balances, regions
 from dpstream.state.ledger.balances import Balances, moved, region_of, widen, widened
 from dpstream.state.ledger.events import Charge, RegionCharge, packed

@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.sessions.rules import Quotas, Rules
+from dpstream.accounting.sessions.table import Quotas, Rules
 from dpstream.state.ledger import orders
 from dpstream.state.ledger.balances import Balances
 from dpstream.state.ledger.orders import (

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.regions.dimensions import Budget, Category
+from dpstream.accounting.regions.space import Budget, Category
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.answers import AnswerLog, Decision
 from dpstream.state.ledger.balances import widen

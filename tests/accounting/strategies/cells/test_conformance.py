@@ -9,11 +9,10 @@ import pytest
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
 from dpstream.accounting.strategies.cells.mixing import matrices
-from dpstream.accounting.strategies.cells.optimum import optimum
+from dpstream.accounting.strategies.cells.optimum import optimum, worst
 from dpstream.accounting.strategies.cells.products import alternating
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
-from dpstream.accounting.strategies.cells.worst import worst
 from dpstream.accounting.workloads.workload import Workload, of_matrix, over
 from tests.accounting.strategies.cells.shapes import rows, small
 from tests.bench.paper import cell_baselines as baselines

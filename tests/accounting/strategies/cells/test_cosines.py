@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.strategies.cells.eigen import of_tables, spectrum
+from dpstream.accounting.strategies.cells.eigen import Vectors, of_tables, spectrum, weigh
 from dpstream.accounting.strategies.cells.folding import folding_of
-from dpstream.accounting.strategies.cells.weighting import Vectors, weigh
 from dpstream.accounting.workloads.workload import Workload, marginals, over
 from tests.accounting.strategies.cells.shapes import attributes
 from tests.bench.paper.fewer_weights import separation

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.strategies.cells.eigen import (
+    Vectors,
     eigen,
     root,
     spectrum,
+    weigh,
 )
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.weighting import Vectors, weigh
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import attributes, predicates
 from tests.bench.paper.fewer_weights import Sines, principal, separation

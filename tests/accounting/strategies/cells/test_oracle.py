@@ -10,12 +10,11 @@ import pytest
 from scipy import sparse
 
 from dpstream.accounting.strategies.cells.auto import auto
-from dpstream.accounting.strategies.cells.eigen import spectrum
+from dpstream.accounting.strategies.cells.eigen import Vectors, spectrum, weigh
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.weighting import Columns, Vectors, weigh
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import EXAMPLE4, attributes, predicates, rows
-from tests.bench.paper.fewer_weights import Sines
+from tests.bench.paper.fewer_weights import Columns, Sines, squares
 
 ROOT2 = np.sqrt(2)
 
@@ -76,16 +75,16 @@ def test_program_1(workload: Workload) -> None:
     eigensystem = spectrum(workload)
     basis = Vectors(eigensystem.folding, eigensystem.vectors)
     weights = weigh(basis, eigensystem.values, 1e-6)
-    least = program_1(basis.squares(slice(None)), eigensystem.values)
+    least = program_1(squares(basis), eigensystem.values)
     assert weights.bound * (1 - 1e-6) <= least <= weights.error * (1 + 5e-6)
     assert weights.error <= least * (1 + 5e-6)
 
 
 def test_program_1_of_sines() -> None:
     sines = Sines(100)
-    least = program_1(sines.squares(slice(None)), sines.eigenvalues())
+    least = program_1(squares(sines), sines.eigenvalues())
     assert weigh(sines, sines.eigenvalues(), 1e-6).error == pytest.approx(least, rel=3e-6)
-    off = Columns(sines.squares(slice(None)) * 1.001)
+    off = Columns(squares(sines) * 1.001)
     assert abs(weigh(off, sines.eigenvalues(), 1e-6).error / least - 1) > 5e-4
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells import pure as module
-from dpstream.accounting.strategies.cells.fixed import tree, wavelet
 from dpstream.accounting.strategies.cells.pure import PureStrategy, _value, p_identity, pure
+from dpstream.accounting.strategies.cells.strategy import tree, wavelet
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import attributes, rows, small
 

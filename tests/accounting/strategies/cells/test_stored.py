@@ -11,7 +11,7 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells import strategy as strategies
 from dpstream.accounting.strategies.cells.auto import Plan, auto
-from dpstream.accounting.strategies.cells.fixed import identity
+from dpstream.accounting.strategies.cells.products import tridiagonal_optimum
 from dpstream.accounting.strategies.cells.pure import pure
 from dpstream.accounting.strategies.cells.stored import (
     from_arrays,
@@ -24,9 +24,9 @@ from dpstream.accounting.strategies.cells.strategy import (
     CellStrategy,
     Kron,
     dense_gram,
+    identity,
     pseudo_inverse,
 )
-from dpstream.accounting.strategies.cells.tridiagonal import tridiagonal_optimum
 from dpstream.accounting.workloads.factors import interval
 from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import small

@@ -13,8 +13,11 @@ from dpstream.accounting.strategies.cells.strategy import (
     CellStrategy,
     Kron,
     dense_gram,
+    identity,
     pseudo_inverse,
     trace_of,
+    tree,
+    wavelet,
 )
 from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import rows, small
@@ -80,4 +83,31 @@ def test_noise_grows_with_the_sensitivity() -> None:
     one, three = (CellStrategy("x", dense_gram(k * positive(4))) for k in (1, 3))
     assert one.error(workload) == pytest.approx(three.error(workload))
     assert three.sensitivity2 == pytest.approx(3 * one.sensitivity2)
-    assert one.rmse(workload) ** 2 * 10 == pytest.approx(sum(one.variances(workload)[0]))
+    assert one.error(workload) / workload.weight * 10 == pytest.approx(
+        sum(one.variances(workload)[0])
+    )
+
+
+def test_haar_of_eight_cells_is_the_papers() -> None:
+    assert wavelet(8).tolist() == [
+        [1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, -1, -1, -1, -1], [1, 1, -1, -1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 1, -1, -1], [1, -1, 0, 0, 0, 0, 0, 0], [0, 0, 1, -1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, -1, 0, 0], [0, 0, 0, 0, 0, 0, 1, -1],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 13])
+def test_trees_of_any_size(size: int) -> None:
+    assert np.linalg.matrix_rank(wavelet(size)) == size
+    sums = tree(size)
+    assert sums[0].all() and (sums.sum(1) == 1).sum() == size
+    assert sums.sum(0).max() <= math.ceil(math.log2(max(size, 1))) + 1
+
+
+@pytest.mark.parametrize("name", small())
+def test_identity(name: str) -> None:
+    workload = small()[name]
+    queries = rows(workload)
+    assert identity(workload).error(workload) == pytest.approx((queries**2).sum())
+    variances = np.concatenate(identity(workload).variances(workload))
+    np.testing.assert_allclose(variances, (queries**2).sum(1))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.accounting.regions.dimensions import Budget, Integer
+from dpstream.accounting.regions.space import Budget, Integer
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.pipelines.session.records.manifest import (
     MANIFEST,

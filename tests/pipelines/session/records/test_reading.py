@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.regions.dimensions import Budget, Category, Integer, Real, Timestamp
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.table import AnyDimension
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.pipelines.session.records.reading import (
