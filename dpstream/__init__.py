@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.frames.account import DataSetAccount, account
-    from dpstream.pipelines.frames.memory import ReadTable
     from dpstream.pipelines.frames.numbered import Rows
     from dpstream.pipelines.frames.one_shot import count, histogram, keys, mean, plan, sum
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.private import PrivateTable
     from dpstream.pipelines.frames.project_file import ProjectFile, project
-    from dpstream.pipelines.frames.stream import DPStream
+    from dpstream.pipelines.frames.stream import DPStream, ReadTable
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.session.session import Session
     from dpstream.pipelines.sql.dbapi import connect
@@ -59,7 +58,7 @@ _HOMES = {
     "ProjectFile": "pipelines.frames.project_file",
     "QuestionPlan": "pipelines.frames.plan",
     "ReadFiles": "pipelines.connectors.files.source",
-    "ReadTable": "pipelines.frames.memory",
+    "ReadTable": "pipelines.frames.stream",
     "Result": "pipelines.stream.run",
     "Rows": "pipelines.frames.numbered",
     "Run": "dp_transforms.run",

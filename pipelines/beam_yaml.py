@@ -28,8 +28,7 @@ from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
 from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
 from dpstream.pipelines.formats.encodings import encode
-from dpstream.pipelines.frames.numbered import Gather
-from dpstream.pipelines.frames.values import column_of
+from dpstream.pipelines.frames.numbered import Gather, column_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 

@@ -9,7 +9,7 @@ alone, and asking again spends epsilon again.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -33,9 +33,6 @@ from dpstream.state.ledger.charges import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import numbers
-
-if TYPE_CHECKING:
-    pass
 
 
 class TableQuestion(NamedTuple):

@@ -9,8 +9,7 @@ from dpstream.accounting.figures import guarantee_pair, human
 from dpstream.accounting.query.cuts import Cut
 from dpstream.accounting.query.plan import GROUPS
 from dpstream.pipelines.frames.question import Question
-from dpstream.pipelines.sql.cut_text import lines_of
-from dpstream.pipelines.sql.receipt import Header, SqlAnswer
+from dpstream.pipelines.sql.receipt import Header, SqlAnswer, lines_of
 
 #: Rows that a repr shows.
 _PRINTED_ROWS = 10

@@ -27,7 +27,7 @@ _HELD_ROWS = 1_000_000
 
 class ReleaseFile(NamedTuple):
     """One file of the sink: its window and trigger, where it is, how many keys it holds, and
-    whether its CSV is guarded (see `pipelines.formats.formulas`)."""
+    whether its CSV is guarded (see `pipelines.formats.encodings`)."""
 
     window: int
     trigger: int

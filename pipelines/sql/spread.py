@@ -21,10 +21,9 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
-from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
-from dpstream.pipelines.sql.work import Work
+from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.tables.files import Piece, divisible, rows_of

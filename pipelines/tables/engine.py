@@ -19,10 +19,9 @@ from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.formats.parquet import coded_batches, portions
-from dpstream.pipelines.tables.casts import casts, literal, quoted, typed
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
-from dpstream.pipelines.tables.files import Piece, rows_of, view
+from dpstream.pipelines.tables.files import Piece, casts, literal, quoted, rows_of, typed, view
 from dpstream.pipelines.tables.inputs import FILES, files_of, table_parts
 from dpstream.state.closing import Closing
 

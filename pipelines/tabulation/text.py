@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.pipelines.formats.fields import arrow_columns, columns_of
 from dpstream.pipelines.formats.lines import (
     BOM,
     MAX_LINE_BYTES,
@@ -23,6 +22,7 @@ from dpstream.pipelines.formats.lines import (
     too_long,
     with_nul,
 )
+from dpstream.pipelines.formats.texts import arrow_columns, columns_of
 from dpstream.pipelines.tabulation.faults import Faults
 
 SEPARATOR = "|"

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.formats.encodings import encode, table_of_text
-from dpstream.pipelines.formats.formulas import ambiguous, unguarded
+from dpstream.pipelines.formats.encodings import ambiguous, encode, table_of_text, unguarded
 
 #: How the library names itself and its version.
 _WRITER = re.compile(r"parquet-cpp-arrow version [0-9]+\.[0-9]+\.[0-9]+(-SNAPSHOT)?$")

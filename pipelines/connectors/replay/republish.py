@@ -31,8 +31,8 @@ from dpstream.pipelines.connectors.pubsub.sink import Message, PubsubTopic
 from dpstream.pipelines.connectors.replay.index import recording_of
 from dpstream.pipelines.connectors.replay.source import OpenPieces
 from dpstream.pipelines.connectors.unbounded import wall_micros
+from dpstream.pipelines.formats.encodings import json_lines
 from dpstream.pipelines.formats.rows import Rows
-from dpstream.pipelines.formats.text_rows import json_lines
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.durable import make_folder, replacing
 

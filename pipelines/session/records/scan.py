@@ -37,7 +37,7 @@ from dpstream.pipelines.session.records.parts import (
     stamp_of,
 )
 from dpstream.pipelines.session.records.scan_sql import BOXES, Where, cell, where
-from dpstream.pipelines.tables.casts import literal
+from dpstream.pipelines.tables.files import literal
 from dpstream.state.closing import Closing
 
 MEMORY = "2GB"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
-from dpstream.pipelines.formats.formulas import unguarded
+from dpstream.pipelines.formats.encodings import unguarded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import server as module
 from dpstream.pipelines.report.report import build
