@@ -50,9 +50,8 @@ def audit(
     charged.
     Exit code 5: the claim is refuted.
     """
-    from dpstream.pipelines.audit.audit import Ask, as_dict
+    from dpstream.pipelines.audit.audit import Ask, as_dict, draw, text
     from dpstream.pipelines.audit.audit import audit as run
-    from dpstream.pipelines.audit.view import draw, text
 
     with Bar(hidden=as_json, what="trials") as bar:
         result = run(load_job(job), Ask(trials, seed, confidence, beam), bar.update)

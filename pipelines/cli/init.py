@@ -174,15 +174,17 @@ def init(
     from dpstream.pipelines.drafting.columns import is_file
     from dpstream.pipelines.drafting.covering import LIFETIME, Population
     from dpstream.pipelines.drafting.draft import checked, project_text
-    from dpstream.pipelines.drafting.place import (
+    from dpstream.pipelines.drafting.target import (
+        Choice,
         check_job,
         keep_out_of_git,
+        made,
         name_of,
         project_at,
         store_names,
+        target_of,
     )
-    from dpstream.pipelines.drafting.target import Choice, made, target_of
-    from dpstream.pipelines.project.write import write_project
+    from dpstream.pipelines.project.project import write_project
 
     path, before, there = project_at(project)
     name = name_of(given["file"])

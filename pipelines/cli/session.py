@@ -61,7 +61,7 @@ def init(table: Chosen, as_json: bool) -> None:
     The account is made at data_set.NAME.account.path (default: NAME.account.db); an existing
     account of these records is used.  Its id is written into the project file.
     """
-    from dpstream.pipelines.drafting.place import keep_out_of_git
+    from dpstream.pipelines.drafting.target import keep_out_of_git
     from dpstream.pipelines.session.account import with_account
     from dpstream.pipelines.session.records import load
 

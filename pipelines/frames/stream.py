@@ -22,10 +22,9 @@ from dpstream.dp_transforms.flow import Output
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Account, Run
-from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
-from dpstream.pipelines.connectors.query import with_query
+from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
 from dpstream.pipelines.frames.account import DataSetAccount
 from dpstream.pipelines.frames.numbered import Rows

@@ -15,8 +15,7 @@ from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.connectors.restored import publish_committed
-from dpstream.pipelines.connectors.run_manifest import check_sink, write_manifest
+from dpstream.pipelines.connectors.run_manifest import check_sink, publish_committed, write_manifest
 from dpstream.pipelines.connectors.sink import ReadableSink, Sink
 from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.jobs.job import Job

@@ -4,9 +4,13 @@ changes.
 A command finds the file in the current folder or in a parent, up to the root of the repository.
 ``--env NAME`` uses the places of ``[env.NAME]``, ``--set FIELD=VALUE`` sets one place.  Neither can
 change what a plan's hash depends on: a plan names its input as the file does, without them.
+
+Writing the project file: complete and durable, with its present rights, and never over what
+another program has written meanwhile.
 """
 
 import re
+import stat
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.project.sections import (
     CensusSection,
     DataSetSection,
@@ -29,11 +33,14 @@ from dpstream.pipelines.project.text import (
     read_at_most,
     refuse_data_dependent,
 )
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.durable import put_once, replacing, sync
 from dpstream.state.ledger.open import PROJECT_FILE, refuse_limit
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
     from dpstream.pipelines.project.job_section import JobSection
+
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -321,3 +328,46 @@ def _put(tables: dict[str, Any], field: str, value: Any) -> None:
 
 def _tables(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def write_project(path: Path, text: str, before: bytes) -> None:
+    """Write a project file.
+
+    Args:
+        path: the file's absolute path.
+        text: the text of the whole file.
+        before: the file's text when ``text`` was made from it; empty: there was no file.
+
+    Raises:
+        PolicyError: the file has another text now.
+        RunError: the operating system cannot write it.
+    """
+    changed = PolicyError(
+        path.name, "was changed by another program meanwhile", "run the command again"
+    )
+    with file_errors(path.name, "cannot be written"):
+        if not before:
+            if not put_once(path, text.encode()):
+                raise changed
+            return
+        path = path.resolve()  # a link to the file stays one
+        mode = stat.S_IMODE(path.stat().st_mode)
+        with replacing(path, mode) as draft:
+            draft.chmod(mode)  # also what the umask takes away
+            draft.write_bytes(text.encode())
+            if path.read_bytes() != before:
+                raise changed
+
+
+def flush_project(path: Path) -> None:
+    """Flush a project file to disk that already has the text a command would write.
+
+    An earlier command that wrote it may have stopped before the file was on disk.
+
+    Raises:
+        RunError: the operating system cannot flush it.
+    """
+    with file_errors(path.name, "cannot be written"):
+        path = path.resolve()
+        sync(path)
+        sync(path.parent)

@@ -22,7 +22,7 @@ from dpstream.dp_transforms.admission import open_windows
 from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
 from dpstream.dp_transforms.decision import Batch, expand
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
+from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.data import Findings
 from dpstream.pipelines.report.releases import Inventory, floats, newest_rows

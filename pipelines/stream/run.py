@@ -17,14 +17,12 @@ from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.hand_over import HAND_OVER
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.files.source import FilesInput
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
-from dpstream.pipelines.connectors.query import with_query
+from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
-from dpstream.pipelines.connectors.replay.index import replay_bounds
-from dpstream.pipelines.connectors.replay.source import Replay
-from dpstream.pipelines.connectors.restored import (
+from dpstream.pipelines.connectors.replay.source import Replay, replay_bounds
+from dpstream.pipelines.connectors.run_manifest import (
     Catching,
     catch_up,
     complete,
@@ -42,8 +40,8 @@ from dpstream.pipelines.connectors.write import (
 )
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.text import duration_micros
+from dpstream.pipelines.runners.bounded import sparing_memory
 from dpstream.pipelines.runners.errors import Warn, coded, say
-from dpstream.pipelines.runners.memory import sparing_memory
 from dpstream.pipelines.runners.table import Engine, make_runner
 from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or_stop
 from dpstream.pipelines.stream import passes

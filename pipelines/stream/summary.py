@@ -19,7 +19,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.files.sink import FileSink
-from dpstream.pipelines.connectors.restored import committed_names
+from dpstream.pipelines.connectors.run_manifest import committed_names
 from dpstream.pipelines.connectors.sink import Sink
 from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
 from dpstream.pipelines.jobs.job import Job

@@ -34,9 +34,9 @@ from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import batches, pieces
 from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
-from dpstream.pipelines.jobs.cells import CELL, CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import CELL, CellDomain, domain_digest
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.answers import answers

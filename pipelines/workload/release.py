@@ -32,7 +32,7 @@ from dpstream.accounting.strategies.cells.stored import bases_arrays, bases_of
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
 from dpstream.pipelines.formats.receipt import Header, encoded, header_of
-from dpstream.pipelines.jobs.cells import domain_digest
+from dpstream.pipelines.jobs.keys import domain_digest
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.tables import TableEstimate
 from dpstream.state.disk_errors import file_errors

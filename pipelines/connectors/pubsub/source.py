@@ -49,7 +49,7 @@ from dpstream.pipelines.connectors.inputs import (
     refusal,
 )
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
-from dpstream.pipelines.connectors.pubsub.puller import Puller, publish_micros
+from dpstream.pipelines.connectors.pubsub.client import Puller, publish_micros
 from dpstream.pipelines.connectors.unbounded import (
     TRACKER,
     UNUSED_SECONDS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.connectors.files.recorded import recorded
+from dpstream.pipelines.connectors.files.source import recorded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.tuning.read import content_of, refuse_own_data
 
