@@ -145,7 +145,7 @@ def plan(
     from dpstream.accounting.tuning.outlook_text import outlook_text
     from dpstream.pipelines.ask.acceptance import of_job
     from dpstream.pipelines.jobs.committed import committed, tuned_of
-    from dpstream.pipelines.scale import shards
+    from dpstream.pipelines.scale.scale import shard_figures, shards_text
 
     loaded = load_job(job._replace(tries=tries))
     fresh = fresh or bool(tries)  # a trial is not the run that the store holds
@@ -154,7 +154,7 @@ def plan(
         _scaled(loaded, load, as_json)
         return
     checked, tuned = loaded.plan, tuned_of(loaded)
-    state_figures = shards.describe(loaded, changed_keys)
+    state_figures = shard_figures(loaded, changed_keys)
     accepted = of_job(loaded, fresh)
     begun = None if fresh else committed(loaded)
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
@@ -177,7 +177,7 @@ def plan(
         if begun:
             output += f"Figures     of run {begun.run_id}, committed when it began\n"
         output += "".join(f"Warning     {warning}\n" for warning in warnings_of(covered))
-        output += shards.text(state_figures)
+        output += shards_text(state_figures)
         click.echo(output, nl=False)
     click.get_current_context().exit(accepted.exit_code)
 

@@ -57,7 +57,7 @@ def init(job: Chosen, as_json: bool) -> None:
 @AS_JSON
 def info(job: Chosen, as_json: bool) -> None:
     """Show a store's run and its progress; with --operator also the sizes of its parts."""
-    from dpstream.pipelines.operate.state_view import info as look
+    from dpstream.pipelines.operate.state_admin import info as look
 
     status = look(load_job(job), requested())
     if as_json:
@@ -117,7 +117,7 @@ def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bo
     they are written to the job's own sink: one that was emptied, or a new one.
     """
     from dpstream.pipelines.connectors.registry import sink_of
-    from dpstream.pipelines.operate.state_view import export, publish
+    from dpstream.pipelines.operate.state_admin import export, publish
 
     if out is None and kind is not None:
         raise UsageError("--kind", "is for files in a folder", "name the folder with --out")

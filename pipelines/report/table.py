@@ -13,7 +13,7 @@ from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import human
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.render.charts import WIDTH
-from dpstream.pipelines.report.keys import Keys, newest_rows
+from dpstream.pipelines.report.data import Keys, newest_of_each
 from dpstream.pipelines.report.releases import floats
 from dpstream.pipelines.report.text import EMPTY, instant, plain, stamp
 
@@ -102,7 +102,7 @@ def table(
     }
     titles = [column.title for column in columns]
     complete = ~np.isin(numbers, unfinished)[place]
-    return Table(data, names, titles, _first(data, newest_rows(keys, complete)), rows_text(keys))
+    return Table(data, names, titles, _first(data, newest_of_each(keys, complete)), rows_text(keys))
 
 
 def _short(column: pa.ChunkedArray, digits: int) -> list[float | None]:

@@ -20,8 +20,7 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.dimensions import Budget
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.pages import pages
-from dpstream.pipelines.render.picture_fields import picture_fields
+from dpstream.pipelines.render.charts import pages, picture_fields
 from dpstream.pipelines.session import drawing, sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.overview import overview

@@ -2,7 +2,7 @@
 records.
 
 ``Released`` is public: it is counted in what was published.  ``Records`` is exact and private: the
-command line shows it with ``--operator`` or on a terminal (`pipelines.cli.private_counts`), and it
+command line shows it with ``--operator`` or on a terminal (`pipelines.cli.parts`), and it
 never goes to files, metrics or reports.
 """
 

@@ -23,7 +23,7 @@ from dpstream.state.spanner.metadata import named, read_metadata, swap_metadata
 from dpstream.state.spanner.schema import create_tables
 from tests import accounts, emulator
 from tests.faults.processes import files
-from tests.pipelines.operate.test_state_view import PROJECT, with_account
+from tests.pipelines.operate.test_state_admin import PROJECT, with_account
 from tests.projects import typed
 from tests.refusing import CANARY, refusing
 

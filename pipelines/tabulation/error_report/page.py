@@ -10,8 +10,7 @@ from dpstream.accounting.evidence.bounds import rate_above, rate_below
 from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation.margins import COVERAGE
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.pages import pages
-from dpstream.pipelines.render.picture_fields import picture_fields
+from dpstream.pipelines.render.charts import pages, picture_fields
 from dpstream.pipelines.report.report import MARK
 from dpstream.pipelines.tabulation.error_report.files import WORKLOADS
 

@@ -44,7 +44,7 @@ from dpstream.pipelines.formats.encodings import (
     unguarded,
 )
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operate.state_view import export, publish
+from dpstream.pipelines.operate.state_admin import export, publish
 from dpstream.pipelines.report.data import collect
 from dpstream.pipelines.report.releases import inventory, newest
 from dpstream.pipelines.stream.run import run_job

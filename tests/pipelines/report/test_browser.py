@@ -16,7 +16,7 @@ from dpstream.pipelines.report.server import Server
 from dpstream.pipelines.report.view import render
 from tests.browser import DESKTOP, PHONE, Browser, Tab, browser
 from tests.pipelines.report.runs import HOSTILE, weeks
-from tests.pipelines.test_demo_page import demo_page
+from tests.pipelines.test_demo import demo_page
 from tests.reports import put, row
 
 MakeJob = Callable[..., Job]

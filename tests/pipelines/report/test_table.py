@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.data import collect
-from dpstream.pipelines.report.keys import gathered
+from dpstream.pipelines.report.data import collect, gathered
 from dpstream.pipelines.report.releases import inventory, value_schema
 from dpstream.pipelines.report.table import (
     FIRST_ROWS,

@@ -21,7 +21,7 @@ from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.run_manifest import write_manifest
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
-from dpstream.pipelines.operate.state_view import export, publish
+from dpstream.pipelines.operate.state_admin import export, publish
 from dpstream.pipelines.stream.begin import begin, prepare
 from dpstream.state import open as stores
 from dpstream.state.retention_store import RetentionStore
