@@ -40,7 +40,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.charts import pages
-from dpstream.pipelines.report.releases import floats
+from dpstream.pipelines.report.data import floats
 from dpstream.pipelines.report.view import promise
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.open import PROJECT_FILE, create_account, open_path

@@ -24,14 +24,13 @@ from dpstream.pipelines.cli.census import census
 from dpstream.pipelines.cli.check import check, doctor
 from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.init import init
-from dpstream.pipelines.cli.operate import audit, folder, replay
+from dpstream.pipelines.cli.operate import audit, folder, replay, state
 from dpstream.pipelines.cli.parts import SCHEMA_VERSION, examples, print_warnings
 from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.report import demo, report
 from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.cli.session import session
 from dpstream.pipelines.cli.sql import sql
-from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.workload import workload
 from dpstream.state.connecting import show_connecting
 from dpstream.state.disk_errors import require_memory

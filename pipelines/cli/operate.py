@@ -3,16 +3,281 @@
 ``dpstream replay``: publishes a recording again, as a live stream.
 
 ``dpstream audit``: measures the privacy loss of a job's mechanism on synthetic neighbours.
+
+``dpstream state``: shows a job's store; expires, backs up, restores and reshards it.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.cli.parts import AS_JSON, JOB, Bar, Chosen, examples, load_job, print_json
-from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
+from dpstream.accounting.figures import up
+from dpstream.pipelines.cli.parts import (
+    AS_JSON,
+    JOB,
+    Bar,
+    Chosen,
+    examples,
+    load_job,
+    print_json,
+    section,
+)
+from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, requested, with_private
 from dpstream.state.disk_errors import file_errors
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.project.file_kinds import FileKind
+
+
+@click.group(short_help="Show and manage a job's state store.")
+def state() -> None:
+    """Show and manage a job's state store; nothing private is shown."""
+
+
+@state.command(epilog=examples("dpstream state init daily"))
+@JOB
+@AS_JSON
+def init(job: Chosen, as_json: bool) -> None:
+    """Make a job's store and commit its run id, without running.
+
+    Nothing is drawn and nothing is charged: `dpstream run` charges before it draws noise.
+    """
+    from dpstream.pipelines.operate.state_admin import initialise
+
+    run_id, fresh = initialise(load_job(job))
+    if as_json:
+        print_json({"run_id": run_id, "new": fresh})
+    else:
+        click.echo(f"Run {run_id}: the store {'is made' if fresh else 'was there already'}.")
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state info daily",
+        "dpstream state info daily --json",
+        "dpstream state info daily --operator",
+    )
+)
+@JOB
+@OPERATOR
+@AS_JSON
+def info(job: Chosen, as_json: bool) -> None:
+    """Show a store's run and its progress; with --operator also the sizes of its parts."""
+    from dpstream.pipelines.operate.state_admin import info as look
+
+    status = look(load_job(job), requested())
+    if as_json:
+        print_json(status)
+        return
+    click.echo(f"Run       {status['run_id']}, epoch {status['epoch']}, {status['shards']} shards")
+    click.echo(f"Plan      {status['plan_hash']}")
+    total = "" if status["windows"] is None else f" of {status['windows']:,}"
+    click.echo(f"Windows   {status['complete']:,}{total} are complete")
+    for window, trigger in status["committed"].items():
+        if trigger < status["triggers"]:
+            click.echo(f"          window {window}: trigger {trigger} of {status['triggers']}")
+    if status["dropped"]:
+        click.echo(f"Dropped   releases of windows before {status['dropped']}: the sink has them")
+    if status["abandoned"]:
+        click.echo(f"Abandoned windows before {status['abandoned']}: they get no more releases")
+    if status["restoring"]:
+        click.echo("Restored  the next run compares with the sink before it publishes")
+    if status["input_changed"]:
+        click.echo("Changed   a file changed while a run read it: begin a new one, `--fresh`")
+    if requested():
+        _print_sizes(status["operator_only"])
+
+
+def _print_sizes(sizes: dict[str, Any]) -> None:
+    echo_private("sizes tell about the number of units and keys.")
+    if sizes["bytes"] is not None:
+        echo_private(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB")
+    for part in sizes["parts"]:
+        where = "" if part["window"] is None else f", window {part['window']}"
+        size = f"{part['bytes'] / 2**20:12,.1f} MiB in {part['rows']:,} rows"
+        echo_private(f"{part['name']:<10}{size}{where}")
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state releases daily",
+        "dpstream state releases daily --out again --kind jsonl",
+    )
+)
+@JOB
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder to write files to.  [default: the job's own sink]",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["parquet", "csv", "jsonl"]),
+    help="Format of the files in --out.  [default: the job's]",
+)
+@AS_JSON
+def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bool) -> None:
+    """Write all committed releases from the store itself: the same bytes as the run's sink got.
+
+    An existing release is left as it is; one with different content is refused. Without --out
+    they are written to the job's own sink: one that was emptied, or a new one.
+    """
+    from dpstream.pipelines.connectors.registry import sink_of
+    from dpstream.pipelines.operate.state_admin import export, publish
+
+    if out is None and kind is not None:
+        raise UsageError("--kind", "is for files in a folder", "name the folder with --out")
+    checked = load_job(job)
+    where = str(out) if out is not None else sink_of(checked).place
+    with Bar(hidden=as_json) as bar:
+        if out is None:
+            written = publish(checked, bar.update)
+        else:
+            written = export(checked, out, kind or checked.sink.file_kind, bar.update)
+    if as_json:
+        print_json({"releases": written, "out": where})
+    else:
+        click.echo(f"{written:,} releases in {where}")
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state expire daily",
+        "dpstream state expire daily --releases-before 2024-02-01T00:00:00Z",
+    )
+)
+@JOB
+@click.option(
+    "--releases-before",
+    metavar="INSTANT",
+    help="Also drop releases of windows that are complete by this instant, if the sink has"
+    " all of them.",
+)
+@AS_JSON
+def expire(job: Chosen, releases_before: str | None, as_json: bool) -> None:
+    """Drop what no run can need any more, and return the space to the disk.
+
+    This drops positions of records whose windows are all complete, and counters of closed privacy
+    periods. Counters of open periods stay. Releases stay without --releases-before, because a
+    lost sink can be written again from them. A run expires positions by itself; this command also
+    compacts the file, which needs as much free space as the file's size.
+    """
+    from dpstream.pipelines.operate.state_admin import expire as run
+
+    with Bar(hidden=as_json) as bar:
+        done = run(load_job(job), releases_before, bar.update)
+    if as_json:
+        print_json(done)
+        return
+    click.echo(f"{done['shards_expired']:,} shards have deleted settled records.")
+    if releases_before is not None:
+        click.echo(f"{done['windows_dropped']:,} windows have deleted their releases.")
+
+
+@state.command(epilog=examples("dpstream state backup daily --out monday.backup"))
+@JOB
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
+@AS_JSON
+def backup(job: Chosen, out: Path, as_json: bool) -> None:
+    """Write all of a store to one file, as of one instant; the job may run meanwhile.
+
+    The file holds unit ids and exact counts: keep it as private as the store. It does not hold
+    the secret: back that up separately. An existing file is never overwritten.
+    """
+    from dpstream.pipelines.operate.state_admin import backup as run
+
+    with Bar(hidden=as_json, what="pages") as bar:
+        run_id = run(load_job(job), out, bar.update)
+    if as_json:
+        print_json({"run_id": run_id, "out": str(out)})
+    else:
+        click.echo(f"Run {run_id}: backup in {out}, checked.")
+
+
+@state.command(
+    epilog=examples(
+        "dpstream state restore daily monday.backup",
+        "dpstream state restore daily monday.backup --replace",
+        "dpstream state restore daily monday.backup --abandon --now 2024-02-01T12:00:00Z",
+    )
+)
+@section("job", required=True)
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.option(
+    "--replace", is_flag=True, help="Replace an existing store, which is kept under another name."
+)
+@click.option("--abandon", is_flag=True, help="The input cannot be read again; see above.")
+@click.option(
+    "--now",
+    metavar="INSTANT",
+    help="With --abandon: an instant after everything that was read or released.",
+)
+@AS_JSON
+def restore(
+    job: Chosen, backup: Path, replace: bool, abandon: bool, now: str | None, as_json: bool
+) -> None:
+    """Restore a store from a backup; the next run reads its input again from the beginning.
+
+    That run commits again what is missing, compares every release with what the sink has, stops
+    at the first difference, and publishes nothing new before all of it has been compared. It
+    spends nothing, because it draws the same noise on the same data.
+
+    Use --abandon for input that cannot be read again: windows that begin before --now get no
+    further release, all units of the backup count as exhausted, and the run continues with
+    new noise. That is a second spend, charged in the account at once or refused.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.operate import state_admin
+
+    if now is not None and not abandon:
+        raise UsageError("now", "goes with --abandon", "give both, or neither")
+    checked = load_job(job)
+    with Bar(hidden=as_json, what="parts") as bar:
+        if abandon:
+            done = state_admin.abandon(checked, backup, now, replace, bar.update)
+        else:
+            done = state_admin.restore(checked, backup, replace, bar.update)
+    if as_json:
+        print_json(done)
+        return
+    click.echo(f"Run {done['run_id']}, epoch {done['epoch']}: restored.")
+    if done["kept"]:
+        click.echo(f"The old store is kept in {done['kept']}")
+    if abandon:
+        click.echo(
+            f"{done['epochs']} epochs cost sqrt({done['epochs']}) mu = {up(done['mu'], 4)} per "
+            f"unit: epsilon {up(done['epsilon'], 4)} at delta {up(done['delta'], 3)} in all"
+            f" ({'charged' if done['charged'] else 'no account: nothing was charged'})."
+        )
+
+
+@state.command(epilog=examples("dpstream state reshard daily --shards 8"))
+@JOB
+@click.option(
+    "--shards", required=True, type=int, help="The new number of key shards and of unit shards."
+)
+@AS_JSON
+def reshard(job: Chosen, shards: int, as_json: bool) -> None:
+    """Distribute a store over another number of shards; no release changes by a byte.
+
+    No run may continue meanwhile (a file that is open is refused). The old store is kept; change
+    `shards` in the job afterwards.
+    """
+    from dpstream.pipelines.operate.state_admin import reshard as run
+
+    with Bar(hidden=as_json, what="parts") as bar:
+        old_store = run(load_job(job), shards, bar.update)
+    if as_json:
+        print_json({"shards": shards, "kept": old_store})
+    else:
+        where = (
+            f"is kept in {old_store}" if old_store else "stays in the database until it is expired"
+        )
+        click.echo(f"{shards} shards; the old store {where}")
+        click.echo(f"Now set `shards = {shards}` in the job.")
+
 
 PATH = click.argument("path", metavar="FOLDER_OR_URL")
 

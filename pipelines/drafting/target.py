@@ -29,9 +29,9 @@ from dpstream.pipelines.drafting.draft import (
     store_name,
 )
 from dpstream.pipelines.jobs.secret import new_secret
-from dpstream.pipelines.project.data_sets import account_of
 from dpstream.pipelines.project.project import (
     Project,
+    account_of,
     decode_project,
     find,
     free_name,

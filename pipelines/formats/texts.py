@@ -26,7 +26,6 @@ from pyarrow import csv as pacsv
 from dpstream.accounting.arrays import Bool
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.formats.compression import BrokenFileError
-from dpstream.pipelines.formats.jsonl import read_jsonl
 from dpstream.pipelines.formats.lines import (
     BOM,
     MAX_LINE_BYTES,
@@ -34,6 +33,7 @@ from dpstream.pipelines.formats.lines import (
     bytes_of,
     line_blocks,
     lines_of,
+    read_jsonl,
     too_long,
     with_nul,
 )

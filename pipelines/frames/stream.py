@@ -26,8 +26,8 @@ from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
-from dpstream.pipelines.frames.account import DataSetAccount
 from dpstream.pipelines.frames.numbered import Rows
+from dpstream.pipelines.frames.project_file import DataSetAccount
 from dpstream.pipelines.frames.question import keys_table
 from dpstream.pipelines.frames.table import columns_of
 from dpstream.pipelines.jobs.job import Job
@@ -103,7 +103,7 @@ class DPStream(flow.DPStream):
         secret, store, shards, account: needed for a plan whose run is begun here: a reference to
             the secret (``file:PATH``, ``env:NAME``, ``gcp:...``), by default that of the account's
             data set; the store's URL and its number of shards; the account that the run is charged
-            in (`frames.account`), without which no account adds up what is spent.
+            in (`frames.project_file`), without which no account adds up what is spent.
         clock: emits the trigger times (`dp_transforms.beam.clock`).
 
     Raises:

@@ -17,8 +17,7 @@ from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.project.data_sets import account_of
-from dpstream.pipelines.project.project import Project, is_name, load_project
+from dpstream.pipelines.project.project import Project, account_of, is_name, load_project
 from dpstream.state.ledger.charges import Charge
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Event, Limit

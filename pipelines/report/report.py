@@ -34,8 +34,15 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.committed import committed, input_changed
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.data import Findings, collect, newest_of_each
-from dpstream.pipelines.report.releases import Inventory, floats, inventory, newest_rows
+from dpstream.pipelines.report.data import (
+    Findings,
+    Inventory,
+    collect,
+    floats,
+    inventory,
+    newest_of_each,
+    newest_rows,
+)
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, PUBLIC, replacing

@@ -13,8 +13,7 @@ from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import human
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.render.charts import WIDTH
-from dpstream.pipelines.report.data import Keys, newest_of_each
-from dpstream.pipelines.report.releases import floats
+from dpstream.pipelines.report.data import Keys, floats, newest_of_each
 from dpstream.pipelines.report.text import EMPTY, instant, plain, stamp
 
 #: Rows that stand in the page itself; the script shows further ones.

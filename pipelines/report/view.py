@@ -44,8 +44,7 @@ from dpstream.pipelines.render.charts import (
     places,
     svg,
 )
-from dpstream.pipelines.report.data import evenly
-from dpstream.pipelines.report.releases import ReleaseFile, floats
+from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.table import Column, table, with_error
 from dpstream.pipelines.report.text import (

@@ -32,8 +32,14 @@ import msgspec
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.project.data_sets import account_of, is_session_table, secret_of, unit_of
-from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.project.project import (
+    Project,
+    account_of,
+    is_session_table,
+    load_project,
+    secret_of,
+    unit_of,
+)
 from dpstream.pipelines.project.sections import TableSection, UnitSection, Via
 from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table

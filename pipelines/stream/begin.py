@@ -1,7 +1,7 @@
 """Begin a run: store, run id, charge and manifest, in the order that gives the guarantee.
 
 A job's run is begun by `begin`; a plan without a job is run by `DPStream` or `begin_run` with a
-`frames.account`, which charges by the same functions.
+`frames.project_file`, which charges by the same functions.
 """
 
 import contextlib

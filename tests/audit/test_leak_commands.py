@@ -16,7 +16,7 @@ from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.connectors.files import source as files_source
 from dpstream.pipelines.jobs import secret
 from dpstream.pipelines.operate import account_view, doctor, state_admin
-from dpstream.pipelines.report import releases as report_releases
+from dpstream.pipelines.report import data as report_releases
 from dpstream.pipelines.report import report
 from dpstream.pipelines.report import view as report_view
 from dpstream.pipelines.stream import begin as beginning

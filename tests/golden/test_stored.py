@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.connectors.messages import SealMessage
+from dpstream.pipelines.connectors.sink import SealMessage
 from dpstream.state import open as stores
 from tests import accounts
 from tests.golden.pinned import check

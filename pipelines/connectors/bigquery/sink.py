@@ -10,7 +10,7 @@ Buffers only, not as Arrow.
 
 Tables (``python -m dpstream.pipelines.connectors.bigquery.sink JOB`` prints their definition):
 the releases, key ``release_id``; and ``TABLE_seals`` (name, run_id, value), key ``name``, for seals
-and manifests, named and worded as in `pipelines.connectors.messages`.  A seal is appended after all
+and manifests, named and worded as in `pipelines.connectors.sink`.  A seal is appended after all
 its rows are acknowledged.
 
 One BigQuery table through its Storage Write API: what it is, its rows, appending to it.
@@ -45,7 +45,7 @@ from dpstream.pipelines.connectors.google_client import (
     imported,
     retry,
 )
-from dpstream.pipelines.connectors.messages import ControlMessage, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.connectors.sink import ControlMessage, OutgoingRelease, WriteOnlySink
 from dpstream.pipelines.formats.encodings import as_hex
 
 #: The change that a row stands for: a pseudo column beside the table's own.

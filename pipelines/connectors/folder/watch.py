@@ -40,8 +40,8 @@ from dpstream.pipelines.connectors.folder.store import (
     of_the_name,
     place,
 )
-from dpstream.pipelines.connectors.unbounded import wall_micros
-from dpstream.pipelines.formats.jsonl import read_jsonl
+from dpstream.pipelines.connectors.inputs import wall_micros
+from dpstream.pipelines.formats.lines import read_jsonl
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.project.file_kinds import READ_SUFFIXES
 from dpstream.pipelines.project.text import instant_micros

@@ -41,19 +41,17 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.source import Piece, pieces, read_piece
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
-    DEAD_LETTER,
-    Backpressure,
-    positioned,
-    reading,
-    refusal,
-)
-from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
+    DEAD_LETTER,
     TRACKER,
     WATERMARK,
+    Backpressure,
     Bundle,
     advance,
     beam_time,
+    positioned,
+    reading,
+    refusal,
     stands,
     wall_micros,
 )

@@ -45,8 +45,7 @@ from dpstream.pipelines.formats.encodings import (
 )
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.state_admin import export, publish
-from dpstream.pipelines.report.data import collect
-from dpstream.pipelines.report.releases import inventory, newest
+from dpstream.pipelines.report.data import collect, inventory, newest
 from dpstream.pipelines.stream.run import run_job
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.connectors.files.test_sink import SCHEMA, files, release

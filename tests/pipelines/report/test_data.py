@@ -1,6 +1,8 @@
 """What the report reads: newest values, bounded samples, and the truth row by row.
 
 Which keys and rows a page holds: the busiest, each key's newest, and no more than the rule.
+
+What a report reads of releases: the newest row of each key, and no foreign releases.
 """
 
 import logging
@@ -18,12 +20,62 @@ import pytest
 from dpstream.pipelines.formats import encodings as sink_formats
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.charts import LINE_POINTS, ChartLine, _drawn_positions, lines
+from dpstream.pipelines.report import data
 from dpstream.pipelines.report import data as module
 from dpstream.pipelines.report import data as report_data
-from dpstream.pipelines.report.data import PAGE_NUMBERS, Keys, gathered, most_rows, newest_of_each
-from dpstream.pipelines.report.releases import inventory
+from dpstream.pipelines.report.data import (
+    PAGE_NUMBERS,
+    Keys,
+    collect,
+    gathered,
+    inventory,
+    most_rows,
+    newest,
+    newest_of_each,
+)
 from dpstream.pipelines.report.report import TRUTH_LABEL, build
 from tests.reports import RUN, check_page, edit, execute, put, report, row
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture(autouse=True)
+def keep_logging() -> Iterator[None]:
+    """The command line silences the process's logs; other tests need theirs."""
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def values_of(job: Job) -> dict[str, float]:
+    listing = inventory(job)
+    table = pa.concat_tables(newest(job.plan, listing.releases))
+    return dict(zip(table["key"].to_pylist(), table["records"].to_pylist(), strict=True))
+
+
+def test_newest_values_between_refreshes(make_job: MakeJob) -> None:
+    job = edit(make_job(), ("contributions = 4", "contributions = 4\nmechanism.refresh_every = 2"))
+    put(job, 1, [row("early", 1.0)])
+    put(job, 2, [row("early", 2.0), row("mid", 2.0)])
+    put(job, 3, [row("late", 3.0)])
+    assert values_of(job) == {"early": 2.0, "mid": 2.0, "late": 3.0}
+    findings = collect(job.plan, inventory(job))
+    assert findings.keys.tolist() == [3] and findings.last_trigger.tolist() == [3]
+    assert [t["trigger"].to_pylist() for t in findings.series] == [[3], [1, 2], [2]]
+
+
+@pytest.mark.parametrize("held", [1, 1_000_000])
+def test_newest_values_of_rounds(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(data, "_HELD_ROWS", held)
+    job = edit(make_job(), ("contributions = 4", 'contributions = 4\nmechanism.mode = "rounds"'))
+    put(job, 1, [row("a", 1.0), row("b", 1.0)])
+    put(job, 2, [row("a", 2.0)])
+    put(job, 3, [{**row("b", 3.0), "total": None}])
+    assert values_of(job) == {"a": 2.0, "b": 3.0}
+    table = pa.concat_tables(newest(job.plan, inventory(job).releases)).sort_by("key")
+    assert table["total"].to_pylist() == [6.0, None]  # not the older 3.0 of b
+
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.float64()), ("n_sd", pa.float64())])
 #: Values of each key by window.
@@ -130,15 +182,7 @@ def test_a_page_holds_so_many_numbers() -> None:
     )
 
 
-MakeJob = Callable[..., Job]
 START = datetime(2024, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def keep_logging() -> Iterator[None]:
-    """The command line silences the process's logs; other tests need theirs."""
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_large_releases_are_read_in_parts(

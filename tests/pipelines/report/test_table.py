@@ -5,8 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.data import collect, gathered
-from dpstream.pipelines.report.releases import inventory, value_schema
+from dpstream.pipelines.report.data import collect, gathered, inventory, value_schema
 from dpstream.pipelines.report.table import (
     FIRST_ROWS,
     KEY_TEXT,
@@ -71,7 +70,7 @@ def test_what_is_left_out_is_said(make_job: MakeJob) -> None:
     group = inventory(job).releases
 
     def parts() -> list[tuple[int, object]]:
-        from dpstream.pipelines.report.releases import newest
+        from dpstream.pipelines.report.data import newest
 
         return [(0, part) for part in newest(job.plan, group)]
 

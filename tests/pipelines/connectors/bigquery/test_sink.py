@@ -40,8 +40,8 @@ from dpstream.pipelines.connectors.bigquery.sink import (
     message_type,
     rows_of,
 )
-from dpstream.pipelines.connectors.messages import digest_of, messages_of
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.sink import digest_of, messages_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores

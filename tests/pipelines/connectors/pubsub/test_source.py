@@ -365,7 +365,6 @@ def test_a_missing_client_is_a_usage_error(
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
     for name in (
         "dpstream.pipelines.connectors.pubsub.client",
-        "dpstream.pipelines.connectors.pubsub.client",
         "dpstream.pipelines.connectors.pubsub.source",
     ):
         monkeypatch.delitem(sys.modules, name)
