@@ -31,6 +31,7 @@ from dpstream.pipelines.cli.session_ask import (
     WHERE,
     _echo_answer,
     allot,
+    amount_of,
     ask,
     budget_of,
     cells,
@@ -133,29 +134,24 @@ def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json:
         click.echo("\n".join(_kind(kind, part)))
     for kind, own in figures["quotas"].items():
         click.echo(
-            f"Quota       {own['analyst']}: {kind} {_amount(own['quota'])} of a point, "
-            f"charged to one at most {_amount(own['most_charged'])}"
+            f"Quota       {own['analyst']}: {kind} {amount_of(own['quota'])} of a point, "
+            f"charged to one at most {amount_of(own['most_charged'])}"
         )
 
 
 def _kind(kind: str, part: dict[str, Any]) -> list[str]:
     rows = [
-        f"            {'closed' if row['spent'] is None else _amount(row['spent']):>10}"
+        f"            {'closed' if row['spent'] is None else amount_of(row['spent']):>10}"
         f"  where {row['where']}"
         for row in part["rows"]
     ]
     return [
-        f"{kind:<11} spent by a point at most {_amount(part['most_spent'])}, at least "
-        f"{_amount(part['least_spent'])}, of initial budgets up to {_amount(part['most_initial'])}"
-        f"; in {part['regions']:,} region{'s' * (part['regions'] != 1)}",
+        f"{kind:<11} spent by a point at most {amount_of(part['most_spent'])}, at least "
+        f"{amount_of(part['least_spent'])}, of initial budgets up to "
+        f"{amount_of(part['most_initial'])}; in {part['regions']:,} "
+        f"region{'s' * (part['regions'] != 1)}",
         *rows,
     ]
-
-
-def _amount(number: float) -> str:
-    from dpstream.pipelines.session import sentences
-
-    return sentences.amount(round(number * 1_000_000))
 
 
 @click.command(
@@ -174,7 +170,7 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
         print_json({"entries": [line.as_dict() for line in lines]})
         return
     for line in lines:
-        paid = f" {line.kind} {_amount(line.amount / 1_000_000)}" if line.kind else ""
+        paid = f" {line.kind} {amount_of(line.amount / 1_000_000)}" if line.kind else ""
         question = f": {line.question}" if line.question else ""
         click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.what}{paid}{question}")
         for where in line.where:

@@ -327,7 +327,7 @@ def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
         click.echo(f"Paid before ({paid}); first answered {head.answered}", err=True)
     elif head.allotment:
         left = session.allotment(head.allotment).left
-        click.echo(f"Drew {paid} on the allotment, which has {_left(left)} left", err=True)
+        click.echo(f"Drew {paid} on the allotment, which has {amount_of(left)} left", err=True)
     else:
         of = "that had as much left (the others are left out)" if head.drop else "asked"
         click.echo(f"Charged {paid} to every point {of}; run {head.run_id}", err=True)
@@ -346,7 +346,8 @@ def _waste(session: "Session", run_id: str) -> float:
     return float(volumes(charge.boxes).sum() / volumes(charge.read).sum())
 
 
-def _left(budget: float) -> str:
+def amount_of(budget: float) -> str:
+    """Return an amount of a budget as text."""
     from dpstream.pipelines.session import sentences
 
     return sentences.amount(round(budget * 1_000_000))
@@ -476,7 +477,7 @@ def allot(
             return
         click.echo(f"{name}: {made.run_id}")
         if not made.charged:
-            click.echo(f"Paid before; {_left(made.left)} left: draw on it by --from", err=True)
+            click.echo(f"Paid before; {amount_of(made.left)} left: draw on it by --from", err=True)
             return
         click.echo(f"Charged {kind} {amount} to every point asked; draw on it by --from", err=True)
 
@@ -533,4 +534,4 @@ def select(
             return
         click.echo(f"{name}: {text or sentences.EVERYTHING}")
         for kind, most in spent.items():
-            click.echo(f"Spent by a point, at most: {kind} {_left(most)}")
+            click.echo(f"Spent by a point, at most: {kind} {amount_of(most)}")

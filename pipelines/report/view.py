@@ -46,14 +46,16 @@ from dpstream.pipelines.render.charts import (
 )
 from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
-from dpstream.pipelines.report.table import Column, table, with_error
 from dpstream.pipelines.report.text import (
+    Column,
     instant,
     key_label,
     moment_of,
     settings,
+    table,
     title_of,
     window_name,
+    with_error,
 )
 
 #: Marks that could end a script element or begin one, and the escapes JSON has for them.

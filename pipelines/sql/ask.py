@@ -46,7 +46,7 @@ from dpstream.pipelines.sql.stage import (
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
-from dpstream.pipelines.tables.inputs import FILES, place_of, stamps, table_parts
+from dpstream.pipelines.tables.files import FILES, place_of, stamps, table_parts
 from dpstream.pipelines.tables.registration import require_fitting, require_registered
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.charges import Charge, ChargeKind

@@ -44,7 +44,7 @@ from dpstream.pipelines.project.sections import TableSection, UnitSection, Via
 from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
-from dpstream.pipelines.tables.inputs import identities
+from dpstream.pipelines.tables.files import identities
 from dpstream.state.private_log import keep_beside
 
 MAX_TABLES = 256

@@ -26,8 +26,7 @@ from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
-from dpstream.pipelines.tables.files import Piece, divisible, rows_of
-from dpstream.pipelines.tables.inputs import FILES, errors_of, files_of
+from dpstream.pipelines.tables.files import FILES, Piece, divisible, errors_of, files_of, rows_of
 from dpstream.state.private_folders import private_folder
 
 #: Rows of a piece of a file, and of a shard: a worker holds them as they were read, too.

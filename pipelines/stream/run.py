@@ -70,21 +70,11 @@ from dpstream.state.retention import expire
 from dpstream.state.sqlite.file import alone
 
 
-class Moved(NamedTuple):
-    """The present paths of the old run; ``None`` for a part that did not exist.
-
-    Attributes:
-        store: its file.
-        releases, dead_letters: their folders.
-    """
-
-    store: Path | None
-    releases: Path | None
-    dead_letters: Path | None
-
-
-def set_aside(job: Job, accept: Accept | None = None) -> Moved:
+def set_aside(job: Job, accept: Accept | None = None) -> dict[str, Path]:
     """Move the store, the releases and the dead letters of a job's run away, if there are any.
+
+    Returns:
+        The present path of each part that existed, by its name.
 
     Args:
         accept: may refuse the new run by the charges before it, before anything is moved.
@@ -114,11 +104,13 @@ def set_aside(job: Job, accept: Accept | None = None) -> Moved:
         return _moved(store, folder, dead_letter_folder(job), name)
 
 
-def _moved(store: Path, folder: Path, dead: Path, name: str) -> Moved:
+def _moved(store: Path, folder: Path, dead: Path, name: str) -> dict[str, Path]:
     try:
         releases = _renamed(folder, name) if folder.is_dir() and folder_used(folder) else None
         letters = _renamed(dead, name) if dead.is_dir() else None
-        return Moved(_renamed(store, name) if store.exists() else None, releases, letters)
+        moved = _renamed(store, name) if store.exists() else None
+        parts = {"store": moved, "releases": releases, "dead letters": letters}
+        return {part: path for part, path in parts.items() if path is not None}
     except OSError:
         raise RunError(
             "--fresh", "the old store or releases cannot be moved", "check the folder's rights"
@@ -189,46 +181,34 @@ def run_job(
             these are lines on stderr.
         through: for files that grow, the instant through which they are complete (see
             `pipelines.stream.passes`).
-        fresh: begin a new run at a new charge; the old one is moved away
-            (`pipelines.stream.run`).
+        fresh: begin a new run at a new charge; the old one is moved away.
         accept: may refuse a run that is not charged yet, by the charges before it.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
-    if fresh:
-        _set_aside(job, warn, accept)
-    launch = _RunOptions(runner, beam_args, progress, speed, stop, detach, warn, accept)
+    for name, path in (set_aside(job, accept) if fresh else {}).items():
+        warn(f"The old run's {name} moved to {path}.")
     result = None
     for pass_ in due(job, through):
-        result = _run(job, launch, pass_)
+        result = _run(job, pass_, runner, beam_args, progress, speed, stop, detach, warn, accept)
     return required(result, "there is at least one pass")
 
 
-def _set_aside(job: Job, warn: Warn, accept: Accept | None) -> None:
-
-    for name, path in set_aside(job, accept)._asdict().items():
-        if path is not None:
-            warn(f"The old run's {name.replace('_', ' ')} moved to {path}.")
-
-
-class _RunOptions(NamedTuple):
-    """The options of a run; see ``run_job``."""
-
-    runner: str
-    beam_args: Sequence[str]
-    progress: Progress | None
-    speed: float | None
-    stop: threading.Event | None
-    detach: bool
-    warn: Warn
-    accept: Accept | None
-
-
-def _run(job: Job, launch: _RunOptions, pass_: Due | None) -> Result:
+def _run(
+    job: Job,
+    pass_: Due | None,
+    runner: str,
+    beam_args: Sequence[str],
+    progress: Progress | None,
+    speed: float | None,
+    stop: threading.Event | None,
+    detach: bool,
+    warn: Warn,
+    accept: Accept | None,
+) -> Result:
     """Run all of the input, or one pass over input that grows; see ``run_job``."""
-    progress, speed, stop, detach, warn, accept = launch[2:]
-    engine = make_runner(launch.runner, launch.beam_args)
+    engine = make_runner(runner, beam_args)
     source = input_of(job) if pass_ is None else pass_.source
     _check_engine(engine, source, speed)
     if pass_ is not None and (engine.kind.streaming or detach):

@@ -59,8 +59,16 @@ from dpstream.pipelines.formats.parquet import coded_batches
 from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
 from dpstream.pipelines.tables.databases import ServerColumn, enforces_unique, server_columns
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
-from dpstream.pipelines.tables.files import bad_lines, columns_of, unpacked, view
-from dpstream.pipelines.tables.inputs import FILES, files_of, stamps, table_parts
+from dpstream.pipelines.tables.files import (
+    FILES,
+    bad_lines,
+    columns_of,
+    files_of,
+    stamps,
+    table_parts,
+    unpacked,
+    view,
+)
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.cli import parts
+from dpstream.pipelines.cli import private_counts
 from dpstream.pipelines.cli.operate import _print_sizes, state
 from dpstream.pipelines.connectors.folder.store import place
 from dpstream.pipelines.jobs.job import Job
@@ -38,7 +38,7 @@ def test_a_kind_is_for_files(make_job: Callable[..., Job]) -> None:
 def test_sizes_are_on_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "visible", lambda: True)
+    monkeypatch.setattr(private_counts, "visible", lambda: True)
     part = {"name": "units", "window": 3, "bytes": 2**20, "rows": 1234}
     _print_sizes({"bytes": 2**21, "parts": [part]})
     out, err = capsys.readouterr()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.cli import parts
+from dpstream.pipelines.cli import private_counts
 from dpstream.pipelines.cli.run import _print_cut, _print_operator, released_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.run import Result
@@ -32,7 +32,7 @@ def test_refused_before_anything_is_read(make_job: Callable[..., Job], tmp_path:
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with --operator."""
-    monkeypatch.setattr(parts, "visible", lambda: True)
+    monkeypatch.setattr(private_counts, "visible", lambda: True)
 
 
 def result_of(counts: dict[str, int], resumed: bool = False) -> Result:

@@ -26,8 +26,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.charts import WIDTH
 from dpstream.pipelines.report.data import PAGE_NUMBERS
 from dpstream.pipelines.report.report import STAMPS, Decade, _decades, _median, _summed
-from dpstream.pipelines.report.table import KEY_TEXT
-from dpstream.pipelines.report.text import visible
+from dpstream.pipelines.report.text import KEY_TEXT, visible
 from dpstream.state.store import RunIdentity
 from tests.pipelines.report.runs import weeks
 from tests.reports import RUN, call, check_page, data_of, edit, put, report, row, three_triggers
