@@ -38,7 +38,7 @@ from dpstream.dp_transforms.beam.delivery import released_through
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import count
-from dpstream.pipelines.connectors.files.input_manifest import SourceFile
+from dpstream.pipelines.connectors.input_files import SourceFile
 from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 

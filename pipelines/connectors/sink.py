@@ -50,7 +50,7 @@ from typing_extensions import override
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW, ids_of
-from dpstream.pipelines.connectors.watch import InputWatch
+from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.formats.encodings import encode
 from dpstream.pipelines.project.job_section import SinkKind
 

@@ -24,9 +24,9 @@ from dpstream.accounting.tuning.coverage import coverage
 from dpstream.accounting.tuning.outlook import exactness
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.jobs.job import Job, job_in
-from dpstream.pipelines.jobs.windows import Windows
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.project import decode_project
+from dpstream.pipelines.project.text import Windows
 from dpstream.pipelines.tables.columns import MAX_COLUMNS, UNIT_TYPES, usable_names
 
 #: Stands for an id while a text is checked.

@@ -22,10 +22,9 @@ from dpstream.dp_transforms.flow import Output
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Account, Run
-from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.input_files import CompareInput, InputWatch, manifest
 from dpstream.pipelines.connectors.query import with_cells, with_query
-from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
 from dpstream.pipelines.frames.numbered import Rows
 from dpstream.pipelines.frames.project_file import DataSetAccount
 from dpstream.pipelines.frames.question import keys_table

@@ -24,6 +24,7 @@ from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.input_files import refuse, refuse_changed
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
@@ -32,7 +33,6 @@ from dpstream.pipelines.connectors.run_manifest import (
     write_manifest,
 )
 from dpstream.pipelines.connectors.sink import ReadableSink, Sink, holds_release, releases_of
-from dpstream.pipelines.connectors.watch import refuse, refuse_changed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.file_kinds import FileKind
@@ -104,7 +104,7 @@ def _sizes(job: Job, store: Store) -> dict[str, Any]:
 
 def _refuse_other_input(job: Job, store: Store) -> None:
     """Refuse to publish releases that changed files may have affected; see
-    `pipelines.connectors.watch`.
+    `pipelines.connectors.input_files`.
 
     Raises:
         PolicyError: files have changed, while they were read or since a run was interrupted.

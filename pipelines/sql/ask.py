@@ -30,9 +30,8 @@ from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.formats.receipt import answered_now, encoded, table_bytes, table_of
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
+from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of, stage_one
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded
-from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.stage import (
     LocalShards,

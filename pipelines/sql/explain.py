@@ -23,8 +23,7 @@ from dpstream.accounting.strength import limit_weaknesses, weaknesses
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, of_requests
 from dpstream.pipelines.ask.limit import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.sql.query_plan import Question, question_of
-from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one
 from dpstream.pipelines.statements.allowed import MAX_CHARACTERS
 from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.errors import refusal

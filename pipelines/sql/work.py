@@ -31,7 +31,7 @@ from dpstream.dp_transforms.one_shot import Bounded, Partials, Rows, Totals, bou
 from dpstream.dp_transforms.one_shot.aggregation import per_group
 from dpstream.dp_transforms.one_shot.bounding import smallest
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded, keyed
-from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.sql.query_plan import stage_one
 from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.statement import Statement
 from dpstream.pipelines.tables.catalog import Catalog

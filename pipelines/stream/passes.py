@@ -37,19 +37,19 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.waiting import waiting_partitions
-from dpstream.pipelines.connectors.files.input_manifest import (
+from dpstream.pipelines.connectors.files.source import JoinedFiles
+from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.input_files import (
     SourceFile,
     fingerprint_of,
     identity_part,
     manifest,
+    refuse,
 )
-from dpstream.pipelines.connectors.files.source import JoinedFiles
-from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.registry import input_of
-from dpstream.pipelines.connectors.watch import refuse
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.jobs.windows import instant, instant_text
+from dpstream.pipelines.project.text import instant, instant_text
 from dpstream.state import open as stores
 from dpstream.state.retention import reached
 from dpstream.state.store import Store

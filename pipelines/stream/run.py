@@ -30,6 +30,7 @@ from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.connectors.files.source import FilesInput
 from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
 from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
@@ -44,7 +45,6 @@ from dpstream.pipelines.connectors.run_manifest import (
     publish_missing,
 )
 from dpstream.pipelines.connectors.sink import Sink
-from dpstream.pipelines.connectors.watch import InputWatch
 from dpstream.pipelines.connectors.write import (
     CountDelivered,
     WriteDeadLetters,

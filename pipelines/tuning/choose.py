@@ -23,8 +23,8 @@ from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import noisy
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
-from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import named_by, pieces, recorded
+from dpstream.pipelines.connectors.input_files import stamps
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of

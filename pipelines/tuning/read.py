@@ -22,8 +22,8 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tuning import Tally
-from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by
+from dpstream.pipelines.connectors.input_files import manifest
 from dpstream.pipelines.formats.compression import (
     HEAD_BYTES,
     BrokenFileError,

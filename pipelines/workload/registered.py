@@ -30,8 +30,8 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import batches, pieces
+from dpstream.pipelines.connectors.input_files import stamps
 from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.jobs.committed import unit_of

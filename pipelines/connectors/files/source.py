@@ -31,7 +31,7 @@ from dpstream.dp_transforms.ingest.records import (
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.files.input_manifest import (
+from dpstream.pipelines.connectors.input_files import (
     SourceFile,
     fingerprint_parts,
     identity_part,

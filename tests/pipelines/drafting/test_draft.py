@@ -25,7 +25,7 @@ from dpstream.pipelines.drafting.draft import (
     table,
     with_covers,
 )
-from dpstream.pipelines.jobs.windows import Windows, windows
+from dpstream.pipelines.project.text import Windows, windows
 from tests.pipelines.drafting import begun
 
 OUT = begun(Path("/jobs"))

@@ -14,7 +14,7 @@ import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.connectors.files import source as sources
-from dpstream.pipelines.connectors.files.input_manifest import SourceFile
+from dpstream.pipelines.connectors.input_files import SourceFile
 from dpstream.pipelines.connectors.inputs import ReadRows
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import passes

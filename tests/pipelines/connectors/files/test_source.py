@@ -30,7 +30,6 @@ from dpstream.dp_transforms.batches import (
     ROWS,
     ArrowBatchCoder,
 )
-from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, manifest
 from dpstream.pipelines.connectors.files.source import (
     ReadFiles,
     named_by,
@@ -38,6 +37,7 @@ from dpstream.pipelines.connectors.files.source import (
     read_piece,
     recorded,
 )
+from dpstream.pipelines.connectors.input_files import fingerprint_parts, manifest
 from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.formats import lines as source_lines
 from dpstream.pipelines.formats.lines import read_jsonl
