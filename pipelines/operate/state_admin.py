@@ -342,11 +342,11 @@ def abandon(
         )
     refuse_changed(job)
     instant = time.time_ns() // 1000 if now is None else instant_micros("now", now)
-    begun = functools.cache(_in_next_epoch(job))
+    continued = functools.cache(_in_next_epoch(job))
 
     def confirm(old: RunIdentity) -> None:
         _same_key(job, old)
-        charge_restored(job, begun(old))
+        charge_restored(job, continued(old))
 
     new, aside = transfer.restore(
         job.state.store or "",
@@ -354,7 +354,7 @@ def abandon(
         file,
         replace=replace,
         confirm=confirm,
-        change=begun,
+        change=continued,
         abandon=lambda store: _given_up(job, store, instant),
         progress=progress,
     )
@@ -377,17 +377,16 @@ def _in_next_epoch(job: Job) -> Callable[[RunIdentity], RunIdentity]:
     with secret_source(job).ring() as ring:
         source = ring.source_fingerprint(parts)
 
-    def begun(old: RunIdentity) -> RunIdentity:
+    def continued(old: RunIdentity) -> RunIdentity:
         epoch = 1 + max(old.epoch, begun_epoch(job, old.run_id), _epoch_in_place(job, old.run_id))
         return msgspec.structs.replace(old, epoch=epoch, source_fingerprint=source)
 
-    return begun
+    return continued
 
 
 def _epoch_in_place(job: Job, run_id: str) -> int:
     """Return the epoch of the run's store that is to be replaced, if no account shows whether it
-    has
-    begun; -1: there is none, or it cannot be read.
+    has begun; -1: there is none, or it cannot be read.
     """
     url = job.state.store or ""
     if job.ledger is not None or not stores.exists(url):
