@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
 
 class Account(Protocol):
-    """The account that charges a run before it draws; see ``pipelines.frames.account``."""
+    """The account that charges a run before it draws; see ``pipelines.frames.project_file``."""
 
     def check(self, plan: Plan) -> None:
         """Raise the error that ``charge`` would raise now; write no entry."""

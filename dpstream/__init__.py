@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from dpstream.dp_transforms.run import Performance, Run, begin_run
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.connectors.files.source import ReadFiles
-    from dpstream.pipelines.frames.account import DataSetAccount, account
-    from dpstream.pipelines.frames.memory import ReadTable
+    from dpstream.pipelines.frames.answer import PrivateTable
     from dpstream.pipelines.frames.numbered import Rows
     from dpstream.pipelines.frames.one_shot import count, histogram, keys, mean, plan, sum
     from dpstream.pipelines.frames.plan import QuestionPlan
-    from dpstream.pipelines.frames.private import PrivateTable
-    from dpstream.pipelines.frames.project_file import ProjectFile, project
-    from dpstream.pipelines.frames.stream import DPStream
+    from dpstream.pipelines.frames.project_file import DataSetAccount, ProjectFile, account, project
+    from dpstream.pipelines.frames.stream import DPStream, ReadTable
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.session.session import Session
     from dpstream.pipelines.sql.dbapi import connect
@@ -46,7 +44,7 @@ _HOMES = {
     "Aggregate": "accounting.fields",
     "DPStream": "pipelines.frames.stream",
     "DPStreamRows": "pipelines.beam_yaml",
-    "DataSetAccount": "pipelines.frames.account",
+    "DataSetAccount": "pipelines.frames.project_file",
     "DpstreamError": "accounting.errors",
     "Field": "accounting.fields",
     "Job": "pipelines.jobs.job",
@@ -55,11 +53,11 @@ _HOMES = {
     "Plan": "accounting.plan.plan",
     "PolicyError": "accounting.errors",
     "Privacy": "accounting.plan.privacy",
-    "PrivateTable": "pipelines.frames.private",
+    "PrivateTable": "pipelines.frames.answer",
     "ProjectFile": "pipelines.frames.project_file",
     "QuestionPlan": "pipelines.frames.plan",
     "ReadFiles": "pipelines.connectors.files.source",
-    "ReadTable": "pipelines.frames.memory",
+    "ReadTable": "pipelines.frames.stream",
     "Result": "pipelines.stream.run",
     "Rows": "pipelines.frames.numbered",
     "Run": "dp_transforms.run",
@@ -68,7 +66,7 @@ _HOMES = {
     "Session": "pipelines.session.session",
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
-    "account": "pipelines.frames.account",
+    "account": "pipelines.frames.project_file",
     "begin": "pipelines.stream.begin",
     "begin_run": "dp_transforms.run",
     "connect": "pipelines.sql.dbapi",

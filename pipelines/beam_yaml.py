@@ -21,15 +21,13 @@ from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, release_schema
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.input_files import CompareInput, InputWatch, manifest
 from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
 from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
 from dpstream.pipelines.formats.encodings import encode
-from dpstream.pipelines.frames.numbered import Gather
-from dpstream.pipelines.frames.values import column_of
+from dpstream.pipelines.frames.numbered import Gather, column_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 

@@ -21,7 +21,7 @@ from dpstream.dp_transforms.beam.delivery import DeliveredCallback, Outlet, name
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.restored import Catching
+from dpstream.pipelines.connectors.run_manifest import Catching
 from dpstream.pipelines.connectors.sink import Name, Sink
 from dpstream.pipelines.connectors.write import WriteReleases
 from dpstream.state.idtable import shard_of

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.pipelines.connectors.folder.close import rfc3339
 from dpstream.pipelines.connectors.folder.source import ReadFolder
 from dpstream.pipelines.connectors.folder.store import place
+from dpstream.pipelines.connectors.folder.watch import rfc3339
 from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job, load_job

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from dpstream.pipelines.runners.guard import with_parent
-from dpstream.pipelines.runners.listeners import descendants
+from dpstream.pipelines.runners.job_servers import descendants
 
 
 def start(command: Sequence[object], **settings: Any) -> "subprocess.Popen[bytes]":

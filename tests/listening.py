@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dpstream.pipelines.runners.listeners import Listener, descendants, listeners
+from dpstream.pipelines.runners.job_servers import Listener, descendants, listeners
 
 
 class Heard:

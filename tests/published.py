@@ -13,7 +13,7 @@ from dpstream.dp_transforms.batches import release_schema
 from dpstream.pipelines.connectors.run_manifest import resealed
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operate.state_view import store_run
+from dpstream.pipelines.operate.state_admin import store_run
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts

@@ -18,7 +18,7 @@ from dpstream.pipelines.connectors.inputs import positioned
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.report.report import MARK
-from dpstream.pipelines.report.script import script
+from dpstream.pipelines.report.view import script
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.written import write_release

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from dpstream.pipelines.connectors.bigquery.table import BigQueryTables
+from dpstream.pipelines.connectors.bigquery.sink import BigQueryTables
 from dpstream.pipelines.connectors.pubsub.sink import Message, PubsubTopic
 from dpstream.state import open as stores
 from tests.published import Published

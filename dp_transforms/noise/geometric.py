@@ -8,7 +8,7 @@ tail and no float error, so that the total variation from the law is 0, given un
 and a plain epsilon needs no delta for it.
 
 **Truncated** noise (``TruncatedNodes``) is of a count that is tested once and then published.
-``mechanisms.truncation`` has the law, its coin and the proof.  A key has two nodes: node 0 is the
+``mechanisms.optimum`` has the law, its coin and the proof.  A key has two nodes: node 0 is the
 uniform at which the noise is drawn exactly, and the first bits of node 1 are the coin.  The test
 compares count + noise + coin with k: where the coin replaces k by k - 1 the count needs one unit
 less.  The published count has the noise without the coin.  Both read the same nodes.

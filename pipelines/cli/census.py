@@ -61,7 +61,7 @@ def described(census: Chosen) -> Described:
             cannot be used.
     """
     from dpstream.accounting.tabulation.parameters import UNITS
-    from dpstream.pipelines.project.data_sets import account_of, secret_of, unit_of
+    from dpstream.pipelines.project.project import account_of, secret_of, unit_of
     from dpstream.pipelines.tabulation.config import Choice
 
     project = census.load()

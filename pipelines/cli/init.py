@@ -20,8 +20,7 @@ from dpstream.pipelines.cli.parts import (
 
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
-    from dpstream.pipelines.drafting.covering import Population
-    from dpstream.pipelines.drafting.draft import Answers, Target
+    from dpstream.pipelines.drafting.draft import Answers, Population, Target
 
 _PATH = click.Path(path_type=Path)
 _COLUMNS = options(
@@ -172,17 +171,18 @@ def init(
     """
     from dpstream.pipelines.drafting.ask import Given, answers
     from dpstream.pipelines.drafting.columns import is_file
-    from dpstream.pipelines.drafting.covering import LIFETIME, Population
-    from dpstream.pipelines.drafting.draft import checked, project_text
-    from dpstream.pipelines.drafting.place import (
+    from dpstream.pipelines.drafting.draft import LIFETIME, Population, checked, project_text
+    from dpstream.pipelines.drafting.target import (
+        Choice,
         check_job,
         keep_out_of_git,
+        made,
         name_of,
         project_at,
         store_names,
+        target_of,
     )
-    from dpstream.pipelines.drafting.target import Choice, made, target_of
-    from dpstream.pipelines.project.write import write_project
+    from dpstream.pipelines.project.project import write_project
 
     path, before, there = project_at(project)
     name = name_of(given["file"])
@@ -263,7 +263,7 @@ def _covered(
     replies: "Answers", target: "Target", covers: str | None, people: "Population", person: "Person"
 ) -> tuple["Answers", list[str], list[str]]:
     """Ask what the budget covers; return the answers, lines that compare choices, and notes."""
-    from dpstream.pipelines.drafting.covering import (
+    from dpstream.pipelines.drafting.draft import (
         LIFETIME,
         WINDOW,
         assumed,

@@ -18,25 +18,18 @@ import click
 
 from dpstream.accounting.errors import AccountWarning, DpstreamError, RunError
 from dpstream.accounting.extras import missing_extra
-from dpstream.pipelines.cli.account import account
+from dpstream.pipelines.cli.account import account, secret
 from dpstream.pipelines.cli.answer import answer
-from dpstream.pipelines.cli.audit import audit
 from dpstream.pipelines.cli.census import census
-from dpstream.pipelines.cli.check import check
 from dpstream.pipelines.cli.choose import choose
-from dpstream.pipelines.cli.demo import demo
-from dpstream.pipelines.cli.doctor import doctor
-from dpstream.pipelines.cli.folder import folder
 from dpstream.pipelines.cli.init import init
+from dpstream.pipelines.cli.operate import audit, folder, replay, state
 from dpstream.pipelines.cli.parts import SCHEMA_VERSION, examples, print_warnings
-from dpstream.pipelines.cli.plan import plan
-from dpstream.pipelines.cli.replay import replay
-from dpstream.pipelines.cli.report import report
+from dpstream.pipelines.cli.plan import check, doctor, plan
+from dpstream.pipelines.cli.report import demo, report
 from dpstream.pipelines.cli.run import run
-from dpstream.pipelines.cli.secret import secret
 from dpstream.pipelines.cli.session import session
 from dpstream.pipelines.cli.sql import sql
-from dpstream.pipelines.cli.state import state
 from dpstream.pipelines.cli.workload import workload
 from dpstream.state.connecting import show_connecting
 from dpstream.state.disk_errors import require_memory

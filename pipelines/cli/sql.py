@@ -184,7 +184,7 @@ def _answer(
     runner: "Runner | None" = None,
 ) -> int:
     """Answer, or explain, the statements of a text; return the exit code."""
-    from dpstream.pipelines.sql.texts import explained, split
+    from dpstream.pipelines.sql.explain import explained, split
     from dpstream.pipelines.statements.errors import refusal
 
     statements = split(text or "")
@@ -209,8 +209,7 @@ def _ask(
 
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.sql.ask import ask
-    from dpstream.pipelines.sql.cut_text import lines_of
-    from dpstream.pipelines.sql.texts import answer_text, records
+    from dpstream.pipelines.sql.receipt import answer_text, lines_of, records
 
     answer = ask(catalog, text, how, runner=runner)
     head = answer.header
@@ -352,8 +351,8 @@ def _stream(
         where: the job's runner; ``None``: the DirectRunner.
     """
     from dpstream.pipelines.cli.run import run_checked
+    from dpstream.pipelines.sql.explain import split
     from dpstream.pipelines.sql.stream import stream_job, write_job
-    from dpstream.pipelines.sql.texts import split
     from dpstream.pipelines.statements.errors import refusal
 
     statements = split(text)

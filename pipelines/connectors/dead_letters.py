@@ -1,4 +1,4 @@
-"""Whether dead letters are what was written; they are written by `write`."""
+"""Whether dead letters are what was written; they are written by `connectors.write`."""
 
 import hashlib
 from pathlib import Path

@@ -1,8 +1,12 @@
-"""The row-local query of a job between its source and the flow: the one place where it is asked.
+"""What stands between a job's source and the flow: its row-local query, and its domain's cells.
 
-Every source hands over batches of rows with positions; with a query in the job they go through it
-here, batch by batch, and what comes out is a batch of the plan's columns with the positions of the
-rows it is made of.  Batches may be cut anywhere: `pipelines.statements.row_local` says why.
+This is the one place where a query is asked.  Every source hands over batches of rows with
+positions; with a query in the job they go through it here, batch by batch, and what comes out is a
+batch of the plan's columns with the positions of the rows it is made of.  Batches may be cut
+anywhere: `pipelines.statements.row_local` says why.
+
+With a domain, the cells of records (behind the query, if there is one) take the place of keys; see
+`jobs.keys`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,6 +19,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.dp_transforms.telemetry import guarded, timed
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import CellDomain
 
 if TYPE_CHECKING:
     from dpstream.pipelines.statements.row_query import RowQuery
@@ -94,3 +99,31 @@ def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
             rows = engine(batch)
             if rows.num_rows:
                 yield rows
+
+
+class CellRows(beam.DoFn):
+    """Batches -> the same rows with the number of each one's cell."""
+
+    def __init__(self, domain: CellDomain) -> None:
+        self._domain = domain
+
+    @guarded("cells")
+    def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """One batch."""
+        with timed("cells"):
+            cells = self._domain.of(element)
+        yield cells
+
+
+def with_cells(records: Any, job: Job) -> Any:
+    """The batches of a job with the cells of its rows; as they are where it has none."""
+    if job.cells is None:
+        return records
+    mapping = beam.ParDo(CellRows(job.cells.domain)).with_output_types(pa.RecordBatch)
+    return records | "Cells" >> mapping
+
+
+def in_cells(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same without Beam."""
+    for batch in batches:
+        yield batch if job.cells is None else job.cells.domain.of(batch)

@@ -6,9 +6,9 @@ A connector, with its client's library, is loaded when a job asks for it.
 from dpstream.accounting.extras import require
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
+from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.sink import Sink
-from dpstream.pipelines.connectors.watch import InputWatch
 from dpstream.pipelines.jobs.job import Job
 
 

@@ -1,25 +1,156 @@
-"""Flags and questions -> `Answers`: what a flag says is not asked; what is missing is."""
+"""Flags and questions -> `Answers`: what a flag says is not asked; what is missing is.
+
+Which column is what: checked against the schema, and guessed from names for a question.
+
+What the values of a file say, where they are public: names in JSON Lines, times and amounts.
+
+Only where `dpstream init --public-sample` says so, and of the first ``SAMPLE_ROWS`` rows.  What is
+found here is written into the project file, so it must not come from private records.
+"""
 
 import functools
-from collections.abc import Callable
-from datetime import datetime
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
-from dpstream.pipelines.drafting import public_sample as sample
-from dpstream.pipelines.drafting.columns import Column, DataFile, data_file
+from dpstream.dp_transforms.ingest import columns as ingest
+from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
-from dpstream.pipelines.drafting.roles import (
-    field_of,
-    guessed_key,
-    guessed_time,
-    guessed_unit,
-    listed,
-    time_of,
-    value_of,
+from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.parquet import refuse_large
+from dpstream.pipelines.formats.rows import Rows
+from dpstream.pipelines.formats.texts import read_text
+from dpstream.pipelines.project.text import instant, suited, windows
+from dpstream.state.disk_errors import file_error
+
+_UNIT = re.compile(
+    r"(?i)(.*_)?(user|author|customer|client|person|people|patient|member|visitor|account|student|"
+    r"employee|driver|rider|device|subscriber|household|owner|email|login)(_?(id|name|key|uuid))?"
 )
-from dpstream.pipelines.jobs.windows import instant, suited, windows
+_TIME = re.compile(
+    r"(?i)(.*_)?(time|timestamp|date|datetime|day|at|when|ts|created|occurred)(_.*)?"
+)
+_ID = re.compile(r"(?i)(.*_)?(id|uuid|guid|hash|sha|index|row)")
+#: Names that an error lists; more would hide the message.
+_LISTED = 20
+
+
+def field_of(name: str, columns: Sequence[Column] | None, flag: str) -> Field:
+    """A unit's or key's column with its type; without a schema it is text.
+
+    Raises:
+        UsageError: there is no such column, or it can be no identity.
+    """
+    column = _column(name, columns, flag)
+    if column is None:
+        return Field(name)
+    if column.identity is None:
+        raise UsageError(
+            flag,
+            f"column '{name}' is of a type that names nobody and nothing: not text, whole number, "
+            "bool or bytes",
+            "name another column, or write this one as text",
+        )
+    return Field(name, column.identity)
+
+
+def time_of(name: str, columns: Sequence[Column] | None, micros: bool) -> str:
+    """The time's column.
+
+    Args:
+        micros: whether whole numbers are known to be microseconds.
+
+    Raises:
+        UsageError: there is no such column, or it cannot be a time.
+    """
+    column = _column(name, columns, "--time")
+    if column is not None and column.time is None:
+        raise UsageError(
+            "--time",
+            f"column '{name}' is of a type that is no time: not timestamp, date or text",
+            "name another column, or write this one as timestamps",
+        )
+    if column is not None and column.time == "micros" and not micros:
+        raise UsageError(
+            "--time",
+            f"column '{name}' holds whole numbers, which are read as microseconds since 1970",
+            "write it as timestamps, or add --micros if that is what they are",
+        )
+    return name
+
+
+def value_of(name: str, columns: Sequence[Column] | None) -> str:
+    """A value's column.
+
+    Raises:
+        UsageError: there is no such column, or it holds no numbers.
+    """
+    column = _column(name, columns, "--value")
+    if column is not None and not column.number:
+        raise UsageError(
+            "--value",
+            f"column '{name}' is of a type that is no number",
+            "name another column, or write this one as numbers",
+        )
+    return name
+
+
+def listed(columns: Sequence[Column] | None, fits: Callable[[Column], object]) -> str:
+    """Names to choose from, for an error; empty where there is no schema, or none that is plain."""
+    names = [c.name for c in columns or () if fits(c) and c.listed and c.name.isidentifier()]
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+
+
+def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | None:
+    if not name:
+        raise UsageError(flag, "must not be empty", "name a column")
+    if columns is None:
+        return None
+    named = [c for c in columns if c.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        problem = f"the file has {len(named)} columns '{name}'"
+        raise UsageError(flag, problem, "rename all but one of them in the file")
+    choices = listed(columns, lambda c: True)
+    raise UsageError(
+        flag,
+        f"the file has no column '{name}'",
+        f"name one of {choices}" if choices else "write the name as the file's first line has it",
+    )
+
+
+def guessed_unit(columns: Sequence[Column]) -> str | None:
+    """The column that is called as a person or a device is."""
+    names = [c.name for c in columns if c.identity]
+    return next((n for n in names if _UNIT.fullmatch(n)), None)
+
+
+def guessed_time(columns: Sequence[Column]) -> str | None:
+    """The first timestamp; else what is called as a time is."""
+    instants = [c.name for c in columns if c.time == "instant"]
+    texts = [c.name for c in columns if c.time == "text" and _TIME.fullmatch(c.name)]
+    return next(iter(instants + texts), None)
+
+
+def guessed_key(columns: Sequence[Column], taken: Sequence[str | None]) -> str | None:
+    """The first column of text that is neither of these nor a record's own name."""
+    free = [c for c in columns if c.identity and c.name not in taken and not _ID.fullmatch(c.name)]
+    texts = [c.name for c in free if c.identity == "string"]
+    return next(iter(texts + [c.name for c in free]), None)
+
 
 #: Puts a question: (text, proposal or ``None``) -> what was typed.
 Ask = Callable[[str, str | None], str]
@@ -119,7 +250,7 @@ def answers(given: Given, person: Person) -> Answers:
     """
     file = data_file(given.file)
     if given.public_sample:
-        file = sample.with_names(file)
+        file = with_names(file)
     columns = file.columns
     if columns is not None:
         person.show("Columns: " + ", ".join(c.name for c in columns))
@@ -223,7 +354,7 @@ def _values(given: Given, person: Person, file: DataFile) -> tuple[Value, ...]:
             continue
         proposal = None
         if given.public_sample:
-            proposal = " ".join(f"{x:g}" for x in sample.bounds(file, name))
+            proposal = " ".join(f"{x:g}" for x in bounds(file, name))
         values.append(
             person.answer(
                 "--bounds",
@@ -250,7 +381,7 @@ def _stretch(
     """First and last instant: of the flags, of the sample if it may be read, or asked for."""
     begin = after = None
     if given.public_sample:
-        moments = sample.stretch(file, (unit.column, unit.type), time)
+        moments = stretch(file, (unit.column, unit.type), time)
         begin, after = (f"{moment:%Y-%m-%d}" for moment in moments)
     start = person.answer(
         "--start",
@@ -276,3 +407,125 @@ def _epsilon(text: str) -> float:
         return float(text)
     except ValueError:
         raise UsageError("--epsilon", "is no number", "write it like 1.0") from None
+
+
+SAMPLE_ROWS = 1_000_000
+#: Lines of JSON whose names are gathered.
+_NAMED_LINES = 100
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def with_names(file: DataFile) -> DataFile:
+    """The same with the names of the first lines, where the file is of JSON Lines.
+
+    Raises:
+        UsageError: none of them is an object.
+        RunError: the operating system cannot read it.
+    """
+    if file.columns is not None:
+        return file
+    names = dict[str, None]()
+    try:
+        with open(file.first, "rb") as raw:
+            text = plain_by_name(raw, str(file.first), "jsonl")
+            head = text.read(MAX_LINE_BYTES).split(b"\n")[:_NAMED_LINES]
+    except BrokenFileError:
+        head = []
+    except OSError as error:
+        raise file_error(FIELD, "cannot be read", error) from None
+    for line in head:
+        try:
+            names |= dict.fromkeys(msgspec.json.decode(line, type=dict[str, object]))
+        except (msgspec.DecodeError, UnicodeError):
+            continue
+    if not names:
+        raise UsageError(
+            FIELD, "does not begin with JSON objects, one a line", "write one object a line"
+        )
+    return file._replace(columns=tuple(map(text_column, names)))
+
+
+def stretch(file: DataFile, unit: tuple[str, str], time: str) -> tuple[datetime, datetime]:
+    """The days that the times lie on: the first, and the one after the last (UTC).
+
+    Raises:
+        UsageError: no row has a unit of its type (column, type), or none a time.
+    """
+    low, high, units = math.inf, -math.inf, False
+    for batch in _batches(file, (unit[0], time)):
+        micros, good = ingest.instant(batch.column(1))
+        units = units or bool(ingest.identity(batch.column(0), unit[1])[1].any())
+        if good.any():
+            low, high = min(low, int(micros[good].min())), max(high, int(micros[good].max()))
+    if not units:
+        raise UsageError(
+            "--unit", "has no value that can be read", "name the column of the user, or fill it"
+        )
+    if high < low:
+        raise UsageError(
+            "--time",
+            "has no value that can be read as a time",
+            "write times like 2024-01-31T12:00:00Z, or as timestamps of Parquet",
+        )
+    day = timedelta(days=1)
+    try:
+        first, last = (_EPOCH + timedelta(microseconds=int(t)) for t in (low, high))
+        midnight = [t.replace(hour=0, minute=0, second=0, microsecond=0) for t in (first, last)]
+        return midnight[0], midnight[1] + day
+    except OverflowError:
+        raise UsageError(
+            "--time", "has times beyond the calendar", "give --start and --end"
+        ) from None
+
+
+def bounds(file: DataFile, column: str) -> tuple[float, float]:
+    """Round bounds that hold about 98% of the amounts of a column.
+
+    Raises:
+        UsageError: it has none.
+    """
+    samples = list[Float64]()
+    for batch in _batches(file, (column,)):
+        amounts, good = ingest.measure(batch.column(0))
+        samples.append(amounts[good])
+    amounts = np.concatenate([np.zeros(0), *samples])
+    if not len(amounts):
+        raise UsageError("--value", "has no value that is a number", "name a column of numbers")
+    low, high = (float(q) for q in np.quantile(amounts, (0.01, 0.99)))
+    least = 0.0 if low >= 0 else -_rounded(-low)
+    most = _rounded(high) if high > 0 else 0.0
+    return least, most if least < most else 1.0
+
+
+def _rounded(amount: float) -> float:
+    """The least of 1, 2, 5, 10, 20 ... (and 0.5, 0.2 ...) that is not below a positive amount."""
+    power = math.floor(math.log10(amount))
+    exact = (float(f"{digit}e{p}") for p in (power, power + 1) for digit in (1, 2, 5))
+    return next(x for x in exact if x >= amount)
+
+
+def _batches(file: DataFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The first rows as the readers of a job give them; positions of columns as in ``columns``."""
+    left = SAMPLE_ROWS
+    try:
+        for batch in _read(file.first, file.kind, list(dict.fromkeys(columns))):
+            yield batch.slice(0, left).select(list(columns))
+            left -= batch.num_rows
+            if left <= 0:
+                return
+    except (pa.ArrowException, BrokenFileError):
+        return
+    except OSError as error:
+        raise file_error(FIELD, "cannot be read", error) from None
+
+
+def _read(path: Path, kind: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    if kind == "parquet":
+        with pq.ParquetFile(str(path)) as file:
+            refuse_large(file.metadata, columns, FIELD, "the file")
+            yield from file.iter_batches(columns=columns, use_threads=False)
+        return
+    with open(path, "rb") as raw:
+        for part in read_text(kind, plain_by_name(raw, str(path), kind), columns):
+            if isinstance(part, Rows):
+                yield part.batch

@@ -1,12 +1,22 @@
-"""The sections that a first job adds to a project file: their names, account and secret."""
+"""The sections that a first job adds to a project file: their names, account and secret.
 
+Where a first job goes: its sections in the project file, and files that no other job has.
+
+The data set of a first job, and the account of a new data set: one that is there, or a new one.
+
+Two accounts of the same people are two budgets, and what is published of both adds up.  So whoever
+begins a job sees the data sets and the accounts that exist, and chooses.
+"""
+
+import contextlib
 import os
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import UsageError
-from dpstream.accounting.fields import Field
-from dpstream.pipelines.drafting import account as accounts
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.fields import Field, FieldType
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.drafting.draft import (
     NO_ID,
@@ -14,10 +24,374 @@ from dpstream.pipelines.drafting.draft import (
     NewDataSet,
     Target,
     limit_of,
+    release_folder,
     source_path,
+    store_name,
 )
-from dpstream.pipelines.drafting.place import make_secret
-from dpstream.pipelines.project.project import Project, free_name
+from dpstream.pipelines.jobs.secret import new_secret
+from dpstream.pipelines.project.project import (
+    Project,
+    account_of,
+    decode_project,
+    find,
+    free_name,
+    is_name,
+    locate,
+)
+from dpstream.pipelines.project.text import read_at_most
+from dpstream.state.disk_errors import file_error
+from dpstream.state.durable import replacing
+from dpstream.state.ledger.events import Created, Limit
+from dpstream.state.ledger.open import (
+    PROJECT_FILE,
+    create_account,
+    file_of,
+    history_of,
+    open_path,
+    place_below,
+    read_ledger,
+)
+
+#: A name for what a file's name says nothing about.
+_ANY_NAME = "records"
+
+
+def project_at(given: Path | None) -> tuple[Path, str, Project | None]:
+    """The project file that is begun or extended: its path, absolute, its text (empty: there is no
+    file), and what it has.
+
+    Args:
+        given: of ``--project``; ``None``: the file that commands find from the current folder, or
+            a new one there.
+
+    Raises:
+        UsageError: its folder does not exist, or it is no usable project file.
+    """
+    path = locate(given) if given is not None else find(Path.cwd()) or Path.cwd() / PROJECT_FILE
+    if not path.parent.is_dir():
+        raise UsageError("--project", "is in a folder that does not exist", "make the folder first")
+    if not path.exists():
+        return path, "", None
+    text = read_at_most(path, path.name, f"give a {PROJECT_FILE}")
+    return path, text.decode(errors="surrogateescape"), decode_project(text, path)
+
+
+def name_of(file: str) -> str:
+    """A section's name for a file or a pattern of files: the file's own, or its folder's."""
+    given = Path(file)
+    for part in (given.name.partition(".")[0], given.absolute().parent.name):
+        name = re.sub(r"[^A-Za-z0-9_-]+", "_", part).strip("_-")
+        name = re.sub(r"^[^A-Za-z]+", "", name)[:64]
+        if name:
+            return name
+    return _ANY_NAME
+
+
+def check_job(path: Path, project: Project | None, job: str) -> None:
+    """Refuse a job's name before anything is asked.
+
+    Args:
+        path: of the project file, absolute.
+
+    Raises:
+        UsageError: it is no name of a section.
+        PolicyError: a job of this name is there, or files that would be taken for this job's.
+    """
+    if not is_name(job):
+        raise UsageError("--job", "is not a usable name", "use letters, digits, _ and -")
+    if _is_job(project, job):
+        raise PolicyError(
+            "--job",
+            f"[job.{job}] is in {path.name} already, and is not written over",
+            f"add --job {_free(path, project, job)}, or edit the section",
+        )
+    for name in _files(job):
+        if (path.parent / name).exists():
+            raise PolicyError(
+                "--job",
+                f"would be taken to go on with {name}, which another run has begun",
+                f"add --job {_free(path, project, job)}",
+            )
+
+
+def _files(job: str) -> tuple[str, str]:
+    return store_name(job), release_folder(job)
+
+
+def _is_job(project: Project | None, job: str) -> bool:
+    return project is not None and job in project.sections.job
+
+
+def _free(path: Path, project: Project | None, job: str) -> str:
+    """A name of a job that meets nothing."""
+    names = (f"{job}{number}" for number in range(2, 10_000))
+    return next(
+        name
+        for name in names
+        if not _is_job(project, name)
+        and not any((path.parent / file).exists() for file in _files(name))
+    )
+
+
+#: Private files that commands leave beside a job, a catalog or a table: heads and logs.
+PRIVATE_FILES = ("dpstream-*.head", "dpstream-errors*.log")
+
+
+def keep_out_of_git(folder: Path, *private: str | Path) -> None:
+    """Name a folder's private files in its ``.gitignore``, where it is part of a repository.
+
+    Args:
+        private: secret, account, stores, dead letters: paths or patterns, named if they lie in
+            the folder itself.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    if not any((each / ".git").exists() for each in (folder, *folder.parents)):
+        return
+    paths = [folder / each for each in private]
+    names = [*(path.name for path in paths if path.parent == folder), *PRIVATE_FILES]
+    path = folder / ".gitignore"
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        missing = [name for name in names if name not in text.splitlines()]
+        if missing:
+            with replacing(path) as draft:
+                end = "" if text.endswith("\n") or not text else "\n"
+                draft.write_text("\n".join([text + end + missing[0], *missing[1:], ""]))
+    except (OSError, UnicodeError) as error:
+        raise file_error(".gitignore", "cannot be written", error) from None
+
+
+def store_names(job: str) -> tuple[str, str]:
+    """Patterns of a job's store with its journals, and of stores that `run --fresh` moved."""
+    store = store_name(job)
+    return f"{store}*", f"{store.removesuffix('.db')}-*.db*"
+
+
+def make_secret(path: Path) -> bool:
+    """Make a secret unless one is there; whether it was made.
+
+    Raises:
+        UsageError: there is something else; RunError: the operating system cannot write.
+    """
+    if not path.parent.is_dir():
+        raise UsageError("--secret", "is in a folder that does not exist", "make the folder first")
+    if path.exists() and not path.is_file():
+        raise UsageError("--secret", "is there, and is no file", "choose another name")
+    if path.exists():
+        return False
+    new_secret(path)
+    return True
+
+
+#: Data set, unit, its type, and limit (``None``: each record has a budget of its own).
+Wanted = tuple[str, str, FieldType, Limit | None]
+_HEADER = b"SQLite format 3\0"
+
+
+def chosen_data_set(
+    project: Project | None, given: str | None, person: Person, unit: Field, proposal: str
+) -> tuple[str, bool]:
+    """Name of the data set of a first job, and whether the project file has it.
+
+    Args:
+        given: of ``--data-set``; person: who is asked where the file has data sets and no name is
+            given; proposal: a name for a new one.
+
+    Raises:
+        UsageError: the name is not usable, the unit is of another type, or nobody can be asked.
+    """
+    sections = {} if project is None else project.sections.data_set
+    there = {name: section.unit for name, section in sections.items() if section.unit is not None}
+    new = free_name(proposal, sections)
+    if given is None and there:
+        listed = "; ".join(f"{name}, unit {u.name} ({u.type})" for name, u in there.items())
+        if person.ask is None:
+            raise UsageError(
+                "--data-set",
+                f"is required, because the project file has data sets: {listed}",
+                "name one of them for the same people, or a new name for others",
+            )
+        person.show(f"Data sets that are there: {listed}")
+        given = person.answer("--data-set", None, "Data set (its name, or a new one)", new, str)
+    name = new if given is None else given
+    if not is_name(name):
+        raise UsageError("--data-set", "is not a usable name", "use letters, digits, _ and -")
+    if name not in sections:
+        return name, False
+    if name not in there:
+        raise UsageError(
+            "--data-set", "has records with budgets of their own, and no unit", f"name it {new}"
+        )
+    if there[name].type != unit.type:
+        raise UsageError(
+            "--data-set",
+            f"is of the unit {there[name].name} ({there[name].type}), and --unit is of type "
+            f"{unit.type}",
+            "name another data set, or another column",
+        )
+    return name, True
+
+
+def own_accounts(project: Project | None) -> set[str]:
+    """Places of the accounts that the project file names."""
+    if project is None:
+        return set()
+    named = (n for n, section in project.sections.data_set.items() if section.account is not None)
+    return {account_of(project, name, to_make=True).path for name in named}
+
+
+class Listed(NamedTuple):
+    """An account that is there: its path, what it is of, and how many entries it has."""
+
+    path: str | Path
+    created: Created
+    entries: int
+
+    def made_for(self, wanted: Wanted) -> bool:
+        """Whether it was made for what is wanted by a command that was cut off, and not used."""
+        own = self.created
+        return self.entries == 1 and (own.data_set, own.unit, own.type, own.limit) == wanted
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        own = self.created
+        unit = f"unit {own.unit} ({own.type})"
+        return f"{os.path.relpath(self.path)}  data set {own.data_set}, {unit}, id {own.id}"
+
+
+def accounts_near(folder: Path) -> list[Listed]:
+    """Accounts in files of a folder and of its parents up to the repository's root.
+
+    Without a repository only the folder itself is looked at.
+    """
+    folders = [folder, *folder.parents]
+    root = next((n for n, each in enumerate(folders) if (each / ".git").exists()), 0)
+    listed = list[Listed]()
+    for each in folders[: root + 1]:
+        for path in sorted(each.glob("*.db")):
+            with contextlib.suppress(DpstreamError, OSError):
+                if path.is_file() and _starts(path):
+                    listed.append(listed_at(path))
+    return listed
+
+
+def listed_at(path: str | Path) -> Listed:
+    """The account at a path or URL.
+
+    Raises:
+        DpstreamError: it is none, or cannot be read.
+    """
+    account = history_of(read_ledger(path))
+    return Listed(path, account.created, len(account.digests))
+
+
+def _starts(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(_HEADER)) == _HEADER
+
+
+def chosen_account(
+    folder: Path,
+    person: Person,
+    account: str | None,
+    new_account: bool,
+    wanted: Wanted,
+    without: Collection[str] = (),
+) -> str | None:
+    """Path or URL of the account to charge; ``None``: a new one.
+
+    Args:
+        folder: of the file that names it; person: who is asked where there are accounts.
+        account, new_account: what the flags say; wanted: data set, unit, type and limit of the
+            account that would be made; without: accounts that the file names already.
+
+    Raises:
+        UsageError: both flags are given; or there are accounts, no flag, and nobody to ask.
+    """
+    if account is not None and new_account:
+        raise UsageError("--account", "and --new-account exclude each other", "give one of them")
+    if account is not None or new_account:
+        return account
+    listed = [each for each in accounts_near(folder) if str(each.path) not in without]
+    for each in listed:
+        if each.made_for(wanted):
+            return str(each.path)
+    if not listed:
+        return None
+    if person.ask is None:
+        raise UsageError(
+            "--account",
+            "is required, because accounts are there already: " + "; ".join(a.line for a in listed),
+            "add --account PATH to charge one of them, or --new-account for other data",
+        )
+    numbers = {str(number): str(each.path) for number, each in enumerate(listed, 1)}
+
+    def read(text: str) -> str | None:
+        if text != "new" and text not in numbers:
+            raise UsageError("--account", "is none of them", "type a number, or new")
+        return numbers.get(text)
+
+    lines = [f"  {number}  {each.line}" for number, each in enumerate(listed, 1)]
+    person.show("\n".join(["Accounts that are there:", *lines]))
+    return person.answer("--account", None, "Account to charge (a number, or new)", None, read)
+
+
+def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created]:
+    """An account that is there, as a file of this folder names it, and what it is of.
+
+    Raises:
+        UsageError: it is of another type of unit; DpstreamError: it is none, or cannot be read.
+    """
+    path, created = at(account)
+    if created.limit is None:
+        raise UsageError(
+            "--account",
+            "is of a table whose records have budgets of their own: they are another privacy unit",
+            "--new-account, or an account of this unit",
+        )
+    if created.type != unit.type:
+        raise UsageError(
+            "--account",
+            f"is of the unit {created.unit} ({created.type}), and --unit is of type {unit.type}",
+            "--new-account, or another column",
+        )
+    return seen_from(folder, path), created
+
+
+def new_account(folder: Path, data_set: str, unit: Field, limit: Limit) -> tuple[str, Created]:
+    """A new account in a file of the folder whose name is free.
+
+    Raises:
+        DpstreamError: it cannot be made.
+    """
+    name = free_account(folder, data_set)
+    return name, create_account(folder / name, data_set, unit.column, unit.type, limit)
+
+
+def free_account(folder: Path, data_set: str) -> str:
+    """A name for the file of a new account."""
+    stems = (f"{data_set}{number}" for number in ("", *range(2, 10_000)))
+    names = (f"{stem}.account.db" for stem in stems)
+    return next(name for name in names if not (folder / name).exists())
+
+
+def at(account: str) -> tuple[str, Created]:
+    """Path of an account that a flag names, and what it is of.
+
+    Raises:
+        DpstreamError: it is none, or cannot be read.
+    """
+    path = place_below(Path().absolute(), account)
+    with contextlib.closing(open_path(path)) as ledger:
+        return path, ledger.history().created
+
+
+def seen_from(folder: Path, path: str) -> str:
+    """An account's path as a file of a folder names it; a URL as it is."""
+    return path if file_of(path) is None else os.path.relpath(path, folder)
 
 
 class Choice(NamedTuple):
@@ -53,9 +427,7 @@ def target_of(
     Raises:
         UsageError: flags that do not fit, or nobody can be asked.
     """
-    name, there = accounts.chosen_data_set(
-        project, choice.data_set, person, answers.unit, choice.name
-    )
+    name, there = chosen_data_set(project, choice.data_set, person, answers.unit, choice.name)
     new = None
     if there:
         _refuse_flags(choice)
@@ -77,7 +449,7 @@ def made(target: Target, answers: Answers) -> tuple[Target, bool]:
         return target, False
     secret_made = make_secret(folder / new.secret)
     if new.limit is not None:
-        path, created = accounts.new_account(folder, target.data_set, answers.unit, new.limit)
+        path, created = new_account(folder, target.data_set, answers.unit, new.limit)
         new = new._replace(account=path, id=created.id)
     return target._replace(new_data_set=new), secret_made
 
@@ -92,13 +464,11 @@ def _new_data_set(
 ) -> tuple[str, NewDataSet]:
     """A new data set and its name, which is that of its account."""
     unit, limit = answers.unit, limit_of(answers.epsilon, answers.delta)
-    own = accounts.own_accounts(project)
+    own = own_accounts(project)
     wanted = (name, unit.column, unit.type, limit)
-    chosen = accounts.chosen_account(
-        folder, person, choice.account, choice.new_account, wanted, own
-    )
+    chosen = chosen_account(folder, person, choice.account, choice.new_account, wanted, own)
     if chosen is None:
-        account, id_, unit_name = accounts.free_account(folder, name), NO_ID, unit.column
+        account, id_, unit_name = free_account(folder, name), NO_ID, unit.column
     else:
         account, id_, unit_name, name = _taken(folder, project, chosen, unit, choice)
     secret = folder / f"{name}.secret" if choice.secret is None else choice.secret.absolute()
@@ -110,7 +480,7 @@ def _taken(
     folder: Path, project: Project | None, chosen: str, unit: Field, choice: Choice
 ) -> tuple[str, str, str, str]:
     """Path, id, unit and data set of an account that is there."""
-    account, created = accounts.taken_account(folder, chosen, unit)
+    account, created = taken_account(folder, chosen, unit)
     if choice.data_set not in (None, created.data_set):
         raise UsageError(
             "--data-set",

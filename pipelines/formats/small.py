@@ -15,8 +15,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
-from dpstream.pipelines.formats.jsonl import Objects, json_lines
-from dpstream.pipelines.formats.lines import split
+from dpstream.pipelines.formats.lines import Objects, json_lines, split
 from dpstream.pipelines.formats.rows import Reason, Rows, unreadable
 from dpstream.pipelines.formats.texts import csv_header, csv_lines, csv_positions
 

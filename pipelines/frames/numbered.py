@@ -1,25 +1,20 @@
 """Rows, dicts and DataFrames of a pipeline -> Arrow batches with the position of each row.
 
-A record is identified by its position, so the numbering decides which rows are one record that was
-delivered twice.  A number is safe if the same row has it whenever it is read again, on whatever
-worker, and no other row ever has it.  A counter in a worker is not safe: a bundle that is retried,
-or split otherwise, numbers other rows.  So the number must come with the row:
-
-* ``table.record_id`` of the job names a column that distinguishes the records of a unit, or
-* ``partition`` and ``offset`` name columns with the row's position in its source (of a Kafka
-  record, or of a line in a file); an offset occurs once in its partition.
-
-Rows without either are refused; `memory.ReadTable` numbers the rows of a table in memory.
+Whether a value is accepted, and as what, depends on that value and the declared type alone, never
+on the other values of its bundle: a value that is not of its column's type becomes null, and its
+row a dead letter later.  The fast path is for columns in which every value is of the type.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows, TimestampedValue
-from apache_beam.utils.timestamp import MAX_TIMESTAMP
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
@@ -27,12 +22,109 @@ from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.batches import ROWS as RUNS
-from dpstream.dp_transforms.ingest.columns import identity
+from dpstream.dp_transforms.ingest.columns import identity, instant
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.frames.table import columns_of
-from dpstream.pipelines.frames.values import INSTANT, column_of, instants_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.numbers import one_array, values_of
+
+INSTANT = pa.timestamp("us", "UTC")
+_NONE = type(None)
+#: Python types whose values an Arrow type takes as they are; no number is cut, no bool counted.
+_EXACT: dict[pa.DataType, set[type]] = {
+    pa.string(): {str, _NONE},
+    pa.binary(): {bytes, _NONE},
+    pa.bool_(): {bool, _NONE},
+    pa.int64(): {int, _NONE},
+    pa.float64(): {float, int, _NONE},
+}
+_FAILS = (pa.ArrowException, ValueError, OverflowError)
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return an array of values of one type; an instant must be one of Beam's timestamps."""
+    if pa.types.is_timestamp(kind):
+        micros = [value.micros if isinstance(value, Timestamp) else None for value in values]
+        return column_of(micros, pa.int64()).cast(kind)
+    if set(map(type, values)) <= _EXACT[kind]:
+        with contextlib.suppress(*_FAILS):
+            return pa.array(values, kind)
+    return pa.concat_arrays([_cell(value, kind) for value in values])
+
+
+def _cell(value: Any, kind: pa.DataType) -> pa.Array:
+    """Return an array of one value, which is null if it is not of the type or does not fit."""
+    number = value.item() if isinstance(value, np.generic) else value
+    if type(number) in _EXACT[kind]:
+        with contextlib.suppress(*_FAILS):
+            return pa.array([number], kind)
+    return pa.nulls(1, kind)
+
+
+def instants_of(values: Sequence[Any]) -> pa.Array:
+    """Return times as Beam's timestamps, from the forms that rows have.
+
+    These are Beam's timestamps, those of Python, numpy and pandas (without a zone they are UTC),
+    whole numbers of microseconds since 1970, and RFC 3339 text.
+    """
+    micros, valid = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
+    kinds = np.array([_kind(value) for value in values])
+    for kind, micros_of in _TIMES.items():
+        at = np.flatnonzero(kinds == kind)
+        if not at.size:
+            continue
+        part = [values[int(i)] for i in at]
+        try:
+            micros[at], valid[at] = micros_of(part)
+        except _FAILS:
+            for i, value in zip(at, part, strict=True):
+                with contextlib.suppress(*_FAILS):
+                    moment, ok = micros_of([value])
+                    micros[i], valid[i] = moment[0], ok[0]
+    return pa.array(micros, mask=~valid).cast(INSTANT)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Timestamp):
+        return "beam"
+    if isinstance(value, np.datetime64):
+        return "numpy"
+    if isinstance(value, datetime):  # pandas' are Python's
+        return "time"
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return "int"
+    return "text" if isinstance(value, str) else ""
+
+
+def _beams(values: Sequence[Any]) -> tuple[Any, Any]:
+    return instant(pa.array([value.micros for value in values], pa.int64()))
+
+
+def _times(values: Sequence[Any]) -> tuple[Any, Any]:
+    return instant(pa.array(values, INSTANT))
+
+
+def _numpys(values: Sequence[Any]) -> tuple[Any, Any]:
+    ticks = np.array(values, "datetime64[us]")
+    return ticks.astype(np.int64), ~np.isnat(ticks)
+
+
+def _ints(values: Sequence[Any]) -> tuple[Any, Any]:
+    return instant(pa.array([int(value) for value in values], pa.int64()))
+
+
+def _texts(values: Sequence[Any]) -> tuple[Any, Any]:
+    return instant(pa.array(values, pa.string()))
+
+
+_TIMES: dict[str, Callable[[Sequence[Any]], tuple[Any, Any]]] = {
+    "beam": _beams,
+    "time": _times,
+    "numpy": _numpys,
+    "int": _ints,
+    "text": _texts,
+}
+
 
 _ARROW = {"string": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
 _NO_NUMBER = (

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from dpstream.accounting.query.families import Optimise
     from dpstream.accounting.query.plan import Mechanism
     from dpstream.pipelines.ask.question import Asking
-    from dpstream.pipelines.frames.account import DataSetAccount
+    from dpstream.pipelines.frames.answer import PrivateTable
     from dpstream.pipelines.frames.plan import QuestionPlan
-    from dpstream.pipelines.frames.private import PrivateTable
+    from dpstream.pipelines.frames.project_file import DataSetAccount
     from dpstream.pipelines.frames.question import Arguments, Figure
 
 #: See the module.

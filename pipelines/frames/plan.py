@@ -14,7 +14,7 @@ from dpstream.accounting.query.families import Outlook, family_lines, outlook
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
 from dpstream.pipelines.ask.question import Asking
-from dpstream.pipelines.frames.account import DataSetAccount, checked_account
+from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Arguments, Question, question_of
 from dpstream.pipelines.frames.table import without_rows
 from dpstream.state.ledger.open import read_history

@@ -4,10 +4,10 @@ What a row becomes depends on that row alone: its unit and key become keyed ids 
 forms of ``dp_transforms.ingest.columns``, its value a float.  A row without a unit (or with an
 empty one), a key or a usable value does not count; nor does a row whose key is not a public key.
 
-Stage 1 is that of SQL (``pipelines.sql.rewrite``) on one table without expressions: each value is
-held within the bounds and rounded to the grid; the rows of a unit with a key are added up exactly;
-for a mean, the sum of a unit with more rows than count is scaled down to that many.  Stage 2
-(``dp_transforms.one_shot``, mechanism.md section 11) bounds a unit's contributions: its guarantee
+Stage 1 is that of SQL (``pipelines.sql.query_plan``) on one table without expressions: each value
+is held within the bounds and rounded to the grid; the rows of a unit with a key are added up
+exactly; for a mean, the sum of a unit with more rows than count is scaled down to that many.  Stage
+2 (``dp_transforms.one_shot``, mechanism.md section 11) bounds a unit's contributions: its guarantee
 relies on this module only in that every partial is made of the rows of one unit.
 """
 

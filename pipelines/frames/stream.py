@@ -1,5 +1,10 @@
-"""``records | dpstream.DPStream(job)``: the flow of a job or a plan, on rows of any kind."""
+"""``records | dpstream.DPStream(job)``: the flow of a job or a plan, on rows of any kind.
 
+A table in memory as the bounded source of a pipeline; a record's position is its row number.
+"""
+
+import functools
+import hashlib
 import warnings
 from typing import Any
 
@@ -12,23 +17,68 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import WeakGuaranteeWarning, weaknesses
 from dpstream.dp_transforms import flow
+from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import Output
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Account, Run
-from dpstream.pipelines.connectors.cells import with_cells
-from dpstream.pipelines.connectors.files.input_manifest import manifest
 from dpstream.pipelines.connectors.files.source import ReadFiles
-from dpstream.pipelines.connectors.query import with_query
-from dpstream.pipelines.connectors.watch import CompareInput, InputWatch
-from dpstream.pipelines.frames.account import DataSetAccount
-from dpstream.pipelines.frames.memory import ReadTable
+from dpstream.pipelines.connectors.input_files import CompareInput, InputWatch, manifest
+from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.frames.numbered import Rows
+from dpstream.pipelines.frames.project_file import DataSetAccount
 from dpstream.pipelines.frames.question import keys_table
+from dpstream.pipelines.frames.table import columns_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_keys_digest
 from dpstream.pipelines.project.job_parts import PrivacyConfig
 from dpstream.pipelines.stream.begin import begin
+from dpstream.state.arrow import to_bytes
+from dpstream.state.numbers import one_array
+
+
+class ReadTable(beam.PTransform):
+    """``pipeline | ReadTable(data, job)`` -> record batches of the rows of a table.
+
+    The table becomes part of the pipeline that is sent to the runner, so it must fit in one message
+    (some 100 MB); write Parquet files and use ``ReadFiles`` for more.
+
+    Args:
+        data: a DataFrame of pandas or Polars, or an Arrow table.
+        job: a loaded job, whose columns are read.
+
+    Raises:
+        UsageError: ``data`` is not a table, or lacks a column.
+    """
+
+    def __init__(self, data: Any, job: Job) -> None:
+        super().__init__()
+        columns = columns_of(data, {"data": list(job.columns)})
+        arrays = [one_array(column) for column in columns.values()]
+        batch = pa.RecordBatch.from_arrays(arrays, list(columns))
+        step = job.performance.batch_rows
+        self._batches = [
+            batch.slice(begin, step).replace_schema_metadata({PARTITION: "0", OFFSET: str(begin)})
+            for begin in range(0, batch.num_rows, step)
+        ]
+
+    @functools.cached_property
+    def identity(self) -> list[bytes]:
+        """A digest of the rows in their order, which distinguishes this input from others."""
+        digest = hashlib.blake2b(digest_size=16)
+        for batch in self._batches:
+            digest.update(to_bytes(batch))
+        return [b"table", digest.digest()]
+
+    def expand(self, pbegin: Any) -> beam.PCollection:
+        """Return the record batches, in no particular order."""
+        made = pbegin.pipeline | beam.Create(self._batches, reshuffle=False)
+        return made | beam.Map(_same).with_output_types(pa.RecordBatch)
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
 
 _OF_JOB = "is in the job"
 
@@ -52,7 +102,7 @@ class DPStream(flow.DPStream):
         secret, store, shards, account: needed for a plan whose run is begun here: a reference to
             the secret (``file:PATH``, ``env:NAME``, ``gcp:...``), by default that of the account's
             data set; the store's URL and its number of shards; the account that the run is charged
-            in (`frames.account`), without which no account adds up what is spent.
+            in (`frames.project_file`), without which no account adds up what is spent.
         clock: emits the trigger times (`dp_transforms.beam.clock`).
 
     Raises:

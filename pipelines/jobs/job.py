@@ -47,7 +47,7 @@ from dpstream.state.ledger.open import AccountPlace
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.jobs.cells import JobCells
+    from dpstream.pipelines.jobs.keys import JobCells
 
 #: Stands for the digest of a public list that is not read yet.
 _UNREAD = "0" * 32

@@ -11,7 +11,6 @@ import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, required
 from dpstream.accounting.fields import Aggregate, Field
-from dpstream.pipelines.project.data_sets import account_of, secret_of, unit_of
 from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_parts import (
     JobParts,
@@ -27,7 +26,7 @@ from dpstream.pipelines.project.job_parts import (
     TimeConfig,
 )
 from dpstream.pipelines.project.job_section import JobSection
-from dpstream.pipelines.project.project import Project
+from dpstream.pipelines.project.project import Project, account_of, secret_of, unit_of
 from dpstream.pipelines.project.sections import (
     DataSetSection,
     TableSection,

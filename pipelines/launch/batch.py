@@ -18,8 +18,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.launch import dataflow
-from dpstream.pipelines.project.data_sets import secret_of
-from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.project.project import Project, load_project, secret_of
 from dpstream.pipelines.session.config import session_table
 from dpstream.pipelines.session.records.flow import ANSWER, Task, build, shards_for
 from dpstream.pipelines.session.ticket import Ticket, opened

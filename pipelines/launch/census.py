@@ -22,8 +22,7 @@ from dpstream.accounting.tabulation.parameters import UNITS
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, decoded, of_run
 from dpstream.pipelines.launch import dataflow
-from dpstream.pipelines.project.data_sets import secret_of, unit_of
-from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.project.project import Project, load_project, secret_of, unit_of
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.flow import Task, build, sealed
 from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, prepared, public_paths

@@ -13,8 +13,12 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.runners.settings import refuse_at_least_once
-from dpstream.pipelines.runners.table import RUNNERS, make_runner, refuse_unknown
+from dpstream.pipelines.runners.table import (
+    RUNNERS,
+    make_runner,
+    refuse_at_least_once,
+    refuse_unknown,
+)
 from dpstream.state.private_log import unexpected
 
 RUNNER = "DataflowRunner"

@@ -17,8 +17,7 @@ from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
 from dpstream.accounting.plan.unit import UnitIdentity, composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.project.data_sets import account_of
-from dpstream.pipelines.project.project import Project, is_name, load_project
+from dpstream.pipelines.project.project import Project, account_of, is_name, load_project
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, Event, Limit
 from dpstream.state.ledger.history import History
@@ -139,23 +138,19 @@ def _fields_of(account: History) -> dict[str, Any]:
         "head": {"seq": len(account.digests), "digest": account.digests[-1]},
         "entries": events,
         "charges": len(charges),
-        "spent": {"epsilon": _finite(spent), "delta": delta},
+        "spent": {"epsilon": spent if math.isfinite(spent) else None, "delta": delta},
         "limit": None if account.limit is None else _pair(account.limit),
         "left": None if account.limit is None else left_within(unit.spends, account.limit),
         "warnings": [
             *([] if account.limit is None else limit_weaknesses(account.limit)),
             *unit.warnings,
-            *([_POINTS] if any(map(_of_points, charges)) else []),
+            *([_POINTS] if any(charge.kind == "session" for charge in charges) else []),
         ],
     }
 
 
 def _counted_as(event: Event, counted: dict[str, int]) -> dict[str, int]:
     return {"counted_as": counted[event.name]} if isinstance(event, Charge) else {}
-
-
-def _of_points(charge: Charge) -> bool:
-    return charge.kind == "session"
 
 
 def _pair(limit: Limit) -> dict[str, float]:
@@ -175,10 +170,6 @@ def account_warnings(job: Job) -> list[str]:
         return []
     weak = [] if account.limit is None else limit_weaknesses(account.limit)
     return [*weak, *composed(account.charges).warnings]
-
-
-def _finite(figure: float) -> float | None:
-    return figure if math.isfinite(figure) else None
 
 
 def text(figures: dict[str, Any]) -> str:

@@ -32,10 +32,9 @@ from dpstream.dp_transforms.ingest.records import (
     positions,
 )
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.connectors.cells import in_cells
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input
-from dpstream.pipelines.connectors.query import queried
+from dpstream.pipelines.connectors.query import in_cells, queried
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.formats.rows import Reason
 from dpstream.pipelines.jobs.job import Job

@@ -5,6 +5,12 @@ comments, and the rest of the file keeps every byte.  Two jobs cannot share a st
 topic or table of releases: the copy has a store in a file of its own name (also if the old one is a
 database of Spanner, which holds one run), dead letters of its own name, and its releases beside the
 old job's.
+
+Inline tables of the project file that the program writes: ``{ name = value, other = value }``.
+
+tomlkit adds a field to an inline table in the style of the text around it, for instance without a
+space after the comma or before the brace.  An inline table that a command changes is written anew,
+as `dpstream init` writes one; its values keep the form in which they were written.
 """
 
 import copy
@@ -16,14 +22,36 @@ from typing import Any
 import msgspec
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import AoT, Table
+from tomlkit.items import AoT, Array, InlineTable, SingleKey, Table
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.project.inline import set_field
 from dpstream.pipelines.project.job_section import SinkSection
-from dpstream.pipelines.project.project import Project, is_name
+from dpstream.pipelines.project.project import Project, flush_project, is_name, write_project
 from dpstream.pipelines.project.text import read_at_most
-from dpstream.pipelines.project.write import flush_project, write_project
+
+
+def inline(value: Any) -> Any:
+    """Return a value for a tomlkit document, with all tables in it as inline tables."""
+    return tomlkit.parse(f"value = {_text(value)}\n")["value"]
+
+
+def set_field(section: Any, table: str, field: str, value: Any) -> None:
+    """Set a field of a table of a tomlkit section; an absent table becomes an inline one."""
+    fields = section.get(table, {})
+    if table in section and not isinstance(fields, InlineTable):
+        fields[field] = value
+    else:
+        section[table] = inline({**fields, field: value})
+
+
+def _text(value: Any) -> str:
+    """Return a value as TOML; what was parsed from a file keeps the form that it has there."""
+    if isinstance(value, Mapping):
+        fields = (f"{SingleKey(name).as_string()} = {_text(part)}" for name, part in value.items())
+        return f"{{ {', '.join(fields)} }}" if value else "{}"
+    if isinstance(value, list) and not isinstance(value, Array):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(tomlkit.item(value).as_string())
 
 
 def read_project_text(project: Project) -> bytes:

@@ -2,22 +2,30 @@
 
 No text of a job or of a key enters a picture: the page puts it beside them, escaped.  Colours
 are variables of the page's style sheet, so that one picture serves light and dark.
+
+A picture as a template takes it.
+
+Templates of pages: all texts are escaped but `Markup`, and what is missing is an error.
 """
 
 import re
 from collections.abc import Sequence
 from html import escape
+from importlib import resources
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import msgspec
 import numpy as np
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import required
-from dpstream.accounting.figures import human
+from dpstream.accounting.figures import human, human_up, percent
 
 #: Colours there are; further lines repeat them, dashed.
 COLOURS = 6
@@ -241,3 +249,34 @@ def svg(figure: Figure, name: str, words: str) -> str:
         text = text.replace(colour, variable)
     text = re.sub(r"\s*\n\s*", " ", text).strip()
     return f'<svg role="img" aria-label="{escape(words)}" viewBox="{view[1]}">{text}'
+
+
+def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """The picture, its words, and what each of its places says (as JSON, which is escaped).
+
+    Args:
+        labels: a text for each of the picture's places; none: nothing can be pointed at.
+    """
+    tips = ""
+    if labels and picture.places is not None:
+        places = zip(picture.places.tolist(), labels, strict=True)
+        tips = msgspec.json.encode([(*place, text) for place, text in places]).decode()
+    # The picture's text is matplotlib's numbers and an escaped label.
+    return {"svg": Markup(picture.svg), "text": picture.caption, "tips": tips}
+
+
+def pages() -> Environment:
+    """Where templates are found by name; they may include each other."""
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_text),
+    )
+    environment.filters.update(human=human, human_up=human_up, percent=percent)
+    return environment
+
+
+def _text(name: str) -> str:
+    return resources.files("dpstream.pipelines").joinpath("templates", name).read_text("utf-8")

@@ -1,8 +1,22 @@
 """What the report's pictures show, read in bounded memory: a row per release, six keys, a few
-hundred points, and the rows of `pipelines.report.keys`.
+hundred points, and the rows of `Keys`.
+
+All keys of a run: how busy each is, and the rows of them that a page holds.
+
+A page holds at most `PAGE_NUMBERS` numbers, so that it stays quick on a phone whatever the run.
+Keys are ranked by a column's sum over all windows.  The busiest come first, each with its newest
+value; what is left of the numbers goes to every window of the busiest of them.  Everything here is
+post-processing of published values, in bounded memory.
+
+Releases of a run as the report reads them: an inventory, and the newest row of each key.
+
+Only needed columns are read, a file (of Parquet: a part of a file) at a time, and nothing that is
+private.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,18 +24,278 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import key_fields
-from dpstream.pipelines.formats.encodings import read_parts
-from dpstream.pipelines.report.keys import Keys, Parts, gathered, most_rows
-from dpstream.pipelines.report.releases import (
-    Inventory,
-    ReleaseFile,
-    floats,
-    newest,
-    ranked_by,
-    value_schema,
-)
+from dpstream.dp_transforms.batches import key_fields, release_schema
+from dpstream.dp_transforms.selection import publishes
+from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
+from dpstream.pipelines.jobs.job import Job
+
+#: Rows held before older releases of the same keys are dropped.
+_HELD_ROWS = 1_000_000
+
+
+class ReleaseFile(NamedTuple):
+    """One file of the sink: its window and trigger, where it is, how many keys it holds, and
+    whether its CSV is guarded (see `pipelines.formats.encodings`)."""
+
+    window: int
+    trigger: int
+    path: Path
+    keys: int
+    guard: bool = True
+
+
+class Inventory(NamedTuple):
+    """All releases of a folder in the order (window, trigger), and the run ids they bear."""
+
+    releases: tuple[ReleaseFile, ...]
+    run_ids: tuple[str, ...]
+
+    def by_window(self) -> Iterator[tuple[int, list[ReleaseFile]]]:
+        """(window, its releases), windows in order."""
+        for window, group in groupby(self.releases, lambda release: release.window):
+            yield window, list(group)
+
+
+def value_schema(plan: Plan) -> pa.Schema:
+    """Key columns, then each published column and its sd."""
+    wanted = {f.name for f in key_fields(plan)}
+    wanted |= {name for a in plan.aggregates for name in (a.name, f"{a.name}_sd")}
+    return pa.schema([f for f in release_schema(plan) if f.name in wanted])
+
+
+def ranked_by(plan: Plan) -> str:
+    """The column that says how busy a key is: a count if there is one."""
+    kinds = {a.kind: a.name for a in reversed(plan.aggregates)}
+    return kinds.get("count") or kinds.get("units") or plan.aggregates[0].name
+
+
+def inventory(job: Job) -> Inventory:
+    """The releases of a job's sink.
+
+    Raises:
+        UsageError: there is no folder, or it holds releases of another plan.
+    """
+    folder = job.sink.folder
+    if folder is None:
+        raise UsageError(
+            "sink.kind",
+            f"is '{job.sink.kind}', and a report reads files",
+            "write them with `dpstream state releases JOB --out FOLDER`, and name that folder in "
+            "the job's sink",
+        )
+    if not folder.is_dir():
+        raise UsageError(
+            "sink.path", "is no folder: nothing was released yet", "run `dpstream run JOB` first"
+        )
+    schema = release_schema(job.plan)
+    stamps = pa.schema([schema.field("plan_hash"), schema.field("run_id")])
+    releases, run_ids = [], set()
+    for path in release_files(folder):
+        if path.suffix != f".{job.sink.kind}":
+            continue
+        rows = 0
+        for part in read_parts(path, stamps):
+            rows += part.num_rows
+            run_ids |= set(part["run_id"].unique().to_pylist())
+            if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
+                raise _foreign()
+        releases.append(ReleaseFile(*name_of(path), path, rows, job.sink.guarded))
+    line = job.plan.timeline
+    beyond = line.end is not None and any(r.window >= line.windows for r in releases)
+    if beyond or any(r.window < 0 or not 1 <= r.trigger <= line.triggers for r in releases):
+        raise _foreign()
+    return Inventory(tuple(releases), tuple(sorted(run_ids)))
+
+
+def _foreign() -> UsageError:
+    return UsageError(
+        "sink.path",
+        "holds releases of another plan",
+        "give the job they were made with: any other would state a wrong guarantee",
+    )
+
+
+def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
+    """The newest row of each key released in one window, in parts.
+
+    Args:
+        releases: the window's, in order of triggers.
+    """
+    schema = value_schema(plan)
+    if plan.design.restarts:
+        yield _newest_of_rounds(plan, releases)
+        return
+    # A selected key is published at every refresh: nothing older than the last one matters,
+    # and what came after it are keys selected since, each once.
+    for release in reversed(releases):
+        yield from read_parts(release.path, schema, release.guard)
+        if publishes(plan, release.trigger):
+            return
+
+
+def newest_rows(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
+    """All of ``newest`` as one table, of no row where the window has none."""
+    return pa.concat_tables([value_schema(plan).empty_table(), *newest(plan, releases)])
+
+
+def _newest_of_rounds(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
+    """A key can come again at any trigger: older rows are dropped now and then."""
+    schema = value_schema(plan)
+    held, rows, limit = [schema.empty_table()], 0, _HELD_ROWS
+    for release in reversed(releases):
+        for part in read_parts(release.path, schema, release.guard):
+            held.append(part)
+            rows += part.num_rows
+        if rows > limit:
+            held = [_first_of_key(plan, pa.concat_tables(held))]
+            rows = held[0].num_rows
+            limit = max(_HELD_ROWS, 2 * rows)
+    return _first_of_key(plan, pa.concat_tables(held))
+
+
+def _first_of_key(plan: Plan, table: pa.Table) -> pa.Table:
+    names = [f.name for f in key_fields(plan)]
+    others = [name for name in table.schema.names if name not in names]
+    keep_nulls = pc.ScalarAggregateOptions(skip_nulls=False)
+    grouped = table.group_by(names, use_threads=False)  # threads would lose the order
+    first = grouped.aggregate([(name, "first", keep_nulls) for name in others])
+    return first.rename_columns([*names, *others]).select(table.schema.names)
+
+
+def floats(column: pa.ChunkedArray) -> Float64:
+    """A column of numbers; null is NaN."""
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
+
+
+#: Values and sds on a page; about 10 bytes each.
+PAGE_NUMBERS = 100_000
+#: Keys held while they are counted; of more, those that were small so far are dropped.
+HELD_KEYS = 1_000_000
+#: A window's number and a part of its rows, each (window, key) once.
+Parts = Iterable[tuple[int, pa.Table]]
+_TOTALS = {"_total": "sum", "_windows": "sum", "_newest": "max"}
+
+
+class Keys(NamedTuple):
+    """The keys of a run.
+
+    Attributes:
+        ranked: key columns, ``_total``, ``_windows`` (how many have the key) and ``_newest`` (the
+            last of them), busiest first: those whose values a page holds.
+        rows: ``_key`` (place in ``ranked``), ``_window`` and the parts' other columns, in the
+            order (key, window): a key's last row is its newest.
+        complete: so many of the first have all their windows in ``rows``.
+        distinct: how many keys there are; ``exact``: not only at least.
+        values: (window, key) pairs there are.
+    """
+
+    ranked: pa.Table
+    rows: pa.Table
+    complete: int
+    distinct: int
+    exact: bool
+    values: int
+
+
+def most_rows(columns: int) -> int:
+    """Rows that a page holds of so many published columns, each a value and an sd."""
+    return max(1, PAGE_NUMBERS // (2 * columns))
+
+
+def gathered(
+    first: Parts, again: Parts, names: list[str], by: str, schema: pa.Schema, limit: int
+) -> Keys:
+    """Rank keys and pick the rows of a page.
+
+    Args:
+        first, again: the same parts, which are read twice.
+        names: key columns; ``by``: the column whose sum ranks.
+        schema: of the parts.
+        limit: rows that a page may hold.
+    """
+    totals, exact = _totals(first, names, by, schema)
+    order = [("_total", "descending"), *((name, "ascending") for name in names)]
+    ranked = totals.sort_by(order)
+    windows = ranked["_windows"].to_numpy()
+    distinct, values = ranked.num_rows, int(windows.sum())
+    ranked, windows = ranked.slice(0, limit), windows[:limit]
+    # The newest of each key is in; the others as far as they go.
+    extra = np.cumsum(windows - 1)
+    key_count = int(np.searchsorted(extra, limit - len(windows), side="right"))
+    rows = pa.concat_tables(_picked(again, names, ranked, key_count, schema))
+    rows = rows.sort_by([("_key", "ascending"), ("_window", "ascending")])
+    return Keys(ranked, rows, key_count, distinct, exact, values)
+
+
+def _totals(parts: Parts, names: list[str], by: str, schema: pa.Schema) -> tuple[pa.Table, bool]:
+    """Key columns and totals of every key, and whether none was dropped."""
+    fields = [schema.field(name) for name in names]
+    fields += [pa.field("_total", pa.float64()), pa.field("_windows", pa.int64())]
+    empty = pa.schema([*fields, pa.field("_newest", pa.int64())]).empty_table()
+    held, rows, limit, exact = [empty], 0, HELD_KEYS, True
+    for window, part in parts:
+        one = pa.array(np.ones(part.num_rows, np.int64))
+        mine = part.select(names).append_column("_total", pc.fill_null(part[by], 0.0))
+        mine = mine.append_column("_windows", one)
+        held.append(mine.append_column("_newest", _same(part.num_rows, window)))
+        rows += part.num_rows
+        if rows > limit:
+            folded = _folded(held, names)
+            exact &= folded.num_rows <= HELD_KEYS
+            held = [folded.sort_by([("_total", "descending")]).slice(0, HELD_KEYS)]
+            rows = held[0].num_rows
+            limit = rows + HELD_KEYS
+    return _folded(held, names), exact
+
+
+def _folded(held: list[pa.Table], names: list[str]) -> pa.Table:
+    grouped = pa.concat_tables(held).group_by(names).aggregate(list(_TOTALS.items()))
+    kinds = [f"{name}_{how}" for name, how in _TOTALS.items()]
+    return grouped.select([*names, *kinds]).rename_columns([*names, *_TOTALS])
+
+
+def _picked(
+    parts: Parts, names: list[str], ranked: pa.Table, key_count: int, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """The rows of ranked keys: all of the first ``key_count``, of the others the newest."""
+    place = pa.array(np.arange(ranked.num_rows))
+    places = ranked.select(names).append_column("_key", place)
+    newest = ranked["_newest"].to_numpy()
+    others = [name for name in schema.names if name not in names]
+    fields = [pa.field("_key", pa.int64()), pa.field("_window", pa.int64())]
+    yield pa.schema([*fields, *(schema.field(name) for name in others)]).empty_table()
+    for window, part in parts:
+        both = part.join(places, keys=names, join_type="inner")
+        key = both["_key"].to_numpy()
+        both = both.filter(pa.array((key < key_count) | (newest[key] == window)))
+        if both.num_rows:
+            both = both.append_column("_window", _same(both.num_rows, window))
+            yield both.select(["_key", "_window", *others])
+
+
+def _same(count: int, number: int) -> pa.Array:
+    return pa.array(np.full(count, number, np.int64))
+
+
+def newest_of_each(keys: Keys, complete: Bool | None = None) -> Int64:
+    """Places of each key's newest row in ``rows``, in the order of ``ranked``.
+
+    Args:
+        complete: mask of the rows of windows that are over and not cut: a key that has such rows
+            is taken from the newest of them.
+    """
+    key = keys.rows["_key"].to_numpy()
+    if not len(key):
+        return np.zeros(0, np.int64)
+    ends = np.flatnonzero(np.append(key[1:] != key[:-1], True))
+    if complete is None:
+        return ends
+    places = np.where(complete, np.arange(len(key)), -1)
+    newest = np.maximum.reduceat(places, np.append(0, ends[:-1] + 1))
+    return np.where(newest < 0, ends, newest)
+
 
 #: Keys shown one by one; more small pictures are not read.
 BUSIEST = 6

@@ -3,25 +3,197 @@
 Neither key, ledger nor dead letters are opened, and of the store's file only what was committed
 when the run began, so the page can be published with the releases.  ``truth`` is the exception: it
 reads raw records, marks the page as not private and makes its file readable for its owner only.
+
+The releases held against raw records: exact, NOT private, for public data only.
+
+The records go through the job's own ingest (types, times, clamps), so "true" means: of all usable
+records of a window up to the trigger it has come to, before a unit's contributions are bounded.
+An error therefore holds the noise and what bounding leaves out.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpstream.accounting.aggregates import Exact, kind_of
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import key_fields
+from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
+from dpstream.dp_transforms.decision import Batch, expand, open_windows
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.committed import committed, input_changed
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.data import Findings, collect
-from dpstream.pipelines.report.keys import newest_rows
-from dpstream.pipelines.report.releases import Inventory, inventory
+from dpstream.pipelines.report.data import (
+    Findings,
+    Inventory,
+    collect,
+    floats,
+    inventory,
+    newest_of_each,
+    newest_rows,
+)
 from dpstream.pipelines.report.text import key_label, settings
-from dpstream.pipelines.report.truth import Decade, by_size
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, PUBLIC, replacing
+
+#: Rows of partial sums held before they are summed up.
+_HELD_ROWS = 2_000_000
+#: True records of a key from which it is in the next group: 0, 1, 10, 100, ...
+_DECADES = np.concatenate([[0], 10 ** np.arange(0, 13)])
+
+
+class Decade(NamedTuple):
+    """Keys of one size.
+
+    Attributes:
+        low, high: true records of a key in a window, from and to.
+        keys: (window, key) pairs of this size; ``released``: those of them with a release.
+        errors: published column -> median distance of the newest release from the truth.
+    """
+
+    low: int
+    high: int
+    keys: int
+    released: int
+    errors: dict[str, float | None]
+
+
+def by_size(job: Job, pattern: Path, inventory: Inventory, findings: Findings) -> list[Decade]:
+    """Errors and share of released keys by the true size of a key.
+
+    Raises:
+        UsageError: the pattern matches no file, or a column is missing.
+        RunError: a file cannot be read.
+    """
+    job, line = recorded(job, str(pattern.absolute()), "--truth"), job.plan.timeline
+    # What no release covers yet counts nowhere; a stream without end has no last window.
+    last = int(findings.windows.max(initial=0)) if line.end is None else line.windows - 1
+    upto = np.zeros(last + 1, np.int64)
+    upto[findings.windows] = findings.last_trigger
+    totals = _totals(job, upto).sort_by("window")
+    windows, parts = totals["window"].to_numpy(), []
+    for window, group in inventory.by_window():
+        begin, end = np.searchsorted(windows, (window, window + 1))
+        newest = newest_rows(job.plan, group)
+        mine = totals.slice(begin, end - begin).drop_columns(["window"])
+        parts.append(_beside(job.plan, mine, newest))
+    return _decades(job.plan, pa.concat_tables(parts)) if parts else []
+
+
+def _totals(job: Job, upto: Int64) -> pa.Table:
+    """``window``, key, ``_n`` records, sums ``_v*`` and ``_units`` of every (window, key).
+
+    Names of the job's own columns never begin with "_".
+    """
+    plan = job.plan
+    names = ["window", *(f.name for f in key_fields(plan))]
+    groups = names + ["unit"] * (plan.design.units_column is not None)
+    held, rows, limit = [_no_totals(plan, groups)], 0, _HELD_ROWS
+    for every in _pairs(job):
+        pairs = every.filter(pc.less(every["window"], len(upto)))
+        open_ = pc.less_equal(pairs["trigger"], pa.array(upto[numbers(pairs["window"])]))
+        ones = pa.array(np.ones(pairs.num_rows, np.int64))
+        part = pa.Table.from_batches([pairs]).append_column("_n", ones).filter(open_)
+        part = part.rename_columns({name: f"_{name}" for name in value_columns(plan)})
+        held.append(_summed(part, groups, held[0].schema))
+        rows += held[-1].num_rows
+        if rows > limit:
+            held = [_summed(pa.concat_tables(held), groups, held[0].schema)]
+            rows = held[0].num_rows
+            limit = max(_HELD_ROWS, 2 * rows)
+    totals = _summed(pa.concat_tables(held), groups, held[0].schema)
+    if plan.design.units_column is None:
+        return totals
+    units = totals.append_column("_units", pa.array(np.ones(totals.num_rows, np.int64)))
+    schema = pa.schema([f for f in units.schema if f.name != "unit"])
+    return _summed(units.drop_columns(["unit"]), names, schema)
+
+
+def _no_totals(plan: Plan, groups: list[str]) -> pa.Table:
+    fields = [f for f in admitted_schema(plan) if f.name in groups]
+    sums = [pa.field(name, pa.int64()) for name in _sums(plan)]
+    return pa.schema([*fields, *sums]).empty_table()
+
+
+def _sums(plan: Plan) -> list[str]:
+    return ["_n", *(f"_{name}" for name in value_columns(plan))]
+
+
+def _summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
+    sums = [name for name in schema.names if name not in groups]
+    grouped = table.group_by(groups).aggregate([(name, "sum") for name in sums])
+    return grouped.rename_columns([*groups, *sums]).select(schema.names).cast(schema)
+
+
+def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
+    """(record, window) pairs of all usable records, late ones left out; none is bounded."""
+    plan, ring = job.plan, KeyRing(bytes(32))  # ids only tell units apart here: any key will do
+    with named_by("--truth"):
+        for records in canonical_records(job, plan, ring):
+            everything = Batch(plan, records)
+            entry_trigger_time = np.maximum(everything.event_trigger_time, everything.trigger_time)
+            _, everything.pairs = open_windows(
+                plan.timeline, everything.event_trigger_time, entry_trigger_time
+            )
+            yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
+
+
+def _beside(plan: Plan, totals: pa.Table, newest: pa.Table) -> pa.Table:
+    """``_n``, ``_released`` and each column's distance from the truth, one row a key."""
+    names = [f.name for f in key_fields(plan)]
+    marked = newest.append_column("_released", pa.array(np.ones(newest.num_rows, np.bool_)))
+    both = totals.join(marked, keys=names, join_type="full outer")
+    columns: dict[str, Any] = {
+        "_n": pc.fill_null(both["_n"], 0),
+        "_released": pc.fill_null(both["_released"], False),
+    }
+    for aggregate in plan.aggregates:
+        distance = np.abs(floats(both[aggregate.name]) - _true(plan, aggregate, both))
+        columns[aggregate.name] = pa.array(distance)
+    return pa.table(columns)
+
+
+def _true(plan: Plan, aggregate: Aggregate, table: pa.Table) -> Float64:
+    """The column's exact values; a mean over nothing is NaN."""
+    records = floats(pc.fill_null(table["_n"], 0))
+    units = total = stream = None
+    if "_units" in table.column_names:
+        units = floats(pc.fill_null(table["_units"], 0))
+    derived = {made.name: made for made in plan.design.derived}
+    own = derived[aggregate.name].mean if aggregate.name in derived else aggregate.name
+    for index, made in enumerate(plan.design.streams):
+        if made.column is not None and made.name == own:
+            stream = derived[aggregate.name].stream if aggregate.name in derived else made
+            total = floats(pc.fill_null(table[f"_v{index}"], 0)) + made.mid * records
+    return kind_of(aggregate).exact(stream, Exact(records, units, total))
+
+
+def _decades(plan: Plan, table: pa.Table) -> list[Decade]:
+    size, released = floats(table["_n"]), np.asarray(table["_released"])
+    group = np.searchsorted(_DECADES, size, side="right") - 1
+    out = []
+    for at in np.unique(group):
+        mine = group == at
+        errors = {a.name: _median(floats(table[a.name])[mine & released]) for a in plan.aggregates}
+        low = int(_DECADES[at])
+        high = 10 * low - 1 if low else 0
+        out.append(Decade(low, high, int(mine.sum()), int((mine & released).sum()), errors))
+    return out
+
+
+def _median(distances: Float64) -> float | None:
+    finite = distances[np.isfinite(distances)]
+    return float(np.median(finite)) if len(finite) else None
+
 
 #: What a page begins with; a file that begins otherwise is never replaced.
 MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'
@@ -141,7 +313,7 @@ def _busiest(report: Report) -> list[dict[str, Any]]:
     """The busiest keys' newest values."""
     plan, keys = report.job.plan, report.findings.all_keys
     names = [f.name for f in key_fields(plan)]
-    rows = keys.rows.take(newest_rows(keys)[: report.findings.busiest.num_rows]).to_pylist()
+    rows = keys.rows.take(newest_of_each(keys)[: report.findings.busiest.num_rows]).to_pylist()
     return [
         {
             "key": key_label(key, names),

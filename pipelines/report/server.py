@@ -30,10 +30,9 @@ from typing_extensions import override
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.formats.encodings import release_files
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.report.releases import inventory
+from dpstream.pipelines.report.data import inventory
 from dpstream.pipelines.report.report import build
-from dpstream.pipelines.report.script import parts
-from dpstream.pipelines.report.view import render
+from dpstream.pipelines.report.view import parts, render
 from dpstream.state.disk_errors import file_errors
 
 LOCAL = "127.0.0.1"

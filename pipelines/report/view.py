@@ -1,11 +1,30 @@
-"""From a report to its page: texts and pictures for the template, which escapes them."""
+"""From a report to its page: texts and pictures for the template, which escapes them.
 
+The one script of a page and the data it shows: inside the page, and nothing else may run.
+
+The script's digest stands in the page's Content-Security-Policy: a script that a key or a column
+smuggled in would not run, nothing is loaded and nothing sent.  The data is JSON in which no mark
+of HTML is left, and the script puts text into the page as text alone (Trusted Types, which the
+policy requires, refuse anything else).
+
+Pictures of released values over time, with the noise of each.
+
+The bands and bars are +-1.96 sd of the noise.  They are cut at what the column can be (a mean's
+bound, 0 of a count), so that a key with much noise does not flatten the picture; values never are.
+"""
+
+import base64
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from importlib import resources
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from markupsafe import Markup
+from matplotlib import dates
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Aggregate
@@ -14,22 +33,175 @@ from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.pages import pages
-from dpstream.pipelines.render.picture_fields import picture_fields
-from dpstream.pipelines.report import series
-from dpstream.pipelines.report.data import evenly
-from dpstream.pipelines.report.releases import ReleaseFile, floats
+from dpstream.pipelines.render.charts import (
+    MARKED,
+    SERIES,
+    WIDTH,
+    Picture,
+    axes_of,
+    pages,
+    picture_fields,
+    places,
+    svg,
+)
+from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
-from dpstream.pipelines.report.script import embedded, parts
-from dpstream.pipelines.report.table import Column, table, with_error
 from dpstream.pipelines.report.text import (
+    Column,
     instant,
     key_label,
     moment_of,
     settings,
+    table,
     title_of,
     window_name,
+    with_error,
 )
+
+#: Marks that could end a script element or begin one, and the escapes JSON has for them.
+_MARKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def script() -> str:
+    """The script's text: search, sort, CSV, tooltips; of a served page, looking again."""
+    folder = resources.files("dpstream.pipelines").joinpath("templates")
+    return folder.joinpath("report.js").read_text("utf-8")
+
+
+def policy(live: bool = False) -> str:
+    """The page's Content-Security-Policy.
+
+    Args:
+        live: a served page asks its own server whether there is something new.
+    """
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    rules = [
+        "default-src 'none'",
+        "style-src 'unsafe-inline'",
+        f"script-src 'sha256-{digest}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+        *(["connect-src 'self'"] if live else []),
+    ]
+    return "; ".join(rules)
+
+
+def embedded(value: Any) -> Markup:
+    """JSON for a data element: no text of it can end the element."""
+    text = msgspec.json.encode(value).decode()
+    for mark, escape in _MARKS.items():
+        text = text.replace(mark, escape)
+    return Markup(text)
+
+
+def parts(live: bool = False) -> dict[str, Any]:
+    """What each template with the script is given."""
+    return {"policy": policy(live), "script": Markup(script())}
+
+
+#: Share of the longest bands, at either end, that may be cut: one value of which nothing is known
+#: would flatten all others.
+_CUT = 0.05
+#: Room around values, as a share of the height.
+_ROOM = 0.06
+
+
+class Bounds(NamedTuple):
+    """What a column can be; ``None``: no bound is known. Noise may lead a value beyond."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+class Series(NamedTuple):
+    """Values at times, NaN where there is none, and their sds."""
+
+    when: Sequence[datetime]
+    values: Float64
+    sds: Float64
+
+
+def bounds_of(aggregate: Aggregate) -> Bounds:
+    """A mean lies within its bounds, a count is at least 0, a sum has the sign of its bounds."""
+    if aggregate.bounds is None:
+        return Bounds(0.0)
+    low, high = aggregate.bounds
+    if aggregate.kind == "mean":
+        return Bounds(float(low), float(high))
+    return Bounds(0.0 if low >= 0 else None, 0.0 if high <= 0 else None)
+
+
+def limits(values: Float64, reach: Float64, bounds: Bounds) -> tuple[float, float]:
+    """Ends of the axis: all values, most bands as far as the bounds, 0 where it is a bound.
+
+    Args:
+        values, reach: (n,) finite values, and half the width of the band around each.
+    """
+    low = float(np.quantile(values - reach, _CUT))
+    high = float(np.quantile(values + reach, 1 - _CUT))
+    if bounds.low is not None:
+        low = 0.0 if bounds.low == 0 and bounds.high is None else max(low, bounds.low)
+    if bounds.high is not None:
+        high = 0.0 if bounds.high == 0 and bounds.low is None else min(high, bounds.high)
+    low, high = min(low, float(values.min())), max(high, float(values.max()))
+    room = _ROOM * (high - low) or 1.0
+    at_low, at_high = low == bounds.low, high == bounds.high
+    return low - (0.0 if at_low else room), high + (0.0 if at_high else room)
+
+
+def picture_over_time(
+    name: str, line: Series, bounds: Bounds, words: str, joined: bool = True
+) -> Picture:
+    """Values over time, whose points can be pointed at.
+
+    Args:
+        line: with a finite value at least.
+        joined: whether neighbours are values of one thing that grows (a band), not of windows of
+            their own (bars, while there are few).
+    """
+    figure, axes = axes_of(3.6, 2.2)
+    _draw(axes, line, joined or len(line.when) > MARKED)
+    # Windows without a value have room too: panels of one page have the same times.
+    axes.dataLim.update_from_data_x(np.asarray(dates.date2num(line.when)), ignore=False)
+    axes.autoscale_view(scaley=False)
+    reach = WIDTH * line.sds
+    defined = np.isfinite(line.values) & np.isfinite(reach)
+    axes.set_ylim(*limits(line.values[defined], reach[defined], bounds))
+    locator = dates.AutoDateLocator(minticks=2, maxticks=5)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
+    drawn = svg(figure, name, words)
+    seen = np.isfinite(line.values)
+    when = np.asarray(dates.date2num(line.when))[seen]
+    return Picture(drawn, words, places(figure, axes, when, line.values[seen]))
+
+
+def unbroken(values: Float64) -> bool:
+    """Whether a series has a value in each window since its first, and in three at least."""
+    finite = np.isfinite(values)
+    since = finite[int(finite.argmax()) :]
+    return bool(since.all()) and len(since) > 2
+
+
+def _draw(axes: Any, line: Series, band: bool) -> None:
+    colour, reach = SERIES[0], WIDTH * line.sds
+    few = len(line.when) <= MARKED
+    if band and len(line.when) > 2:
+        low, high = line.values - reach, line.values + reach
+        axes.fill_between(line.when, low, high, color=colour, alpha=0.22, lw=0)
+        mark = "o" if few else "." if np.isnan(line.values).any() else ""
+        axes.plot(line.when, line.values, "-", marker=mark, ms=2.5, lw=1.2, color=colour)
+        return
+    # A band between two points, or over windows with gaps, cannot be seen.
+    if unbroken(line.values):
+        axes.plot(line.when, line.values, "-", lw=0.8, alpha=0.5, color=colour)
+    axes.errorbar(line.when, line.values, reach, fmt="none", color=colour, lw=1, capsize=0)
+    axes.plot(line.when, line.values, "o", ms=2.5, color=colour, clip_on=False)
+
 
 # Noise by trigger, as the plan has it: pictures and a table for the report.
 
@@ -233,10 +405,10 @@ def _trend(
     names = [f"{instant(low)} to {instant(high)}" for low, high in bounds]
     words = f"Final {aggregate.name} of key {label} by window"
     finite = np.flatnonzero(np.isfinite(values))
-    if series.unbroken(values) and len(finite) < len(windows):
+    if unbroken(values) and len(finite) < len(windows):
         since, _ = report.job.plan.timeline.window_bounds(int(windows[finite[0]]))
         words += f", in every one since {instant(since)}"
-    line = series.Series(when, values[drawn_windows], sds[drawn_windows])
+    line = Series(when, values[drawn_windows], sds[drawn_windows])
     return over_time(chart, line, names, aggregate, words, joined=False)
 
 
@@ -249,13 +421,13 @@ def _growth(
     instants = [line.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
     values, sds = floats(rows[aggregate.name]), floats(rows[f"{aggregate.name}_sd"])
     words = f"Released {aggregate.name} of key {label} by trigger"
-    drawn = series.Series([moment_of(at) for at in instants], values, sds)
+    drawn = Series([moment_of(at) for at in instants], values, sds)
     return over_time(chart, drawn, [instant(at) for at in instants], aggregate, words)
 
 
 def over_time(
     chart: str,
-    line: series.Series,
+    line: Series,
     names: Sequence[str],
     aggregate: Aggregate,
     words: str,
@@ -277,8 +449,8 @@ def over_time(
     ]
     words = f"{words}: {len(labels)} values, the last {with_error(*_last(values, sds, finite))}"
     when: list[datetime] = list(line.when)
-    bounds = series.bounds_of(aggregate)
-    picture = series.over_time(chart, series.Series(when, values, sds), bounds, words, joined)
+    bounds = bounds_of(aggregate)
+    picture = picture_over_time(chart, Series(when, values, sds), bounds, words, joined)
     return picture_fields(picture, labels)
 
 

@@ -13,10 +13,8 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.project.copying import read_project_text
-from dpstream.pipelines.project.inline import set_field
-from dpstream.pipelines.project.project import Project
-from dpstream.pipelines.project.write import write_project
+from dpstream.pipelines.project.copying import read_project_text, set_field
+from dpstream.pipelines.project.project import Project, write_project
 from dpstream.pipelines.session.config import Config, config_in, located
 from dpstream.pipelines.session.records.manifest import MANIFEST, read_manifest, refuse_table
 from dpstream.state.ledger.balances import widen

@@ -76,9 +76,15 @@ from dpstream.accounting.sessions.table import (
     quota_of,
 )
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.project.data_sets import account_of, is_session_table, secret_of
 from dpstream.pipelines.project.file_kinds import file_kind
-from dpstream.pipelines.project.project import Project, load_project, section_named
+from dpstream.pipelines.project.project import (
+    Project,
+    account_of,
+    is_session_table,
+    load_project,
+    secret_of,
+    section_named,
+)
 from dpstream.pipelines.project.sections import DimensionSection, TableSection
 from dpstream.pipelines.project.text import closest, duration_micros, instant_micros
 from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace

@@ -27,9 +27,7 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Budget, Category, Dimension, Space, Timestamp
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.charts import Picture
-from dpstream.pipelines.render.pages import pages
-from dpstream.pipelines.render.picture_fields import picture_fields
+from dpstream.pipelines.render.charts import Picture, pages, picture_fields
 from dpstream.pipelines.report.text import moment_of
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable

@@ -30,18 +30,23 @@ from dpstream.pipelines.ask.acceptance import limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.formats.receipt import answered_now, encoded, table_bytes, table_of
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
+from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of, stage_one
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded
-from dpstream.pipelines.sql.released import empty, outer, released
-from dpstream.pipelines.sql.rewrite import stage_one
 from dpstream.pipelines.sql.spread import Spread
-from dpstream.pipelines.sql.stage import LocalShards, Place, Stage, StageAnswer
+from dpstream.pipelines.sql.stage import (
+    LocalShards,
+    Place,
+    Stage,
+    StageAnswer,
+    empty,
+    outer,
+    released,
+)
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
-from dpstream.pipelines.tables.fitting import require_fitting
-from dpstream.pipelines.tables.inputs import FILES, place_of, stamps, table_parts
-from dpstream.pipelines.tables.registration import require_registered
+from dpstream.pipelines.tables.files import FILES, place_of, stamps, table_parts
+from dpstream.pipelines.tables.registration import require_fitting, require_registered
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History

@@ -150,8 +150,7 @@ class Cursor:
         """
         from dpstream.pipelines.ask.question import Asking
         from dpstream.pipelines.sql.ask import ask
-        from dpstream.pipelines.sql.explain import explain
-        from dpstream.pipelines.sql.texts import explained
+        from dpstream.pipelines.sql.explain import explain, explained
 
         if parameters:
             raise UsageError("parameters", "are not supported", "write literals in the statement")

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.tokens import TokenType
 
 from dpstream.accounting.composition import Limit, epsilon_spent
 from dpstream.accounting.errors import DpstreamError
@@ -20,12 +22,46 @@ from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.sql.query_plan import Question, question_of
-from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one
+from dpstream.pipelines.statements.allowed import MAX_CHARACTERS
+from dpstream.pipelines.statements.dialect import DpSql
+from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import read_history
+
+_EXPLAIN = "EXPLAIN"
+
+
+def split(text: str) -> list[str]:
+    """Return the statements of a text, divided by semicolons outside literals and comments.
+
+    Raises:
+        DpstreamError: the text cannot be read as SQL.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise refusal("too-large")
+    try:
+        tokens = DpSql().tokenize(text)
+    except (SqlglotError, RecursionError, ValueError, IndexError):
+        raise refusal("syntax") from None
+    out, begin, has_token = [], 0, False
+    for token in tokens:
+        if token.token_type == TokenType.SEMICOLON:
+            out += [text[begin : token.start]] if has_token else []
+            begin, has_token = token.end + 1, False
+        else:
+            has_token = True
+    return [*out, *([text[begin:]] if has_token else [])]
+
+
+def explained(text: str) -> str | None:
+    """Return the text after EXPLAIN; ``None`` if the text does not begin with it."""
+    stripped = text.lstrip()
+    if stripped[: len(_EXPLAIN)].upper() == _EXPLAIN and stripped[len(_EXPLAIN) :][:1].isspace():
+        return stripped[len(_EXPLAIN) :]
+    return None
 
 
 class Explained(NamedTuple):

@@ -4,7 +4,7 @@
 
 A row whose unit is found by a key is first joined with the row that owns it, in a shuffle by that
 key.  Shuffles use keyed hashes of units and of keys; no released byte depends on the number of
-shards.  Workers get a reference to the secret, never the secret, and write files (`handed`): the
+shards.  Workers get a reference to the secret, never the secret, and write files (`work`): the
 pipeline itself outputs only the numbers of finished shards.
 """
 
@@ -26,8 +26,7 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.one_shot.groups import keyed
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.sql.handed import place_of, write_counts, write_sums
-from dpstream.pipelines.sql.work import KINDS, Work
+from dpstream.pipelines.sql.work import KINDS, Work, place_of, write_counts, write_sums
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.files import Piece

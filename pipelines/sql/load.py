@@ -32,13 +32,19 @@ import msgspec
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.project.data_sets import account_of, is_session_table, secret_of, unit_of
-from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.project.project import (
+    Project,
+    account_of,
+    is_session_table,
+    load_project,
+    secret_of,
+    unit_of,
+)
 from dpstream.pipelines.project.sections import TableSection, UnitSection, Via
 from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
-from dpstream.pipelines.tables.inputs import identities
+from dpstream.pipelines.tables.files import identities
 from dpstream.state.private_log import keep_beside
 
 MAX_TABLES = 256

@@ -21,14 +21,12 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
-from dpstream.pipelines.sql.handed import place_of, read_counts, read_sums
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
-from dpstream.pipelines.sql.work import Work
+from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
-from dpstream.pipelines.tables.files import Piece, divisible, rows_of
-from dpstream.pipelines.tables.inputs import FILES, errors_of, files_of
+from dpstream.pipelines.tables.files import FILES, Piece, divisible, errors_of, files_of, rows_of
 from dpstream.state.locks import private_folder
 
 #: Rows of a piece of a file, and of a shard: a worker holds them as they were read, too.

@@ -36,12 +36,13 @@ from dpstream.pipelines.project.copying import (
     append_section,
     check_new_name,
     copied_section,
+    inline,
     read_project_text,
     section_text,
+    set_field,
     sink_of_copy,
     with_job,
 )
-from dpstream.pipelines.project.inline import inline, set_field
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import DpSql

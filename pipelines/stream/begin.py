@@ -1,7 +1,7 @@
 """Begin a run: store, run id, charge and manifest, in the order that gives the guarantee.
 
 A job's run is begun by `begin`; a plan without a job is run by `DPStream` or `begin_run` with a
-`frames.account`, which charges by the same functions.
+`frames.project_file`, which charges by the same functions.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.input_files import refuse_changed
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
@@ -23,7 +24,6 @@ from dpstream.pipelines.connectors.run_manifest import (
     refuse_lost_store,
     write_manifest,
 )
-from dpstream.pipelines.connectors.watch import refuse_changed
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.charging import check_begin, spend_of, unnamed_ledger
 from dpstream.pipelines.jobs.committed import Ledgered, check_tuning

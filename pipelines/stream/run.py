@@ -1,9 +1,20 @@
-"""Run a job that was begun: build the pipeline, publish what is committed, end in order."""
+"""Run a job that was begun: build the pipeline, publish what is committed, end in order.
+
+`dpstream run --fresh` moves the store and the releases of the existing run away first, so that a
+new run begins, with another run id, new noise and a new charge.
+
+Nothing is deleted or overwritten: store and releases stay in their folders under names with the
+run's id, and a job that names them can inspect or continue the old run.  All checks that can
+refuse the new run come before the first move.  After a kill between the moves, the same command
+completes them; after a kill that follows the moves, use the command without ``--fresh``: with it,
+another run is charged.
+"""
 
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -17,14 +28,14 @@ from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
-from dpstream.pipelines.connectors.cells import with_cells
 from dpstream.pipelines.connectors.files.source import FilesInput
+from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
-from dpstream.pipelines.connectors.query import with_query
+from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
-from dpstream.pipelines.connectors.replay.index import replay_bounds
-from dpstream.pipelines.connectors.replay.source import Replay
-from dpstream.pipelines.connectors.restored import (
+from dpstream.pipelines.connectors.replay.source import Replay, replay_bounds
+from dpstream.pipelines.connectors.run_manifest import (
     Catching,
     catch_up,
     complete,
@@ -34,16 +45,18 @@ from dpstream.pipelines.connectors.restored import (
     publish_missing,
 )
 from dpstream.pipelines.connectors.sink import Sink
-from dpstream.pipelines.connectors.watch import InputWatch
 from dpstream.pipelines.connectors.write import (
     CountDelivered,
     WriteDeadLetters,
     WriteReleases,
+    dead_letter_folder,
 )
+from dpstream.pipelines.jobs.charging import check_begin, folder_used, store_identity
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.text import duration_micros
+from dpstream.pipelines.runners.bounded import sparing_memory
 from dpstream.pipelines.runners.errors import Warn, coded, say
-from dpstream.pipelines.runners.memory import sparing_memory
 from dpstream.pipelines.runners.table import Engine, make_runner
 from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or_stop
 from dpstream.pipelines.stream import passes
@@ -51,8 +64,69 @@ from dpstream.pipelines.stream.begin import begin, leave
 from dpstream.pipelines.stream.passes import Due, due
 from dpstream.pipelines.stream.summary import Summary, summarised
 from dpstream.state import open as stores
+from dpstream.state.durable import sync_folders
 from dpstream.state.ledger.history import Accept
 from dpstream.state.retention import expire
+from dpstream.state.sqlite.file import alone
+
+
+def set_aside(job: Job, accept: Accept | None = None) -> dict[str, Path]:
+    """Move the store, the releases and the dead letters of a job's run away, if there are any.
+
+    Returns:
+        The present path of each part that existed, by its name.
+
+    Args:
+        accept: may refuse the new run by the charges before it, before anything is moved.
+
+    Raises:
+        UsageError: the store is a database or the releases are in no folder, so that they cannot
+            be moved.
+        DpstreamError: the new run would be refused.
+        RunError: a run has the store open, or the operating system cannot move a file.
+    """
+    store, folder = job.state.path, job.sink.folder
+    if store is None or folder is None:
+        field = "store" if store is None else "sink.kind"
+        raise UsageError(
+            "--fresh",
+            f"moves the old store and releases away, and {field} names a service, not a file",
+            "name another store and another place in sink: that is a new run as well",
+        )
+    check_begin(job, fresh=True, accept=accept)
+    secret_source(job).ring().destroy()
+    if not job.source.unbounded:
+        check_types(job)
+    stores.close_all()
+    identity = store_identity(job)
+    name = "before" if identity is None else identity.run_id[:12]
+    with alone(store) if store.exists() else contextlib.nullcontext():  # refused while it runs
+        return _moved(store, folder, dead_letter_folder(job), name)
+
+
+def _moved(store: Path, folder: Path, dead: Path, name: str) -> dict[str, Path]:
+    try:
+        releases = _renamed(folder, name) if folder.is_dir() and folder_used(folder) else None
+        letters = _renamed(dead, name) if dead.is_dir() else None
+        moved = _renamed(store, name) if store.exists() else None
+        parts = {"store": moved, "releases": releases, "dead letters": letters}
+        return {part: path for part, path in parts.items() if path is not None}
+    except OSError:
+        raise RunError(
+            "--fresh", "the old store or releases cannot be moved", "check the folder's rights"
+        ) from None
+
+
+def _renamed(path: Path, name: str) -> Path:
+    """Rename a file or folder to an unused name in its folder."""
+    names = (
+        f"{path.stem}-{name}{n}{path.suffix}" for n in ("", *(f"-{i}" for i in range(2, 1000)))
+    )
+    target = next(path.with_name(n) for n in names if not path.with_name(n).exists())
+    os.rename(path, target)
+    sync_folders([target])
+    return target
+
 
 #: Told (steps done, steps in all); both are public.
 Progress = Callable[[int, int], None]
@@ -107,47 +181,34 @@ def run_job(
             these are lines on stderr.
         through: for files that grow, the instant through which they are complete (see
             `pipelines.stream.passes`).
-        fresh: begin a new run at a new charge; the old one is moved away
-            (`pipelines.stream.fresh`).
+        fresh: begin a new run at a new charge; the old one is moved away.
         accept: may refuse a run that is not charged yet, by the charges before it.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
-    if fresh:
-        _set_aside(job, warn, accept)
-    launch = _RunOptions(runner, beam_args, progress, speed, stop, detach, warn, accept)
+    for name, path in (set_aside(job, accept) if fresh else {}).items():
+        warn(f"The old run's {name} moved to {path}.")
     result = None
     for pass_ in due(job, through):
-        result = _run(job, launch, pass_)
+        result = _run(job, pass_, runner, beam_args, progress, speed, stop, detach, warn, accept)
     return required(result, "there is at least one pass")
 
 
-def _set_aside(job: Job, warn: Warn, accept: Accept | None) -> None:
-    from dpstream.pipelines.stream.fresh import set_aside  # of few runs
-
-    for name, path in set_aside(job, accept)._asdict().items():
-        if path is not None:
-            warn(f"The old run's {name.replace('_', ' ')} moved to {path}.")
-
-
-class _RunOptions(NamedTuple):
-    """The options of a run; see ``run_job``."""
-
-    runner: str
-    beam_args: Sequence[str]
-    progress: Progress | None
-    speed: float | None
-    stop: threading.Event | None
-    detach: bool
-    warn: Warn
-    accept: Accept | None
-
-
-def _run(job: Job, launch: _RunOptions, pass_: Due | None) -> Result:
+def _run(
+    job: Job,
+    pass_: Due | None,
+    runner: str,
+    beam_args: Sequence[str],
+    progress: Progress | None,
+    speed: float | None,
+    stop: threading.Event | None,
+    detach: bool,
+    warn: Warn,
+    accept: Accept | None,
+) -> Result:
     """Run all of the input, or one pass over input that grows; see ``run_job``."""
-    progress, speed, stop, detach, warn, accept = launch[2:]
-    engine = make_runner(launch.runner, launch.beam_args)
+    engine = make_runner(runner, beam_args)
     source = input_of(job) if pass_ is None else pass_.source
     _check_engine(engine, source, speed)
     if pass_ is not None and (engine.kind.streaming or detach):

@@ -2,7 +2,7 @@
 records.
 
 ``Released`` is public: it is counted in what was published.  ``Records`` is exact and private: the
-command line shows it with ``--operator`` or on a terminal (`pipelines.cli.private_counts`), and it
+command line shows it with ``--operator`` or on a terminal (`pipelines.cli.parts`), and it
 never goes to files, metrics or reports.
 """
 
@@ -19,7 +19,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.files.sink import FileSink
-from dpstream.pipelines.connectors.restored import committed_names
+from dpstream.pipelines.connectors.run_manifest import committed_names
 from dpstream.pipelines.connectors.sink import Sink
 from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
 from dpstream.pipelines.jobs.job import Job

@@ -18,7 +18,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import require
 from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.inputs import sqlite_path
+from dpstream.pipelines.tables.files import quoted, sqlite_path
 from dpstream.state.connecting import CONNECT_SECONDS, connecting
 from dpstream.state.private_log import what_next
 
@@ -179,7 +179,7 @@ def _digits(modifier: int) -> int | None:
 
 
 def _remote(table: Table) -> str:
-    return ".".join(_quoted(part) for part in (table.remote or table.name).split("."))
+    return ".".join(quoted(part) for part in (table.remote or table.name).split("."))
 
 
 def remote_query(table: Table) -> str:
@@ -187,18 +187,14 @@ def remote_query(table: Table) -> str:
     remote = _remote(table)
     if table.kind == "postgresql":
         items = [
-            f"CAST({_quoted(c)} AS text) AS {_quoted(c)}" if kind in _AS_TEXT else _quoted(c)
+            f"CAST({quoted(c)} AS text) AS {quoted(c)}" if kind in _AS_TEXT else quoted(c)
             for c, kind in table.columns.items()
         ]
         return f"SELECT {', '.join(items)} FROM {remote}"
-    forms = [(_quoted(c), *_SQLITE.get(kind, _TEXT)) for c, kind in table.columns.items()]
+    forms = [(quoted(c), *_SQLITE.get(kind, _TEXT)) for c, kind in table.columns.items()]
     first = ", ".join(f"{example} AS {c}" for c, _, example in forms)
     rest = ", ".join(form.format(c=c) for c, form, _ in forms)
     return f"SELECT 1 AS {SENTINEL}, {first} UNION ALL SELECT 0, {rest} FROM {remote}"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _failed(table: Table, error: Exception) -> DpstreamError:

@@ -19,11 +19,20 @@ from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.formats.parquet import coded_batches, portions
-from dpstream.pipelines.tables.casts import casts, literal, quoted, typed
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
-from dpstream.pipelines.tables.files import Piece, rows_of, view
-from dpstream.pipelines.tables.inputs import FILES, files_of, table_parts
+from dpstream.pipelines.tables.files import (
+    FILES,
+    Piece,
+    casts,
+    files_of,
+    literal,
+    quoted,
+    rows_of,
+    table_parts,
+    typed,
+    view,
+)
 from dpstream.state.closing import Closing
 
 # Parquet and rows of databases with texts as bytes, one of which may be no UTF-8.

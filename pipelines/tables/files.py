@@ -1,21 +1,411 @@
 """Files as relations: the SELECTs that read a table's files, whole or in pieces.
 
-No row decides how another is read (`text_files`), and a part of a file is read as it is within the
+No row decides how another is read, and a part of a file is read as it is within the
 whole.
+
+A table's columns with the types of its catalog: what does not fit its type is NULL.
+
+CSV and JSON Lines as relations: no row decides how another is read.
+
+* A reader that starts in the middle of a CSV file may start inside a quoted field, and takes the
+  lines of that field for rows: one field's text makes rows of other units.  So a file of CSV is
+  read from its beginning, by one thread, and a row that is no good CSV is lost by itself (of a
+  quote that is never closed, to the next one: `registration` tells the owner).
+* JSON Lines have no line end inside a value.  They are read as lines and each is parsed by itself:
+  one that is no object, or is longer than `MAX_LINE`, is lost, and nothing else.
+
+The header of CSV and what a name says of its compression are public; nothing else is looked at to
+decide how a file is read.
+
+The files behind a catalog's tables: which they are, and what tells one state from another.
+
+A question is known by where its tables lie, never by their rows.  The content of files is digested
+only for the notes of declared keys (`registration`).
 """
 
 import contextlib
+import csv
+import glob
+import gzip
+import hashlib
+import io
 import os
-from typing import NamedTuple
+import stat
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.places import files_at
 from dpstream.pipelines.formats.parquet import refuse_large
-from dpstream.pipelines.tables.casts import casts, listed
-from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.inputs import files_of, is_not, without
-from dpstream.pipelines.tables.text_files import text_view
+from dpstream.pipelines.tables.catalog import Catalog, Table
+from dpstream.pipelines.tables.columns import sqlite_file
+from dpstream.pipelines.tables.row_types import DUCKDB
+from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
+
+FILES = ("parquet", "csv", "jsonl")
+#: Parameters of a server's address that say how to get in, and nothing of the rows.
+_SECRET = ("password", "passfile", "ssl")
+
+
+def files_of(table: Table) -> list[str]:
+    """A table's files, sorted; none of a server's.
+
+    Raises:
+        UsageError: there is none, or something else of that name.
+    """
+    if table.kind == "postgresql":
+        return []
+    if table.kind == "sqlite":
+        path = os.path.abspath(sqlite_path(table))
+        log = f"{path}-wal"  # what was committed and is not in the file yet
+        return [path, *([log] if _filled(log) else [])]
+    paths = sorted(path for path in glob.glob(table.place, recursive=True))
+    paths = [path for path in paths if not os.path.isdir(path)]
+    if not paths or not all(_regular(path) for path in paths):
+        raise no_file(table)
+    return [os.path.realpath(path) for path in paths]
+
+
+def no_file(table: Table) -> UsageError:
+    """Where its path leads to nothing."""
+    return UsageError(
+        f"table {table.name}", "matches no file, or something that is none", "correct its path"
+    )
+
+
+def errors_of(table: Table) -> list[DpstreamError]:
+    """All that is said of a table's files."""
+    return [no_file(table), without(table), is_not(table, "CSV"), is_not(table, "Parquet")]
+
+
+def is_not(table: Table, kind: str) -> RunError:
+    """Where a file is of another kind."""
+    return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
+
+
+def without(table: Table) -> RunError:
+    """Where a file is not as the catalog says."""
+    return RunError(
+        f"table {table.name}", "has a file without one of its columns", "correct its header"
+    )
+
+
+def sqlite_path(table: Table) -> str:
+    """The file of a SQLite address.
+
+    A journal that a killed program left is rolled back first: who only reads cannot do it, and
+    the bytes of the file are not its rows before.
+
+    Raises:
+        DpstreamError: that is not possible.
+    """
+    path = sqlite_file(table.place)
+    if _filled(f"{path}-journal"):
+        try:
+            with contextlib.closing(open_file(path)) as db:
+                db.execute("SELECT 1 FROM sqlite_master").fetchone()
+        except (sqlite3.Error, OSError) as error:
+            subject = Subject(f"table {table.name}", "database", lambda: _damaged(table))
+            raise refused(subject, error, path) from None
+    return path
+
+
+def table_parts(table: Table) -> list[bytes]:
+    """What tells a table's content from another; to be keyed before it is kept.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    parts = [f"{table.name}\0{table.kind}".encode()]
+    if table.kind == "postgresql":
+        parts.append(_address(table).encode())
+    for path in files_of(table):
+        try:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+                parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
+        except OSError:
+            raise _unreadable(table) from None
+    return parts
+
+
+def place_of(table: Table, folder: Path) -> bytes:
+    """Where a table lies, seen from a folder, as a part of a question's identity: no password, and
+    nothing of rows."""
+    if table.kind == "postgresql":
+        place = _address(table)
+    else:
+        place = os.path.relpath(sqlite_file(table.place), folder)
+    return f"{table.name}\0{table.kind}\0{place}".encode()
+
+
+def identities(table: Table) -> set[object]:
+    """What a table reads, however it is named: files, or the table of a database.
+
+    Names of a server's host and of views, and copies of files, are not seen through.
+    """
+    remote = table.remote or table.name
+    if table.kind == "postgresql":
+        address = urlsplit(table.place)
+        more = dict(parse_qsl(address.query))
+        hosts = address.netloc.rpartition("@")[2] or more.get("host", "")
+        port = "" if ":" in hosts else f":{more.get('port', 5432)}"
+        database = more.get("dbname", address.path.strip("/"))
+        name = remote if "." in remote else f"public.{remote}"
+        return {(hosts.lower() + port, database, name)}
+    if table.kind != "sqlite":
+        return set(files_at(table.place))
+    name = remote.rpartition(".")[2].lower()
+    return {(*file, name) for file in files_at(glob.escape(sqlite_file(table.place)))}
+
+
+def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, int, int]]:
+    """(path, bytes, times of change, inode) of every file: cheap, to notice a change in a run."""
+    out = []
+    for name in sorted(names):
+        for path in files_of(catalog.tables[name]):
+            try:
+                status = os.stat(path)
+            except OSError:
+                raise _unreadable(catalog.tables[name]) from None
+            own = status.st_ctime_ns, status.st_ino  # of a database also who reads it moves them
+            of_file = own if catalog.tables[name].kind in FILES else (0, 0)
+            out.append((path, status.st_size, status.st_mtime_ns, *of_file))
+    return out
+
+
+def _filled(log: str) -> bool:
+    """Whether a log has something; whoever reads a database may leave an empty one behind."""
+    try:
+        return os.path.getsize(log) > 0
+    except OSError:
+        return False
+
+
+def _address(table: Table) -> str:
+    """All of a server's address that decides which rows there are: no password."""
+    address = urlsplit(table.place)
+    try:
+        host = f"{address.hostname}\0{address.port}"
+    except ValueError:  # several hosts
+        host = address.netloc.rpartition("@")[2]
+    more = [(k, v) for k, v in parse_qsl(address.query, True) if not k.startswith(_SECRET)]
+    role = [] if address.username is None else [("user", unquote(address.username))]
+    suffix = "".join(f"\0{key}={value}" for key, value in sorted(role + more))
+    return f"{host}\0{address.path}\0{table.remote}{suffix}"
+
+
+def _regular(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _damaged(table: Table) -> PolicyError:
+    return PolicyError(f"table {table.name}", "is a damaged database", "restore it from a backup")
+
+
+def _unreadable(table: Table) -> RunError:
+    return RunError(
+        f"table {table.name}", "has a file that cannot be read", "check its permissions and disk"
+    )
+
+
+#: The first that there are.
+_FIRST = {
+    "DATE": "5877642-06-25 (BC)",
+    "TIMESTAMP": "290309-12-22 (BC) 00:00:00+00",
+    "DATETIME": "290309-12-22 (BC) 00:00:00",
+}
+
+
+def casts(
+    table: Table,
+    places: dict[str, str] | None = None,
+    row: str | None = None,
+    encoded: Collection[str] = (),
+) -> str:
+    """A table's columns with its types; texts that are units in one spelling (NFC).
+
+    Args:
+        places: names of the columns there; row: the struct that has them; encoded: those that
+            are bytes of texts.
+    """
+    items = []
+    for column in table.columns:
+        source = quoted(column if places is None else places[column])
+        source = source if row is None else f"{row}.{source}"
+        if column in encoded:
+            source = f"TRY(decode({source}))"
+        item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
+        if column in table.units and table.columns[column] == "STRING":
+            item = f"nfc_normalize({item})"
+        items.append(f"{item} AS {quoted(column)}")
+    return ", ".join(items)
+
+
+def _timely(table: Table, column: str, item: str) -> str:
+    """NULL for what is no time: a file may hold any bits, and DuckDB fails where it uses them.
+
+    So a filter by time skips no row groups: 0.06 CPU s more for 5M rows.  The bare predicate beside
+    it would be evaluated on those bits.
+    """
+    first = _FIRST.get(table.columns[column])
+    if first is None or table.kind in ("csv", "jsonl"):
+        return item
+    kind = typed(table, column)
+    in_range = f"{item} >= {kind} '{first}' OR {item} = {kind} '-infinity'"
+    return f"CASE WHEN {in_range} THEN {item} END"
+
+
+def typed(table: Table, column: str) -> str:
+    """DuckDB's type of a column; decimals of Parquet keep their own width."""
+    kind = table.columns[column]
+    if kind == "NUMERIC" and table.kind == "parquet":
+        with contextlib.suppress(OSError, pa.ArrowException, IndexError):
+            for field in pq.read_schema(files_of(table)[0]):
+                if field.name.lower() == column and pa.types.is_decimal(field.type):
+                    if field.type.precision <= 38:
+                        return f"DECIMAL({field.type.precision}, {field.type.scale})"
+                    break
+    return DUCKDB[kind]
+
+
+def listed(paths: list[str]) -> str:
+    """A list of texts."""
+    return f"[{', '.join(literal(p) for p in paths)}]"
+
+
+def literal(value: str) -> str:
+    """A literal of a text."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def quoted(value: str) -> str:
+    """A quoted name."""
+    return '"' + value.replace('"', '""') + '"'
+
+
+#: Bytes of the longest row of CSV, and of the longest line of JSON; longer ones are dropped.
+MAX_ROW, MAX_LINE = 2_000_000, 1 << 24
+_BUFFER = 1 << 25
+_PACKED = {".gz": "gzip", ".zst": "zstd"}
+#: No line of JSON has it, but escaped: a line is one column.
+_NEVER = "\x1f"
+
+
+def text_view(table: Table, paths: Sequence[str], strict: bool = False) -> str:
+    """A SELECT of some of a table's files of CSV or JSON Lines.
+
+    Args:
+        strict: fail at a row of CSV that would be dropped.
+
+    Raises:
+        RunError: a file of CSV has not the columns of the catalog.
+    """
+    alike: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for path in paths:
+        header = _header(table, path) if table.kind == "csv" else ()
+        alike[header, packed(path)].append(path)
+    read = _csv if table.kind == "csv" else _jsonl
+    return " UNION ALL ".join(
+        read(table, header, file_paths, how or "none", strict)
+        for (header, how), file_paths in alike.items()
+    )
+
+
+def _csv(
+    table: Table, header: tuple[str, ...], paths: list[str], packing: str, strict: bool
+) -> str:
+    """Dialect and columns are given, so that no row decides about them."""
+    names = ", ".join(f"{literal(f'c{i}')}: 'VARCHAR'" for i in range(len(header)))
+    places = {name.lower(): f"c{i}" for i, name in enumerate(header)}
+    missing = [c for c in table.columns if c not in places]
+    if missing:
+        raise without(table)
+    return (
+        f"SELECT {casts(table, places)} FROM read_csv({listed(paths)}, columns = {{{names}}}, "
+        "auto_detect = false, header = true, delim = ',', quote = '\"', escape = '\"', "
+        f"{_reading(packing, strict, MAX_ROW)}, parallel = false)"
+    )
+
+
+def _jsonl(table: Table, _: object, paths: list[str], packing: str, strict: bool) -> str:
+    """Each line by itself, whatever stands in the others."""
+    return f"SELECT {casts(table, row='line')} FROM ({_lines(table, paths, packing, strict)})"
+
+
+def _lines(table: Table, paths: list[str], packing: str, strict: bool) -> str:
+    form = "{" + ", ".join(f'"{column}":"VARCHAR"' for column in table.columns) + "}"
+    return (
+        f"SELECT TRY(json_transform(line, {literal(form)})) AS line, line AS source "
+        f"FROM read_csv({listed(paths)}, columns = {{'line': 'VARCHAR'}}, auto_detect = false, "
+        f"header = false, delim = '{_NEVER}', quote = '', escape = '', "
+        f"{_reading(packing, strict, MAX_LINE)})"
+    )
+
+
+def _reading(packing: str, strict: bool, most: int) -> str:
+    """A row that does not fit is dropped by itself, also one that strict rules take for a mess."""
+    drop = str(not strict).lower()
+    return (
+        f"ignore_errors = {drop}, strict_mode = false, max_line_size = {most}, "
+        f"buffer_size = {_BUFFER}, compression = '{packing}'"
+    )
+
+
+def bad_lines(table: Table) -> str:
+    """A SELECT of whether files of JSON Lines have a line that is no object, nor empty."""
+    alike: dict[str | None, list[str]] = defaultdict(list)
+    for path in files_of(table):
+        alike[packed(path)].append(path)
+    parts = (_lines(table, file_paths, how or "none", True) for how, file_paths in alike.items())
+    return (
+        f"SELECT COUNT(*) > 0 AS bad FROM ({' UNION ALL '.join(parts)}) "
+        "WHERE TRY(json_type(source)) IS DISTINCT FROM 'OBJECT' "
+        "AND trim(source, chr(32) || chr(9) || chr(13)) <> ''"
+    )
+
+
+def packed(path: str) -> str | None:
+    """How a file is compressed, as its name says."""
+    return _PACKED.get(os.path.splitext(path)[1].lower())
+
+
+@contextlib.contextmanager
+def unpacked(path: str) -> Iterator[BinaryIO]:
+    """The text of a file.
+
+    Raises:
+        OSError: it cannot be read, or not be unpacked, here or where it is read.
+    """
+    how = packed(path)
+    if how == "zstd":
+        with pa.input_stream(path, compression="zstd") as stream, io.BufferedReader(stream) as file:
+            yield file
+    else:
+        with gzip.open(path) if how == "gzip" else open(path, "rb") as plain:
+            yield plain  # type: ignore[misc]
+
+
+def _header(table: Table, path: str) -> tuple[str, ...]:
+    """The names in a CSV file's first line, and no byte of a row; they are public."""
+    try:
+        with unpacked(path) as file:
+            # What is not UTF-8 may stand in a row, and fails where that is read.
+            lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+            return tuple(next(csv.reader(lines), ()))
+    except (OSError, EOFError, csv.Error):
+        failure = is_not(table, "CSV")
+    raise failure
+
 
 #: A column that DuckDB's reader of Parquet adds: the number of a row in its file.
 _NUMBER = "file_row_number"

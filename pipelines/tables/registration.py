@@ -14,7 +14,7 @@ What may be said there, and why:
   somebody asks, whether a key is there twice.
 
 Before that every file is looked at for what is read as something else, or not at all: a quote that
-is never closed, a text that is not UTF-8 (`wellformed`).  A file of which some units' rows are gone
+is never closed, a text that is not UTF-8.  A file of which some units' rows are gone
 is as well formed as it was, so that here too neighbours have one outcome.
 
 A note is a MAC, under the secret, of the table's contents, types and key columns: it cannot be
@@ -22,28 +22,218 @@ made without the secret, fits no other contents, and says nothing of them.  Note
 beside the account.  Rows of a server can change without a mark: there a key counts as unique
 only if the server itself keeps it so, by a constraint, and the values are unique as the catalog
 reads them.
+
+Files that say what was meant: a check for the owner of the data, before anybody asks.
+
+A question reads malformed files too, for an error would tell of the rows: what does not fit is
+NULL, or its row is dropped.  But a quote of CSV that is never closed takes what follows it into
+one field, and a dropped row is missing in every answer.  Only the owner is told, and no value.
+
+Tables are as their catalog says, in names and types of columns: looked at before a charge.
+
+A column that is not there, or is of a type that the declared one has no value of, would fail, or be
+NULL in every row, when the question is paid.  Only headers, footers and a server's own description
+of its columns are read, no row.
+
+A declared key of a server is unique as statements see it only if no two of its values become one
+by the declared type; so a key of decimals has at most as many digits behind the point as those
+have.  In the other types below different values of the server stay different.
 """
 
+import codecs
 import contextlib
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.formats.parquet import coded_batches
 from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
-from dpstream.pipelines.tables.databases import enforces_unique
-from dpstream.pipelines.tables.engine import Engine
-from dpstream.pipelines.tables.fitting import require_fitting
-from dpstream.pipelines.tables.inputs import stamps, table_parts
-from dpstream.pipelines.tables.wellformed import check_files
+from dpstream.pipelines.tables.databases import ServerColumn, enforces_unique, server_columns
+from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
+from dpstream.pipelines.tables.files import (
+    FILES,
+    bad_lines,
+    columns_of,
+    files_of,
+    stamps,
+    table_parts,
+    unpacked,
+    view,
+)
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
+
+_BLOCK = 1 << 22
+_QUOTE = ord('"')
+#: What may stand before a quote that opens a field and after one that closes it.
+_BESIDE = np.frombuffer(b',\r\n"', np.uint8)
+
+
+def check_files(catalog: Catalog, table: Table) -> None:
+    """Refuse a table with a malformed file; a database's has none.
+
+    Raises:
+        RunError: a file is malformed; says the table and the rule, and no value.
+    """
+    if table.kind not in FILES:
+        return
+    fault = _parquet(table) if table.kind == "parquet" else _text(table)
+    if fault is None and table.kind != "parquet":
+        fault = _rows(catalog, table)
+    if fault is not None:
+        raise RunError(
+            f"table {table.name}", f"has a malformed file: {fault}", "write the file anew"
+        )
+
+
+def _parquet(table: Table) -> str | None:
+    """Texts are UTF-8: a reader of Parquet takes that for granted."""
+    try:
+        for path in files_of(table):
+            names = [name for name in columns_of(table, path) if name.lower() in table.columns]
+            for group in range(pq.read_metadata(path).num_row_groups):
+                with coded_batches(path, names, group) as (_, batches):
+                    for batch in batches:
+                        batch.validate(full=True)
+    except MemoryError:
+        raise
+    except (OSError, pa.ArrowException, UnicodeError):
+        return "a text is not UTF-8, or a page cannot be read"
+    return None
+
+
+def _text(table: Table) -> str | None:
+    """Every byte of CSV and JSON Lines."""
+    try:
+        for path in files_of(table):
+            with unpacked(path) as file:
+                if not _closed(file, table.kind == "csv"):
+                    return "a field of CSV has a quote that is not closed, or not doubled"
+    except UnicodeError:
+        return "a text is not UTF-8"
+    except (OSError, EOFError, zlib.error):
+        return "it cannot be read or unpacked"
+    return None
+
+
+def _closed(file: BinaryIO, quoted: bool) -> bool:
+    """Whether quotes are where RFC 4180 has them; the rest of a block is kept for the next.
+
+    Raises:
+        UnicodeError: it is not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    before, left, inside, block = b"\n", b"", 0, b" "
+    first = True
+    while block:
+        block = file.read(_BLOCK)
+        decoder.decode(block, final=not block)
+        if not quoted:
+            continue
+        if first:
+            first, block = False, block.removeprefix(codecs.BOM_UTF8) or block[:0]
+        data = np.frombuffer(before + left + (block or b"\n"), np.uint8)
+        at = 1 + np.flatnonzero(data[1:-1] == _QUOTE)
+        closing = (np.arange(len(at)) + inside) % 2
+        if not np.isin(data[at + 2 * closing - 1], _BESIDE).all():
+            return False
+        inside = (inside + len(at)) % 2
+        before, left = data[-2:-1].tobytes(), data[-1:].tobytes()
+    return not inside
+
+
+def _rows(catalog: Catalog, table: Table) -> str | None:
+    """Rows that a question would drop."""
+    with Engine(catalog, [table.name]) as engine:
+        try:
+            if table.kind == "csv":
+                engine.run(f"SELECT COUNT(*) AS n FROM ({view(table, None, strict=True)})")
+            elif engine.run(bad_lines(table))["bad"][0].as_py():
+                return "a line is no JSON object"
+        except MemoryLimitError:
+            raise
+        except RunError:
+            return "a row is too short or too long"
+    return None
+
+
+#: What a column of PostgreSQL is declared as; what is none of these, as STRING.
+_AS = {
+    "int2": "INT64",
+    "int4": "INT64",
+    "int8": "INT64",
+    "numeric": "NUMERIC",
+    "float4": "FLOAT64",
+    "float8": "FLOAT64",
+    "bool": "BOOL",
+    "bytea": "BYTES",
+    "date": "DATE",
+    "timestamptz": "TIMESTAMP",
+    "timestamp": "DATETIME",
+}
+#: Types whose values others have too.
+_WIDER = {"INT64": {"NUMERIC", "FLOAT64"}, "NUMERIC": {"FLOAT64"}}
+#: Digits behind the point of a decimal.
+_DIGITS = 9
+
+
+def require_fitting(catalog: Catalog, names: Iterable[str]) -> None:
+    """Refuse a question whose tables are not what the catalog says.
+
+    Raises:
+        DpstreamError: one is not, or cannot be looked at; names the table and the column.
+    """
+    for name in sorted(names):
+        table = catalog.tables[name]
+        if table.kind in FILES:
+            view(table, None)  # reads headers and footers
+            continue
+        keys = {column for of, columns in catalog.declared_keys if of == name for column in columns}
+        there = server_columns(table)
+        for column in table.columns:
+            _check(table, column, there.get(column), column in keys)
+
+
+def _check(table: Table, column: str, there: ServerColumn | None, key: bool) -> None:
+    if there is None:
+        raise _unfit(table, "is not there", "correct `remote` and `columns` of the table", column)
+    declared = table.columns[column]
+    if table.kind == "sqlite":
+        # What SQLite's types make of every value that a column takes.
+        never = {"INT64": ("text", "real"), "FLOAT64": ("text",)}.get(declared, ())
+        if there.type in never:
+            other = "STRING" if there.type == "text" else "FLOAT64"
+            raise _unfit(table, *_other(declared, other), column)
+        return
+    fits = _AS.get(there.type, "STRING")
+    if declared not in ("STRING", fits, *_WIDER.get(fits, ())):
+        raise _unfit(table, *_other(declared, fits), column)
+    rounds = there.type == "numeric" and (there.digits is None or there.digits > _DIGITS)
+    if key and declared == "NUMERIC" and rounds:
+        raise PolicyError(
+            f"table {table.name}, column {column}",
+            f"is a key whose values are told apart beyond {_DIGITS} digits behind the point",
+            "declare it as STRING",
+        )
+
+
+def _other(declared: str, fits: str) -> tuple[str, str]:
+    return f"is declared {declared}, but its database has {fits} there", f"declare it as {fits}"
+
+
+def _unfit(table: Table, rule: str, fix: str, column: str) -> DpstreamError:
+    return UsageError(f"table {table.name}, column {column}", rule, fix)
+
 
 # Declared keys are unique: checked when a catalog is registered.
 #

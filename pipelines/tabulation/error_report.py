@@ -42,8 +42,7 @@ from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.pages import pages
-from dpstream.pipelines.render.picture_fields import picture_fields
+from dpstream.pipelines.render.charts import pages, picture_fields
 from dpstream.pipelines.report.report import MARK
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.figure_errors import (

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.fields import arrow_columns, columns_of
 from dpstream.pipelines.formats.lines import BOM, MAX_LINE_BYTES, split, too_long, with_nul
+from dpstream.pipelines.formats.texts import arrow_columns, columns_of
 
 #: Faults of one rule and column of a file that are listed one by one; the rest is counted.
 MAX_LISTED = 10_000

@@ -38,9 +38,9 @@ from dpstream.pipelines.project.copying import (
     copied_section,
     read_project_text,
     section_text,
+    set_field,
     with_job,
 )
-from dpstream.pipelines.project.inline import set_field
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.text import duration_micros

@@ -48,9 +48,8 @@ from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
-from dpstream.pipelines.connectors.files.input_manifest import manifest, stamps
-from dpstream.pipelines.connectors.files.recorded import canonical_records, named_by, recorded
-from dpstream.pipelines.connectors.files.source import pieces
+from dpstream.pipelines.connectors.files.source import canonical_records, named_by, pieces, recorded
+from dpstream.pipelines.connectors.input_files import manifest, stamps
 from dpstream.pipelines.formats.compression import (
     HEAD_BYTES,
     BrokenFileError,

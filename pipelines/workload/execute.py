@@ -18,8 +18,8 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.jobs.cells import CELL, domain_digest
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import CELL, domain_digest
 from dpstream.pipelines.stream.run import Progress, Result, run_job
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.files import domain_text

@@ -12,8 +12,8 @@ import msgspec
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.jobs.cells import CELL, CellDomain, JobCells, cell_key
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import CELL, CellDomain, JobCells, cell_key
 from dpstream.pipelines.project.copying import place_beside
 
 _KINDS = ("count", "sum")
@@ -92,7 +92,7 @@ def domain_of_job(job: Job, workload: Workload, partial: bool = False) -> CellDo
     """Return the domain with its input columns.
 
     Args:
-        partial: see `jobs.cells.cell_key`.
+        partial: see `jobs.keys.cell_key`.
 
     Raises:
         UsageError: the columns do not fit the domain.

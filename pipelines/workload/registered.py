@@ -30,13 +30,13 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.connectors.files.input_manifest import stamps
 from dpstream.pipelines.connectors.files.source import batches, pieces
+from dpstream.pipelines.connectors.input_files import stamps
 from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
-from dpstream.pipelines.jobs.cells import CELL, CellDomain, domain_digest
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import CELL, CellDomain, domain_digest
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.estimate import Estimate, TableEstimate

@@ -35,7 +35,7 @@ from dpstream.accounting.workloads.factors import Factor
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
 from dpstream.pipelines.formats.receipt import Header, encoded, header_of
-from dpstream.pipelines.jobs.cells import domain_digest
+from dpstream.pipelines.jobs.keys import domain_digest
 from dpstream.pipelines.workload.estimate import Answers, Estimate, TableEstimate
 from dpstream.pipelines.workload.planning import MAX_ANSWERS
 from dpstream.state.disk_errors import file_errors

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 
 from dpstream.dp_transforms.one_shot import answers, bounding, estimates, partials
-from dpstream.pipelines.sql import rewrite, stage, work
+from dpstream.pipelines.sql import query_plan, stage, work
 from tests.audit.sabotage import Patch
 from tests.audit.sql_trials import Trial
 
@@ -55,7 +55,7 @@ _WIDE = wrapped(work, "grids_of", lambda real: lambda plan: {
     c.name: (c.grid, -(1 << 40), 1 << 40) for c in plan.columns if c.kind != "units"})  # fmt: skip
 _NO_CENTRE = _together(
     _NO_CLIP,
-    wrapped(rewrite.Grid, "middle", lambda real: 0),
+    wrapped(query_plan.Grid, "middle", lambda real: 0),
     wrapped(estimates, "middle_of", lambda real: lambda column: 0),
 )
 

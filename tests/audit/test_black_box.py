@@ -14,9 +14,8 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.dp_transforms import bounding, skipping, step
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
-from dpstream.pipelines.audit.audit import Ask, AuditResult, audit, visible_epsilon
+from dpstream.pipelines.audit.audit import Ask, AuditResult, audit, text, visible_epsilon
 from dpstream.pipelines.audit.run import Fixed
-from dpstream.pipelines.audit.view import text
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.audit.sabotage import Patch, with_tau
 from tests.audit.sabotaged import SABOTAGED

@@ -15,8 +15,8 @@ from dpstream.pipelines.audit import values as audit_values
 from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.connectors.files import source as files_source
 from dpstream.pipelines.jobs import secret
-from dpstream.pipelines.operate import account_view, doctor, state_view
-from dpstream.pipelines.report import releases as report_releases
+from dpstream.pipelines.operate import account_view, doctor, state_admin
+from dpstream.pipelines.report import data as report_releases
 from dpstream.pipelines.report import report
 from dpstream.pipelines.report import view as report_view
 from dpstream.pipelines.stream import begin as beginning
@@ -50,8 +50,8 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (INFO, stores, "open_store"),
     (INFO, SqliteStore, "completed"),
     (EXPORT, SqliteStore, "committed_releases"),
-    (EXPORT, state_view, "publish_committed"),
-    (EXPORT, state_view, "secret_source"),
+    (EXPORT, state_admin, "publish_committed"),
+    (EXPORT, state_admin, "secret_source"),
     (CHOOSE, choose, "tally"),
     (CHOOSE, choose, "noisy"),
     (CHOOSE, choose, "fingerprint_parts"),

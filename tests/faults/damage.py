@@ -201,7 +201,7 @@ def after_flip(made: Images, image: str, name: str, bit: int, scratch: Path) -> 
 
 def _export(case: Path) -> None:
     """``dpstream state releases``: the store's own releases."""
-    from dpstream.pipelines.operate.state_view import export
+    from dpstream.pipelines.operate.state_admin import export
 
     job = load_job(case / "dpstream.toml")
     export(job, case / "again", job.sink.file_kind)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.connectors import restored
+from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.stream import run as stream
@@ -111,13 +111,13 @@ def test_a_sink_that_did_not_change_is_not_compared_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[int]()
-    real = restored.publish_committed
+    real = run_manifest.publish_committed
 
     def counted(*args: Any) -> Any:
         calls.append(1)
         return real(*args)
 
-    monkeypatch.setattr(restored, "publish_committed", counted)
+    monkeypatch.setattr(run_manifest, "publish_committed", counted)
     run_job(place.job())
     assert calls == [], "the run itself has noted what it published"
     next((place.folder / "out").rglob("*.parquet")).unlink()
@@ -155,8 +155,8 @@ def test_a_note_is_taken_only_of_what_is_complete(
     sink = FileSink(place.folder / "out", "parquet")
     next((place.folder / "out").rglob("*.parquet")).unlink()
     run.open().set_metadata("published", None)
-    restored.note_complete(run, sink)
+    run_manifest.note_complete(run, sink)
     assert run.open().metadata("published") is None
-    restored.complete(run, sink)
+    run_manifest.complete(run, sink)
     assert run.open().metadata("published") == sink.content()
     run.destroy_keys()

@@ -22,7 +22,7 @@ from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables, named, read_metadata, swap_metadata
 from tests import accounts, emulator
 from tests.faults.processes import files
-from tests.pipelines.operate.test_state_view import PROJECT, with_account
+from tests.pipelines.operate.test_state_admin import PROJECT, with_account
 from tests.projects import typed
 from tests.refusing import CANARY, refusing
 

@@ -35,7 +35,7 @@ from tests import accounts, emulator
 from tests.faults.filecalls.commands import COMMANDS, STATEMENT
 from tests.faults.processes import files
 from tests.pipelines.ask.kinds import Outcome, typed
-from tests.pipelines.operate.test_state_view import with_account
+from tests.pipelines.operate.test_state_admin import with_account
 from tests.pipelines.session import small
 from tests.pipelines.sql.asking import COUNTED, FRESH, dp
 from tests.pipelines.tables import test_registration

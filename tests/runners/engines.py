@@ -18,7 +18,7 @@ import pytest
 
 from dpstream.pipelines.runners import parts
 from dpstream.pipelines.runners.guard import with_parent
-from dpstream.pipelines.runners.listeners import descendants
+from dpstream.pipelines.runners.job_servers import descendants
 from dpstream.pipelines.runners.table import Engine, make_runner
 from tests.runners import spike
 

@@ -14,7 +14,7 @@ from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import ClockTick, WallClock, clock_tick_of
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
 from dpstream.dp_transforms.telemetry import forget_error
-from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from dpstream.pipelines.runners.table import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
 from tests.dp_transforms.beam.test_workers import Once
 from tests.dp_transforms.runs import PLANS, stream_of

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dpstream.pipelines.connectors.folder.close import close_files
-from dpstream.pipelines.connectors.folder.files import Files
+from dpstream.pipelines.connectors.folder.source import Files
 from dpstream.pipelines.connectors.folder.store import place
+from dpstream.pipelines.connectors.folder.watch import close_files
 from dpstream.pipelines.connectors.registry import input_of
 from tests.drive import letters_of, rows_of
 from tests.folders import MakeFolderJob, data, make_folder_job, positions, write

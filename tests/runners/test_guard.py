@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.runners.guard import with_parent
-from dpstream.pipelines.runners.listeners import descendants, listeners
+from dpstream.pipelines.runners.job_servers import descendants, listeners
 from tests.faults.flink import job_at
 from tests.runners import prism
 from tests.runners.engines import ROOT, need_flink

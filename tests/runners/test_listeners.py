@@ -13,7 +13,7 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.runners import parts
-from dpstream.pipelines.runners.listeners import Listener, beyond_loopback, descendants, listeners
+from dpstream.pipelines.runners.job_servers import Listener, beyond_loopback, descendants, listeners
 from dpstream.pipelines.runners.table import RUNNERS
 from dpstream.pipelines.runners.worker_pool import LoopbackPool
 from dpstream.pipelines.stream.run import run_job

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from dpstream.pipelines.runners.memory import sparing_memory
+from dpstream.pipelines.runners.bounded import sparing_memory
 
 ARRAYS = """
 import resource
 import numpy as np
-from dpstream.pipelines.runners.memory import sparing_memory
+from dpstream.pipelines.runners.bounded import sparing_memory
 with sparing_memory():
     for turn in range(11):
         if turn == 1:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dpstream.dp_transforms.telemetry import Deliveries
-from dpstream.pipelines.connectors.folder.close import close_files, rfc3339
+from dpstream.pipelines.connectors.folder.watch import close_files, rfc3339
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.metrics import Ports, serving
-from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from dpstream.pipelines.runners.table import PRISM_WHOLE_BUNDLES
 from dpstream.pipelines.stream.run import run_job
 from tests.audit.leaks import hits, make_job
 from tests.folders import CANARY, job_text, write

@@ -14,7 +14,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.telemetry import forget_error
 from dpstream.pipelines.runners.errors import coded
-from dpstream.pipelines.runners.listeners import descendants
+from dpstream.pipelines.runners.job_servers import descendants
 from dpstream.pipelines.runners.table import make_runner
 from tests.bench.common import tree_seconds
 from tests.runners import prism

@@ -12,7 +12,7 @@ import pytest
 from dpstream.dp_transforms.beam import buffer
 from dpstream.dp_transforms.beam.clock import Announced, ClockTick, clock_tick_of
 from dpstream.dp_transforms.flow import DPStream
-from dpstream.pipelines.runners import settings as runner_settings
+from dpstream.pipelines.runners import table as runner_settings
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected

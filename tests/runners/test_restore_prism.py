@@ -12,10 +12,9 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms import batches
-from dpstream.pipelines.connectors.folder.close import close_files
+from dpstream.pipelines.connectors.folder.watch import close_files
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.operate.state_admin import restore
-from dpstream.pipelines.operate.state_view import info
+from dpstream.pipelines.operate.state_admin import info, restore
 from tests.folders import write
 from tests.runners.prism import binary, run_while, wait_for
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from dpstream.pipelines.connectors import write as sinks
-from dpstream.pipelines.connectors.folder.close import close_files
-from dpstream.pipelines.connectors.folder.watch import Markers
+from dpstream.pipelines.connectors.folder.watch import Markers, close_files
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
-from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
+from dpstream.pipelines.connectors.pubsub import client as pubsub_puller
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job

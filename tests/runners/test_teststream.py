@@ -20,7 +20,7 @@ from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import Announced
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
-from dpstream.pipelines.runners.settings import PRISM_WHOLE_BUNDLES
+from dpstream.pipelines.runners.table import PRISM_WHOLE_BUNDLES
 from dpstream.state import open as stores
 from tests.runners.feed import Collect, Feed, collected
 from tests.runners.prism import binary, engine

@@ -18,7 +18,7 @@ import grpc
 import pytest
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
-from dpstream.pipelines.runners import listeners
+from dpstream.pipelines.runners import job_servers
 from dpstream.pipelines.runners import worker_pool as pools
 from dpstream.pipelines.runners.guard import with_parent
 from tests.runners.engines import ROOT, Pool, worker_pool
@@ -220,7 +220,7 @@ def test_nothing_of_a_killed_pool_is_left(who: str, engine: tuple[Engine, str]) 
         assert parent.stdout is not None
         pool = Pool(parent.stdout.readline().split()[-1].rstrip("."), parent.pid)
         worker = start(pool, engine[1])
-        own = [pid for pid in listeners.descendants(parent.pid) if _is_pool(pid)]
+        own = [pid for pid in job_servers.descendants(parent.pid) if _is_pool(pid)]
         assert len(own) == 1
         if who == "parent":
             parent.kill()

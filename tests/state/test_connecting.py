@@ -59,7 +59,7 @@ def topic(_: str) -> None:
 
 
 def big_table(address: str) -> None:
-    from dpstream.pipelines.connectors.bigquery.table import SEAL_SCHEMA, BigQueryTables
+    from dpstream.pipelines.connectors.bigquery.sink import SEAL_SCHEMA, BigQueryTables
     from tests.bigquery_server import client
 
     BigQueryTables(lambda: client(address)).look("project.set.table", SEAL_SCHEMA)

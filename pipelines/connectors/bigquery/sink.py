@@ -10,29 +10,267 @@ Buffers only, not as Arrow.
 
 Tables (``python -m dpstream.pipelines.connectors.bigquery.sink JOB`` prints their definition):
 the releases, key ``release_id``; and ``TABLE_seals`` (name, run_id, value), key ``name``, for seals
-and manifests, named and worded as in `pipelines.connectors.messages`.  A seal is appended after all
+and manifests, named and worded as in `pipelines.connectors.sink`.  A seal is appended after all
 its rows are acknowledged.
+
+One BigQuery table through its Storage Write API: what it is, its rows, appending to it.
+
+The client keeps connections; a request that may pass is sent again here, because the client's own
+retries end where a stream of requests has begun.
+
+Rows go as Protocol Buffers.  Field names are column names; times are int64 micros; a null is a
+field left out.  Bytes are text of hex digits, as in the other sinks: a column of bytes can be no
+primary key.
 """
 
+import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.connectors.bigquery.table import (
-    SEAL_SCHEMA,
-    BigQueryTables,
-    bigquery_type,
-    rows_of,
+from dpstream.pipelines.connectors.google_client import (
+    LOOK_SECONDS,
+    ServiceClient,
+    failed,
+    imported,
+    retry,
 )
-from dpstream.pipelines.connectors.messages import ControlMessage, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.connectors.sink import ControlMessage, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.formats.encodings import as_hex
+
+#: The change that a row stands for: a pseudo column beside the table's own.
+CHANGE_TYPE, UPSERT = "_CHANGE_TYPE", "UPSERT"
+SEAL_SCHEMA = pa.schema([("name", pa.string()), ("run_id", pa.string()), ("value", pa.string())])
+#: Bytes of rows in one request (the service takes 10 MB).
+_REQUEST_BYTES = 4 << 20
+#: One connection, and how many requests (of 4 MB) it carries.
+CALL_SECONDS, CALL_REQUESTS = 60.0, 8
+_STORAGE = "google.cloud.bigquery_storage_v1"
+_MAKE = "make it: python -m dpstream.pipelines.connectors.bigquery.sink JOB prints its definition"
+
+
+class ColumnType(NamedTuple):
+    """A column's type in BigQuery, in the Storage Write API, and of the field of a row."""
+
+    sql: str
+    api: str
+    field: str
+
+
+def bigquery_type(kind: pa.DataType) -> ColumnType:
+    """What an Arrow type is there.
+
+    Raises:
+        UsageError: none fits.
+    """
+    tests: list[tuple[Any, tuple[str, str, str]]] = [
+        (pa.types.is_timestamp, ("TIMESTAMP", "TIMESTAMP", "TYPE_INT64")),
+        (pa.types.is_boolean, ("BOOL", "BOOL", "TYPE_BOOL")),
+        (pa.types.is_signed_integer, ("INT64", "INT64", "TYPE_INT64")),
+        (pa.types.is_floating, ("FLOAT64", "DOUBLE", "TYPE_DOUBLE")),
+        (pa.types.is_string, ("STRING", "STRING", "TYPE_STRING")),
+        (pa.types.is_fixed_size_binary, ("STRING", "STRING", "TYPE_STRING")),
+        (pa.types.is_binary, ("STRING", "STRING", "TYPE_STRING")),
+    ]
+    for is_kind, types in tests:
+        if is_kind(kind):
+            return ColumnType(*types)
+    raise UsageError("key", f"of Arrow type {kind} has no column in BigQuery", "cast it")
+
+
+@functools.lru_cache(maxsize=8)
+def message_type(schema: pa.Schema) -> Any:
+    """The message class of a row; the same for the same columns."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    row = descriptor_pb2.DescriptorProto(name="Row")
+    types = [(f.name, bigquery_type(f.type).field) for f in schema]
+    for number, (name, kind) in enumerate([*types, (CHANGE_TYPE, "TYPE_STRING")], 1):
+        row.field.add(name=name, number=number, label="LABEL_OPTIONAL", type=kind)
+    file = descriptor_pb2.FileDescriptorProto(name="dpstream_row.proto", syntax="proto2")
+    file.message_type.append(row)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Row"))
+
+
+def rows_of(batch: pa.RecordBatch) -> list[bytes]:
+    """Every row as the bytes of an upsert; the same for the same row."""
+    make = message_type(batch.schema.remove_metadata())
+    table = as_hex(pa.Table.from_batches([batch]))
+    for i, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type):
+            micros = table.column(i).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+            table = table.set_column(i, field.name, micros)
+    return [
+        make(
+            **{k: v for k, v in row.items() if v is not None}, **{CHANGE_TYPE: UPSERT}
+        ).SerializeToString(deterministic=True)
+        for row in table.to_pylist()
+    ]
+
+
+def requests_of(stream: str, schema: pa.Schema, rows: Iterable[bytes]) -> Iterator[Any]:
+    """The requests of one connection: none is larger than the service takes."""
+    from google.cloud.bigquery_storage_v1 import types
+    from google.protobuf import descriptor_pb2
+
+    described = descriptor_pb2.DescriptorProto()
+    message_type(schema.remove_metadata()).DESCRIPTOR.CopyToProto(described)
+    for part in _parts(rows):
+        data = types.AppendRowsRequest.ProtoData(
+            writer_schema=types.ProtoSchema(proto_descriptor=described),
+            rows=types.ProtoRows(serialized_rows=part),
+        )
+        yield types.AppendRowsRequest(write_stream=stream, proto_rows=data, trace_id="dpstream")
+
+
+def _parts(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
+    part, size = list[bytes](), 0
+    for row in rows:
+        if part and size + len(row) > _REQUEST_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += len(row)
+    if part:
+        yield part
+
+
+def write_client() -> Any:
+    """The service's client with the account's own rights."""
+    return imported("bigquery", _STORAGE).BigQueryWriteClient()
+
+
+class BigQueryTables(ServiceClient):
+    """The tables that a client writes to.
+
+    Args:
+        client: makes it.
+        seconds: how long the service may be away, which is time in which nothing gets through.
+    """
+
+    service = "BigQuery"
+
+    def __init__(
+        self, client: Callable[[], Any] | None = None, seconds: float = SINK_SECONDS
+    ) -> None:
+        super().__init__("sink.table")
+        self._make, self._seconds = client or write_client, seconds
+
+    def look(self, table: str, schema: pa.Schema) -> None:
+        """Refuse a table that is not there, or that cannot take these columns.
+
+        Raises:
+            UsageError: the client is not installed.
+            PolicyError, RunError.
+        """
+        client, types = self._reached(), imported("bigquery", f"{_STORAGE}.types")
+        from google.api_core import exceptions
+
+        request = {"name": _stream(table), "view": types.WriteStreamView.FULL}
+        try:
+            stream = client.get_write_stream(
+                request, timeout=LOOK_SECONDS, retry=retry(LOOK_SECONDS)
+            )
+            fields = stream.table_schema.fields
+        except exceptions.NotFound:
+            raise RunError("sink.table", f"{_which(table)}is not there", _MAKE) from None
+        except Exception as error:
+            raise failed("sink.table", error, "cannot be reached") from None
+        wrong = _misfits(schema, fields)
+        if wrong:
+            raise PolicyError("sink.table", f"{_which(table)}does not fit: {wrong}", _MAKE)
+
+    def append(self, table: str, schema: pa.Schema, rows: Iterable[bytes]) -> None:
+        """Append rows and wait until all are acknowledged.
+
+        A few requests make one call; what of it is not acknowledged is sent again, and the
+        deadline begins anew with the next call.
+
+        Raises:
+            RunError: refused, or not acknowledged in time; some may be applied.
+        """
+        client, stream = self._open(), _stream(table)
+        from google.api_core import exceptions
+
+        requests = iter(requests_of(stream, schema, rows))
+        try:
+            while left := deque(islice(requests, CALL_REQUESTS)):
+                retry(self._seconds)(_call)(client, stream, left)
+        except DpstreamError:
+            raise
+        except exceptions.RetryError as error:
+            raise failed("sink.table", error.cause, "did not take a release") from None
+        except Exception as error:
+            raise failed("sink.table", error, "did not take a release") from None
+
+    @override
+    def _made(self) -> Any:
+        return self._make()
+
+    @override
+    def _end(self, client: Any) -> None:
+        client.transport.close()
+
+
+def _call(client: Any, stream: str, left: deque[Any]) -> None:
+    """One connection: every request, and an answer to each, which takes it from what is left."""
+    from google.api_core import exceptions
+
+    where = (("x-goog-request-params", f"write_stream={stream}"),)
+    answers = client.append_rows(iter([*left]), retry=None, timeout=CALL_SECONDS, metadata=where)
+    for _ in _accepted(answers):
+        left.popleft()  # answers come in the order of the requests
+    if left:
+        raise exceptions.ServiceUnavailable("the connection ended early")
+
+
+def _accepted(answers: Any) -> Iterator[Any]:
+    """Answers that are no refusal; a refusal is raised as the error that its code means."""
+    from google.api_core import exceptions
+
+    for answer in answers:
+        if answer.error.code or answer.row_errors:
+            code = answer.error.code or 3  # a row's error: an invalid argument
+            raise exceptions.from_grpc_status(int(code), "refused")
+        yield answer
+
+
+def _misfits(schema: pa.Schema, fields: Iterable[Any]) -> str:
+    """What hinders a table from taking rows of a schema, in words; '': nothing."""
+    there = {column.name.lower(): column for column in fields}
+    wrong = []
+    for field in schema:
+        column = there.pop(field.name.lower(), None)
+        if column is None:
+            wrong.append(f"no column {field.name}")
+        elif column.type_.name != bigquery_type(field.type).api or column.mode.name == "REPEATED":
+            wrong.append(f"{field.name} is no {bigquery_type(field.type).sql}")
+    if any(column.mode.name == "REQUIRED" for column in there.values()):
+        wrong.append("it requires a column that no release has")
+    return ", ".join(wrong)
+
+
+def _stream(table: str) -> str:
+    project, dataset, name = table.split(".")
+    return f"projects/{project}/datasets/{dataset}/tables/{name}/streams/_default"
+
+
+def _which(table: str) -> str:
+    """Words for the second of the tables."""
+    return "TABLE_seals " if table.endswith("_seals") else ""
+
 
 #: A column's name in BigQuery (those with a leading ``_`` are its own for the most part) that is a
 #: field's name in Protocol Buffers as well.

@@ -5,18 +5,33 @@ consecutive rows of one file, and schema metadata ``dpstream.partition`` (index 
 the manifest) and ``dpstream.offset`` (int64 number of the first row), decimal ASCII; or, where
 files are small, of runs of such rows with a list of each (``batches.ROWS``).  A row's position
 depends on the files alone, never on ``batch_rows``, on the runner or on what is read together.
+
+Files in the place of a job's own source: other data of the same schema, read by its ingest.
+
+`dpstream choose --proxy` and `report --truth` read such files.  A source without end gives stamps
+and message ids of its own, which no file has: there the event time is the stamp.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
+import msgspec
 import pyarrow as pa
 from apache_beam.pvalue import TaggedOutput
 from typing_extensions import override
 
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.ingest.records import (
+    Canonicaliser,
+    canonical_public_keys,
+    public_key_ids,
+)
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.connectors.files.input_manifest import (
+from dpstream.pipelines.connectors.input_files import (
     SourceFile,
     fingerprint_parts,
     identity_part,
@@ -32,20 +47,10 @@ from dpstream.pipelines.connectors.inputs import (
     reading,
     refusal,
 )
-from dpstream.pipelines.formats.compression import (
-    checked_codec,
-    plain,
-    refuse_packed_parquet,
-)
+from dpstream.pipelines.connectors.query import in_cells, queried
+from dpstream.pipelines.formats.compression import checked_codec, plain, refuse_packed_parquet
 from dpstream.pipelines.formats.parquet import read_row_group, row_groups
-from dpstream.pipelines.formats.rows import (
-    Part,
-    Reason,
-    Refused,
-    Rows,
-    refuse,
-    unreadable,
-)
+from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows, refuse, unreadable
 from dpstream.pipelines.formats.small import (
     SMALL_BYTES,
     TOGETHER_BYTES,
@@ -56,6 +61,9 @@ from dpstream.pipelines.formats.small import (
 )
 from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_text
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.pipelines.project.job_parts import GIVEN_COLUMNS
 from dpstream.state.disk_errors import file_errors
 
 #: What one element of work is: (kind, partition, path, row group, first row).  The kind of a
@@ -306,3 +314,62 @@ class JoinedFiles(Input):
     @override
     def files(self) -> tuple[SourceFile, ...]:
         return self._files
+
+
+def recorded(job: Job, pattern: str, field: str) -> Job:
+    """The job with recorded files for its source.
+
+    Args:
+        pattern: absolute path or glob.
+        field: the option that named them, for errors.
+
+    Raises:
+        UsageError: nothing tells of which kind the files are.
+    """
+    replace, source = msgspec.structs.replace, job.source
+    if not source.unbounded:
+        return replace(job, source=replace(source, path=pattern))
+    kind = file_kind(pattern) or source.format
+    if kind not in ("parquet", "csv", "jsonl"):
+        raise UsageError(
+            field,
+            f"names no kind of files, and table.format is '{source.kind}'",
+            "give a path that ends in .parquet, .csv or .jsonl",
+        )
+    plan = job.plan
+    if plan.stamp in GIVEN_COLUMNS:
+        plan = replace(plan, stamp="event_time")
+    if plan.record_id is not None and plan.record_id.column in GIVEN_COLUMNS:
+        plan = replace(plan, record_id=None)
+    files = type(source)(kind, pattern, plan.stamp, query=source.query)
+    return replace(job, source=files, plan=plan)
+
+
+def canonical_records(job: Job, plan: Plan, ring: KeyRing) -> Iterator[pa.RecordBatch]:
+    """The usable records of a job's files in the stream's own canonical form, batch after batch.
+
+    Args:
+        plan: by which they are taken in; its timeline may be another than the job's.
+        ring: keys of the ids.
+
+    Raises:
+        UsageError: no file, or a column is missing.
+        RunError: the operating system cannot read a file.
+    """
+    public = None
+    if plan.public_keys is not None:
+        public = public_key_ids(plan, ring, canonical_public_keys(plan, read_public_keys(job)))
+    ingest = Canonicaliser(plan, ring, public)
+    for batch in in_cells(job, queried(job, batches(job))):
+        yield ingest(batch)[0]
+
+
+@contextlib.contextmanager
+def named_by(field: str) -> Iterator[None]:
+    """What is wrong with recorded files is said of the option that named them."""
+    try:
+        yield
+    except DpstreamError as error:
+        if error.field != "table.path":
+            raise
+        raise type(error)(field, error.rule, error.fix) from None

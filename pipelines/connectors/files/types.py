@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
-from dpstream.pipelines.connectors.files.input_manifest import SourceFile, manifest
+from dpstream.pipelines.connectors.input_files import SourceFile, manifest
 from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
 from dpstream.pipelines.formats.texts import ANEW, csv_header
 from dpstream.pipelines.jobs.job import Job

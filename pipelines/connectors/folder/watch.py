@@ -1,4 +1,4 @@
-"""What has newly been closed in a folder that grows: the source without Beam.
+"""What has newly been closed in a folder that grows: the source without its pipeline.
 
 Two ways to know.  **Markers**: objects ``_closed/<RFC 3339 instant>.jsonl`` (or, so that a listing
 stays short, ``_closed/<date>/...``), written whole by the producer in the order of their
@@ -12,11 +12,21 @@ nothing was closed.
 
 What has been seen is a floor and some hundred (instant, digest of the name) above it, so that
 entries that turn up a little late are not lost, and a folder of a million files needs no more.
+
+Close files of a folder that grows: write the next marker, whole or not at all.
+
+To be called by one producer at a time after its files are complete.  Files are closed by this
+call: their rows get its instant as stamp.  Call it often, also without files: until the next
+marker nothing is released.
 """
 
 import bisect
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.ingest.columns import instant
@@ -30,10 +40,13 @@ from dpstream.pipelines.connectors.folder.store import (
     of_the_name,
     place,
 )
-from dpstream.pipelines.formats.jsonl import read_jsonl
+from dpstream.pipelines.connectors.inputs import wall_micros
+from dpstream.pipelines.formats.lines import read_jsonl
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.project.file_kinds import READ_SUFFIXES
 from dpstream.pipelines.project.text import instant_micros
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.durable import put_once
 
 #: Entries above the floor.
 LOOK_BACK = 512
@@ -234,3 +247,66 @@ class Settled:
     def _counts(self, file: ListedFile) -> bool:
         name = file.name
         return name.endswith(self.suffixes) and is_name(name) and not is_hidden(name)
+
+
+def close_files(path: str | Path, files: Iterable[str] = (), at: int | None = None) -> str:
+    """Write a marker that names files.
+
+    Args:
+        path: the folder or its URL.
+        files: names below it, with ``/``.
+        at: the marker's instant in micros (default: now); after that of the last marker.
+
+    Returns:
+        The marker's name below the folder.
+
+    Raises:
+        UsageError: a name that is none, or is no file; no later instant.
+        RunError: the folder cannot be read or written.
+    """
+    folder, at, names = Folder(str(path)), wall_micros() if at is None else at, list(files)
+    for name in names:
+        if not is_name(name) or folder.info(name) is None:
+            raise UsageError(
+                "file",
+                "is not one below the folder",
+                "give its name relative to the folder, with /",
+            )
+    if any(closed >= at for closed, _ in Markers(folder).instants(nothing_seen(0, True))):
+        raise UsageError("marker", "is not later than the last one", "check the clock")
+    closed = rfc3339(at - 1)
+    lines = b"".join(msgspec.json.encode({"file": n, "closed": closed}) + b"\n" for n in names)
+    instant = rfc3339(at)
+    marker = f"{MARKERS}/{instant[:10]}/{instant}.jsonl"
+    with file_errors("folder", "cannot be written"):
+        _put(folder, marker, lines)
+    return marker
+
+
+def new_files(path: str | Path) -> list[str]:
+    """Files that no marker names yet, sorted; hidden ones do not count.
+
+    Raises:
+        UsageError, RunError: see `close_files`.
+    """
+    folder = Folder(str(path))
+    with file_errors("folder", "cannot be read"):
+        steps = Markers(folder).steps(nothing_seen(0, True), 1 << 62)
+        named = {file[0] for step in steps for file in step.files}
+        names = {file.name for file in folder.list()}
+    return sorted(name for name in names - named if is_name(name) and not is_hidden(name))
+
+
+def rfc3339(micros: int) -> str:
+    """An instant with microseconds, in UTC."""
+    seconds, rest = divmod(micros, 1_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:06d}Z"
+
+
+def _put(folder: Folder, name: str, data: bytes) -> None:
+    """Make a file, whole or not at all; an object store writes no others."""
+    if folder.local:
+        put_once(Path(folder.path(name)), data)
+        return
+    with folder.open().open_output_stream(folder.path(name)) as stream:
+        stream.write(data)

@@ -17,14 +17,15 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.batches import key_fields, release_schema
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
-from dpstream.pipelines.connectors.messages import (
+from dpstream.pipelines.connectors.sink import (
+    Name,
+    RunManifest,
     SealMessage,
     digest_of,
     is_row,
     manifest_key,
     seal_key,
 )
-from dpstream.pipelines.connectors.sink import Name, RunManifest
 from dpstream.pipelines.formats.encodings import rows_of_text
 from dpstream.pipelines.jobs.job import Job
 

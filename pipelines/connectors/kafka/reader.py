@@ -20,11 +20,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError
+from dpstream.pipelines.connectors.inputs import ReaderPool
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.client import name_of
-from dpstream.pipelines.connectors.unbounded import ReaderPool
-from dpstream.pipelines.formats.jsonl import Objects
-from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, runs
 
 #: What Kafka calls a stamp that the broker gave (1: the producer did).

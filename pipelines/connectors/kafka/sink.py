@@ -36,18 +36,16 @@ from dpstream.pipelines.connectors.kafka.topic import (
     KafkaTopic,
     TopicDescription,
 )
-from dpstream.pipelines.connectors.messages import (
-    ReleaseMessages,
-    is_row,
-    messages_of,
-    seal_key,
-)
 from dpstream.pipelines.connectors.sink import (
     Name,
     PublishedRelease,
     ReadableSink,
+    ReleaseMessages,
     RunManifest,
+    is_row,
+    messages_of,
     name_of_release,
+    seal_key,
 )
 
 

@@ -1,21 +1,32 @@
 """Pub/Sub's client as the source uses it: a subscription's settings, seek, acknowledgements.
 
 What the service says about an error never leaves: its texts may quote names or requests.
+
+Pulls of one reader, and what they say of the messages that are still to come.
+
+A pull waits at the service until there is something; it is a call in the background whose answer
+the reader picks up, so that bundles stay short and no answer is thrown away by a
+timeout: messages of a lost answer come again only after the acknowledgement deadline.
 """
 
 import functools
 import re
+import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import grpc
 from google.api_core import exceptions
+from google.api_core.gapic_v1.routing_header import to_grpc_metadata
 from google.cloud.pubsub_v1 import SubscriberClient
+from google.pubsub_v1.types import PullRequest, PullResponse
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.pipelines.connectors.google_client import retry
-from dpstream.state.connecting import reach
+from dpstream.state.connecting import PASSING, reach
 
 #: Messages of one acknowledgement.
 ACK_MESSAGES = 1_000
@@ -123,3 +134,186 @@ def _answer_of(ask: Any) -> Any:
             "table.subscription", f"cannot be reached ({kind})", "check network and credentials"
         )
     raise refused
+
+
+#: Messages of one pull (the service's most), and how long it waits (then it is asked again).
+PULL_MESSAGES, PULL_SECONDS = 1_000, 90.0
+#: How long the service may be away before the job fails; the pause after a fault.
+LOST_SECONDS, PAUSE_SECONDS = 600.0, 1.0
+#: A pull that waits for so long says that there is nothing.
+QUIET_SECONDS = 1.0
+#: An answer that was picked up later than that: nobody pulled in between.
+GAP_SECONDS = 0.25
+#: Ages of messages are looked at over that time.
+HORIZON_SECONDS = 10.0
+_PULL = "/google.pubsub.v1.Subscriber/Pull"
+
+
+class Ages:
+    """What is known of the messages that are still to come, from pulls alone.
+
+    The service has no order and does not tell the oldest message that waits.  What is assumed: a
+    pull that waited for `QUIET_SECONDS` says that nothing waits; while messages come, those
+    to come are not older (at delivery) than the oldest of the last `HORIZON_SECONDS`.  Nothing
+    is said before the first of the two has been seen, nor in the first ``hold`` seconds.
+    """
+
+    def __init__(self, now: float, hold: float = 0.0) -> None:
+        self._begun, self._quiet_since, self._settled = now, now, False
+        self._hold_until = now + hold
+        self._ages: deque[tuple[float, int]] = deque()
+
+    def hold(self, until: float) -> None:
+        """Messages may come again that were here before."""
+        self._hold_until = max(until, self._hold_until)
+
+    def came(self, now: float, oldest: int) -> None:
+        """Messages came, the oldest of them ``oldest`` micros old."""
+        self._quiet_since = now
+        while self._ages and self._ages[-1][1] <= oldest:
+            self._ages.pop()
+        self._ages.append((now, oldest))
+
+    def gap(self, now: float) -> None:
+        """Nobody pulled for a while."""
+        self._quiet_since = now
+
+    def failed(self, now: float) -> None:
+        """A pull failed: nothing is known until another one has waited."""
+        self._quiet_since = self._begun = now
+        self._settled = False
+
+    def age(self, now: float) -> int | None:
+        """Messages to come are at most so old (micros); ``None``: not known."""
+        if now < self._hold_until:
+            return None
+        if now - self._quiet_since >= QUIET_SECONDS:
+            self._ages.clear()
+            self._settled = True
+            return 0
+        while self._ages and now - self._ages[0][0] > HORIZON_SECONDS:
+            self._ages.popleft()
+        self._settled = self._settled or now - self._begun > HORIZON_SECONDS
+        return (self._ages[0][1] if self._ages else 0) if self._settled else None
+
+
+class PulledMessages(NamedTuple):
+    """What a reader picked up: Pub/Sub's ``ReceivedMessage``s (protobuf), and `Ages.age`."""
+
+    messages: list[Any]
+    age: int | None
+
+
+class Puller:
+    """Pulls of one reader, one at a time, in the background.
+
+    Args:
+        subscription: its full name.
+        hold: seconds in which messages may come again that a reader before this one had.
+    """
+
+    def __init__(self, subscription: str, hold: float = 0.0) -> None:
+        channel = client().transport.grpc_channel
+        self._pull = channel.unary_unary(
+            _PULL,
+            request_serializer=PullRequest.serialize,
+            response_deserializer=PullResponse.pb().FromString,
+        )
+        self._request = PullRequest(subscription=subscription, max_messages=PULL_MESSAGES)
+        self._metadata = [to_grpc_metadata([("subscription", subscription)])]
+        self._call: Any = None
+        self.used = time.monotonic()
+        #: Messages that the reader will have claimed after this bundle; ``None``: not known.
+        self.claimed: int | None = None
+        self._ages = Ages(self.used, hold)
+        self._answered = self.used
+        self._lost_since: float | None = None
+        self._pause_until = 0.0
+
+    def take(self, most: int, seconds: float, more_seconds: float) -> PulledMessages:
+        """Messages that come within ``seconds``; after the first ones, within ``more_seconds``.
+
+        Raises:
+            RunError: the subscription is gone, may not be read, or is away for too long.
+        """
+        messages: list[Any] = []
+        until = time.monotonic() + seconds
+        while len(messages) < most and (left := until - time.monotonic()) > 0:
+            answer = self._answer(left)
+            if answer is None:
+                break
+            if answer:
+                if not messages:
+                    until = min(until, time.monotonic() + more_seconds)
+                messages += answer
+                self._ages.came(time.monotonic(), _oldest(answer))
+        self.used = time.monotonic()
+        self.claimed = None if self.claimed is None else self.claimed + len(messages)
+        return PulledMessages(messages, self._ages.age(self.used))
+
+    def stands(self, claimed: int, hold: float) -> None:
+        """A bundle begins.  Where the runner went back, or a bundle failed, what this puller
+        gave comes again within ``hold`` seconds."""
+        if self.claimed not in (None, claimed):
+            self._ages.hold(time.monotonic() + hold)
+        self.claimed = claimed
+
+    def _answer(self, seconds: float) -> list[Any] | None:
+        """The messages of the pull that waits; ``None``: it still does, or failed."""
+        now = time.monotonic()
+        if now < self._pause_until:
+            time.sleep(min(seconds, self._pause_until - now))
+            return None
+        if self._call is None:
+            self._ask()
+        try:
+            answer = self._call.result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return None
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            code = self._call.code()
+            self._call = None
+            self._failed(code)
+            return None
+        self._lost_since = None
+        if time.monotonic() - self._answered > GAP_SECONDS:
+            self._ages.gap(time.monotonic())
+        self._ask()
+        return list(answer.received_messages)
+
+    def _ask(self) -> None:
+        def note(_: Any) -> None:
+            self._answered = time.monotonic()
+
+        self._call = self._pull.future(self._request, timeout=PULL_SECONDS, metadata=self._metadata)
+        self._call.add_done_callback(note)
+
+    def _failed(self, code: grpc.StatusCode) -> None:
+        now = time.monotonic()
+        self._ages.failed(now)
+        self._lost_since = self._lost_since or now
+        self._pause_until = now + PAUSE_SECONDS
+        if code.name not in PASSING or now - self._lost_since > LOST_SECONDS:
+            raise RunError(
+                "table.subscription",
+                f"cannot be pulled ({code.name})",
+                "check that it exists, the network and credentials, and run again",
+            ) from None
+
+    def close(self) -> None:
+        """Give up the pull that waits; messages that it had come again."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+def _oldest(messages: list[Any]) -> int:
+    """Age of the oldest of some messages in micros, not below 0."""
+    first = min(publish_micros(m.message) for m in messages)
+    return max(0, time.time_ns() // 1_000 - first)
+
+
+def publish_micros(message: Any) -> int:
+    """When a message was published."""
+    at = message.publish_time
+    return int(at.seconds) * 1_000_000 + int(at.nanos) // 1_000

@@ -1,11 +1,11 @@
 """The sink of Pub/Sub: a message per row, a seal per release, in order within a window.
 
-Nothing can be listed or read back from a topic (see `pipelines.connectors.messages`).  Delivery
+Nothing can be listed or read back from a topic (see `pipelines.connectors.sink`).  Delivery
 is at least once, and a worker that is killed before the seal writes the rows again: **subscribers
 keep one message per name** (attribute ``release_id`` of a row, ``name`` of a seal or manifest), and
 all of one name are the same bytes.
 
-Messages (value as in `pipelines.connectors.messages`) carry the attributes ``kind`` (``row``,
+Messages (value as in `pipelines.connectors.sink`) carry the attributes ``kind`` (``row``,
 ``seal``, ``run``), ``run_id``, ``window`` and ``trigger``, and run and window as ordering key: a
 subscription that keeps the order delivers a seal after its rows.  The service takes about 1 MB/s of
 one ordering key.
@@ -29,8 +29,7 @@ from dpstream.pipelines.connectors.google_client import (
     imported,
     retry,
 )
-from dpstream.pipelines.connectors.messages import ControlMessage, OutgoingRelease, WriteOnlySink
-from dpstream.pipelines.connectors.sink import Name
+from dpstream.pipelines.connectors.sink import ControlMessage, Name, OutgoingRelease, WriteOnlySink
 
 #: What the client is given before the oldest is acknowledged.
 HELD_MESSAGES, HELD_BYTES = 20_000, 64 << 20

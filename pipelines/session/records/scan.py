@@ -47,7 +47,7 @@ from dpstream.pipelines.session.records.parts import (
     reading,
     stamp_of,
 )
-from dpstream.pipelines.tables.casts import literal
+from dpstream.pipelines.tables.files import literal
 from dpstream.state.closing import Closing
 
 #: Entries of a list that is looked up; rows of the small table of boxes; boxes that are an OR.

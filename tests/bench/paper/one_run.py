@@ -23,7 +23,7 @@ from dpstream.accounting.errors import (
     RunError,
     UsageError,
 )
-from dpstream.pipelines.connectors.files.input_manifest import manifest
+from dpstream.pipelines.connectors.input_files import manifest
 from dpstream.pipelines.jobs.job import Job
 
 

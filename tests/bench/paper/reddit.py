@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.jsonl import read_jsonl
+from dpstream.pipelines.formats.lines import read_jsonl
 from dpstream.pipelines.formats.rows import Refused
 from tests.bench.paper.synth import (
     DAY_MICROS,

@@ -90,10 +90,10 @@ CHECKS = (
     Check("races", f"{ASK}::test_processes_that_ask_at_once_at_the_limit",
           {"stream": "tests/pipelines/stream/test_begin.py::test_many_begin_at_once"}),
     Check("`fresh`", f"{ASK}::test_as_of_and_fresh_are_new_charges",
-          {"stream": "tests/pipelines/stream/test_fresh.py::"
+          {"stream": "tests/pipelines/stream/test_run.py::"
                      "test_a_changed_number_is_one_command"}),
     Check("`fresh` continues what was cut off", f"{ASK}::test_fresh_continues_what_was_cut_off",
-          {"stream": "tests/pipelines/stream/test_fresh.py::"
+          {"stream": "tests/pipelines/stream/test_run.py::"
                      "test_after_half_of_the_moves_the_same_command_goes_on"}),
     Check("`as_of`", f"{ASK}::test_as_of_and_fresh_are_new_charges",
           {"stream": "its windows name the times; other input is another job or `--fresh`"}),

@@ -1,4 +1,7 @@
-"""``dpstream audit``: what it says, what it leaves alone, and the shapes of jobs it can audit."""
+"""``dpstream audit``: what it says, what it leaves alone, and the shapes of jobs it can audit.
+
+An audit in words and as a picture: what refutes is named.
+"""
 
 import json
 import logging
@@ -14,17 +17,32 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.evidence.bounds import Parts
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.evidence.bounds import Claim, Parts, ProvenBound, Scores
 from dpstream.accounting.evidence.design import designs
 from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise import secret_source as references
-from dpstream.pipelines.audit.audit import Ask, audit
-from dpstream.pipelines.audit.rows import Released, rows_of, table_of, totals
-from dpstream.pipelines.audit.run import Fixed, audited_plan, sides
-from dpstream.pipelines.audit.selection import crossing, first_tests, visible_mu
-from dpstream.pipelines.audit.values import read_trials
+from dpstream.pipelines.audit.audit import (
+    Alone,
+    Ask,
+    AuditResult,
+    Family,
+    audit,
+    draw,
+    picture,
+    text,
+)
+from dpstream.pipelines.audit.run import (
+    Fixed,
+    Released,
+    audited_plan,
+    rows_of,
+    sides,
+    table_of,
+    totals,
+)
+from dpstream.pipelines.audit.values import crossing, first_tests, read_trials, visible_mu
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests import accounts
@@ -326,3 +344,40 @@ def test_cells_that_share_their_noise_are_no_trials(make_job: MakeJob) -> None:
     mixed = replace(job, plan=replace(job.plan, cells=cells))
     with pytest.raises(UsageError, match="share their noise"):
         audit(mixed, Ask())
+
+
+CLAIM = Claim(1.0, 1e-9, 0.5, 1e-10, 5e-10, 1e-12)
+
+
+def result(mu: float, at_least: float = 0.0) -> AuditResult:
+    rng = np.random.default_rng(1)
+    bound = ProvenBound(mu, 0.3, 0.2, 0.4, 0.5, 0, 1.0, (500, 400))
+    scores = Scores(rng.standard_normal(500), rng.standard_normal(400) + mu)
+    families = [Family("values", "own words", 0.45, bound, scores, 1000)]
+    return AuditResult("h", CLAIM, families, Alone(3, 2000, at_least, 1), 1.5, Ask())
+
+
+def test_a_consistent_audit() -> None:
+    rendered = text(result(0.25))
+    assert "Verdict     consistent" in rendered and "confidence 99%" in rendered
+    assert (
+        "mu >= 0.25" in rendered
+        and "own words" in rendered
+        and "3 of 2,000 keys of 1 unit(s)" in rendered
+    )
+
+
+@pytest.mark.parametrize(("mu", "at_least", "who"), [(0.6, 0.0, "values"), (0.1, 0.1, "alone")])
+def test_what_refutes_is_named(mu: float, at_least: float, who: str) -> None:
+    audit = result(mu, at_least)
+    assert audit.refuted and f"REFUTED by {who}:" in text(audit)
+    assert picture(audit).axes[0].get_title(loc="left").startswith("REFUTED")
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    draw(result(0.25), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    for path in (tmp_path / "none" / "x.png", tmp_path / "x.exe"):
+        with pytest.raises(RunError) as error:
+            draw(result(0.25), path)
+        assert error.value.field == "--picture"

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from dpstream.pipelines.audit import run as module
-from dpstream.pipelines.audit.rows import TrialRows, table_of
-from dpstream.pipelines.audit.run import Fixed, Runner, TrialInput
-from dpstream.pipelines.audit.selection import _inputs
+from dpstream.pipelines.audit.run import Fixed, Runner, TrialInput, TrialRows, table_of
+from dpstream.pipelines.audit.values import _inputs
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job
 

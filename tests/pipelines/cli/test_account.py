@@ -1,10 +1,15 @@
-"""``dpstream account``: made by a command, looked into, and its limit changed."""
+"""``dpstream account``: made by a command, looked into, and its limit changed.
+
+``dpstream secret``: a new key is for its owner only, and never written over.
+"""
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.open import read_history
 from tests import accounts
 from tests.pipelines.cli.called import call, examples_of, printed, refused
@@ -97,3 +102,22 @@ def test_options_of_the_project_file_do_not_go_with_a_path(tmp_path: Path) -> No
     accounts.create(path, "b")
     for option in (("--env", "live"), ("--set", "data_set.b.secret=x"), ("--project", "p.toml")):
         assert "--env" in refused("account", "show", path, *option)
+
+
+def test_each_command_has_examples() -> None:
+    assert examples_of("secret", "new") and examples_of("secret", "check")
+
+
+def test_a_new_key_is_the_owners_alone(tmp_path: Path) -> None:
+    key = tmp_path / "noise.secret"
+    assert call("secret", "new", key).exit_code == 0
+    assert key.stat().st_mode & 0o777 == 0o600
+    before = key.read_bytes()
+    outcome = call("secret", "new", key)
+    assert outcome.exit_code != 0 and key.read_bytes() == before
+    assert before.hex() not in outcome.output
+
+
+def test_a_test_key_is_told(make_job: Callable[..., Job]) -> None:
+    output = call("secret", "check", "--project", make_job().path).output
+    assert "INSECURE" in output and "0f0f" not in output

@@ -1,4 +1,7 @@
-"""``dpstream report``: its examples; a run without releases gets a page too."""
+"""``dpstream report``: its examples; a run without releases gets a page too.
+
+``dpstream demo``: its examples, and a job that is not one.
+"""
 
 import re
 import signal
@@ -57,3 +60,14 @@ def test_a_served_page(make_job: Callable[..., Job]) -> None:
             assert b"What was released" in answer.read()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+
+
+def test_examples_of_demo() -> None:
+    assert examples_of("demo") == ["dpstream demo", "dpstream demo --folder flights"]
+
+
+def test_what_lies_in_the_folder_is_used_and_checked(tmp_path: Path) -> None:
+    for name in ("flights.parquet", "flights.secret", "dpstream.toml"):
+        (tmp_path / name).write_text("SECRET")
+    assert "SECRET" not in refused("demo", "--folder", tmp_path)
+    assert (tmp_path / "dpstream.toml").read_text() == "SECRET"

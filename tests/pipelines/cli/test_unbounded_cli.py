@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.connectors import restored
+from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
@@ -393,6 +393,6 @@ def test_keep_releases(tmp_path: Path) -> None:
 
 def test_committed_names_are_in_public_order(job: Path) -> None:
     run, _ = begin(load_job(job))
-    names = list(restored.committed_names(run, run.open()))
+    names = list(run_manifest.committed_names(run, run.open()))
     assert names == [(w, t) for w in range(5) for t in (1, 2, 3)][:14]
     run.destroy_keys()

@@ -32,7 +32,7 @@ from dpstream.pipelines.connectors.inputs import (
     TRIGGER_TIMES_AHEAD,
     Backpressure,
 )
-from dpstream.pipelines.connectors.restored import Catching
+from dpstream.pipelines.connectors.run_manifest import Catching
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
 from tests.streams import KEYS, STEP, begin, generate, make_plan

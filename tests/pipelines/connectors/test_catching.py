@@ -11,7 +11,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.beam.delivery import delivered_through, named
 from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.files.sink import FileSink
-from dpstream.pipelines.connectors.restored import Catching, diverged
+from dpstream.pipelines.connectors.run_manifest import Catching, diverged
 from dpstream.state import open as stores
 from dpstream.state import transfer
 from dpstream.state.ledger import lineage as tokens

@@ -1,4 +1,7 @@
-"""A job's query between its source and the flow: rows, dead letters, releases, stores."""
+"""A job's query between its source and the flow: rows, dead letters, releases, stores.
+
+Batches with the cells of their rows.
+"""
 
 from pathlib import Path
 
@@ -6,19 +9,29 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from apache_beam.testing.util import assert_that
+from apache_beam.testing.util import assert_that, equal_to
 from msgspec.structs import replace
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.connectors.files.recorded import recorded
-from dpstream.pipelines.connectors.files.source import batches
-from dpstream.pipelines.connectors.query import QueryRows, queried, query_of, with_query
+from dpstream.accounting.strategies.cells.mixing import mixed
+from dpstream.accounting.strategies.cells.strategy import identity
+from dpstream.pipelines.connectors.files.source import batches, recorded
+from dpstream.pipelines.connectors.query import (
+    QueryRows,
+    in_cells,
+    queried,
+    query_of,
+    with_cells,
+    with_query,
+)
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
+from dpstream.pipelines.workload.of_job import cells_job
 from dpstream.state import open as stores
 from tests.pipelines.sql.visited import all_rows, rows, with_text
+from tests.pipelines.workload.survey import survey, workload
 
 _TEXT = (
     "SELECT s.section AS page, v.n AS x FROM visits AS v LEFT JOIN sections AS s "
@@ -124,3 +137,18 @@ def test_releases_do_not_depend_on_batches(batch_rows: int, tmp_path: Path) -> N
         stores.close_all()
         releases.append(read_releases(job.sink.path))
     assert releases[0].num_rows > 0 and releases[0].equals(releases[1])
+
+
+def test_with_and_without_beam(tmp_path: Path) -> None:
+    plain = survey(tmp_path, 50)
+    job = cells_job(plain, workload(), mixed(identity(workload()), workload().sizes), False)
+    read = list(batches(job))
+    assert list(in_cells(plain, read)) == read
+    numbers = [cell for b in in_cells(job, read) for cell in b.column("cell").to_pylist()]
+    assert len(numbers) == 50 and None in numbers and max(c for c in numbers if c is not None) < 10
+    with beam.Pipeline() as pipeline:
+        given = pipeline | beam.Create(read)
+        cells = with_cells(given, job) | beam.FlatMap(lambda b: b.column("cell").to_pylist())
+        assert_that(cells, equal_to(numbers))
+    assert with_cells(given, plain) is given
+    assert isinstance(read[0], pa.RecordBatch)

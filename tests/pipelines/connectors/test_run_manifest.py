@@ -1,4 +1,7 @@
-"""A sink's manifests: whose releases it holds, and stores that are not the run's."""
+"""A sink's manifests: whose releases it holds, and stores that are not the run's.
+
+Committed releases of a stream without end, written again.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +10,19 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.dp_transforms.flow import ReleaseCallback
+from dpstream.pipelines.connectors.files.sink import FileSink, release_path
 from dpstream.pipelines.connectors.run_manifest import (
     _refuse_foreign,
+    committed_names,
+    publish_committed,
     published_epoch,
     refuse_lost_store,
 )
 from dpstream.pipelines.connectors.sink import FORMAT, RunManifest
+from dpstream.state import open as stores
 from tests.pipelines.connectors.files.test_sink import release
+from tests.streams import begin, make_plan
 from tests.written import write_release
 
 MINE = RunManifest(FORMAT, "abc", 1, "hash", "csv")
@@ -56,3 +64,22 @@ def test_a_new_store_never_adds_to_releases_that_are_there(
     write_release(tmp_path / "used", "csv", release(0, 1, ["a"]))
     with pytest.raises(PolicyError):
         refuse_lost_store(FileSink(str(tmp_path / "used"), "csv"))
+
+
+BOUNDED = make_plan(triggers=4, windows=3, slide=2)
+ENDLESS = msgspec.structs.replace(
+    BOUNDED, timeline=msgspec.structs.replace(BOUNDED.timeline, end=None)
+).check()
+
+
+def test_a_stream_without_end_can_be_published_again(tmp_path: Path) -> None:
+    run, line = begin(ENDLESS, tmp_path / "a.db", shards=2), ENDLESS.timeline
+    assert list(committed_names(run, run.open())) == []
+    release = ReleaseCallback(run)()
+    for shard, upto in ((0, 7), (1, 6)):
+        assert list(release(shard, [], upto, 0).outputs)
+    done = [(w, c - line.base(w)) for c in range(1, 7) for w in line.windows_at(c)]
+    assert list(committed_names(run, run.open())) == done and len(done) > 6
+    assert publish_committed(run, FileSink(tmp_path / "out", "parquet")) == len(done)
+    assert all((tmp_path / "out" / release_path(*name, "parquet")).exists() for name in done)
+    stores.close_all()

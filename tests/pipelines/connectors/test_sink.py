@@ -1,21 +1,37 @@
-"""The sink of a job: fields of its kind and no others; where dead letters go."""
+"""The sink of a job: fields of its kind and no others; where dead letters go.
 
+A release as messages: names and bytes are functions of it alone, and the seal comes last.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
+from typing_extensions import override
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import (
     ReadableSink,
+    RunManifest,
+    SealMessage,
+    WriteOnlySink,
+    digest_of,
     holds_release,
+    is_row,
+    manifest_key,
     manifests_of,
+    messages_of,
     releases_of,
+    seal_key,
     unsealed_of,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
-from dpstream.pipelines.report.releases import inventory
+from dpstream.pipelines.report.data import inventory
+from tests.pipelines.connectors.files.test_sink import release
 from tests.published import Published
 
 KAFKA = 'kind = "kafka"\ntopic = "t"\nservers = "b:9092"'
@@ -84,3 +100,88 @@ def test_what_cannot_be_read_back_says_so(place: Published, sink: str) -> None:
         holds_release(target, pa.record_batch({}))
     with pytest.raises(PolicyError, match="--abandon"):
         target.prepare(restoring=True)
+
+
+class Noted(WriteOnlySink):
+    """Keeps what it is given, in order."""
+
+    kind = "pubsub"
+    field = "sink.topic"
+
+    def __init__(self, run_id: str | None = None) -> None:
+        super().__init__(run_id)
+        self.put: list[Any] = []
+
+    @property
+    @override
+    def place(self) -> str:
+        return "t"
+
+    @property
+    @override
+    def description(self) -> str:
+        return "topic t"
+
+    @override
+    def _put_rows(self, releases: Sequence[Any]) -> None:
+        self.put += [(r.run_id, key) for r in releases for key in r.messages.keys]
+
+    @override
+    def _put_control_messages(self, messages: Sequence[Any]) -> None:
+        self.put += [m.name for m in messages]
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+def test_each_row_has_its_release_id_for_a_name() -> None:
+    batch = release(12, 5, ["a"])
+    messages = messages_of(batch)
+    assert messages.name == (12, 5) and messages.keys == [bytes(range(7, 23)).hex()]
+    assert is_row(messages.keys[0]) and not is_row(seal_key((12, 5)))
+    assert msgspec.json.decode(messages.values[0])["key"] == "a"
+    assert messages.seal == SealMessage(
+        "seal", 12, 5, 1, digest_of([(messages.keys[0], messages.values[0])])
+    )
+    assert messages_of(release(12, 6, [])).seal.rows == 0
+
+
+def test_the_digest_is_of_the_set_of_rows() -> None:
+    rows = [("b", b"1"), ("a", b"2")]
+    assert digest_of(rows) == digest_of(rows[::-1])
+    assert len({digest_of(rows), digest_of(rows[:1]), digest_of([("b", b"1"), ("c", b"3")])}) == 3
+    assert digest_of([("a", b"12")]) != digest_of([("a", b"1"), ("b", b"2")])
+
+
+def test_names_of_seals_and_manifests() -> None:
+    assert seal_key((12, 5)) == "seal-000012-000005"
+    assert (manifest_key(0), manifest_key(1)) == ("run", "run-epoch-1")
+
+
+def test_a_seal_is_written_when_all_rows_are_there() -> None:
+    sink = Noted()
+    with pytest.raises(RunError) as error:
+        sink.write([release(0, 1, ["a"])])
+    assert error.value.field == "sink"
+    sink.put_manifest(RunManifest(1, "r1", 2, "hash", "pubsub"))
+    row = bytes(range(7, 23)).hex()
+    assert sink.write([release(0, 1, ["a"]), release(0, 2, [])]) == [(0, 1), (0, 2)]
+    assert sink.put == [
+        "r1/run-epoch-2", ("r1", row), "r1/seal-000000-000001", "r1/seal-000000-000002",
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_read_back_cannot_be_compared() -> None:
+    sink = Noted("r1")
+    sink.prepare()
+    for refused in (lambda: sink.prepare(restoring=True), lambda: sink.write([], True)):
+        with pytest.raises(PolicyError) as error:
+            refused()
+        assert error.value.field == "sink.kind"
+    assert sink.put == []
+
+
+def test_a_batch_says_its_release_or_is_none() -> None:
+    with pytest.raises((KeyError, TypeError, RunError)):
+        messages_of(pa.RecordBatch.from_pydict({"x": [1]}))

@@ -1,14 +1,83 @@
-"""Flags first, then questions; an answer that will not do is asked for again."""
+"""Flags first, then questions; an answer that will not do is asked for again.
 
+Columns are checked by type, and guessed by name for a question only.
+
+Values are read only where they are public; what they say is rounded and whole.
+"""
+
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.drafting.ask import Given, Person, answers
+from dpstream.accounting.fields import Field
+from dpstream.pipelines.drafting import ask
+from dpstream.pipelines.drafting.ask import (
+    Given,
+    Person,
+    answers,
+    bounds,
+    field_of,
+    guessed_key,
+    guessed_time,
+    guessed_unit,
+    stretch,
+    time_of,
+    value_of,
+    with_names,
+)
+from dpstream.pipelines.drafting.columns import column_of, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers
 from tests.pipelines.drafting import SECRET, commits
+
+COLUMNS = (
+    column_of("sha", pa.string()), column_of("author_id", pa.int32()),
+    column_of("lang", pa.string()), column_of("at", pa.string()),
+    column_of("pushed", pa.timestamp("us")), column_of("size", pa.float64()),
+    column_of("micros", pa.int64()), column_of("twice", pa.string()),
+    column_of("twice", pa.string()),
+)  # fmt: skip
+
+
+def test_types_of_the_schema_are_taken() -> None:
+    assert field_of("author_id", COLUMNS, "--unit") == Field("author_id", "int")
+    assert field_of("who", None, "--unit") == Field("who")
+    assert time_of("micros", COLUMNS, micros=True) == "micros"
+    assert value_of("size", COLUMNS) == "size"
+
+
+def test_what_will_not_do_names_flag_and_fix() -> None:
+    for call, field, message in (
+        (lambda: field_of("size", COLUMNS, "--unit"), "--unit", "names nobody"),
+        (lambda: field_of("pushed", COLUMNS, "--key"), "--key", "names nobody"),
+        (lambda: field_of("user", COLUMNS, "--unit"), "--unit", "name one of sha, author_id"),
+        (lambda: field_of("twice", COLUMNS, "--key"), "--key", "2 columns 'twice'. Fix: rename"),
+        (lambda: field_of("", None, "--key"), "--key", "must not be empty"),
+        (lambda: time_of("size", COLUMNS, micros=True), "--time", "is no time"),
+        (lambda: time_of("micros", COLUMNS, micros=False), "--time", "--micros"),
+        (lambda: value_of("pushed", COLUMNS), "--value", "is no number"),
+    ):
+        with pytest.raises(UsageError, match=message) as error:
+            call()
+        assert error.value.field == field
+
+
+def test_names_of_a_text_file_are_not_listed() -> None:
+    with pytest.raises(UsageError) as error:
+        field_of("user", [text_column("alice")], "--unit")
+    assert "alice" not in str(error.value)
+
+
+def test_guesses() -> None:
+    assert guessed_unit(COLUMNS) == "author_id" and guessed_time(COLUMNS) == "pushed"
+    assert guessed_time(COLUMNS[:4]) == "at" and guessed_time(COLUMNS[:2]) is None
+    assert guessed_key(COLUMNS, ("author_id", "pushed")) == "lang"
+    assert guessed_unit(COLUMNS[2:]) is None and guessed_key((), ()) is None
+
 
 NOTHING = Given(
     file="", unit=None, key=(), time=None, value=(), bounds=(), start=None, end=None, window=None,
@@ -79,3 +148,50 @@ def test_a_public_sample_answers_start_end_and_bounds(tmp_path: Path) -> None:
     assert replies.windows.start == "2023-03-05T00:00:00Z"
     assert replies.windows.end == "2023-09-22T00:00:00Z"
     assert replies.values == (("lines", 0, 200),)
+
+
+def test_days_and_bounds_of_parquet(tmp_path: Path) -> None:
+    file = data_file(str(commits(tmp_path / "a.parquet")))
+    assert with_names(file) is file
+    assert stretch(file, ("author", "int"), "when") == (
+        datetime(2023, 3, 5, tzinfo=UTC), datetime(2023, 9, 22, tzinfo=UTC),
+    )  # fmt: skip
+    assert bounds(file, "lines") == (0, 200)
+
+
+def test_only_the_first_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "SAMPLE_ROWS", 2)
+    file = data_file(str(commits(tmp_path / "a.parquet")))
+    assert bounds(file, "lines") == (0, 20)
+
+
+def test_names_days_and_bounds_of_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"user": "a", "at": "2024-02-28 23:59:59", "x": -3},
+        {"at": "2024-02-29T00:00:00Z", "y": 0},
+    ]
+    path.write_text("[1]\n" + "".join(json.dumps(row) + "\n" for row in rows))
+    file = with_names(data_file(str(path)))
+    assert [c.name for c in file.columns or ()] == ["user", "at", "x", "y"]
+    assert stretch(file, ("user", "string"), "at")[1] == datetime(2024, 3, 1, tzinfo=UTC)
+    assert bounds(file, "x") == (-5, 0) and bounds(file, "y") == (0, 1)
+
+
+def test_what_cannot_be_read_is_said_without_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"user,at\n{SECRET},{SECRET}\n,2024-01-01\n")
+    file = data_file(str(path))
+    for call, field in (
+        (lambda: stretch(file, ("user", "int"), "at"), "--unit"),
+        (lambda: stretch(file, ("user", "string"), "at"), "--time"),
+        (lambda: bounds(file, "at"), "--value"),
+    ):
+        with pytest.raises(UsageError) as error:
+            call()
+        assert error.value.field == field and SECRET not in str(error.value)
+    path = tmp_path / "a.jsonl"
+    path.write_text(SECRET)
+    with pytest.raises(UsageError, match="one object a line") as error:
+        with_names(data_file(str(path)))
+    assert SECRET not in str(error.value)

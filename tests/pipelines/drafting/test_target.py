@@ -1,19 +1,224 @@
-"""Which sections a first job adds to a project file, with which account and secret."""
+"""Which sections a first job adds to a project file, with which account and secret.
 
+A first job meets nothing that is there, and its private files are kept out of git.
+
+Which account a first job names: those that are there are listed, and one is chosen.
+"""
+
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.ask import Given, Person, answers
 from dpstream.pipelines.drafting.draft import Answers, Target
-from dpstream.pipelines.drafting.target import Choice, made, target_of
+from dpstream.pipelines.drafting.target import (
+    PRIVATE_FILES,
+    Choice,
+    Wanted,
+    accounts_near,
+    check_job,
+    chosen_account,
+    chosen_data_set,
+    keep_out_of_git,
+    made,
+    make_secret,
+    name_of,
+    new_account,
+    own_accounts,
+    project_at,
+    taken_account,
+    target_of,
+)
 from dpstream.pipelines.project.project import load_project
 from tests import accounts
+from tests.pipelines.cli.called import call
 from tests.projects import write_project
 
-NOBODY = Person(None, lambda _: None)
+
+@pytest.mark.parametrize("there", ["daily.store.db", "releases/daily", "section"])
+def test_what_is_there_is_met_with_a_free_name(there: str, tmp_path: Path) -> None:
+    path, _, project = project_at(tmp_path / "dpstream.toml")
+    check_job(path, project, "daily")
+    (tmp_path / "releases").mkdir()
+    (tmp_path / "daily2.store.db").touch()
+    if there == "section":
+        write_project(tmp_path)
+        path, _, project = project_at(tmp_path)
+    else:
+        (tmp_path / there).touch()
+    with pytest.raises(PolicyError, match="add --job daily3"):
+        check_job(path, project, "daily")
+    check_job(path, project, "daily3")
+
+
+def test_places_for_no_job(tmp_path: Path) -> None:
+    for job, path, field in (
+        ("a b", "dpstream.toml", "--job"), ("a", "no/dpstream.toml", "--project"),
+    ):  # fmt: skip
+        with pytest.raises(DpstreamError) as error:
+            check_job(*project_at(tmp_path / path)[::2], job)
+        assert error.value.field == field
+
+
+def test_a_section_is_named_after_the_file_or_its_folder() -> None:
+    assert name_of("a/visits-2024.csv.gz") == "visits-2024"
+    assert name_of("page views.parquet") == "page_views"
+    assert name_of("visits/*.parquet") == "visits" and name_of("visits/2024*.csv") == "visits"
+
+
+def test_a_secret_is_made_once(tmp_path: Path) -> None:
+    secret = tmp_path / "a.secret"
+    assert make_secret(secret) and secret.stat().st_mode & 0o777 == 0o600
+    before = secret.read_bytes()
+    assert not make_secret(secret) and secret.read_bytes() == before
+    for path in (tmp_path / "no" / "a.secret", tmp_path):
+        with pytest.raises(DpstreamError, match="--secret"):
+            make_secret(path)
+
+
+def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: Path) -> None:
+    """The names match what git is asked about; what was there stays."""
+    folder, ignored = tmp_path / "jobs", tmp_path / "jobs" / ".gitignore"
+    folder.mkdir()
+    keep_out_of_git(folder, folder / "noise.secret")
+    assert not ignored.exists()
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    ignored.write_text("releases/")  # without an end of the line
+    for _ in range(2):
+        keep_out_of_git(folder, folder / "noise.secret")
+        keep_out_of_git(
+            folder, tmp_path / "other.secret", "ledger.db*", "../other.db*", "spanner://a/b"
+        )
+    lines = ["releases/", "noise.secret", *PRIVATE_FILES, "ledger.db*"]
+    assert ignored.read_text().splitlines() == lines
+    names = ["noise.secret", "dpstream-0acc0acc0acc0acc.head", "ledger.db-journal", "job.toml"]
+    command = ["git", "-C", str(folder), "check-ignore", *names]
+    assert (
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        == names[:3]
+    )
+
+
+def test_what_a_first_job_leaves_is_ignored(tmp_path: Path) -> None:
+    """Account, key, store, dead letters and a table's records, with what SQLite has beside them."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "visits.csv").write_text("user,page,time\n")
+    done = call(
+        "init", tmp_path / "visits.csv", "--unit", "user", "--key", "page", "--time", "time",
+        "--start", "2024-01-01", "--end", "2024-01-02", "--window", "day", "--covers", "window",
+        "--epsilon", "1", "--delta", "1e-6", "--project", tmp_path,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    names = [
+        "visits.account.db", "visits.account.db-journal", "visits.secret", "visits.store.db",
+        "visits.store-0acc0acc0acc.db-wal",
+        "dead_letter/releases/part.parquet",
+    ]  # fmt: skip
+    command = ["git", "-C", str(tmp_path), "check-ignore", *names, "dpstream.toml", "visits.csv"]
+    ignored = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert ignored == names
+
+
+USER, NOBODY = Field("user"), Person(None, lambda _: None)
+WANTED: Wanted = ("visits", "user", "string", (2.0, 1e-6))
+
+
+def test_accounts_up_to_the_repositorys_root_are_listed(tmp_path: Path) -> None:
+    root, jobs = tmp_path / "root", tmp_path / "root" / "a" / "jobs"
+    jobs.mkdir(parents=True)
+    accounts.create(tmp_path / "above.db", "above")
+    accounts.create(root / "shop.db", "shop")
+    accounts.create(jobs / "own.db", "own")
+    (jobs / "other.db").write_bytes(b"SQLite format 3\0 and no more")
+    (jobs / "text.db").write_text("none")
+    assert [Path(each.path).name for each in accounts_near(jobs)] == ["own.db"]
+    (root / ".git").mkdir()
+    assert [each.created.data_set for each in accounts_near(jobs)] == ["own", "shop"]
+
+
+def test_nobody_to_ask(tmp_path: Path) -> None:
+    """Without accounts a new one is made; with some a flag decides, and the error names both."""
+    assert chosen_account(tmp_path, NOBODY, None, False, WANTED) is None
+    accounts.create(tmp_path / "ledger.db", "visits")
+    with pytest.raises(UsageError) as caught:
+        chosen_account(tmp_path, NOBODY, None, False, WANTED)
+    assert caught.value.field == "--account" and accounts.ID in caught.value.rule
+    assert "--account PATH" in caught.value.fix and "--new-account" in caught.value.fix
+    assert chosen_account(tmp_path, NOBODY, "ledger.db", False, WANTED) == "ledger.db"
+    assert chosen_account(tmp_path, NOBODY, None, True, WANTED) is None
+    with pytest.raises(UsageError):
+        chosen_account(tmp_path, NOBODY, "ledger.db", True, WANTED)
+    # What a command that was cut off has made for this very job is taken up, unless it was used.
+    accounts.create(tmp_path / "own.db", "visits", (2.0, 1e-6))
+    assert chosen_account(tmp_path, NOBODY, None, False, WANTED) == str(tmp_path / "own.db")
+    accounts.set_limit(tmp_path / "own.db", (3.0, 1e-6))
+    # Those that the project file names already are another data set's.
+    own = {str(tmp_path / name) for name in ("ledger.db", "own.db")}
+    assert chosen_account(tmp_path, NOBODY, None, False, WANTED, own) is None
+
+
+def test_which_data_set(tmp_path: Path) -> None:
+    """Of a file with data sets one is named, or a new one; the type of the unit must fit."""
+    assert chosen_data_set(None, None, NOBODY, USER, "visits") == ("visits", False)
+    write_project(tmp_path)
+    project = load_project(tmp_path)
+    with pytest.raises(UsageError, match="shop, unit customer"):
+        chosen_data_set(project, None, NOBODY, USER, "visits")
+    assert chosen_data_set(project, "shop", NOBODY, USER, "visits") == ("shop", True)
+    assert chosen_data_set(project, "other", NOBODY, USER, "visits") == ("other", False)
+    for name, unit in (("shop", Field("user", "int")), ("a b", USER)):
+        with pytest.raises(UsageError) as caught:
+            chosen_data_set(project, name, NOBODY, unit, "visits")
+        assert caught.value.field == "--data-set"
+    messages = list[str]()
+    person = Person(lambda _, proposal: proposal or "", messages.append)
+    assert chosen_data_set(project, None, person, USER, "shop") == ("shop2", False)
+    assert "shop, unit customer" in messages[0]
+
+
+@pytest.mark.parametrize(("typed", "chosen"), [("2", "b.db"), ("new", None), ("7 1", "a.db")])
+def test_somebody_is_asked(tmp_path: Path, typed: str, chosen: str | None) -> None:
+    for name in "ab":
+        accounts.create(tmp_path / f"{name}.db", name)
+    words, lines = iter(typed.split()), list[str]()
+    person = Person(lambda *_: next(words), lines.append)
+    account = chosen_account(tmp_path, person, None, False, WANTED)
+    assert account == (None if chosen is None else str(tmp_path / chosen))
+    assert "a.db" in lines[0] and "b.db" in lines[0] and len(lines) == 1 + len(typed.split()) - 1
+
+
+def test_accounts_that_the_project_names_need_not_be_made(tmp_path: Path) -> None:
+    """`dpstream session init` writes the id of an account of records."""
+    more = '[data_set.rides]\naccount = { path = "rides.db" }\n'
+    project = load_project(write_project(tmp_path, more=more))
+    assert own_accounts(project) == {str(tmp_path / "rides.db")}
+
+
+def test_a_new_account_takes_no_others_place(tmp_path: Path) -> None:
+    limit = (2.0, 1e-6)
+    made = [new_account(tmp_path, "visits", USER, limit) for _ in range(3)]
+    assert len({path for path, _ in made}) == len({created.id for _, created in made}) == 3
+    assert accounts.opened(tmp_path / made[0][0]).history().limit == limit
+
+
+def test_one_that_is_there_is_named_from_the_projects_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    accounts.create(tmp_path / "shop.db", "shop", unit="customer")
+    path, created = taken_account(tmp_path / "jobs", "shop.db", USER)
+    assert (path, created.data_set, created.id) == ("../shop.db", "shop", accounts.ID)
+    accounts.of_records("rides.db", "rides").close()
+    for named, field in (("shop.db", Field("user", "int")), ("rides.db", USER)):
+        with pytest.raises(UsageError) as caught:
+            taken_account(tmp_path / "jobs", named, field)
+        assert caught.value.field == "--account"
+
+
 NEW = Choice("daily", "visits", None, None, False, None)
 
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.pipelines.connectors.files.recorded import recorded
-from dpstream.pipelines.connectors.files.source import ReadFiles
+from dpstream.pipelines.connectors.files.source import ReadFiles, recorded
 from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.formats import compression
 from dpstream.pipelines.formats import lines as source_lines

@@ -1,14 +1,190 @@
-"""The project file in Python: the same answers and charges as of the commands."""
+"""The project file in Python: the same answers and charges as of the commands.
 
+A run that is begun in Python is charged as a job's is: once, before any draw, or refused.
+"""
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import dpstream
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
+from dpstream.pipelines.jobs.secret import new_secret
+from dpstream.pipelines.stream.begin import begin
+from dpstream.state import open as stores
+from dpstream.state.retention_store import BEGIN, RESTORE
+from tests import accounts
+from tests.audit.replays import Place, new_place
 from tests.pipelines.cli.called import call
 from tests.pipelines.frames.rows import a_job
 from tests.pipelines.sql import asking
+from tests.pipelines.stream.test_begin import CutOff, cut_off
+
+
+@pytest.fixture(autouse=True)
+def closed_stores() -> Iterator[None]:
+    yield
+    stores.close_all()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    place = new_place(tmp_path / "place")
+    (place.folder / "book").mkdir()
+    new_secret(place.folder / "noise.secret")
+    return place
+
+
+def account(place: Place, epsilon: float = 30.0) -> DataSetAccount:
+    path = place.folder / "book" / "ledger.db"
+    made = accounts.create(path, "visits", (epsilon, 0.01), type_="int")
+    return dpstream.account(path, "visits", id=made.id)
+
+
+def stream(
+    place: Place, store: str = "own.db", epsilon: float = 30.0, **options: Any
+) -> dpstream.DPStream:
+    """As a program does it, each time in a process of its own."""
+    try:
+        plan = place.job().plan
+        accounts.set_limit(place.folder / "book" / "ledger.db", (epsilon, 0.01))
+        return dpstream.DPStream(
+            plan, secret=f"file:{place.folder / 'noise.secret'}", source="visits, version 1",
+            store=f"sqlite:{place.folder / store}", **options,
+        )  # fmt: skip
+    finally:
+        stores.close_all()
+
+
+def test_it_is_charged_once(place: Place) -> None:
+    run = stream(place, account=account(place))._run
+    assert [entry.run_id for entry in place.entries()] == [run.run_id]
+    assert stream(place, account=account(place))._run.run_id == run.run_id
+    assert len(place.entries()) == 1
+
+
+def test_it_costs_what_the_jobs_run_costs(place: Place) -> None:
+    """But for the run ids the two entries are the same."""
+    stream(place, account=account(place))
+    (one,) = place.entries()
+    shutil.rmtree(place.folder / "book")
+    begin(place.job())
+    (other,) = place.entries()
+    assert one.run_id != other.run_id
+    assert msgspec.structs.replace(one, run_id=other.run_id) == other
+
+
+def test_the_secret_comes_with_the_account(place: Place) -> None:
+    path = place.folder / "noise.secret"
+    given = dataclasses.replace(account(place), secret=SecretSource(f"file:{path}"))
+    try:
+        run = dpstream.DPStream(
+            place.job().plan, source="visits, version 1", account=given,
+            store=f"sqlite:{place.folder / 'own.db'}",
+        )._run  # fmt: skip
+    finally:
+        stores.close_all()
+    assert stream(place, account=account(place))._run.run_id == run.run_id
+
+
+def test_a_refused_charge_leaves_nothing(place: Place) -> None:
+    with pytest.raises(PolicyError, match="limit"):
+        stream(place, epsilon=10.0, account=account(place))
+    assert not (place.folder / "own.db").exists() and place.entries() == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_cut_off_at_the_charge_it_is_charged_once(place: Place, after: bool) -> None:
+    with cut_off(DataSetAccount, "charge", 1, after), pytest.raises(CutOff):
+        stream(place, account=account(place))
+    assert len(place.entries()) == after
+    run = stream(place, account=account(place))._run
+    assert [entry.run_id for entry in place.entries()] == [run.run_id]
+
+
+def test_a_charged_run_names_its_ledger_again(place: Place) -> None:
+    stream(place, account=account(place))
+    with pytest.raises(PolicyError, match="was charged in an account"):
+        stream(place)
+
+
+def test_a_copy_of_the_store_is_refused(place: Place) -> None:
+    stream(place, account=account(place))
+    shutil.copy(place.folder / "own.db", place.folder / "copy.db")
+    stream(place, account=account(place))
+    with pytest.raises(PolicyError, match=r"store"):
+        stream(place, "copy.db", account=account(place))
+
+
+def test_a_restored_store_goes_on_as_a_job(place: Place) -> None:
+    run = stream(place, account=account(place))._run
+    run.open().set_metadata(RESTORE, BEGIN)
+    with pytest.raises(PolicyError, match="was restored"):
+        stream(place, account=account(place))
+
+
+def test_a_begun_run_is_charged_by_who_began_it(place: Place) -> None:
+    run, _ = dpstream.begin(place.job())
+    dpstream.DPStream(run.plan, run)
+    assert len(place.entries()) == 1
+    with pytest.raises(UsageError, match="is for a run that is begun here"):
+        dpstream.DPStream(run.plan, run, account=account(place))
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({}, "account"), ({"id": "7"}, "account.id"),
+    ],
+)  # fmt: skip
+def test_an_account_is_named_by_its_id(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        dpstream.account("l.db", "visits", **given)
+    assert caught.value.field == field and "dpstream account" in caught.value.fix
+
+
+def named(folder: Path, secret: Any = None) -> DataSetAccount:
+    return dpstream.account(folder / "ledger.db", "visits", id=accounts.ID, secret=secret)
+
+
+def test_a_question_needs_the_secret_and_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = checked_account(named(tmp_path, "file:noise.secret"), ONCE)
+    assert given is not None and given.place.data_set == "visits"
+    assert given.secret.file == str(tmp_path / "noise.secret")  # wherever the program goes then
+    source = SecretSource(None, "11" * 32)
+    assert named(tmp_path, source).secret is source
+    with pytest.raises(UsageError) as error:
+        checked_account(named(tmp_path), ONCE)
+    assert error.value.field == "secret"
+    with pytest.raises(UsageError) as error:
+        named(tmp_path, b"7")
+    assert error.value.field == "secret"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "field"),
+    [("l.db", ONCE, "account"), (None, Asking(fresh=True), "fresh"),
+     (None, Asking(as_of="May"), "as_of")],
+)  # fmt: skip
+def test_what_means_nothing_without_an_account_is_refused(
+    given: Any, how: Asking, field: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        checked_account(given, how)
+    assert error.value.field == field
+    assert checked_account(None, ONCE) is None
 
 
 def test_it_is_found_and_its_jobs_are_those_of_load_job(

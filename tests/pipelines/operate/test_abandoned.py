@@ -14,12 +14,12 @@ from tests.pipelines.operate.test_state_admin import (
     DAYS,
     TEXT,
     done,
+    files,
     job,
     run,
     stop_after,
     write_input,
 )
-from tests.pipelines.operate.test_state_view import files
 
 __all__ = ["job"]
 

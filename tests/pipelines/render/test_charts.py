@@ -1,13 +1,26 @@
-"""Pictures: the same bytes for the same numbers, extremes kept, words escaped."""
+"""Pictures: the same bytes for the same numbers, extremes kept, words escaped.
+
+A picture for a template: its SVG as it is, what its points say as text to be escaped.
+
+Templates: all texts escaped, what they include too, and nothing missing in silence.
+"""
+
+import json
 
 import numpy as np
+import pytest
+from jinja2 import UndefinedError
+from markupsafe import Markup
 
 from dpstream.pipelines.render.charts import (
     COLOURS,
     LINE_POINTS,
     ChartLine,
+    Picture,
     _drawn_positions,
     lines,
+    pages,
+    picture_fields,
     relative_noise,
     swatches,
 )
@@ -37,3 +50,30 @@ def test_a_long_line_keeps_its_extremes() -> None:
 
 def test_further_lines_are_dashed() -> None:
     assert swatches(COLOURS + 1) == [*(f"s{n}" for n in range(COLOURS)), "s0 dashed"]
+
+
+def test_points_and_what_they_say() -> None:
+    picture = Picture("<svg></svg>", "words", np.array([[0.1, 0.2], [0.3, 0.4]]))
+    view = picture_fields(picture, ["<b>", "two"])
+    assert isinstance(view["svg"], Markup) and not isinstance(view["tips"], Markup)
+    assert json.loads(view["tips"]) == [[0.1, 0.2, "<b>"], [0.3, 0.4, "two"]]
+    assert (
+        picture_fields(picture)["tips"]
+        == picture_fields(Picture("<svg></svg>", "w"), ["one"])["tips"]
+        == ""
+    )
+
+
+def test_texts_are_escaped_and_names_must_be_there() -> None:
+    template = pages().from_string("{{ a }}{{ b }} {{ n|human }}")
+    assert template.render(a="<b>&", b=Markup("<i>"), n=12345) == "&lt;b&gt;&amp;<i> 12,345"
+    with pytest.raises(UndefinedError):
+        template.render(a="", b="")
+
+
+def test_templates_include_each_other() -> None:
+    style = pages().get_template("style.css.j2").render()
+    assert "--ink" in style and "<" not in style
+    assert pages().from_string('<style>{% include "style.css.j2" %}</style>').render() == (
+        f"<style>{style}</style>"
+    )

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
-from dpstream.pipelines.formats.formulas import unguarded
+from dpstream.pipelines.formats.encodings import unguarded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report import server as module
 from dpstream.pipelines.report.report import build
@@ -16,7 +16,7 @@ from dpstream.pipelines.report.server import Server
 from dpstream.pipelines.report.view import render
 from tests.browser import DESKTOP, PHONE, Browser, Tab, browser
 from tests.pipelines.report.runs import HOSTILE, weeks
-from tests.pipelines.test_demo_page import demo_page
+from tests.pipelines.test_demo import demo_page
 from tests.reports import put, row
 
 MakeJob = Callable[..., Job]

@@ -1,4 +1,7 @@
-"""The report: its figures are the plan's and the releases', its page safe for any key."""
+"""The report: its figures are the plan's and the releases', its page safe for any key.
+
+Errors by the true size of a key (from real records in test_data).
+"""
 
 import gzip
 import json
@@ -10,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.budget.allocation import allocate
@@ -19,23 +24,40 @@ from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.charts import WIDTH
-from dpstream.pipelines.report.keys import PAGE_NUMBERS
-from dpstream.pipelines.report.report import STAMPS
-from dpstream.pipelines.report.table import KEY_TEXT
-from dpstream.pipelines.report.text import visible
+from dpstream.pipelines.report.data import PAGE_NUMBERS
+from dpstream.pipelines.report.report import STAMPS, Decade, _decades, _median, _summed
+from dpstream.pipelines.report.text import KEY_TEXT, visible
 from dpstream.state.store import RunIdentity
 from tests.pipelines.report.runs import weeks
-from tests.reports import (
-    RUN,
-    call,
-    check_page,
-    data_of,
-    edit,
-    put,
-    report,
-    row,
-    three_triggers,
-)
+from tests.reports import RUN, call, check_page, data_of, edit, put, report, row, three_triggers
+
+
+def test_keys_are_grouped_by_decades(make_job: Callable[..., Job]) -> None:
+    table = pa.table({
+        "_n": [0, 1, 9, 10, 99, 100], "_released": [True, True, False, True, True, False],
+        "records": [5.0, 2.0, 1.0, 4.0, 6.0, None], "total": [1.0] * 5 + [None],
+    })  # fmt: skip
+    decades = _decades(make_job().plan, table)
+    assert [one[:4] for one in decades] == [
+        (0, 0, 1, 1),
+        (1, 9, 2, 1),
+        (10, 99, 2, 2),
+        (100, 999, 1, 0),
+    ]
+    assert [one.errors["records"] for one in decades] == [5.0, 2.0, 5.0, None]
+    assert isinstance(decades[0], Decade)
+
+
+def test_a_median_of_what_is_known() -> None:
+    assert _median(np.array([1.0, np.nan, 3.0])) == 2.0
+    assert _median(np.array([np.nan])) is None
+
+
+def test_partial_sums_add_up() -> None:
+    part = pa.table({"window": [0, 1, 0], "_n": [1, 2, 3]})
+    sums = _summed(part, ["window"], part.schema).sort_by("window")
+    assert sums.to_pydict() == {"window": [0, 1], "_n": [4, 2]}
+
 
 MakeJob = Callable[..., Job]
 UNITS = 'aggregate.people = { kind = "units" }\nstart ='

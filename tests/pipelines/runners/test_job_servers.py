@@ -1,6 +1,10 @@
-"""Job servers: names, ports and settings of those that a run starts (started in tests/runners)."""
+"""Job servers: names, ports and settings of those that a run starts (started in tests/runners).
+
+Sockets as the kernel tells of them (engines are listened to in tests/runners).
+"""
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,12 +18,47 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.runners import job_servers
 from dpstream.pipelines.runners.job_servers import (
+    Listener,
     LoopbackFlink,
+    _address,
     _is_taken,
     cancel_on_flink,
+    connected,
+    descendants,
+    listeners,
+    listens,
+    supported,
     unique_job_name,
 )
 from tests.emulator import free_port
+
+
+def test_addresses_are_words_backwards() -> None:
+    assert _address("0100007F:1F90") == ("127.0.0.1", 8080)
+    assert _address("00000000000000000000000001000000:0016") == ("::1", 22)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.9.9.9", True), ("::ffff:127.0.0.1", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_loopback_is_what_no_other_machine_reaches(address: str, loopback: bool) -> None:
+    assert Listener(1, address, 80).loopback is loopback
+
+
+def test_own_sockets_are_found() -> None:
+    assert supported() and os.getpid() in descendants(os.getppid())
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        port = server.getsockname()[1]
+        assert listens(os.getpid(), port) and not connected(os.getpid(), port)
+        client.connect(("127.0.0.1", port))
+        assert connected(os.getpid(), port)
+        assert Listener(os.getpid(), "127.0.0.1", port) in listeners([os.getpid()])
+    assert not listens(os.getpid(), port)
+
+
+def test_a_process_that_has_ended_has_none() -> None:
+    assert listeners([2**22 + 1]) == []
 
 
 def test_names_are_told_apart() -> None:

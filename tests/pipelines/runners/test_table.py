@@ -1,4 +1,7 @@
-"""The table of runners: what each is given, what each refuses, and what is missing."""
+"""The table of runners: what each is given, what each refuses, and what is missing.
+
+What each engine is told by default, and whose flags stay (more of them in test_table).
+"""
 
 import shutil
 import stat
@@ -11,23 +14,123 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
+    PipelineOptions,
     PortableOptions,
     PrismRunnerOptions,
     StandardOptions,
 )
 from apache_beam.pipeline import PipelineVisitor
+from apache_beam.runners.portability import stager
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error, forget_error, guarded
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.source import ReadKafka
-from dpstream.pipelines.runners import job_servers, parts
+from dpstream.pipelines.runners import job_servers, parts, table
 from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.runners.table import RUNNERS, make_runner
 from tests.emulator import free_port
 from tests.pipelines.kafka_jobs import kafka_job
 
 CLOUD = ["--project=p", "--region=r", "--temp_location=gs://b/f", "--sdk_container_image=i"]
+ENDPOINT = "--job_endpoint=127.0.0.1:1"
+
+
+def test_the_engine_of_this_process_needs_nothing() -> None:
+    assert table.fn_api(PipelineOptions([]), []) == []
+
+
+@pytest.mark.parametrize("missing", range(len(CLOUD)))
+def test_dataflow_needs_each_of_its_options(missing: int) -> None:
+    flags = [flag for n, flag in enumerate(CLOUD) if n != missing]
+    with pytest.raises(UsageError) as error:
+        table.dataflow(PipelineOptions(flags), flags)
+    option = CLOUD[missing].partition("=")[0]
+    assert error.value.field == {"--project": "--gcp-project"}.get(option, option)
+
+
+@pytest.mark.parametrize("flag", ["--dataflow_service_options", "--experiments"])
+def test_records_never_count_twice(flag: str) -> None:
+    table.refuse_at_least_once(PipelineOptions([f"{flag}=streaming_mode_exactly_once"]))
+    with pytest.raises(UsageError) as error:
+        table.refuse_at_least_once(PipelineOptions([f"{flag}=streaming_mode_at_least_once"]))
+    assert error.value.field == "--dataflow_service_options"
+
+
+def test_a_local_flink_has_workers_here_and_ends_with_its_server() -> None:
+    flags = [ENDPOINT, "--flink_master=[local]"]
+    added_flags = table.flink(PipelineOptions(flags), flags)
+    assert "--environment_type=LOOPBACK" in added_flags
+    assert "--checkpointing_interval=1000" in added_flags
+    assert table.flink_cancel(PipelineOptions(flags)) is None
+    assert table.flink_cancel(PipelineOptions([ENDPOINT, "--flink_master=h:1"])) is not None
+
+
+@pytest.mark.parametrize(
+    "given", [["--checkpointing_interval=7"], ["--checkpointing_interval", "7"]]
+)
+def test_a_persons_interval_stays(given: list[str]) -> None:
+    flags = [ENDPOINT, "--flink_master=[local]", *given]
+    added_flags = table.flink(PipelineOptions(flags), flags)
+    assert not any(flag.startswith("--checkpointing_interval") for flag in added_flags)
+    with pytest.raises(UsageError) as error:
+        table.flink(PipelineOptions(flags), [*flags, "--checkpointing_interval=0"])
+    assert error.value.field == "--checkpointing_interval"
+
+
+def test_prisms_workers_are_threads_of_this_process() -> None:
+    flags = [ENDPOINT, "--experiments=use_loopback_process_worker"]
+    with pytest.raises(UsageError, match="threads of this one"):
+        table.prism(PipelineOptions(flags), flags)
+    flags = [ENDPOINT, "--environment_type=EXTERNAL"]
+    with pytest.raises(UsageError, match="must be LOOPBACK"):
+        table.prism(PipelineOptions(flags), flags)
+
+
+def test_prism_never_splits_a_bundle() -> None:
+    added_flags = table.prism(PipelineOptions([ENDPOINT]), [ENDPOINT])
+    assert table.PRISM_WHOLE_BUNDLES in added_flags
+
+
+@pytest.mark.parametrize(
+    ("given", "tuned"),
+    [((), True), (("-Xmx1g",), True), (("-XX:+UseG1GC",), False)],
+)
+def test_a_job_server_starts_with_half_of_the_work(
+    given: tuple[str, ...], tuned: bool, tmp_path: Path
+) -> None:
+    """A second collector beside a person's own would keep it from starting at all."""
+    java, jar = tmp_path / "java", tmp_path / "server.jar"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    java.chmod(0o755)
+    jar.touch()
+    flags = [
+        f"--flink_job_server_jar={jar}",
+        f"--job_server_java_launcher={java}",
+        *(f"--job_server_jvm_property={text}" for text in given),
+    ]
+    added_flags = table.flink(PipelineOptions(flags, flink_master="[local]"), flags)
+    assert ("--job_server_jvm_property=-XX:+UseSerialGC" in added_flags) == tuned
+    assert ("--job_server_jvm_property=-XX:TieredStopAtLevel=1" in added_flags) == tuned
+
+
+def test_flink_is_sent_no_list_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beam would ask pip for it before each job."""
+    commands: list[str] = []
+
+    def listed(command: list[str]) -> bytes:
+        commands.append(command[-1])
+        return b""
+
+    monkeypatch.setattr(stager.subprocess, "check_output", listed)
+    flags = [ENDPOINT, "--flink_master=[local]"]
+    added_flags = table.flink(PipelineOptions(flags), flags)
+    stager.Stager.create_job_resources(PipelineOptions([*flags, *added_flags]), str(tmp_path))
+    assert commands == []
+    stager.Stager.create_job_resources(PipelineOptions(flags), str(tmp_path))
+    assert commands == ["freeze"], "without the flag"
+
+
 OPTIONS = ["--gcp-project", "--region", "--temp_location", "--sdk_container_image"]
 SAMPLING = "--experiments=enable_data_sampling"
 MODULE = b"\tmod\tgithub.com/apache/beam/sdks/v2\tv%s\th1:x\n"

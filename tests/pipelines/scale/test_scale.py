@@ -1,7 +1,12 @@
-"""``plan --scale``: the design's figures on paper, laws of the estimate, and its command line."""
+"""``plan --scale``: the design's figures on paper, laws of the estimate, and its command line.
+
+Shards of a job on Spanner: as many as keep a step to one commit.
+"""
 
 import functools
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,13 +15,53 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.limits import COMMIT_MUTATIONS, MAX_SHARDS
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.scale import rates
 from dpstream.pipelines.scale.rates import PRICES, RATES, SPANNER, with_prices
-from dpstream.pipelines.scale.scale import Estimate, Load, distinct, estimate
-from dpstream.pipelines.scale.shards import keys_of_a_commit
+from dpstream.pipelines.scale.scale import (
+    Estimate,
+    Load,
+    distinct,
+    estimate,
+    keys_of_a_commit,
+    shard_figures,
+    shards_for,
+    shards_text,
+)
 from tests.pipelines.conftest import TEMPLATE
+
+
+@pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    made = make_job()
+    state = msgspec.structs.replace(made.state, store="spanner://p/i/d", shards=16)
+    return msgspec.structs.replace(made, state=state)
+
+
+@pytest.mark.parametrize("changed", [1, 10_000, 1_000_000])
+def test_shards_have_room_for_their_keys(changed: int, job: Job) -> None:
+    most, shards = keys_of_a_commit(job), shards_for(job, changed)
+    assert 6 * most < COMMIT_MUTATIONS
+    mean = changed / shards
+    assert mean + 6 * math.sqrt(mean) <= most
+    # About the least number: a tenth fewer would not do.
+    fewer = changed / (0.9 * shards)
+    assert shards == 1 or fewer + 6 * math.sqrt(fewer) > most
+
+
+def test_there_are_never_more_than_allowed(job: Job) -> None:
+    assert shards_for(job, 10**15) == MAX_SHARDS
+
+
+def test_words_say_whether_there_are_enough(job: Job, make_job: Callable[..., Job]) -> None:
+    assert shard_figures(make_job(), 10) == {} and shards_text({}) == ""
+    assert "enough here" in shards_text(shard_figures(job, 10))
+    many = shard_figures(job, 2_000_000)
+    assert f"set shards = {many['shards_needed']}" in shards_text(many)
+    assert "--changed-keys" in shards_text(shard_figures(job, None))
+
 
 #: The design's scale: 1e9 keys, drawn uniformly, 6e9 records a day, 96 triggers.
 PAPER = Load(keys=10**9, records_per_day=6 * 10**9, units=10**9, published_keys=0)

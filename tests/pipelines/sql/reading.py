@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
-from dpstream.pipelines.tables.files import Piece
-from dpstream.pipelines.tables.inputs import files_of
+from dpstream.pipelines.tables.files import Piece, files_of
 from tests import projects
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {

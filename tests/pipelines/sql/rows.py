@@ -6,7 +6,7 @@ from typing import Any
 
 import duckdb
 
-from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.sql.query_plan import stage_one
 from dpstream.pipelines.statements.statement import Statement
 from dpstream.pipelines.tables.catalog import Catalog
 

@@ -14,7 +14,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql import released
+from dpstream.pipelines.sql import stage
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.engine import too_large
@@ -275,7 +275,7 @@ def test_an_outer_query_that_fails_does_not_undo_the_draw(
 ) -> None:
     data_set(tmp_path)
     text = f"SELECT page, n + 1 AS m FROM ({dp(f'page, {COUNTED} AS n')}) AS t ORDER BY n"
-    real, draws = released.outer, list[str]()
+    real, draws = stage.outer, list[str]()
     drawn = asking.drawn
 
     def fails(question: Any, catalog: Any, rows: Any, check: bool = False) -> Any:

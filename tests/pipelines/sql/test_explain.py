@@ -1,21 +1,37 @@
-"""EXPLAIN and the account: public figures, without a look at data or a charge."""
+"""Statements of a text, EXPLAIN and the account: without a look at data, and without a charge."""
 
 import math
 from pathlib import Path
 
 import pytest
 
+from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.calibration import expected
 from dpstream.accounting.query.grids import regridded
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.explain import as_builtins, budget, explain
+from dpstream.pipelines.sql.explain import as_builtins, budget, explain, explained, split
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from tests import accounts
 from tests.pipelines.sql.asking import COUNTED, OPTIONS, charges, data_set, dp, visits
 
 _TEXT = dp(f"page, {COUNTED} AS n, COUNT(DISTINCT uid) AS u, AVG(seconds) AS a")
+
+
+def test_statements_end_at_semicolons_that_are_no_text() -> None:
+    text = "SELECT ';' AS a; -- one; two\nSELECT 2 /* ; */;\n;  "
+    assert [part.strip() for part in split(text)] == [
+        "SELECT ';' AS a", "-- one; two\nSELECT 2 /* ; */",
+    ]  # fmt: skip
+    assert split("  ") == [] and split("SELECT 1") == ["SELECT 1"]
+    with pytest.raises(DpstreamError):
+        split("SELECT 'open")
+
+
+def test_explain_is_a_word() -> None:
+    assert explained(" Explain\nSELECT 1") == "\nSELECT 1"
+    assert explained("SELECT 1") is None and explained("EXPLAINED x") is None
 
 
 def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.query.grids import grids_of
 from dpstream.pipelines.sql.load import catalog_of
-from dpstream.pipelines.sql.query_plan import question_of
-from dpstream.pipelines.sql.rewrite import stage_one
+from dpstream.pipelines.sql.query_plan import question_of, stage_one
 from dpstream.pipelines.tables import engine as engines
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.query import parts
-from dpstream.pipelines.sql import rewrite
+from dpstream.pipelines.sql import query_plan
 from tests.pipelines.sql.asking import FRESH, answer_to, data_set, dp, without_noise
 
 OPTIONS = ("epsilon = 2, delta = 1e-9, max_groups_contributed = 12, max_rows_contributed = 100, "
@@ -140,7 +140,7 @@ def _bounds_without_zero(real: Any) -> Any:
 
 
 @pytest.mark.parametrize(("module", "name", "spoilt"), [
-    (rewrite, "_sql", _null_is_clamped), (parts, "_range", _bounds_without_zero),
+    (query_plan, "_sql", _null_is_clamped), (parts, "_range", _bounds_without_zero),
 ])  # fmt: skip
 def test_counting_nulls_as_a_bound_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, spoilt: Any

@@ -15,7 +15,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql import flow, handed, spread
+from dpstream.pipelines.sql import flow, spread, work
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
@@ -203,14 +203,14 @@ def test_what_workers_hand_over_is_private_and_without_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, seen = shop(tmp_path), []
-    read = handed.read_sums
+    read = work.read_sums
 
     def look(folder: Path, *more: Any) -> Any:
         files = sorted(folder.glob("shard-*"))
         modes = {stat.S_IMODE(file.stat().st_mode) for file in files}
         seen.append((stat.S_IMODE(folder.stat().st_mode), modes, [file.name for file in files]))
         for file in files:
-            tables = handed._read(file, 1)
+            tables = work._read(file, 1)
             names = set(tables[0].column_names) | {n for t in tables[1:] for n in t.column_names}
             assert names == {"sum_0", "units", "weighted", "group_0"}
         return read(folder, *more)
@@ -268,7 +268,7 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
 ) -> None:
     if runner.name == "FlinkRunner":
         need_flink()
-    path, real = shop(tmp_path), handed.write_sums
+    path, real = shop(tmp_path), work.write_sums
 
     def fails(*_: Any) -> None:
         raise ValueError("user 77 on p3")
@@ -324,7 +324,7 @@ def _raise(error: Exception) -> None:
 def test_sums_that_do_not_come_and_shards_that_are_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real, tried = shop(tmp_path), handed.write_sums, list[str]()
+    path, real, tried = shop(tmp_path), work.write_sums, list[str]()
     monkeypatch.setattr(flow, "write_sums", lambda *_: None)  # elsewhere than the launcher looks
     with pytest.raises(RunError, match="handed over"):
         ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)

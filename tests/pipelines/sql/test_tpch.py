@@ -13,7 +13,7 @@ import pytest
 
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import catalog_of
-from dpstream.pipelines.sql.rewrite import columns, stage_one
+from dpstream.pipelines.sql.query_plan import columns, stage_one
 from dpstream.pipelines.statements.statement import Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.registration import register

@@ -1,13 +1,250 @@
-"""A piece of a file is read as it is in the whole."""
+"""A piece of a file is read as it is in the whole.
 
+Columns have the types of their catalog: what does not fit is NULL, whatever bits a file has.
+
+CSV and JSON Lines: what a row of one unit is decides about no other row.
+
+Which files a table has, when its content is another, and where it lies.
+"""
+
+import os
 from pathlib import Path
 
+import duckdb
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Decoded, Engine
-from dpstream.pipelines.tables.files import Piece, rows_of
-from dpstream.pipelines.tables.inputs import files_of
-from tests.pipelines.sql.reading import catalog, not_utf8
+from dpstream.pipelines.tables.files import (
+    Piece,
+    casts,
+    files_of,
+    listed,
+    place_of,
+    quoted,
+    rows_of,
+    sqlite_path,
+    stamps,
+    table_parts,
+    view,
+)
+from tests.pipelines.sql.asking import data_set
+from tests.pipelines.sql.reading import PACKED, catalog, not_utf8, rows, units
+from tests.pipelines.sql.shop import shop
+
+
+@pytest.fixture
+def of_visits(tmp_path: Path) -> Catalog:
+    return load_catalog(data_set(tmp_path))
+
+
+def first(of_visits: Catalog) -> Table:
+    return next(t for t in of_visits.tables.values() if files_of(t))
+
+
+def test_a_changed_byte_is_another_content(of_visits: Catalog) -> None:
+    table = first(of_visits)
+    [path, *_] = files_of(table)
+    before, at = table_parts(table), stamps(of_visits, [table.name])
+    assert before == table_parts(table) and at == stamps(of_visits, [table.name])
+    data = bytearray(Path(path).read_bytes())
+    data[len(data) // 2] ^= 1
+    Path(path).write_bytes(data)
+    os.utime(path, ns=(at[0][2], at[0][2]))
+    assert table_parts(table) != before  # though time and size are the same
+    Path(path).write_bytes(data + b"x")
+    assert stamps(of_visits, [table.name]) != at
+
+
+def test_what_is_no_file_is_refused(of_visits: Catalog, tmp_path: Path) -> None:
+    table = first(of_visits)
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for place in (f"{tmp_path}/none-*.parquet", f"{tmp_path}/pipe.parquet", str(tmp_path)):
+        with pytest.raises(UsageError, match=table.name):
+            files_of(msgspec.structs.replace(table, place=place))
+
+
+def test_a_sqlite_address_is_a_path(of_visits: Catalog) -> None:
+    table = first(of_visits)
+    for place in ("sqlite:///a/b.db", "sqlite:a/b.db", "a/b.db"):
+        assert sqlite_path(msgspec.structs.replace(table, place=place)) == "a/b.db"
+
+
+def test_a_place_is_the_same_in_every_spelling_and_in_a_moved_folder(of_visits: Catalog) -> None:
+    table, home = first(of_visits), of_visits.folder
+    for kind, spelled in (
+        ("csv", ["{}/a.csv", "{}/./b/../a.csv"]),
+        ("sqlite", ["sqlite:///{}/a.db", "sqlite:{}/b/../a.db"]),
+    ):
+        places = {
+            place_of(msgspec.structs.replace(table, kind=kind, place=text.format(folder)), folder)
+            for text in spelled
+            for folder in (home, home / "moved")
+        }
+        assert len(places) == 1
+    assert place_of(table, home) != place_of(table, home / "other")
+
+
+def test_a_server_s_address_is_its_place_but_for_how_to_get_in(of_visits: Catalog) -> None:
+    def parts(place: str) -> list[bytes]:
+        table = msgspec.structs.replace(first(of_visits), kind="postgresql", place=place)
+        return [*table_parts(table), place_of(table, of_visits.folder)]
+
+    plain = "postgresql://h:5/d"
+    others = ["postgresql://bob@h:5/d", f"{plain}?options=-csearch_path%3Dx", f"{plain}?user=al",
+              "postgresql://h:6/d", "postgresql://h:5/e", "postgresql://h:5,i:6/d"]  # fmt: skip
+    identities = [parts(place) for place in [plain, *others]]
+    assert len({tuple(p) for p in identities}) == len(identities)
+    assert parts("postgresql://bob:secret@h:5/d") == parts("postgresql://bob@h:5/d")
+    assert parts(f"{plain}?password=secret&sslmode=require") == parts(plain)
+    assert b"secret" not in b"".join(parts("postgresql://bob:secret@h:5,i:6/d?password=secret"))
+
+
+def test_names_and_texts_are_quoted() -> None:
+    assert quoted('a"b') == '"a""b"' and listed(["a'b", "c"]) == "['a''b', 'c']"
+
+
+def test_units_that_are_texts_have_one_spelling(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("user,page\ne\u0301,e\u0301\n")
+    assert rows(catalog(tmp_path, "t.csv")) == [("\u00e9", "e\u0301")]
+    assert "nfc" not in casts(shop().tables["visits"])  # its unit is a number
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [(pa.timestamp("us"), 1 << 63), (pa.timestamp("us", "UTC"), 1 << 63), (pa.date32(), 1 << 31)],
+    ids=str,
+)
+def test_bits_of_parquet_that_are_no_time_are_null(
+    kind: pa.DataType, most: int, tmp_path: Path
+) -> None:
+    """DuckDB reads them and ends, for good, where it writes them as text."""
+    bits = [1, most - 1, -most, -most + 1, 5]
+    raw = pa.array(bits, pa.int32() if most == 1 << 31 else pa.int64())
+    at = pa.Array.from_buffers(kind, 5, raw.buffers())
+    pq.write_table(pa.table({"user": ["a"] * 5, "seen": at}), tmp_path / "t.parquet")
+    name = "DATE" if most == 1 << 31 else "DATETIME" if kind.tz is None else "TIMESTAMP"
+    parquet_catalog = catalog(tmp_path, "t.parquet", {"user": "STRING", "seen": name})
+    texts = [row[0] for row in rows(parquet_catalog, "SELECT CAST(seen AS VARCHAR) AS s FROM t")]
+    assert [text is None for text in texts] == [False, False, True, False, False]
+    assert texts[1] == "infinity" and texts[3] == "-infinity"
+
+
+def test_a_line_inside_a_field_is_no_row(tmp_path: Path) -> None:
+    """A reader that begins in the middle of the file would take it for one."""
+    inner = "\n".join(f"victim{i},pz" for i in range(20))
+    with open(tmp_path / "t.csv", "w") as file:
+        file.write("user,page\n")
+        file.writelines(f'u{i % 500},"{inner}"\n' for i in range(60_000))
+    declared = catalog(tmp_path, "t.csv")
+    query = 'SELECT COUNT(*) AS n, COUNT(DISTINCT "user") AS u FROM t'
+    assert rows(declared, query) == [(60_000, 500)]
+    text = view(declared.tables["t"], None).replace("parallel = false", "parallel = true")
+    text = text.replace("strict_mode = false", "strict_mode = true")
+    with Engine(declared, ["t"]) as engine:  # as it was: the test can fail
+        wrong = engine.run(f"SELECT COUNT(*) AS n FROM ({text})")["n"][0].as_py()
+    assert wrong > 60_000
+
+
+@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize(
+    "bad",
+    [b'u5,"p" x', b"u5,p,x", b"u5", b"u5,\xff", b'u5,"\xff\n\xfe"', b"u5,p\r", b"u5,p\rq",
+     b"\xff,p", b'u5,p"q', b"u5,a\0b", b'u5,"v,p\nv,p"', b"", b"\r", b",",
+     b"u5," + b"z" * (1 << 24), b'u5,"' + b"v,p\n" * (1 << 22) + b'"'],
+    ids=range(16),
+)  # fmt: skip
+def test_a_row_of_csv_that_is_none_is_lost_by_itself(
+    bad: bytes, packing: str, tmp_path: Path
+) -> None:
+    lines = [b"user,page", *(b"u%d,p" % i for i in range(300))]
+    lines[6] = bad
+    (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](b"\n".join(lines) + b"\n"))
+    unit_names = units(catalog(tmp_path, f"t.csv{packing}"))
+    assert {f"u{i}" for i in range(300) if i != 5} <= unit_names
+    assert unit_names <= {f"u{i}" for i in range(300)} | {None, "q"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_nul_bytes_change_no_other_row(kind: str, tmp_path: Path) -> None:
+    """Many rows of long fields: what stops other readers at a NUL byte."""
+    form = '{{"user":"u{}","page":"p{}"}}' if kind == "jsonl" else "u{},p{}"
+    lines = ["user,page"] if kind == "csv" else []
+    for i in range(20_000):
+        lines.append(form.format(i, "x" * 60))
+        if i % 97 == 0:
+            lines.append(form.format("y" * (i % 53) + "\0", "\0" * (i % 19)))
+    (tmp_path / f"t.{kind}").write_text("\n".join(lines) + "\n")
+    query = "SELECT COUNT(*) AS n, COUNT(DISTINCT \"user\") AS u FROM t WHERE page LIKE 'pxx%'"
+    assert rows(catalog(tmp_path, f"t.{kind}"), query) == [(20_000, 20_000)]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_lines_end_as_they_do(end: bytes, tmp_path: Path) -> None:
+    lines = [b"user,page", *(b'u%d,"a%sb"' % (i, end) for i in range(9))]
+    (tmp_path / "t.csv").write_bytes(end.join(lines))
+    assert set(rows(catalog(tmp_path, "t.csv"))) == {
+        (f"u{i}", f"a{end.decode()}b") for i in range(9)
+    }
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_a_header_says_the_order_of_columns(packing: str, tmp_path: Path) -> None:
+    """Whatever bytes follow it, and however the file is compressed."""
+    text = b"\xef\xbb\xbfpage,User,more\n" + b"p,u1,x\n\xff,\xff,\xff\n" * 30 + b'"a,b",u2,\n'
+    (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](text))
+    row_set = set(rows(catalog(tmp_path, f"t.csv{packing}")))
+    assert row_set == {("u1", "p"), ("u2", "a,b")}
+    (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](b"page,\xff\np,u1\n"))
+    with pytest.raises(RunError, match="without one of its columns"):
+        rows(catalog(tmp_path, f"t.csv{packing}"))
+
+
+def test_what_is_not_compressed_as_it_is_named_is_no_csv(tmp_path: Path) -> None:
+    for packing in (".gz", ".zst"):
+        (tmp_path / f"t.csv{packing}").write_bytes(b"user,page\nu1,p\n")
+        with pytest.raises(RunError) as failed:
+            rows(catalog(tmp_path, f"t.csv{packing}"))
+        assert "u1" not in str(failed.value)
+
+
+@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize(
+    "bad",
+    [b'{"user":"u5","page":"p', b"[1,2]", b"5", b"null", b"", b'{"user":"u5"} x', b"}", b"\0",
+     b'{"user":"u5","page":"\xff"}', b'{"user":"u5","page":"\\ud800"}',
+     b'{"user":"u5","page":"' + b"z" * (1 << 25) + b'"}', b'{"user":"u5","page":{"a":[1', b"\x1f"],
+    ids=range(13),
+)  # fmt: skip
+def test_a_line_that_is_no_object_is_lost_by_itself(
+    bad: bytes, packing: str, tmp_path: Path
+) -> None:
+    lines = [b'{"user":"u%d","page":"p"}' % i for i in range(300)]
+    lines[5] = bad
+    (tmp_path / f"t.jsonl{packing}").write_bytes(PACKED[packing](b"\n".join(lines)))
+    unit_names = units(catalog(tmp_path, f"t.jsonl{packing}")) - {None}
+    assert unit_names == {f"u{i}" for i in range(300) if i != 5}
+
+
+def test_values_of_json_are_as_duckdb_reads_them(tmp_path: Path) -> None:
+    values = ["1", "1.50", "1e5", "-0", "true", "null", '"a"', '"a\\nb"', '"\\u00e9"', '""',
+              '{"a": 2.50}', '[1, "x"]', "123456789012345678901234567890", '"\\"q\\""',
+              '"\\ud83d\\ude00"']  # fmt: skip
+    (tmp_path / "t.jsonl").write_text(
+        "".join(f'{{"user": "u", "other": 1, "page": {v}}}\n' for v in values)
+    )
+    read = duckdb.connect().sql(
+        f"SELECT page FROM read_json('{tmp_path}/t.jsonl', columns = {{page: 'VARCHAR'}}, "
+        "format = 'newline_delimited', ignore_errors = true)"
+    )
+    column = [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))]
+    assert column == [row[0] for row in read.fetchall()]
+    assert column[-3:] == ["123456789012345678901234567890", '"q"', "\U0001f600"]
 
 
 def test_a_piece_is_those_row_groups(tmp_path: Path) -> None:

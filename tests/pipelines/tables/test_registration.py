@@ -1,21 +1,278 @@
-"""Declared keys are checked by the owner, before anybody asks, and again when files changed."""
+"""Declared keys are checked by the owner, before anybody asks, and again when files changed.
+
+The owner is told of a malformed file, with no value of it.
+
+What a catalog says of columns that is not so is refused before anything is charged.
+"""
 
 import contextlib
 import json
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.formats.parquet import MAX_UNPACKED
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.tables import registration
 from dpstream.pipelines.tables.catalog import Catalog
-from dpstream.pipelines.tables.registration import Registered, register
-from tests import accounts
+from dpstream.pipelines.tables.registration import (
+    Registered,
+    check_files,
+    register,
+    require_fitting,
+)
+from dpstream.state.sqlite.database import sqlite3
+from tests import accounts, projects
+from tests.pipelines.formats.test_parquet import plain_bomb, small_bomb
 from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
+from tests.pipelines.sql.reading import PACKED, catalog, not_utf8
+
+_GOOD = [b'u1,"a""b"', b'u2,""', b'"u3","a,b\r\nc"', b'u4,""""', b"u5,\xc3\xa9", b'u6,"', b'"']
+_BAD = {
+    b'u7,"secret': "a quote",
+    b'u7,"secret" x': "a quote",
+    b'u7,secret"x"': "a quote",
+    b'u7,"secret"b"': "a quote",
+    b'u7,"secret""': "a quote",
+    b"u7,secret\xff": "not UTF-8",
+    b"secret": "too short",
+    b"u7," + b"secret" * (1 << 22): "too long",
+}
+
+
+@pytest.fixture(params=[7, 1 << 22])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "_BLOCK", request.param)
+
+
+def refusal(folder: Path, path: str) -> str:
+    declared = catalog(folder, path)
+    for check in (lambda: check_files(declared, declared.tables["t"]), lambda: register(declared)):
+        with pytest.raises(RunError, match="has a malformed file") as refused:
+            check()
+        assert "secret" not in str(refused.value) and "u7" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("packing", PACKED)
+def test_a_good_file_of_csv_passes(packing: str, tmp_path: Path) -> None:
+    for first in (b"", b"\xef\xbb\xbf"):
+        for last in (b"", b"\n"):
+            text = b"\n".join([first + b'"user",page', *_GOOD]) + last
+            (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](text))
+            register(catalog(tmp_path, f"t.csv{packing}"))
+
+
+@pytest.mark.parametrize("bad", _BAD, ids=range(len(_BAD)))
+def test_a_bad_row_of_csv_is_told(bad: bytes, tmp_path: Path) -> None:
+    for rest in ([], _GOOD):
+        (tmp_path / "t.csv").write_bytes(b"\n".join([b"user,page", *_GOOD, bad, *rest]))
+        assert _BAD[bad] in refusal(tmp_path, "t.csv") or rest
+
+
+@pytest.mark.usefixtures("block")
+def test_a_bad_quote_is_told_wherever_blocks_end(tmp_path: Path) -> None:
+    for bad in list(_BAD)[:6]:
+        (tmp_path / "t.csv").write_bytes(b"\n".join([b"user,page", *_GOOD, bad]))
+        assert _BAD[bad] in refusal(tmp_path, "t.csv")
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_json_lines_are_objects(packing: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.jsonl{packing}"
+    good = [b'{"user":"u%d", "page":[1]}' % i for i in range(9)] + [b"", b" \r"]
+    path.write_bytes(PACKED[packing](b"\n".join(good)))
+    register(catalog(tmp_path, path.name))
+    for bad in (b"[]", b'{"user":"secret', b"secret", b'{"page":"\xffsecret"}'):
+        path.write_bytes(PACKED[packing](b"\n".join([*good, bad, *good])))
+        refusal(tmp_path, path.name)
+
+
+def test_texts_of_parquet_and_whole_archives(tmp_path: Path) -> None:
+    not_utf8(tmp_path, pa.string())
+    assert "UTF-8" in refusal(tmp_path, "*.parquet")
+    register(catalog(tmp_path, "b.parquet", {"user": "STRING"}))
+    packed = PACKED[".gz"](b"user,page\n" + b"u1,secret\n" * 500)
+    (tmp_path / "t.csv.gz").write_bytes(packed[:-20])
+    assert "unpacked" in refusal(tmp_path, "t.csv.gz")
+
+
+_PEAK = """
+import re, sys
+from pathlib import Path
+from dpstream.pipelines.tables.registration import check_files
+from tests.pipelines.sql.reading import catalog
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+tables = catalog(Path(sys.argv[1]), "t.parquet", {"user": "STRING", "a": "STRING"})
+before = peak()
+check_files(tables, tables.tables["t"])
+print(peak() - before)
+"""
+
+
+def test_the_check_of_parquet_takes_little_memory(tmp_path: Path) -> None:
+    small_bomb(tmp_path / "t.parquet", "dictionary")
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 300
+
+
+def test_parquet_that_unpacks_to_much_more_is_refused(tmp_path: Path) -> None:
+    plain_bomb(tmp_path / "t.parquet")
+    tables = catalog(tmp_path, "t.parquet", {"user": "STRING", "a": "STRING"})
+    with pytest.raises(UsageError) as error:
+        check_files(tables, tables.tables["t"])
+    assert error.value.field == "table t"
+
+
+def test_memory_that_ends_is_no_malformed_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "t.parquet")
+    tables = catalog(tmp_path, "t.parquet", {"user": "STRING", "a": "STRING"})
+    ends = mock.patch.object(pq, "ParquetFile", side_effect=pa.ArrowMemoryError())
+    with ends, pytest.raises(MemoryError):
+        check_files(tables, tables.tables["t"])
+
+
+_COUNT = dp("COUNT(*) AS n", "FROM visits", "epsilon = 50, delta = 1e-9")
+
+
+def declared(folder: Path, columns: str) -> Catalog:
+    """The data set with columns that its catalog declares."""
+    path = data_set(folder)
+    text = path.read_text().replace('unit_column = "uid"\n', f'unit_column = "uid"\n{columns}\n', 1)
+    accounts.write(path, text)
+    return load_catalog(path)
+
+
+@pytest.mark.parametrize("own", ["file_row_number", "filename", "file_index", "elsewhere"])
+def test_a_column_that_no_parquet_file_has_is_refused(own: str, tmp_path: Path) -> None:
+    """DuckDB has some of its own: a row's number in its file depends on other units' rows."""
+    columns = f'columns = {{ uid = "INT64", {own} = "INT64" }}'
+    text = dp(f"SUM({own}, contribution_bounds_per_group => (0, 9)) AS n", "FROM visits")
+    with pytest.raises(RunError, match="without one of its columns") as failed:
+        ask(declared(tmp_path, columns), text)
+    assert failed.value.field == "table visits" and charges(tmp_path) == []
+    table = visits().append_column(own, visits().column("n"))
+    declaration = declared(tmp_path, columns)
+    pq.write_table(table, tmp_path / "visits.parquet")
+    assert ask(declaration, text).charged
+
+
+def test_pages_that_unpack_too_far_are_refused_before_a_charge(tmp_path: Path) -> None:
+    """DuckDB would decode them whole, after the charge."""
+    path = data_set(tmp_path)
+    plain = tmp_path / "visits.parquet"
+    long = pa.array(["x" * (1 << 20)] * ((MAX_UNPACKED >> 20) + 2))
+    rows = visits().slice(0, len(long))
+    at = rows.schema.get_field_index("page")
+    table = rows.set_column(at, "page", long)
+    pq.write_table(table, plain, compression="zstd", use_dictionary=False, write_statistics=False)
+    with pytest.raises(UsageError) as refused:
+        ask(load_catalog(path), _COUNT)
+    assert refused.value.field == "table visits" and charges(tmp_path) == []
+
+
+def test_a_header_without_a_column_is_refused_and_an_old_answer_is_not(tmp_path: Path) -> None:
+    path = data_set(tmp_path, kind="csv")
+    first = ask(load_catalog(path), _COUNT)
+    lines = (tmp_path / "visits.csv").read_text().splitlines()
+    (tmp_path / "visits.csv").write_text("\n".join(['"uid","page","seconds","m"', *lines[1:]]))
+    with pytest.raises(RunError, match="without one of its columns"):
+        ask(load_catalog(path), _COUNT, FRESH)
+    assert len(charges(tmp_path)) == 1
+    assert ask(load_catalog(path), _COUNT).receipt == first.receipt
+
+
+def database(folder: Path, uri: str, key: str = "INT64", **columns: str) -> Catalog:
+    """People and what they ordered, by a key."""
+    tables = {
+        "people": {"uri": uri, "unit_column": "uid",
+                   "columns": {"uid": "INT64", "code": key, **columns}},
+        "orders": {"uri": uri, "columns": {"person": key},
+                   "unit_via": {"table": "people", "on": [["person", "code"]]}},
+    }  # fmt: skip
+    unit = ("uid", "int")
+    return catalog_of(projects.of_tables(folder, unit, tables, insecure_test_secret=KEY))
+
+
+def refused(catalog: Catalog) -> DpstreamError:
+    """Of a question and of the owner's check alike; nothing is charged."""
+    with pytest.raises(DpstreamError) as register_error:
+        register(catalog)
+    with pytest.raises(DpstreamError) as fitting_error:
+        require_fitting(catalog, catalog.tables)
+    assert (type(fitting_error.value), str(fitting_error.value)) == (
+        type(register_error.value),
+        str(register_error.value),
+    )
+    return register_error.value
+
+
+def test_sqlite_types(tmp_path: Path) -> None:
+    def made(columns: str) -> Catalog:
+        with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+            db.executescript(
+                "DROP TABLE IF EXISTS people; DROP TABLE IF EXISTS orders;"
+                f"CREATE TABLE people ({columns}); CREATE TABLE orders (person)"
+            )
+        return database(tmp_path, "sqlite:///shop.db")
+
+    for columns in ("UID, code", "uid INTEGER, code BIGINT", "uid, code NUMERIC"):
+        require_fitting(made(columns), ["people", "orders"])
+    for columns, fits in (("uid, code VARCHAR(9)", "STRING"), ("uid REAL, code", "FLOAT64")):
+        error = refused(made(columns))
+        assert isinstance(error, UsageError) and error.fix == f"declare it as {fits}"
+        assert error.field.startswith("table people, column ")
+    assert "is not there" in str(refused(made("uid, kode")))
+
+
+def test_postgresql_types(server: str, tmp_path: Path) -> None:
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    def made(columns: str, **declared: Any) -> Catalog:
+        person = "numeric(9, 0)" if declared.get("key") else "int"
+        with postgresql.connect(server) as connection, connection.cursor() as cursor:
+            for text in ("DROP TABLE IF EXISTS people", "DROP TABLE IF EXISTS orders",
+                         "DROP DOMAIN IF EXISTS d", "CREATE DOMAIN d AS numeric(9, 2)",
+                         f"CREATE TABLE people ({columns})",
+                         f"CREATE TABLE orders (person {person})"):  # fmt: skip
+                cursor.execute(text)
+            connection.commit()
+        return database(tmp_path, server, **declared)
+
+    key = "uid bigint, code int PRIMARY KEY"
+    register(made(key))
+    register(made(f"{key}, x d, y numeric, z uuid", x="NUMERIC", y="FLOAT64", z="STRING"))
+    for columns, more, fits in (
+        ("uid bigint, code text PRIMARY KEY", {}, "STRING"),
+        ("uid bigint, code numeric PRIMARY KEY", {}, "NUMERIC"),
+        ("uid varchar(9), code int PRIMARY KEY", {}, "STRING"),
+        (f"{key}, x timestamp", {"x": "DATE"}, "DATETIME"),
+        (f"{key}, x int", {"x": "BOOL"}, "INT64"),
+    ):
+        error = refused(made(columns, **more))
+        assert isinstance(error, UsageError) and error.fix == f"declare it as {fits}"
+    assert "is not there" in str(refused(made("uid bigint, kode int")))
+    for kind, usable in (("d", True), ("numeric(9, 9)", True), ("numeric(12, 10)", False),
+                         ("numeric", False), ("bigint", True)):  # fmt: skip
+        catalog = made(f"uid bigint, code {kind} PRIMARY KEY", key="NUMERIC")
+        if usable:
+            register(catalog)
+        else:
+            assert isinstance(refused(catalog), PolicyError)
+
 
 _ORDERS = """
 [table.people]
@@ -45,17 +302,13 @@ def people(folder: Path, more: str = "") -> None:
     (folder / "people.csv").write_text(f"uid,code\n{lines}{more}")
 
 
-def catalog(folder: Path) -> Catalog:
-    return load_catalog(folder)
-
-
 def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
     shop(tmp_path)
-    ask(catalog(tmp_path), dp("COUNT(*) AS n", "FROM visits"))  # has no declared key
+    ask(load_catalog(tmp_path), dp("COUNT(*) AS n", "FROM visits"))  # has no declared key
     with pytest.raises(PolicyError, match="dpstream sql --check"):
-        ask(catalog(tmp_path), _TEXT)
+        ask(load_catalog(tmp_path), _TEXT)
     assert len(charges(tmp_path)) == 1
-    registered = register(catalog(tmp_path))
+    registered = register(load_catalog(tmp_path))
     assert registered == Registered(
         [{"table": "visits", "kind": "parquet", "rows_of": {"unit_column": "uid"}},
          {"table": "pages", "kind": "csv", "rows_of": "public"},
@@ -64,27 +317,27 @@ def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
           "rows_of": {"unit_via": "people", "on": [["person", "code"]]}}],
         [("people", ("code",))],
     )  # fmt: skip
-    assert ask(catalog(tmp_path), _TEXT).table.num_rows == 2
+    assert ask(load_catalog(tmp_path), _TEXT).table.num_rows == 2
     with open(tmp_path / "orders.csv", "a") as file:  # its rows are nobody's key
         file.write("c1,b\n")
-    assert ask(catalog(tmp_path), _TEXT, FRESH).charged
+    assert ask(load_catalog(tmp_path), _TEXT, FRESH).charged
 
 
 def test_a_changed_file_is_checked_anew_and_a_double_key_refused(tmp_path: Path) -> None:
     shop(tmp_path)
-    register(catalog(tmp_path))
-    first = ask(catalog(tmp_path), _TEXT)
+    register(load_catalog(tmp_path))
+    first = ask(load_catalog(tmp_path), _TEXT)
     people(tmp_path, "77123,c77\n")
-    assert ask(catalog(tmp_path), _TEXT).receipt == first.receipt  # reads no file
+    assert ask(load_catalog(tmp_path), _TEXT).receipt == first.receipt  # reads no file
     for _ in range(2):  # the check that fails leaves no note
         with pytest.raises(PolicyError, match="was not checked") as refused:
-            ask(catalog(tmp_path), _TEXT, FRESH)
+            ask(load_catalog(tmp_path), _TEXT, FRESH)
         assert "77" not in str(refused.value)
         with pytest.raises(PolicyError, match="share a key") as error:
-            register(catalog(tmp_path))
+            register(load_catalog(tmp_path))
         assert "77" not in str(error.value) and error.value.field == "table people"
     people(tmp_path)
-    assert ask(catalog(tmp_path), _TEXT, FRESH).charged  # these were checked
+    assert ask(load_catalog(tmp_path), _TEXT, FRESH).charged  # these were checked
     assert len(charges(tmp_path)) == 2
 
 
@@ -95,32 +348,32 @@ def test_the_values_that_statements_see_are_checked(tmp_path: Path) -> None:
     accounts.write(path, text.replace('person = "STRING"', 'person = "INT64"'))
     (tmp_path / "people.csv").write_text("uid,code\n1,7\n2,07\n3,x\n4,y\n")
     with pytest.raises(PolicyError, match="share a key"):
-        register(catalog(tmp_path))
+        register(load_catalog(tmp_path))
     (tmp_path / "people.csv").write_text("uid,code\n1,7\n2,8\n3,x\n4,y\n")
-    register(catalog(tmp_path))  # what is no number is no key
+    register(load_catalog(tmp_path))  # what is no number is no key
 
 
 def test_a_note_is_of_these_keys_only_and_cannot_be_made_up(tmp_path: Path) -> None:
     path = shop(tmp_path)
-    register(catalog(tmp_path))
+    register(load_catalog(tmp_path))
     notes = tmp_path / "ledger.db.keys"
     [note] = json.loads(notes.read_text())
     assert len(note) == 32 and stat.S_IMODE(notes.stat().st_mode) == 0o600
-    register(catalog(tmp_path))
+    register(load_catalog(tmp_path))
     assert json.loads(notes.read_text()) == [note]
     before = path.read_text()
     wider = before.replace('[["person", "code"]]', '[["person", "code"], ["item", "kind"]]')
     accounts.write(path, wider.replace('code = "STRING"', 'code = "STRING", kind = "STRING"'))
     with pytest.raises(PolicyError, match="was not checked"):
-        ask(catalog(tmp_path), _TEXT)  # another key of the same file
+        ask(load_catalog(tmp_path), _TEXT)  # another key of the same file
     accounts.write(path, before)
     (tmp_path / "noise.secret").write_text(KEY[::-1])
     with pytest.raises(PolicyError, match="was not checked"):
-        ask(catalog(tmp_path), _TEXT)  # another secret
+        ask(load_catalog(tmp_path), _TEXT)  # another secret
     for broken in ("", "{}", "[1, null]", '["' + "0" * 32 + '"]'):
         notes.write_text(broken)
         with pytest.raises(PolicyError, match="was not checked"):
-            ask(catalog(tmp_path), _TEXT)
+            ask(load_catalog(tmp_path), _TEXT)
     assert charges(tmp_path) == []
 
 

@@ -20,7 +20,7 @@ from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.starred import usual, with_privacy
 from dpstream.accounting.weights import MILD
 from dpstream.dp_transforms import tuning
-from dpstream.pipelines.connectors.files.recorded import recorded
+from dpstream.pipelines.connectors.files.source import recorded
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.stream.begin import begin

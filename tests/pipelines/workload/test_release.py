@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
-from dpstream.pipelines.jobs.cells import domain_digest
+from dpstream.pipelines.jobs.keys import domain_digest
 from dpstream.pipelines.workload import release as module
 from dpstream.pipelines.workload.estimate import Estimate, norms
 from dpstream.pipelines.workload.files import domain_text

@@ -1,4 +1,7 @@
-"""File sources: positions, dead letters, and independence of every row from its neighbours."""
+"""File sources: positions, dead letters, and independence of every row from its neighbours.
+
+Recorded files in the place of a source: their kind by their names, errors by their option.
+"""
 
 import hashlib
 import io
@@ -8,9 +11,10 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import apache_beam as beam
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,14 +30,21 @@ from dpstream.dp_transforms.batches import (
     ROWS,
     ArrowBatchCoder,
 )
-from dpstream.pipelines.connectors.files.input_manifest import fingerprint_parts, manifest
-from dpstream.pipelines.connectors.files.source import ReadFiles, pieces, read_piece
+from dpstream.pipelines.connectors.files.source import (
+    ReadFiles,
+    named_by,
+    pieces,
+    read_piece,
+    recorded,
+)
+from dpstream.pipelines.connectors.input_files import fingerprint_parts, manifest
 from dpstream.pipelines.connectors.inputs import positioned, refusal
 from dpstream.pipelines.formats import lines as source_lines
-from dpstream.pipelines.formats.jsonl import read_jsonl
+from dpstream.pipelines.formats.lines import read_jsonl
 from dpstream.pipelines.formats.rows import Reason, Refused, Rows
 from dpstream.pipelines.formats.texts import read_csv
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.project.job_parts import SourceConfig
 
 MakeJob = Callable[..., Job]
 COLUMNS = ("user", "key", "time", "value")
@@ -315,7 +326,7 @@ def test_a_json_line_means_the_same_in_any_company(lines: list[tuple[bytes, Any]
 @pytest.mark.parametrize("block", [1, 7, 64])
 def test_blocks_never_show(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(source_lines, "MAX_LINE_BYTES", 60)
-    monkeypatch.setattr("dpstream.pipelines.formats.jsonl.MAX_LINE_BYTES", 60)
+    monkeypatch.setattr("dpstream.pipelines.formats.lines.MAX_LINE_BYTES", 60)
     text = b"a,b\n" + b"\n".join(line for line, _ in CSV_LINES[:-1]) + b"\n\n\r\n"
     text += b"x" * 61 + b",y\nlast,one"
     objects = b"\xef\xbb\xbf" + b"\n".join(line for line, _ in JSON_LINES) + b'\n\n{"a":"z"}'
@@ -478,3 +489,44 @@ def test_mutated_files_in_beam(tmp_path: Path, make_job: MakeJob, kind: str) -> 
         data = original[:head] + mutate(original[head:], rng)
         (tmp_path / "in" / f"m{i:02d}.{kind}").write_bytes(data)
     assert run_in_beam(job) == by_hand(job)
+
+
+def endless(job: Job, form: Literal["parquet", "csv", "jsonl", "json"] | None = None) -> Job:
+    source = SourceConfig("folder", "/in", format=form)
+    plan = msgspec.structs.replace(job.plan, stamp="_manifest")
+    return msgspec.structs.replace(job, source=source, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"),
+    [("/x/*.parquet", "parquet"), ("/x/a.CSV", "csv"), ("/x/a.jsonl.gz", "jsonl"),
+     ("/x/a.jsonl", "jsonl")],
+)  # fmt: skip
+def test_the_kind_is_the_names(pattern: str, kind: str, make_job: Callable[..., Job]) -> None:
+    files_job = recorded(endless(make_job()), pattern, "--proxy")
+    assert (files_job.source.kind, files_job.source.path) == (kind, pattern)
+    # No file has a stamp of the source's own: there the event time is the stamp.
+    assert files_job.plan.stamp == files_job.source.stamp == "event_time"
+
+
+def test_without_an_ending_the_folders_format_counts(make_job: Callable[..., Job]) -> None:
+    assert recorded(endless(make_job(), "csv"), "/x/*", "--proxy").source.kind == "csv"
+    with pytest.raises(UsageError) as error:
+        recorded(endless(make_job()), "/x/*", "--proxy")
+    assert error.value.field == "--proxy"
+
+
+def test_a_job_of_files_keeps_its_kind(make_job: Callable[..., Job]) -> None:
+    job = make_job("csv")
+    files_job = recorded(job, "/y/*.parquet", "--truth")
+    assert files_job.source == msgspec.structs.replace(job.source, path="/y/*.parquet")
+    assert files_job.plan is job.plan
+
+
+def test_errors_of_the_path_are_the_options() -> None:
+    with pytest.raises(RunError) as error, named_by("--truth"):
+        raise RunError("table.path", "rule", "fix")
+    assert (error.value.field, error.value.rule) == ("--truth", "rule")
+    with pytest.raises(UsageError) as unchanged, named_by("--truth"):
+        raise UsageError("table.unit_column", "rule", "fix")
+    assert unchanged.value.field == "table.unit_column"

@@ -13,8 +13,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors.folder import store as folder_store
-from dpstream.pipelines.connectors.folder.files import Files
-from dpstream.pipelines.connectors.folder.source import ReadFolder
+from dpstream.pipelines.connectors.folder.source import Files, ReadFolder
 from dpstream.pipelines.connectors.folder.store import Folder, patiently, place
 from dpstream.pipelines.connectors.folder.watch import Markers
 from tests.drive import Drive

@@ -9,8 +9,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.connectors.kafka.read import PublishedTopic, decoded, manifest_name
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
-from dpstream.pipelines.connectors.messages import SealMessage, seal_key
-from dpstream.pipelines.connectors.sink import RunManifest
+from dpstream.pipelines.connectors.sink import RunManifest, SealMessage, seal_key
 
 Message = tuple[int, str, bytes]
 

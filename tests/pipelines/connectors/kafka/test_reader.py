@@ -11,8 +11,7 @@ from dpstream.pipelines.connectors.kafka.reader import (
     PartitionMessages,
     parts,
 )
-from dpstream.pipelines.formats.jsonl import Objects
-from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Refused, Rows
 
 COLUMNS = ("a", APPEND_TIME)

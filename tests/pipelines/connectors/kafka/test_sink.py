@@ -16,12 +16,12 @@ from dpstream.pipelines.connectors.kafka import sink as sink_kafka
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
-from dpstream.pipelines.connectors.messages import ReleaseMessages, is_row, messages_of, seal_key
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.run_manifest import write_manifest
+from dpstream.pipelines.connectors.sink import ReleaseMessages, is_row, messages_of, seal_key
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
-from dpstream.pipelines.operate.state_view import export, publish
+from dpstream.pipelines.operate.state_admin import export, publish
 from dpstream.pipelines.stream.begin import begin, prepare
 from dpstream.state import open as stores
 from dpstream.state.retention_store import RetentionStore

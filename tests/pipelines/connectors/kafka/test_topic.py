@@ -17,8 +17,8 @@ from dpstream.pipelines.connectors.kafka.client import answer, refuse
 from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink, refuse_unfit
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescription
-from dpstream.pipelines.connectors.messages import is_row
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.sink import is_row
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.begin import begin
 from tests.kafka_broker import Broker, running

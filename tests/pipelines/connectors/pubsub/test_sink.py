@@ -19,8 +19,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.connectors import messages as release_messages
-from dpstream.pipelines.connectors.messages import ReleaseMessages, digest_of, messages_of
+from dpstream.pipelines.connectors import sink as release_messages
 from dpstream.pipelines.connectors.pubsub import sink as pubsub_sink
 from dpstream.pipelines.connectors.pubsub.sink import (
     HELD_MESSAGES,
@@ -29,6 +28,7 @@ from dpstream.pipelines.connectors.pubsub.sink import (
     PubsubTopic,
 )
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.sink import ReleaseMessages, digest_of, messages_of
 from dpstream.pipelines.formats.encodings import rows_of_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import state_admin

@@ -14,9 +14,9 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, required
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
-from dpstream.pipelines.connectors.pubsub import puller as pubsub_puller
+from dpstream.pipelines.connectors.pubsub import client as pubsub_puller
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
-from dpstream.pipelines.connectors.pubsub.puller import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
+from dpstream.pipelines.connectors.pubsub.client import HORIZON_SECONDS, QUIET_SECONDS, Ages, Puller
 from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -365,7 +365,6 @@ def test_a_missing_client_is_a_usage_error(
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
     for name in (
         "dpstream.pipelines.connectors.pubsub.client",
-        "dpstream.pipelines.connectors.pubsub.puller",
         "dpstream.pipelines.connectors.pubsub.source",
     ):
         monkeypatch.delitem(sys.modules, name)

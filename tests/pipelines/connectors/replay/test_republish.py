@@ -15,9 +15,9 @@ from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.folder.store import Folder
 from dpstream.pipelines.connectors.folder.watch import Markers, nothing_seen
-from dpstream.pipelines.connectors.pubsub.puller import Puller
-from dpstream.pipelines.connectors.replay import index as replay_index
+from dpstream.pipelines.connectors.pubsub.client import Puller
 from dpstream.pipelines.connectors.replay import republish
+from dpstream.pipelines.connectors.replay import source as replay_index
 from dpstream.pipelines.jobs.job import Job
 from tests.kafka_broker import Broker
 from tests.pipelines.connectors.replay.test_source import SECOND, messy, table, write

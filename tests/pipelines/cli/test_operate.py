@@ -1,0 +1,94 @@
+"""``dpstream folder``: markers are written, and rows of dead letters found.
+
+``dpstream replay``: its examples, and targets, speeds and options that are none.
+
+``dpstream audit``: its examples, and figures that prove nothing.
+
+``dpstream state``: each command has examples, and sizes are for the operator.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpstream.pipelines.cli import private_counts
+from dpstream.pipelines.cli.operate import _print_sizes, state
+from dpstream.pipelines.connectors.folder.store import place
+from dpstream.pipelines.jobs.job import Job
+from tests.pipelines.cli.called import call, examples_of, refused
+
+
+@pytest.mark.parametrize("name", sorted(state.commands))
+def test_each_command_of_state_has_examples(name: str) -> None:
+    assert examples_of("state", name)
+
+
+@pytest.mark.parametrize("name", ["info", "releases"])
+def test_without_a_store(name: str, make_job: Callable[..., Job], tmp_path: Path) -> None:
+    assert "store" in refused("state", name, "--project", make_job().path)
+    assert not list(tmp_path.glob("*.db"))
+
+
+def test_a_kind_is_for_files(make_job: Callable[..., Job]) -> None:
+    assert "--kind" in refused("state", "releases", "--project", make_job().path, "--kind", "csv")
+
+
+def test_sizes_are_on_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_counts, "visible", lambda: True)
+    part = {"name": "units", "window": 3, "bytes": 2**20, "rows": 1234}
+    _print_sizes({"bytes": 2**21, "parts": [part]})
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "2.0 MiB" in err and "1.0 MiB in 1,234 rows, window 3" in err
+
+
+def test_each_command_has_examples() -> None:
+    assert examples_of("folder", "close") and examples_of("folder", "find")
+
+
+def test_new_files_are_closed_once(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x")
+    first = json.loads(call("folder", "close", tmp_path, "--new", "--json").output)
+    assert first["files"] == 2 and (tmp_path / first["marker"]).exists()
+    assert "0 files closed" in call("folder", "close", tmp_path, "--new").output
+
+
+def test_a_position_is_a_row_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x")
+    at = place("a.csv")
+    outcome = call("folder", "find", tmp_path, str(at.partition), str(at.base + 12), "--json")
+    assert json.loads(outcome.output) == [{"file": "a.csv", "row": 12}]
+    assert "no file" in call("folder", "find", tmp_path, "1", "2").output
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "file" in refused("folder", "close", tmp_path, "none.csv")
+
+
+def test_examples_of_replay() -> None:
+    assert len(examples_of("replay")) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [(["--to", "nowhere"], "--to"), (["--to", "folder:x", "--speed", "fast"], "--speed"),
+     (["--to", "kafka:h:1/t", "--option", "acks"], "--option"), ([], "--to")],
+)  # fmt: skip
+def test_what_is_refused(args: list[str], field: str, make_job: Callable[..., Job]) -> None:
+    assert field in refused("replay", "--project", make_job().path, *args)
+
+
+def test_examples_of_audit() -> None:
+    assert "dpstream audit daily" in examples_of("audit")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--trials", "10"), ("--confidence", "1"), ("--seed", "-1")]
+)
+def test_figures_that_prove_nothing(flag: str, value: str, make_job: Callable[..., Job]) -> None:
+    assert flag in refused("audit", "--project", make_job().path, flag, value)
