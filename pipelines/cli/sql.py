@@ -287,11 +287,11 @@ def _check(catalog: "Catalog", as_json: bool) -> None:
     """Print whether declared keys are unique; for the data's owner only, never for an analyst."""
     from dpstream.pipelines.tables.registration import register
 
-    registered = register(catalog)
+    tables, keys = register(catalog)
     if as_json:
-        print_json({"tables": registered.tables, "unique_keys": registered.keys})
+        print_json({"tables": tables, "unique_keys": keys})
         return
-    for table in registered.tables:
+    for table in tables:
         owner = table["rows_of"]
         if "unit_column" in owner:
             owner = f"rows of the unit in {owner['unit_column']}"
@@ -299,7 +299,7 @@ def _check(catalog: "Catalog", as_json: bool) -> None:
             on = ", ".join(f"{mine} = {key}" for mine, key in owner["on"])
             owner = f"rows of the unit of {owner['unit_via']} ({on})"
         click.echo(f"{table['table']:<20} {table['kind']:<10} {owner}")
-    for name, columns in registered.keys:
+    for name, columns in keys:
         click.echo(f"Unique: {name} ({', '.join(columns)})")
 
 

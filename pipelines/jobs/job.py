@@ -188,7 +188,9 @@ def job_of(
     keep_beside(path)
     check_parts(file)
     folder = path.parent
-    public_keys = _under(folder, file.keys.public, "public_keys")
+    public_keys = file.keys.public
+    if public_keys is not None:
+        public_keys = str(below(folder, public_keys, "public_keys"))
     keys = msgspec.structs.replace(file.keys, public=public_keys)
     # The cells of a workload are named by its domain, which is charged with the job's plan.
     domain = workload and keys.public is None and file.privacy.delta == 0
@@ -303,10 +305,6 @@ def _record_id(file: JobParts) -> Field | None:
     if file.schema.record_id is None and file.source.kind == "pubsub":
         return Field(MESSAGE_ID)
     return file.schema.record_id
-
-
-def _under(folder: Path, path: str | None, field: str) -> str | None:
-    return None if path is None else str(below(folder, path, field))
 
 
 def _remember(text: str | None) -> Literal["run", "never"] | int | None:

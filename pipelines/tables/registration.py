@@ -46,7 +46,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -279,20 +279,12 @@ MAX_NOTES = 10_000
 Key = tuple[str, tuple[str, ...]]
 
 
-class Registered(NamedTuple):
-    """What was checked; public.
-
-    Attributes:
-        tables: name, kind, and who owns the rows: ``public``, a column or a path.
-        keys: (table, key columns), each unique.
-    """
-
-    tables: list[dict[str, Any]]
-    keys: list[Key]
-
-
-def register(catalog: Catalog) -> Registered:
+def register(catalog: Catalog) -> tuple[list[dict[str, Any]], list[Key]]:
     """Check a catalog's files and its declared keys, and note that the keys were.
+
+    Returns:
+        Of each table name, kind, and who owns the rows (``public``, a column or a path); and
+        (table, key columns), each unique.  All of it is public.
 
     Raises:
         PolicyError: a key is there twice, or a server does not keep it unique; names the table,
@@ -323,7 +315,7 @@ def register(catalog: Catalog) -> Registered:
     if stamps(catalog, names) != before:
         raise RunError("table", "has a file that changed while it was read", "check again")
     _noted(notebook, set(), list(notes.values()))
-    return Registered([_notes(catalog, table) for table in catalog.tables.values()], keys)
+    return [_notes(catalog, table) for table in catalog.tables.values()], keys
 
 
 def require_registered(

@@ -26,7 +26,6 @@ from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.tables import registration
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.registration import (
-    Registered,
     check_files,
     register,
     require_fitting,
@@ -309,7 +308,7 @@ def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
         ask(load_catalog(tmp_path), _TEXT)
     assert len(charges(tmp_path)) == 1
     registered = register(load_catalog(tmp_path))
-    assert registered == Registered(
+    assert registered == (
         [{"table": "visits", "kind": "parquet", "rows_of": {"unit_column": "uid"}},
          {"table": "pages", "kind": "csv", "rows_of": "public"},
          {"table": "people", "kind": "csv", "rows_of": {"unit_column": "uid"}},
