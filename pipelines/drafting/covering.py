@@ -9,8 +9,7 @@ from typing import NamedTuple
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, up
-from dpstream.accounting.tuning.coverage import coverage
-from dpstream.accounting.tuning.outlook import exactness
+from dpstream.accounting.tuning.outlook import coverage, exactness
 from dpstream.pipelines.drafting.draft import Answers, Target, checked, project_text
 
 WINDOW, LIFETIME = "window", "lifetime"
