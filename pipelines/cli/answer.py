@@ -358,7 +358,7 @@ def _covered(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what the budget covers over time, as in `dpstream plan`."""
     from dpstream.accounting.budget.allocation import allocate
-    from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
+    from dpstream.accounting.tuning.outlook import coverage, coverage_lines, warnings_of
 
     covered = coverage(job.plan, allocate(job.plan), units, records, cells)
     warnings = [f"Warning     {warning}" for warning in warnings_of(covered)]

@@ -150,8 +150,14 @@ def plan(
     """
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe, text
-    from dpstream.accounting.tuning.coverage import coverage, coverage_lines, warnings_of
-    from dpstream.accounting.tuning.outlook import KEYS, outlook, outlook_text
+    from dpstream.accounting.tuning.outlook import (
+        KEYS,
+        coverage,
+        coverage_lines,
+        outlook,
+        outlook_text,
+        warnings_of,
+    )
     from dpstream.pipelines.ask.acceptance import of_job
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.scale.scale import shard_figures, shards_text
