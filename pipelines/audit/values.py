@@ -16,7 +16,7 @@ from scipy.stats import norm
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget.allocation import Budget, plain_count
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import required
 from dpstream.accounting.evidence.bounds import Parts, Scores, fitted_weights
 from dpstream.accounting.evidence.design import TrialDesign, others_needed, prefix_covariance
 from dpstream.accounting.limits import DECODE_BITS
@@ -174,20 +174,20 @@ class Crossing(NamedTuple):
 
 def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
     """The design of the trials, with as many keys as their rows allow."""
-    if budget.tau is None or budget.statistic is None:
-        raise InvariantError("budget.tau is not None and budget.statistic is not None")
+    tau = required(budget.tau, "keys are selected")
+    statistic = required(budget.statistic, "keys are selected")
     others = others_needed(plan, budget, 0.0)
     keys = min(
         plan.privacy.contributions, max(1, _SELECTION_ROWS // (2 * trials * (others + 1))), 64
     )
-    statistic, weights = budget.statistic, plan.design.weights
+    weights = plan.design.weights
     adds = np.full(keys, statistic.alone, np.float64)
     if weights is not None:
         alone = weights.alone(plan.privacy.contributions, keys)
         adds = (statistic.weighted * alone + statistic.counted).astype(np.float64)
     tests = min(plan.design.tests, _TESTS)
     noise = _noise(plan, budget, tests, np.random.default_rng(seed))
-    need = budget.tau[:tests] / (1 << DECODE_BITS) - others * statistic.alone
+    need = tau[:tests] / (1 << DECODE_BITS) - others * statistic.alone
     return Crossing(
         others,
         keys,
@@ -198,16 +198,16 @@ def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
 
 def _noise(plan: Plan, budget: Budget, tests: int, rng: np.random.Generator) -> Float64:
     """(paths, tests) simulated noise of the statistic."""
-    if budget.selection is None or budget.statistic is None:
-        raise InvariantError("budget.selection is not None and budget.statistic is not None")
+    selection = required(budget.selection, "keys are selected")
+    statistic = required(budget.statistic, "keys are selected")
     step_indices = np.arange(1, tests + 1)
-    covariance = prefix_covariance(budget.selection.strategy_object, step_indices)
-    covariance = covariance * (budget.statistic.weighted * budget.selection.sigma) ** 2
+    covariance = prefix_covariance(selection.strategy_object, step_indices)
+    covariance = covariance * (statistic.weighted * selection.sigma) ** 2
     plain = plain_count(plan, budget.units, budget.values)
     if plain is not None:
         at = plain.steps_at(plan.design.test_triggers)[:tests]
         own = prefix_covariance(plain.strategy_object, at)
-        covariance = covariance + own * (budget.statistic.counted * plain.sigma) ** 2
+        covariance = covariance + own * (statistic.counted * plain.sigma) ** 2
     root = np.linalg.cholesky(covariance + 1e-9 * np.trace(covariance) * np.eye(tests))
     return np.asarray(rng.standard_normal((_PATHS, tests)) @ root.T)
 

@@ -193,7 +193,7 @@ def init(
     choice = Choice(job, name, data_set, account, new_account, secret)
     target = target_of(path, before, there, replies, choice, person)
     people, notes, rows = Population(units, records, keys), list[str](), list[str]()
-    if replies.windows.several:
+    if replies.windows.number > 1:
         replies, rows, notes = _covered(replies, target, covers, people, person)
     checked(project_text(replies, target), target)
     target, secret_made = made(target, replies)

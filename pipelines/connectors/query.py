@@ -16,7 +16,7 @@ import apache_beam as beam
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.telemetry import guarded, timed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import CellDomain
@@ -40,7 +40,7 @@ class QueryRows(beam.DoFn):
         """Open a locked DuckDB."""
         from dpstream.pipelines.statements.row_query import RowEngine
 
-        self._engine: RowEngine | None = RowEngine(self._query)
+        self._engine = RowEngine(self._query)
 
     def teardown(self) -> None:
         """Close it."""
@@ -51,8 +51,6 @@ class QueryRows(beam.DoFn):
     @guarded("query")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """One batch; nothing where no row of it stays."""
-        if self._engine is None:
-            raise InvariantError("self._engine is not None")
         with timed("query"):
             rows = self._engine(element)
         if rows.num_rows:

@@ -20,8 +20,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import human, up
 from dpstream.accounting.strength import MOST_DELTA
-from dpstream.accounting.tuning.outlook import coverage
-from dpstream.accounting.tuning.outlook import exactness
+from dpstream.accounting.tuning.outlook import coverage, exactness
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.file_kinds import file_kind

@@ -421,7 +421,7 @@ def target_of(
     """The sections of a first job; nothing is made yet.
 
     Args:
-        path, before, project: the file, its text and what it has; see `place.project_at`.
+        path, before, project: the file, its text and what it has; see `project_at`.
         person: who is asked which data set, and which account.
 
     Raises:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import instance
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
 from dpstream.pipelines.formats.lines import Objects, json_lines, split
 from dpstream.pipelines.formats.rows import Reason, Rows, unreadable
@@ -114,9 +114,8 @@ def _join(held: list[tuple[int, Rows]]) -> Located:
 
 def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Batches of at most ``batch_rows`` rows with the positions of their runs as metadata."""
-    if not isinstance(rows.result, pa.RecordBatch):
-        raise InvariantError("isinstance(rows.result, pa.RecordBatch)")
-    for start in range(0, rows.result.num_rows, batch_rows):
+    batch = instance(rows.result, pa.RecordBatch)
+    for start in range(0, batch.num_rows, batch_rows):
         partition = rows.partition[start : start + batch_rows]
         offset = rows.offset[start : start + batch_rows]
         breaks = (np.diff(offset) != 1) | (np.diff(partition) != 0)
@@ -126,7 +125,7 @@ def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
             OFFSET: _text(offset[at]),
             ROWS: _text(np.diff(at, append=len(offset))),
         }
-        yield rows.result.slice(start, batch_rows).replace_schema_metadata(where)
+        yield batch.slice(start, batch_rows).replace_schema_metadata(where)
 
 
 def _text(numbers: Int64) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.query.parts import middle_of
 from dpstream.accounting.query.plan import GROUPS, QueryColumn, QueryPlan
 from dpstream.dp_transforms.ingest.columns import decoded, identity, measure
@@ -141,10 +141,9 @@ def _limits(column: QueryColumn) -> tuple[int, int]:
 
 def _steps(rows: Rows, grid: float, low: int, high: int) -> Int64:
     """Return the (n,) values in whole grid steps, held within the bounds."""
-    if rows.value is None:
-        raise InvariantError("rows.value is not None")
+    value = required(rows.value, "the column has values")
     with np.errstate(over="ignore"):  # 1e308 on a grid of 0.1 is beyond every bound
-        scaled = np.clip(np.rint(rows.value / grid), low, high)
+        scaled = np.clip(np.rint(value / grid), low, high)
     return np.asarray(scaled, np.int64)
 
 

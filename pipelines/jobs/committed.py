@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.budget.calibration import calibrated
-from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError, required
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.accounting.tuning.answer import Figures, Tuned
@@ -119,10 +119,10 @@ def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
     from dpstream.state.ledger.answers import AnswerLog  # not needed by a job without a tuning
     from dpstream.state.ledger.open import open_ledger
 
-    if job.ledger is None:
-        raise InvariantError("job.ledger is not None")
     missing = PolicyError("choice.run_id", "has no matching charge in the account", _AGAIN)
-    with contextlib.closing(open_ledger(job.ledger)) as ledger:
+    with contextlib.closing(
+        open_ledger(required(job.ledger, "a tuned job has an account"))
+    ) as ledger:
         charge = ledger.history().find(tuning.run_id or "")
         entry = AnswerLog(ledger, "choice").read(tuning.run_id or "")
     if charge is None or entry is None:

@@ -380,11 +380,6 @@ class Windows(NamedTuple):
     note: str = ""
 
     @property
-    def several(self) -> bool:
-        """Whether there is more than one window."""
-        return self.number > 1
-
-    @property
     def number(self) -> int:
         """The number of windows."""
         start, end = (instant_micros("time", text) for text in (self.start, self.end))

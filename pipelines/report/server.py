@@ -127,14 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: "Server"
 
     def do_GET(self) -> None:
-        """Answer a question."""
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        """Answer without the body."""
-        self._answer()
-
-    def _answer(self) -> None:
+        """Answer a question; of HEAD without the body (see `_send`)."""
         live, root = self.server.live, f"/{self.server.token}/"
         if not self._from_own_page():
             self._send(404, b"not found\n", "text/plain; charset=utf-8")
@@ -145,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, msgspec.json.encode(state), "application/json")
         else:
             self._send(404, b"not found\n", "text/plain; charset=utf-8")
+
+    do_HEAD = do_GET  # noqa: N815
 
     def _from_own_page(self) -> bool:
         host = f"{LOCAL}:{self.server.server_port}"

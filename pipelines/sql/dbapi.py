@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import (
     DpstreamError,
-    InvariantError,
     PolicyError,
     RunError,
     UsageError,
@@ -82,8 +81,7 @@ class Connection(Closing):
 
     def cursor(self) -> "Cursor":
         """A new cursor."""
-        if not self.catalog:
-            raise InvariantError("self.catalog")
+        _ = self.catalog  # refuses a closed connection
         return Cursor(self)
 
     def execute(self, statement: str, *, fresh: bool = False) -> "Cursor":
@@ -205,8 +203,7 @@ class Cursor:
             yield row
 
     def _answered(self) -> pa.Table:
-        if not self.connection.catalog:
-            raise InvariantError("self.connection.catalog")
+        _ = self.connection.catalog  # refuses a closed connection
         if self._table is None:
             raise UsageError("cursor", "has no answer", "execute a statement")
         return self._table

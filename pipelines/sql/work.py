@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.errors import InvariantError, RunError
+from dpstream.accounting.errors import RunError, instance
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.accounting.query.grids import grids_of
@@ -183,9 +183,7 @@ class Work(NamedTuple):
 
 def typed_public(statement: Statement) -> exp.Expr:
     """Return the query of the public groups, in a form that fails for no row."""
-    if not isinstance(statement.public, exp.Select):
-        raise InvariantError("isinstance(statement.public, exp.Select)")
-    return safe_query(statement.public)
+    return safe_query(instance(statement.public, exp.Select))
 
 
 def _values(unit_rows: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:

@@ -9,13 +9,13 @@ rows with that unit, and that a table divided by unit into shards gives the same
 shard.  An accepted relation is local; by induction over its operators:
 
 * *Table with a unit column.*  Rows without a unit are dropped (``unit IS NOT NULL`` at the table,
-  by `rewrite`), so (1).  Filtering by the row itself commutes with union, so (2).
+  by `query_plan`), so (1).  Filtering by the row itself commutes with union, so (2).
 * *Table whose unit comes by a path.*  A row's unit is that of the one row with its key (keys are
   unique in A + B, so in A and in B).  Rows whose key nobody has are dropped.  A division by unit
   puts a row and the row it refers to on one side, so (2).
 * *Projection, filter.*  Expressions are deterministic functions of one row (`allowed`), so they
   commute with union; (1) holds while a unit column is selected unchanged.  A row for which an
-  expression fails has NULL there (`rewrite`), whatever the other rows are.
+  expression fails has NULL there (`query_plan`), whatever the other rows are.
 * *Join of private relations*, ON equating the units by plain columns, or all columns of one
   declared key.  Two rows that meet have one unit: of the key's one row in the second case (both
   rows hold, unchanged, the key of the row that gave them their unit).  So no row of R(A) meets
@@ -27,7 +27,7 @@ shard.  An accepted relation is local; by induction over its operators:
   unit, and stand in R(A) and R(B) both: refused.
 * *GROUP BY the unit (and more), DISTINCT with the unit.*  A group's rows have one unit, so groups
   of A + B are those of A and those of B, with the same rows.  The aggregates allowed are functions
-  of the multiset of rows (`rewrite` sorts what it sums), not of an order.  Floats are no group
+  of the multiset of rows (`query_plan` sorts what it sums), not of an order.  Floats are no group
   columns: 0.0 and -0.0 are equal and differ, and which of them stands for the group depends on
   the order of rows.
 * *UNION ALL, UNION, INTERSECT, EXCEPT* of private relations with the unit at one place: equal rows

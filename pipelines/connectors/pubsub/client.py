@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from google.api_core import exceptions
@@ -47,16 +47,9 @@ def client() -> Any:
     return SubscriberClient()
 
 
-class Subscription(NamedTuple):
-    """A subscription: its topic, and the seconds after which a message that nobody acknowledged
-    comes again."""
-
-    topic: str
-    ack_deadline: int
-
-
-def described(subscription: str) -> Subscription:
-    """A subscription that can be used.
+def described(subscription: str) -> tuple[str, int]:
+    """The topic of a subscription that can be used, and the seconds after which a message that
+    nobody acknowledged comes again.
 
     Raises:
         UsageError: no such subscription, or its settings lose messages.
@@ -89,7 +82,7 @@ def described(subscription: str) -> Subscription:
             f"has an acknowledgement deadline below {LEAST_ACK_DEADLINE} s",
             "`gcloud pubsub subscriptions update NAME --ack-deadline=60`",
         )
-    return Subscription(str(description.topic), int(description.ack_deadline_seconds))
+    return str(description.topic), int(description.ack_deadline_seconds)
 
 
 def seek(subscription: str, begin: int) -> None:
@@ -197,13 +190,6 @@ class Ages:
         return (self._ages[0][1] if self._ages else 0) if self._settled else None
 
 
-class PulledMessages(NamedTuple):
-    """What a reader picked up: Pub/Sub's ``ReceivedMessage``s (protobuf), and `Ages.age`."""
-
-    messages: list[Any]
-    age: int | None
-
-
 class Puller:
     """Pulls of one reader, one at a time, in the background.
 
@@ -230,8 +216,9 @@ class Puller:
         self._lost_since: float | None = None
         self._pause_until = 0.0
 
-    def take(self, most: int, seconds: float, more_seconds: float) -> PulledMessages:
-        """Messages that come within ``seconds``; after the first ones, within ``more_seconds``.
+    def take(self, most: int, seconds: float, more_seconds: float) -> tuple[list[Any], int | None]:
+        """``ReceivedMessage``s (protobuf) that come within ``seconds``, after the first ones within
+        ``more_seconds``; and `Ages.age`.
 
         Raises:
             RunError: the subscription is gone, may not be read, or is away for too long.
@@ -249,7 +236,7 @@ class Puller:
                 self._ages.came(time.monotonic(), _oldest(answer))
         self.used = time.monotonic()
         self.claimed = None if self.claimed is None else self.claimed + len(messages)
-        return PulledMessages(messages, self._ages.age(self.used))
+        return messages, self._ages.age(self.used)
 
     def stands(self, claimed: int, hold: float) -> None:
         """A bundle begins.  Where the runner went back, or a bundle failed, what this puller

@@ -129,15 +129,15 @@ class PubSubInput(Input):
 
     @override
     def identity(self) -> list[bytes]:
-        description = pubsub_client.described(self.subscription)
-        return [b"pubsub", self.subscription.encode(), description.topic.encode()]
+        topic, _ = pubsub_client.described(self.subscription)
+        return [b"pubsub", self.subscription.encode(), topic.encode()]
 
     @override
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
-        description = pubsub_client.described(self.subscription)
+        _, ack_deadline = pubsub_client.described(self.subscription)
         if begin > 0:
             pubsub_client.seek(self.subscription, begin)
-        return ReadPubSub(self.job, begin > 0, description.ack_deadline, backpressure)
+        return ReadPubSub(self.job, begin > 0, ack_deadline, backpressure)
 
 
 class _ReadMessages(beam.DoFn):
@@ -181,18 +181,18 @@ class _ReadMessages(beam.DoFn):
         make = functools.partial(Puller, self._subscription, hold)
         with PULLERS.lend((self._subscription, element), make) as puller:
             puller.stands(done or 0, self._ack_deadline)
-            taken = puller.take(self._batch_rows, TAKE_SECONDS, MORE_SECONDS)
-        if taken.messages:
-            if not tracker.try_claim((done or 0) + len(taken.messages)):
+            messages, age = puller.take(self._batch_rows, TAKE_SECONDS, MORE_SECONDS)
+        if messages:
+            if not tracker.try_claim((done or 0) + len(messages)):
                 return
-            ack_ids = [message.ack_id for message in taken.messages]
+            ack_ids = [message.ack_id for message in messages]
             finalizer.register(
                 functools.partial(pubsub_client.acknowledge, self._subscription, ack_ids)
             )
-            self._rows += len(taken.messages)
-            yield from self._outputs(taken.messages, now)
-        if taken.age is not None:
-            advance(watermark, wall_micros() - taken.age - self._settle)
+            self._rows += len(messages)
+            yield from self._outputs(messages, now)
+        if age is not None:
+            advance(watermark, wall_micros() - age - self._settle)
         tracker.defer_remainder()
 
     def _outputs(self, messages: list[Any], now: Timestamp) -> Iterator[Any]:

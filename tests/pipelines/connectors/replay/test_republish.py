@@ -117,7 +117,7 @@ def test_into_pubsub(tmp_path: Path, make_job: MakeJob) -> None:
         assert call(job, "--to", f"pubsub:{topic}")["rows"] == 100
         until = time.monotonic() + 20
         while len(texts) < 100 and time.monotonic() < until:
-            texts += [m.message.data.decode() for m in puller.take(1000, 0.2, 0.1).messages]
+            texts += [m.message.data.decode() for m in puller.take(1000, 0.2, 0.1)[0]]
         puller.close()
     assert sorted(texts) == expected(job)
 
