@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import apache_beam as beam
@@ -103,7 +102,7 @@ def pickled(coder_parts: dict[str, list[Any]]) -> set[str]:
 def no_services(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline can be looked at where no broker is."""
     monkeypatch.setattr(KafkaInput, "_topic_id", lambda self: "an id")
-    described = SimpleNamespace(topic="t", ack_deadline=60)
+    described = ("t", 60)
     monkeypatch.setattr(pubsub_client, "described", lambda subscription: described)
     monkeypatch.setattr(pubsub_client, "seek", lambda subscription, begin: None)
 
