@@ -34,8 +34,6 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.dp_transforms.ingest.records import positions
-from dpstream.pipelines.formats.small import Located, positioned_runs
 from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
 from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.statements.row_local import (
@@ -314,6 +312,10 @@ class RowEngine(Closing):
         Raises:
             PolicyError: the query is not row-local; RunError: DuckDB cannot run it.
         """
+        # Both load Beam, which a statement that becomes a job's file does not need.
+        from dpstream.dp_transforms.ingest.records import positions
+        from dpstream.pipelines.formats.small import Located, positioned_runs
+
         query = self._query
         arrived = {
             name: typed(batch.column(own), query.types[name]) for name, own in query.reads.items()

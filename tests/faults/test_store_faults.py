@@ -67,7 +67,7 @@ STORE_CALLS: dict[str, list[tuple[Any, str]]] = {
     "spanner": [(SpannerStore, name) for name in _CONTRACT],
     "spanner calls": [
         (spanner, "commit"), (spanner, "read_rows"),
-        (spanner_shards, "read_rows"), (spanner_shards, "read_rows"),
+        (spanner_shards, "read_rows"),
     ],
 }  # fmt: skip
 #: Between the store's calls: the states in memory are half changed when these fail.
