@@ -287,7 +287,8 @@ def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
         slots = batch.column("unit").to_numpy()
         np.add.at(units.counts, slots, batch.column("pairs").to_numpy())
         if "fresh" in batch.schema.names:
-            fresh = np.bitwise_count(batch.column("fresh").to_numpy())
+            # numpy adds numbers of the target's own type forty times as fast.
+            fresh = np.bitwise_count(batch.column("fresh").to_numpy()).astype(np.int32)
             np.add.at(units.indices, slots, fresh)
     units.logged = units.table.size
 

@@ -447,7 +447,7 @@ class _Expiry:
         changed = np.zeros(len(rows), np.bool_)
         changed[units.owner[goes]] = True
         gone = units.gone.copy()
-        np.add.at(gone, units.owner[goes], units.records["pairs"][goes])
+        np.add.at(gone, units.owner[goes], units.records["pairs"][goes].astype(np.int64))
         remaining, end = units.records[~goes], np.cumsum(left)
         fresh = units.fresh
         if fresh is not None:

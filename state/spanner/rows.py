@@ -283,8 +283,8 @@ class UnitRows(NamedTuple):
         blobs = [c[size:] for c in cells]
         records, owner = unpack_records(blobs, layout)
         counts, fresh = head["gone"].copy(), head["fresh"] if layout.per_key else None
-        np.add.at(counts, owner, records["pairs"])
+        np.add.at(counts, owner, records["pairs"].astype(np.int64))
         indices = np.zeros(len(head), np.int64) if fresh is None else fresh.copy()
         if layout.per_key:
-            np.add.at(indices, owner, np.bitwise_count(records["fresh"]))
+            np.add.at(indices, owner, np.bitwise_count(records["fresh"]).astype(np.int64))
         return cls(blobs, records, owner, head["gone"], head["until"], fresh, counts, indices)

@@ -448,8 +448,8 @@ def test_two_runs_at_once(hour: Hour, flags: tuple[str, ...]) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    outputs, errors = zip(*(process.communicate(timeout=120) for process in both), strict=True)
+    assert [process.returncode for process in both] == [0, 0], errors
     figures = {line for text in outputs for line in text.splitlines() if line.startswith(RELEASED)}
     assert len(figures) == 1
     before = {p: p.read_bytes() for p in (hour.folder / "releases").rglob("*.parquet")}
