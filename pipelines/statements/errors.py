@@ -387,7 +387,7 @@ def refusal(code: str, at: Position = _START) -> DpstreamError:
     """The error of a rule, to be raised.
 
     Args:
-        code: one of `rules.RULES`.
+        code: one of `RULES`.
         at: where the statement breaks it.
     """
     rule = RULES[code]

@@ -23,7 +23,7 @@ stream as any other.
 
 Refused are aggregates, GROUP BY, DISTINCT, set operations, window functions, LIMIT, joins of
 private relations, public tables without a key or by an inequality, and outer joins that would keep
-rows of a public table.  `row_engine` checks once more, on every batch, that rows came from one row
+rows of a public table.  `row_query` checks once more, on every batch, that rows came from one row
 each.
 """
 

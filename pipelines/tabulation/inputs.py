@@ -51,7 +51,7 @@ class Loaded(NamedTuple):
     """The public files of an execution, without fault.
 
     Attributes:
-        totals: t1 of persons, for households (see `totals.read_totals`).
+        totals: t1 of persons, for households (see `public_files.read_totals`).
     """
 
     parameters: Parameters

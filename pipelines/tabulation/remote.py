@@ -1,7 +1,7 @@
 """Files of an execution in a store (``gs://``): public ones are fetched, tables are put there.
 
 Workers of a service share no disk.  Each fetches the public files once; a piece of the records is
-read as a range of its object (`pieces`); a table is put as an object, whole or not at all.
+read as a range of its object (`private.pieces`); a table is put as an object, whole or not at all.
 """
 
 import contextlib

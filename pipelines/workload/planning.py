@@ -184,7 +184,7 @@ def planned(
     """Solve a workload, or read an earlier solution.
 
     Raises:
-        DpstreamError: see `cache.solved`.
+        DpstreamError: see `files.solved`.
     """
     return Planned(workload, *solved(workload, folder, objective, strategy))
 

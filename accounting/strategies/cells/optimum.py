@@ -19,7 +19,7 @@ cells, each summing to 1, and every X with diag X <= 1,
     max_q var_q >= sum_q p_q var_q >= (tr (D^1/2 V_p D^1/2)^1/2)^2 = F(m, p)^2
 
 with V_p = W^T diag(p) W, and F is concave in both together: the dual of ``climb`` over two
-simplices.  The slopes are the squared column norms, as in ``optimum``, and the variances of
+simplices.  The slopes are the squared column norms, as above, and the variances of
 X = D^-1/2 (D^1/2 V_p D^1/2)^1/2 D^-1/2.
 """
 

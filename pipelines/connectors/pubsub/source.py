@@ -6,7 +6,7 @@ A run that is begun again on its store seeks the subscription back to what the s
 yet, so the subscription must retain acknowledged messages.
 
 The watermark of a reader is the clock, less the age of messages that may still come
-(`puller.Ages`), less ``table.settle``.  Pub/Sub has no order, so this assumes what is said
+(`client.Ages`), less ``table.settle``.  Pub/Sub has no order, so this assumes what is said
 there.  What a dead worker held comes again only after the acknowledgement deadline, so for that
 long a reader that takes over says nothing.  A message that breaks this is late and joins the next
 open trigger time.  The guarantee rests on that assumption: as long as it holds nobody is late, and
