@@ -1,5 +1,6 @@
-"""Figures of two-sided geometric noise, P[Z = k] proportional to q^|k|, q = e^(-1 / scale), and of
-staircase noise.
+"""Figures of two-sided geometric noise and of staircase noise.
+
+**Two-sided geometric noise**: P[Z = k] is proportional to q^|k|, q = e^(-1 / scale).
 
 **Staircase noise** of sums that are clamped per group.  Two-sided geometric noise hides small
 shifts better than large ones.  A sum that is clamped per group to L moves by at most L in a group,

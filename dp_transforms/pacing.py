@@ -1,10 +1,10 @@
-"""PACE: how far BOUND may decide, and which records wait for the next pass (mechanism.md section
-9).
+"""PACE: how far BOUND may decide, and which records wait for the next pass.
 
-Where pairs on published keys are skipped, BOUND decides what lies behind a test only when all
-key shards have committed the test.  So the public clock stops at each trigger time at which some
-window tests its keys, and goes on when the store has all steps of it.  Nothing waits for data:
-clock ticks reach shards without any, and every shard takes every step.
+**The clock** (mechanism.md section 9).  Where pairs on published keys are skipped, BOUND decides
+what lies behind a test only when all key shards have committed the test.  So the public clock stops
+at each trigger time at which some window tests its keys, and goes on when the store has all steps
+of it.  Nothing waits for data: clock ticks reach shards without any, and every shard takes every
+step.
 
 **Waiting.**  A bounded run may stop at a trigger time before its last (``Run.upto``).  Records of
 later trigger times are read, not decided, and not stored: each unit shard records which partitions

@@ -1,12 +1,11 @@
-"""What each window has published at its tests, and what later windows know of it.
+"""Keys that windows have published at their tests, and what later windows know of them.
 
-It is read from committed releases, and nowhere else.
+They are read from committed releases, and from nowhere else.  A key that a test selects is
+published at the test's own trigger, so the releases of the tests' steps name every key with the
+test that selected it.  They are committed together with the state of their step, copied, kept and
+expired with it: there is no second list that could differ.
 
-A key that a test selects is published at the test's own trigger, so the releases of the tests'
-steps name every key with the test that selected it.  They are committed together with the state
-of their step, copied, kept and expired with it: there is no second list that could differ.
-
-**Remembered keys** are what later windows know of it (mechanism.md section 9).  Window V reads,
+**Remembered keys** are those that later windows know of (mechanism.md section 9).  Window V reads,
 once, the selections of tests whose trigger time is not after its start.  A key among them is
 published in V like one of a public list: from the first trigger on, at every refresh and at the
 close, with noise whether it has records or not.  It is not tested in V, and where published keys

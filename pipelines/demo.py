@@ -5,9 +5,8 @@ file ``examples/flights.toml`` in a folder of yours and holds what was released 
 That comparison is exact and needs the private values: it is possible only because this data is
 public.
 
-The demo's pictures: released values beside the truth, as one chart and as a page.
-
-A page is one file that needs neither script nor network; what it says of other files is nothing.
+**Pictures** show released values beside the truth, as one chart and as a page.  A page is one file
+that needs neither script nor network; what it says of other files is nothing.
 """
 
 import contextlib

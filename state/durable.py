@@ -4,14 +4,14 @@ They are flushed to disk before and after they are renamed.  Published files can
 everybody and written by their owner alone (``PUBLIC``); private files can be read by their owner
 alone (``PRIVATE``).  The umask of the process can only remove rights.
 
-Until then they are drafts: hidden beside their final path, and removed once their writer is gone.
-A draft has a random name, and its writer holds a lock on it (``flock``) for as long as it lives;
-the kernel releases the lock when the process ends, however it ends.  So a draft whose lock is free
-has no writer, whatever its age: process ids are reused, and clocks of machines that share a folder
-differ.  Between making a draft and locking it there is an instant in which it may be removed; its
-writer then finds it gone and makes another, because the process that removes a draft holds its lock
-until it is gone, and the writer waits for that.  On a file system without such locks, a draft
-counts as abandoned when it is a day old.
+Until they are renamed they are drafts: hidden beside their final path, and removed once their
+writer is gone.  A draft has a random name, and its writer holds a lock on it (``flock``) for as
+long as it lives; the kernel releases the lock when the process ends, however it ends.  So a draft
+whose lock is free has no writer, whatever its age: process ids are reused, and clocks of machines
+that share a folder differ.  Between making a draft and locking it there is an instant in which it
+may be removed; its writer then finds it gone and makes another, because the process that removes a
+draft holds its lock until it is gone, and the writer waits for that.  On a file system without such
+locks, a draft counts as abandoned when it is a day old.
 """
 
 import contextlib

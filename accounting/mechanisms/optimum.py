@@ -1,9 +1,8 @@
 """Selection of keys by a single count of units: the best chances, and truncated geometric noise.
 
-**The best chances**, where a unit has one key.
-
-Desfontaines, Voss, Gipson and Mandayam ("Differentially private partition selection", 2022): each
-key of n units is shown independently with chance p_n,
+**The best chances**, where a unit has one key (Desfontaines, Voss, Gipson and Mandayam,
+"Differentially private partition selection", 2022): each key of n units is shown independently with
+chance p_n,
 
     p_0 = 0,    p_(n + 1) = min(e^epsilon p_n + delta,  1 - e^-epsilon (1 - p_n - delta),  1).
 
@@ -23,14 +22,12 @@ after it the second:
     1 - p_n = r^j (1 - p_(n_1)) - delta r (1 - r^j) / (1 - r),   r = e^-epsilon, j = n - n_1.
 
 A key is shown iff n >= M, M the least n with U < p_n for a real uniform U.  Truncated geometric
-noise (below) has the same chances where its k is not rounded, and
-slightly smaller ones otherwise.
+noise (below) has the same chances where its k is not rounded, and slightly smaller ones otherwise.
 
 **Truncated noise** of a count of units that is shown above a threshold.  A count n of units is
 shown as n + Z iff n + Z > k, Z two-sided geometric of scale 1 / b and truncated to [-k, k]
-(``accounting.mechanisms.laws.TruncatedGeometricLaw``).  Desfontaines, Voss, Gipson and Mandayam
-("Differentially private partition selection", 2022) show that no (b, d)-DP mechanism shows a key
-more often, up to rounding of k to whole numbers, with
+(``accounting.mechanisms.laws.TruncatedGeometricLaw``).  The same paper shows that no (b, d)-DP
+mechanism shows a key more often, up to rounding of k to whole numbers, with
 
     k = the least whole number with P[Z = k] <= d
       = ceil(ln((e^b + 2 d - 1) / ((e^b + 1) d)) / b).

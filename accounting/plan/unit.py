@@ -1,5 +1,6 @@
-"""The privacy unit: its identity in a ledger, what several units of a person cost, and when the
-costs of runs on different units add up in the account of a data set.
+"""The privacy unit: its identity in a ledger, and what runs cost one or several units.
+
+Runs on different units add up in the account of a data set under conditions, which are stated here.
 
 **Identity.**  Two runs protect the same unit if it has one name and type and, where there is a
 privacy period, the periods are the same sets of event times: one event-time column, one length

@@ -1,5 +1,6 @@
-"""How exact a question would be in each family of noise, and which one it takes: Gaussian or
-two-sided geometric, one for all of it.
+"""How exact a question would be in each family of noise, and which family it takes.
+
+The families are Gaussian and two-sided geometric noise; a question takes one for all of it.
 
 **Why the choice is private.**  Each family is a complete mechanism (`query.calibration`) with the
 guarantee that its cost states.  The choice is made once, for histograms of bounds and figures

@@ -23,8 +23,8 @@ is absent, clamps the others to [lo, hi].
 **Sensitivity.**  One unit more or less changes the sums of a part in at most n <= kappa groups, in
 each by its partial there: by at most L = max(|low|, |high|), which is max(|lo|, |hi|) for bounds
 per group, also where both have one sign, because the partial comes or goes as a whole and does not
-move within [lo, hi] (r sqrt(levels) for a tree in L2, r levels in L1).  So
-the whole vector moves by at most sqrt(n) L in L2 and n L in L1.  With a norm R it moves by at most
+move within [lo, hi] (r sqrt(levels) for a tree in L2, r levels in L1).  So the whole vector moves
+by at most sqrt(n) L in L2 and n L in L1.  With a norm R it moves by at most
 min(sqrt(n) L, R') in L2, R' = R times what one row adds, and by at most min(n L, sqrt(n) R') in L1
 (Cauchy and Schwarz: at most n entries are not 0).  The unit's vectors of all parts of a column are
 multiplied by one factor f <= 1 with f |counts| <= R (|sums| for a sum), then rounded towards 0,

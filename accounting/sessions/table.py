@@ -1,9 +1,9 @@
-"""A table whose records have budgets of their own: what is public of it, fixed before its first
-record.
+"""A table whose records have budgets of their own: what is public of it.
 
-The table's space is what budgets are accounted in, so it can never change: every charge names its
-digest, and a ledger of another space is refused.  Aggregated columns are dimensions too: a
-dimension's range is the public bound of sums over it.
+All of it but the rules is fixed before the table's first record.  The table's space is what budgets
+are accounted in, so it can never change: every charge names its digest, and a ledger of another
+space is refused.  Aggregated columns are dimensions too: a dimension's range is the public bound of
+sums over it.
 
 **Unit of protection: one record.**  ``identity`` is the unit that charges name.  It is no column's,
 so that a ledger refuses streams and SQL, which protect persons, on the same data set, and sessions

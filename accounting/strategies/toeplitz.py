@@ -18,8 +18,8 @@ the first column's (all columns are its beginnings).
 **Square-root Toeplitz** (mechanism.md section 3): c_k = rint(2^g C(2k, k) / 4^k), the coefficients
 of (1 - x)^(-1/2) on the lattice of 2^-g: g = 6 up to T = 1000, 8 above.  Nodes are integers with
 rounded Gaussian noise; the decoder inverts the integer matrix that is actually used.  A path has no
-state: it starts at step 0 and is a matrix product over many rows.  Sensitivity: as
-above; col2 is an integer, that of the rounded coefficients.
+state: it starts at step 0 and is a matrix product over many rows.  Sensitivity: as above; col2 is
+an integer, that of the rounded coefficients.
 
 **Buffered linear Toeplitz**: near-optimal error, constant state and work per step, any T.  The
 encoder's coefficients are sums of few exponentials (Dvijotham, McMahan, Pillutla, Steinke and
@@ -33,9 +33,9 @@ so that w = A^-1 z, and with it n_t = w_1 + ... + w_t, needs one buffer per expo
 
 The encoder is real, so node noise must be too: z are Gaussians, not rounded ones, given by
 128 bits of the node's name, and a decoded prefix is the exact rounding of an exact real number.
-Sensitivity: as above.  The total variation from a true Gaussian's release
-is that of a 128-bit uniform: the chance that 2^-128 in a uniform moves n_t over a rounding
-boundary, below 2^-100 per release for every T.
+Sensitivity: as above.  The total variation from a true Gaussian's release is that of a 128-bit
+uniform: the chance that 2^-128 in a uniform moves n_t over a rounding boundary, below 2^-100 per
+release for every T.
 
 theta and omega (`EXPONENTIALS`) minimise nearly the largest error for each power of two; T uses
 the next one.  Against the square-root Toeplitz matrix the largest error is at most 1.6% more and

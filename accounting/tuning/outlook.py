@@ -1,5 +1,4 @@
-"""What a job's user asks first: will anything appear, how exact is it, what is covered, what would
-help.
+"""What a job's user asks first: will anything appear, how exact is it, what would help.
 
 All of it is public: a function of the plan, of two numbers that a person states (units in a window
 and keys there are), and of the reference population (``reference``).  As text it is about 25 lines,

@@ -26,7 +26,6 @@ undone before (``columns.identity``).  Kinds never collide: the int 1, the decim
 A row's message depends on that row alone: a column with some nulls is encoded in two parts, and
 the rows of values get the ids that they have without their neighbours.
 
-
 Messages are assembled by numpy where all have one length, else by Arrow, which copies bytes about
 as fast as a compiled loop.  So a question that needs ids does not wait for the compiler.
 """

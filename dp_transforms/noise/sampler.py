@@ -1,6 +1,6 @@
 """Integer noise by inverse CDF at a 128-bit uniform named by its node, from a law's table.
 
-The table comes from a distribution (``accounting.mechanisms``); this module only looks up.  A
+The table comes from a distribution (``accounting.mechanisms``); here it is only looked up.  A
 uniform has its top 32 bits from the node's lane of a shared block and, only where these do not
 decide, 96 further bits from the node's own block.  Where a table is exact and 128 bits
 leave an edge or a tail open, further blocks of the node settle it: once in about 2^128 draws for

@@ -19,9 +19,9 @@ Records have codes by public index, and nothing else of a person.  Exact counts 
 (group and leaf, count), which batches add up to, and counts of a shard's groups.  They are PRIVATE
 and leave a worker only on the way to where noise is added.
 
-A record is in at most s groups of a level and in one leaf of each, so removing
-it lowers at most s totals by one, and for whatever partition of the leaves at most s cells by one:
-one for each group.
+**Sensitivity.**  A record is in at most s groups of a level and in one leaf of each, so removing it
+lowers at most s totals by one, and for whatever partition of the leaves at most s cells by one: one
+for each group.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ Families of trials, all through the real flow with a key and run ids of their ow
 Each may be wrong with its share of 1 - confidence; the verdict is wrong at most with all of it.
 A bound below the claim proves nothing but that this audit found nothing.
 
-An audit as a page of text and as a picture of the trade-off curve it measured.
+The result is shown as a page of text and as a picture of the trade-off curve that was measured.
 """
 
 import tempfile

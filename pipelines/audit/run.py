@@ -1,8 +1,7 @@
 """One run of the real flow on synthetic rows: own folder, secret and store, nothing charged.
 
-Synthetic neighbours as Arrow rows, and released rows as numbers per trial.
-
-Units and keys are numbers: nothing here comes from a job's data.  Trial i owns the keys
+Synthetic neighbours become Arrow rows, and released rows become numbers per trial.  Units and keys
+are numbers: nothing here comes from a job's data.  Trial i owns the keys
 ``i * width .. (i + 1) * width - 1``; trials of both sides share one run, on disjoint keys.
 """
 

@@ -1,9 +1,10 @@
-"""Trials that read published values, scored by the plan's best statistic and by a fitted one.
+"""What trials read of a run, and how it is scored: published values, and which keys appear.
 
-Trials that read only which keys appear, and when: key selection's part of the budget.
+**Values** are scored by the plan's best statistic and by a fitted one.
 
-Others bring each key of a trial to the threshold of its first test; the unit adds one pair to
-each.  The score adds up, over the keys, the log-likelihood ratio of the test at which the key
+**Selection.**  Trials that read only which keys appear, and when, show key selection's part of the
+budget.  Others bring each key of a trial to the threshold of its first test; the unit adds one pair
+to each.  The score adds up, over the keys, the log-likelihood ratio of the test at which the key
 passes, tabulated by simulating the statistic's Gaussian noise from the plan's figures.
 """
 

@@ -1,6 +1,7 @@
-"""``dpstream account``: what runs and questions have charged on a data set, and the limit.
+"""Commands of a data set's account and secret.
 
-``dpstream secret``: makes a secret, or checks whether a job's can be read and fits its store.
+* ``dpstream account``: what runs and questions have charged on a data set, and the limit.
+* ``dpstream secret``: makes a secret, or checks whether a job's can be read and fits its store.
 """
 
 import contextlib

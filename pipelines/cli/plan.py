@@ -1,8 +1,8 @@
-"""``dpstream plan``: shows what a job promises and costs; ``--scale``: what a stated load needs.
+"""Commands that show beforehand what a run would be; nothing is charged.
 
-``dpstream check``: shows whether a job's records can be used, before anything is charged.
-
-``dpstream doctor``: shows what this machine can run.
+* ``dpstream plan``: shows what a job promises and costs; ``--scale``: what a stated load needs.
+* ``dpstream check``: shows whether a job's records can be used, before anything is charged.
+* ``dpstream doctor``: shows what this machine can run.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """``dpstream session``: tables in which each record has its own budget.
 
-Here are making and filling a table, standing queries, budgets, the transcript and pictures.
+Here are the commands that make and fill a table, standing queries, budgets, the transcript and
+pictures; those that ask are in `session_ask`.
 """
 
 import os

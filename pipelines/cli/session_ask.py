@@ -1,6 +1,7 @@
 """``dpstream session``: the commands that ask, plan, allot and select.
 
-What the commands of ``dpstream session`` share: options, errors as text, an open session.
+What all commands of ``dpstream session`` share is here too: options, errors as text, an open
+session.
 """
 
 import contextlib

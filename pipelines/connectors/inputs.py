@@ -1,14 +1,13 @@
 """What sources of all kinds share: their contract with a run, what they hand over, when they wait.
 
-Not every runner slows a source down when the stages behind it are busy (Prism does not): all of
-a recording, or of a backlog, would then wait in memory, and be looked through at every trigger
-time.  `Backpressure` delays reading and decides nothing.
+**Waiting.**  Not every runner slows a source down when the stages behind it are busy (Prism does
+not): all of a recording, or of a backlog, would then wait in memory, and be looked through at every
+trigger time.  `Backpressure` delays reading and decides nothing.
 
-What the sources without end share: how far a reader is, its tracker, Beam's times, its pool.
-
-A source is one splittable element.  Its restriction says after which position it goes on; the
-reader gives the rest back to the runner (`defer_remainder`) many times a second, so that
-bundles end and timers fire.  Positions are whatever the source orders its records by.
+**Sources without end** share how far a reader is, its tracker, Beam's times and its pool.  Such a
+source is one splittable element.  Its restriction says after which position it goes on; the reader
+gives the rest back to the runner (`defer_remainder`) many times a second, so that bundles end and
+timers fire.  Positions are whatever the source orders its records by.
 
 A worker process keeps readers between bundles (`ReaderPool`): a reader holds a connection, and what
 it has fetched ahead.  The runner decides with each bundle where it begins, so one that is not in

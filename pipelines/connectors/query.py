@@ -5,8 +5,8 @@ positions; with a query in the job they go through it here, batch by batch, and 
 batch of the plan's columns with the positions of the rows it is made of.  Batches may be cut
 anywhere: `pipelines.statements.row_local` says why.
 
-With a domain, the cells of records (behind the query, if there is one) take the place of keys; see
-`jobs.keys`.
+With a domain, the cells of records (behind the query, if there is one) take the place of keys
+(`jobs.keys`).
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The sink's manifest: whose releases it holds, and whether a store is theirs.
+"""The sink's manifest: whose releases it holds, and whether a store goes on with them.
 
 The manifest names the run (as its releases are stamped), its epoch, the plan and the kind of sink:
 a function of plan and run alone, written once, before the first release; a further epoch of the run
@@ -17,11 +17,10 @@ says that releases were delivered.
 
 A sink that cannot be read back has no manifests and no list, so none of these is noticed there.
 
-Committed releases written again, and how the run of a restored store ends.
-
-Such a run compares with the sink whatever is there and holds back the rest.  Only when all that
-is published has been committed again and found the same is the rest published: at the end of a
-bounded run (`catch_up`), in the midst of one without end (`Catching`, for DELIVERED).
+**The run of a restored store** writes committed releases again.  It compares with the sink whatever
+is there and holds back the rest.  Only when all that is published has been committed again and
+found the same is the rest published: at the end of a bounded run (`catch_up`), in the midst of one
+without end (`Catching`, for DELIVERED).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a run needs of the place it publishes to, whatever kind it is.
+"""What a run needs of the place it publishes to, and the form of releases as messages.
 
 A `Sink` is a small object that pickles: it names the place, and opens its client where it is used.
 What it must keep:
@@ -13,10 +13,9 @@ foreign, older or forked store is not noticed by the sink: the store's own epoch
 and the data set's ledger must do it, and a restored store, whose run has to be compared with what
 is published, is refused.
 
-A release as messages: one for each row, and a seal that says it is complete.
-
-Names and bytes are functions of the release alone, so a repetition writes the same message under
-the same name, and a reader that keeps one value per name sees it once:
+**A release as messages**: one for each row, and a seal that says it is complete.  Names and bytes
+are functions of the release alone, so a repetition writes the same message under the same name, and
+a reader that keeps one value per name sees it once:
 
 * a row: name = its release id (32 hex digits), value = the row as one JSON object, in the text
   form of the JSON Lines files;

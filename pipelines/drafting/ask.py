@@ -1,11 +1,10 @@
 """Flags and questions -> `Answers`: what a flag says is not asked; what is missing is.
 
-Which column is what: checked against the schema, and guessed from names for a question.
+**Columns**: which one is what is checked against the schema, and guessed from names for a question.
 
-What the values of a file say, where they are public: names in JSON Lines, times and amounts.
-
-Only where `dpstream init --public-sample` says so, and of the first ``SAMPLE_ROWS`` rows.  What is
-found here is written into the project file, so it must not come from private records.
+**Values** of a file are read where they are public: names in JSON Lines, times and amounts.  They
+are read only where `dpstream init --public-sample` says so, and of the first ``SAMPLE_ROWS`` rows.
+What is found here is written into the project file, so it must not come from private records.
 """
 
 import functools

@@ -1,9 +1,8 @@
-"""The text of a first job: sections of a project file, whole, commented, and checked before they
-are written.
+"""The text of a first job, and the choice of what its budget covers.
 
-What a first job's budget covers: each window, a period, or the lifetime, with figures of each.
-
-The figures are computed for an assumed population; nothing is read from the data.
+The text is sections of a project file, whole, commented, and checked before they are written.  The
+budget covers each window, a period, or the lifetime, with figures of each.  The figures are
+computed for an assumed population; nothing is read from the data.
 """
 
 import glob

@@ -1,8 +1,7 @@
-"""The sections that a first job adds to a project file: their names, account and secret.
+"""Where a first job goes: its sections in the project file, its files, data set and account.
 
-Where a first job goes: its sections in the project file, and files that no other job has.
-
-The data set of a first job, and the account of a new data set: one that is there, or a new one.
+No other job has its files.  The data set is one that is there, or a new one, whose account is one
+that is there or a new one too.
 
 Two accounts of the same people are two budgets, and what is published of both adds up.  So whoever
 begins a job sees the data sets and the accounts that exist, and chooses.

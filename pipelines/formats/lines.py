@@ -1,15 +1,15 @@
-"""Lines of a text file in blocks of a fixed size: one line is one row, in bounded memory.
+"""Lines of a text file in bounded memory, and texts of JSON as rows of strings.
 
-Rows are the non-blank lines, numbered from 0 (a CSV header is not a row).  No setting changes
-the size of a block, and nothing that is decided about a line depends on the block it is in.
+**Lines** come in blocks of a fixed size, and one line is one row.  Rows are the non-blank lines,
+numbered from 0 (a CSV header is not a row).  No setting changes the size of a block, and nothing
+that is decided about a line depends on the block it is in.
 
-JSON: one text (a line of a file, or a message) is one object, and none changes another.
-
-Every column comes out as string: JSON strings as they are, numbers and booleans as their
-shortest JSON text, so that the next stage reads all text sources alike.  A text is decoded by
-itself, or by the same decoder with its neighbours where each is one object (see
-`Objects.decode_together`); a parser that infers types from a block would let one number where
-others have strings decide about its neighbours.
+**JSON**: one text (a line of a file, or a message) is one object, and none changes another.  Every
+column comes out as string: JSON strings as they are, numbers and booleans as their shortest JSON
+text, so that the next stage reads all text sources alike.  A text is decoded by itself, or by the
+same decoder with its neighbours where each is one object (see `Objects.decode_together`); a parser
+that infers types from a block would let one number where others have strings decide about its
+neighbours.
 
 A byte order mark before a text is dropped: of any text, so that it does not matter which one a
 file begins with.

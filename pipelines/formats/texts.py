@@ -2,15 +2,15 @@
 
 Every column comes out as string: of CSV the text as it stands, UTF-8 or null; empty and unquoted is
 null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
-quote cannot swallow other users' lines; so is a line with a NUL byte.  A byte order
-mark at the head of the file is none of its header's; anywhere else it is text like any other,
-whichever line of whatever block it begins.
+quote cannot swallow other users' lines; so is a line with a NUL byte.  A byte order mark at the
+head of the file is none of its header's; anywhere else it is text like any other, whichever line of
+whatever block it begins.
 
-Columns of text lines whose fields are already counted: Arrow's reader, and one for each line.
-
-Arrow's reader looks for the end of a field in words of eight bytes, and of a word with a NUL byte
-it does not see what follows the NUL.  So a line with a NUL byte is malformed before Arrow sees it.
-If Arrow still refuses lines, or gives another number of rows, then each line is read by itself.
+**Two readers** make columns of lines whose fields are already counted: Arrow's, and one for each
+line.  Arrow's reader looks for the end of a field in words of eight bytes, and of a word with a NUL
+byte it does not see what follows the NUL.  So a line with a NUL byte is malformed before Arrow sees
+it.  If Arrow still refuses lines, or gives another number of rows, then each line is read by
+itself.
 """
 
 import csv

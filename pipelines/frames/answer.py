@@ -1,12 +1,10 @@
-"""Answer a question about a table in memory, by the common sequence of charge and answer
-(`pipelines.ask`).
+"""The answer of a question about a table in memory: an Arrow table with its guarantee.
 
-With an account, the same question gets the same bytes at no charge, whatever rows the table has
-now.  ``as_of`` names the state of the data that is asked about; ``fresh`` asks again at a new
-charge.  Without an account nothing is stored: the secret and the run id are drawn for this answer
-alone, and asking again spends epsilon again.
-
-A private answer about a table: an Arrow table with its guarantee.
+It follows the common sequence of charge and answer (`pipelines.ask`).  With an account, the same
+question gets the same bytes at no charge, whatever rows the table has now.  ``as_of`` names the
+state of the data that is asked about; ``fresh`` asks again at a new charge.  Without an account
+nothing is stored: the secret and the run id are drawn for this answer alone, and asking again
+spends epsilon again.
 """
 
 import contextlib

@@ -7,9 +7,8 @@
 
 Each method imports what it needs, so that a question about a table in memory imports no Beam.
 
-A data set's account and secret, for questions and runs that Python code starts by itself.
-
-The module does not import Beam, so that a question about a table in memory can have an account.
+**A data set's account and secret** are for questions and runs that Python code starts by itself.
+They are had without Beam too, so that a question about a table in memory can have an account.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """``records | dpstream.DPStream(job)``: the flow of a job or a plan, on rows of any kind.
 
-A table in memory as the bounded source of a pipeline; a record's position is its row number.
+A table in memory is a bounded source of a pipeline (`ReadTable`); a record's position is its row
+number.
 """
 
 import functools

@@ -1,13 +1,12 @@
 """The public keys of a job: a list, or the cells of a domain.
 
-A list is a CSV file whose header names the key columns of the job; it may be compressed
-as the files of a source may be.
+**A list** is a CSV file whose header names the key columns of the job; it may be compressed as the
+files of a source may be.
 
-The cells of a workload's domain as the public keys of a job: a cell's number replaces the key.
-
-A record's cell is a function of its own key columns and of the public domain.  The columns are
-read as those of every job are.  A value that is missing, mistyped, not listed or outside the edges
-gives no cell, so that the record is a dead letter by the rule for its key.
+**Cells** of a workload's domain are public keys by their numbers: a cell's number replaces the key.
+A record's cell is a function of its own key columns and of the public domain.  The columns are read
+as those of every job are.  A value that is missing, mistyped, not listed or outside the edges gives
+no cell, so that the record is a dead letter by the rule for its key.
 """
 
 import csv

@@ -1,14 +1,13 @@
-"""The project file ``dpstream.toml``: finding it, decoding it, and the places that an environment
-changes.
+"""The project file ``dpstream.toml``: finding, decoding and writing it.
 
 A command finds the file in the current folder or in a parent, up to the root of the repository.
 ``--env NAME`` uses the places of ``[env.NAME]``, ``--set FIELD=VALUE`` sets one place.  Neither can
 change what a plan's hash depends on: a plan names its input as the file does, without them.
 
-Writing the project file: complete and durable, with its present rights, and never over what
-another program has written meanwhile.
+It is written complete and durable, with its present rights, and never over what another program has
+written meanwhile.
 
-Unit, account and secret of a data set, which its tables and questions share.
+Unit, account and secret of a data set, which its tables and questions share, are looked up here.
 """
 
 import contextlib

@@ -3,8 +3,7 @@
 This module sees no record.  Durations and instants are parsed exactly (integers and rationals,
 never floats); an error names the field of the file, the rule and the fix.
 
-Windows that suit a range of time: days, weeks, and lengths that replace months and years.
-
+**Windows** that suit a range of time are days, weeks, and lengths that replace months and years.
 All windows of a job have one length, which calendar months do not have.  A calendar month is a
 window only if it is the whole range; otherwise four weeks replace it.  Windows of weeks begin on
 Mondays.

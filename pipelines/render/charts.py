@@ -1,11 +1,9 @@
-"""Pictures of the report: SVG for use inside HTML, the same bytes for the same numbers.
+"""Pictures and templates of pages: SVG inside HTML, the same bytes for the same numbers.
 
 No text of a job or of a key enters a picture: the page puts it beside them, escaped.  Colours
 are variables of the page's style sheet, so that one picture serves light and dark.
 
-A picture as a template takes it.
-
-Templates of pages: all texts are escaped but `Markup`, and what is missing is an error.
+In templates all texts are escaped but `Markup`, and what is missing is an error.
 """
 
 import re

@@ -1,17 +1,16 @@
-"""What the report's pictures show, read in bounded memory: a row per release, six keys, a few
-hundred points, and the rows of `Keys`.
+"""What the report shows of a run's releases, read in bounded memory.
 
-All keys of a run: how busy each is, and the rows of them that a page holds.
+**Releases** are an inventory, and the newest row of each key.  Only needed columns are read, a file
+(of Parquet: a part of a file) at a time, and nothing that is private.
 
-A page holds at most `PAGE_NUMBERS` numbers, so that it stays quick on a phone whatever the run.
-Keys are ranked by a column's sum over all windows.  The busiest come first, each with its newest
-value; what is left of the numbers goes to every window of the busiest of them.  Everything here is
-post-processing of published values, in bounded memory.
+**Pictures** show a row per release, six keys, a few hundred points, and the rows of `Keys`.
 
-Releases of a run as the report reads them: an inventory, and the newest row of each key.
+**All keys** of a run: how busy each is, and the rows of them that a page holds.  A page holds at
+most `PAGE_NUMBERS` numbers, so that it stays quick on a phone whatever the run.  Keys are ranked by
+a column's sum over all windows.  The busiest come first, each with its newest value; what is left
+of the numbers goes to every window of the busiest of them.
 
-Only needed columns are read, a file (of Parquet: a part of a file) at a time, and nothing that is
-private.
+Everything here is post-processing of published values.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
-"""Words of the report: keys that can be anything, times, settings.
+"""Words of the report: keys that can be anything, times, settings, and the table of all keys.
 
-The table of all keys: the rows that a page's script searches, sorts and saves.
-
-A page without its script shows the first rows.
+The table has the rows that a page's script searches, sorts and saves.  A page without its script
+shows the first rows.
 """
 
 import unicodedata

@@ -1,16 +1,14 @@
 """From a report to its page: texts and pictures for the template, which escapes them.
 
-The one script of a page and the data it shows: inside the page, and nothing else may run.
-
+**The one script** of a page and the data it shows are inside the page, and nothing else may run.
 The script's digest stands in the page's Content-Security-Policy: a script that a key or a column
-smuggled in would not run, nothing is loaded and nothing sent.  The data is JSON in which no mark
-of HTML is left, and the script puts text into the page as text alone (Trusted Types, which the
-policy requires, refuse anything else).
+smuggled in would not run, nothing is loaded and nothing sent.  The data is JSON in which no mark of
+HTML is left, and the script puts text into the page as text alone (Trusted Types, which the policy
+requires, refuse anything else).
 
-Pictures of released values over time, with the noise of each.
-
-The bands and bars are +-1.96 sd of the noise.  They are cut at what the column can be (a mean's
-bound, 0 of a count), so that a key with much noise does not flatten the picture; values never are.
+**Pictures** are of released values over time, with the noise of each.  The bands and bars are
++-1.96 sd of the noise.  They are cut at what the column can be (a mean's bound, 0 of a count), so
+that a key with much noise does not flatten the picture; values never are.
 """
 
 import base64

@@ -3,12 +3,11 @@
 Workers and launcher share folders, so engines whose workers are other machines do not fit.  What a
 pipeline has done is known by the files, because Flink's pipelines do not end by themselves.
 
-What a run does for the memory of its own process.
-
-Arrays of a large shard are made and dropped all the time.  The C library gives such memory back to
-the kernel at once, which clears it each time before it gives it out again: at 59 million records
-that was a third of the run's CPU seconds.  It is kept for the arrays of the runner's own thread;
-other threads have heaps that end at 64 MiB.
+**Memory** of the run's own process (`sparing_memory`).  Arrays of a large shard are made and
+dropped all the time.  The C library gives such memory back to the kernel at once, which clears it
+each time before it gives it out again: at 59 million records that was a third of the run's CPU
+seconds.  It is kept for the arrays of the runner's own thread; other threads have heaps that end at
+64 MiB.
 """
 
 import contextlib

@@ -7,9 +7,8 @@ Beam's job server takes a cancelled job for ended, but only stops watching it: o
 runs on.  So what a launcher started there is ended here, by the cluster's REST interface and by its
 name, which nobody else has.
 
-TCP sockets of processes, as Linux tells of them: who listens where, and who is connected.
-
-Elsewhere there is no ``/proc``, and nothing is known.
+Who listens where, and who is connected, is read off the TCP sockets of processes, as Linux tells of
+them.  Elsewhere there is no ``/proc``, and nothing is known.
 """
 
 import ipaddress

@@ -3,11 +3,10 @@
 One table: what an engine can do, which flags it takes, what it needs on this machine, and the
 settings without which it would lose rows or promises.
 
-What each engine needs from this machine and from its flags, and what it must not be given.
-
-Each ``settle`` function gets the flags as Beam parsed them and as they were written, refuses
-what does not go together with the flow, and returns further flags.  The reasons were measured;
-tests/runners shows them.
+**Flags.**  An engine needs something from this machine and from its flags, and must not be given
+other things.  Each ``settle`` function gets the flags as Beam parsed them and as they were written,
+refuses what does not go together with the flow, and returns further flags.  The reasons were
+measured; tests/runners shows them.
 """
 
 import difflib

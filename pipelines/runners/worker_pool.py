@@ -8,12 +8,11 @@ its port.  This one listens on 127.0.0.1 and starts workers for engines of this 
 starts them with the interpreter that runs it, and again if they end before they have reached
 their engine, which would wait for them for ever.
 
-Beam's worker in a thread of this process, with an end in order.
-
-Beam ends such a worker in the middle of its bundles: their DoFns go on without their engine, then
-without keys and store, and each dies with a traceback at the end of a run that has succeeded.
-Here the order is: no new bundles, the last ones come to their end, the job is cancelled, the
-worker's connections are closed from both sides, and only then does the engine end.
+**A worker in a thread of this process** has an end in order.  Beam ends such a worker in the middle
+of its bundles: their DoFns go on without their engine, then without keys and store, and each dies
+with a traceback at the end of a run that has succeeded.  Here the order is: no new bundles, the
+last ones come to their end, the job is cancelled, the worker's connections are closed from both
+sides, and only then does the engine end.
 """
 
 import argparse

@@ -4,7 +4,8 @@ Pure: a function of the job, the load and tables of figures (`pipelines.scale.ra
 it is an upper estimate where the truth depends on the data: as many distinct keys and units a
 trigger as the load allows, spread evenly.
 
-How many key shards a job needs on Spanner: a step is one commit as long as it fits into one.
+How many key shards a job needs on Spanner follows from this: a step is one commit as long as it
+fits into one.
 """
 
 import math

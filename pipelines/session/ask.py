@@ -1,9 +1,9 @@
-"""Ask a question of a session, by the common sequence of charge and answer (`pipelines.ask`); once,
-or as a standing query over records that keep arriving.
+"""Ask a question of a session: once, or as a standing query over records that keep arriving.
 
-Decision, charge and boxes are one transaction, in which predicates on consumption are resolved.
-Neither the transaction nor anything before it reads records, so that refusals and the account are
-the same for all data.  Then one scan reads the boxes that the account's entry allows.
+It follows the common sequence of charge and answer (`pipelines.ask`).  Decision, charge and boxes
+are one transaction, in which predicates on consumption are resolved.  Neither the transaction nor
+anything before it reads records, so that refusals and the account are the same for all data.  Then
+one scan reads the boxes that the account's entry allows.
 
 **Standing queries** ask the same question again and again, about a window of arrival.  As long as
 every point of the window has enough budget the window stays; when its budget is used up the window

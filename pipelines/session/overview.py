@@ -1,7 +1,8 @@
-"""What the account of a table shows, all public and free: what points have spent and have left, as
-figures and as the numbers of pictures; and the transcript of what was asked and paid, in order.
+"""What the account of a table shows, all public and free.
 
-Everything is computed from the account; no record is looked at.
+It shows what points have spent and have left, as figures and as the numbers of pictures; and the
+transcript of what was asked and paid, in order.  Everything is computed from the account; no record
+is looked at.
 
 **What the map shows.**  A pixel stands for the points of some coordinates of two dimensions and of
 any coordinate of the others, of ONE initial budget, which is named: points of a smaller one have

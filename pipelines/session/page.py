@@ -1,10 +1,10 @@
-"""The page of a table's account: what is left, over two dimensions and over time, and what was
-asked; and its pictures as files.
+"""The page of a table's account, and its pictures as files.
 
-It is made of the account alone, which is public: neither records nor answers nor the secret are
-read, so that every analyst may have it.  Pictures (SVG on the page, or PNG files) are the same
-bytes for the same numbers.  Names of dimensions are the table's own, which are public; they appear
-in pictures of the table and nowhere else.
+It shows what is left, over two dimensions and over time, and what was asked.  It is made of the
+account alone, which is public: neither records nor answers nor the secret are read, so that every
+analyst may have it.  Pictures (SVG on the page, or PNG files) are the same bytes for the same
+numbers.  Names of dimensions are the table's own, which are public; they appear in pictures of the
+table and nowhere else.
 """
 
 import io

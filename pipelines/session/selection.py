@@ -1,5 +1,6 @@
-"""What a query selects: predicates, SQL over the dimensions of a table and over what points have
-spent, as boxes; perhaps limited to fixed boxes.
+"""What a query selects, as boxes: predicates, perhaps limited to fixed boxes.
+
+A predicate is SQL over the dimensions of a table and over what points have spent.
 
     hour >= 6 AND hour < 10 AND vendor IN ('CMT', 'VTS') AND remaining_epsilon >= 0.1
 

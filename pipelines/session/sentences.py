@@ -1,7 +1,8 @@
-"""Boxes, amounts, questions and answers as text: what a command line asks, like ``average(fare)``
-and ``fare=0,10,20``; predicates that can be asked again, and sentences; answers as tables.
+"""Boxes, amounts, questions and answers as text.
 
-All of it is public: made from the table's model, queries, answers and the account.
+A command line asks with texts like ``average(fare)`` and ``fare=0,10,20``.  Boxes become predicates
+that can be asked again, and sentences; answers become tables.  All of it is public: made from the
+table's model, queries, answers and the account.
 """
 
 import re

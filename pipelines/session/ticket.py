@@ -1,5 +1,4 @@
-"""A ticket: a charged batch of questions, handed out in a file for workers without access to the
-account.
+"""A ticket: a charged batch of questions in a file, for workers that cannot reach the account.
 
 A service (Dataflow) computes later, on machines that cannot reach the account.  So the batch is
 charged first, where the account is, and the ticket is handed over: run id, question, boxes of the

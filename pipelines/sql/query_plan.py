@@ -1,11 +1,11 @@
-"""From a checked statement to the plan of a query with its grids, and the query's cost.
+"""From a checked statement to the plan of a query, its cost, and the SQL of stage 1.
 
-Grids are those of ``accounting.query.grids``.
+The plan has its grids, which are those of ``accounting.query.grids``.
 
 **Columns.**  A column of the plan has the name of its function.  Quantile functions with the same
 argument, bounds and norm share a column, so that one noisy tree answers all of them.
 
-Stage 1: one DuckDB query that gives a row per (unit, group) with whole-number partials.
+**Stage 1** is one DuckDB query that gives a row per (unit, group) with whole-number partials.
 
 **What a row has**: ``unit``; ``group_0``, ``group_1``, ... (the statement's groups, in order); and
 for each function i, in order of `Statement.functions`:

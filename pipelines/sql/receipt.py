@@ -1,6 +1,6 @@
-"""The answer of a statement, or of a DataFrame function: header and rows of a receipt.
+"""The answer of a statement, or of a DataFrame function: header and rows of a receipt, as text too.
 
-Lines below an answer: what its intervals cover, and estimates of what its bounds leave out.
+Lines below an answer say what its intervals cover, and estimate what its bounds leave out.
 """
 
 import math

@@ -1,15 +1,12 @@
-"""Stage 1 to stage 2: rows of DuckDB, one shard of units after the other, become partials and an
-answer.
+"""From the rows of stage 1 to the answer, one shard of units after the other.
 
-An accepted relation is local to its unit (`ownership`), so that shards of units can be processed in
-turn, or on the workers of a runner (`spread`): the same query on some units returns their rows.
-The
-number of shards depends on the size of the files, or on the memory that DuckDB needed; no released
-byte depends on it.
+**Stage 1 to stage 2**: rows of DuckDB become partials and an answer.  An accepted relation is local
+to its unit (`ownership`), so that shards of units can be processed in turn, or on the workers of a
+runner (`spread`): the same query on some units returns their rows.  The number of shards depends on
+the size of the files, or on the memory that DuckDB needed; no released byte depends on it.
 
-Post-processing of released columns: their intervals, and the statement's outer query.
-
-The outer query (HAVING, ORDER BY, LIMIT, arithmetic, joins with public tables) runs on the released
+**Post-processing** of released columns gives their intervals, and the statement's outer query.  The
+outer query (HAVING, ORDER BY, LIMIT, arithmetic, joins with public tables) runs on the released
 rows alone.  A column that the outer query passes on unchanged keeps its interval: three more
 columns (sd, low, high), with names that no statement can write.
 """

@@ -3,11 +3,10 @@
 It is the same in this process and on a runner's workers.  All of it is public except the secret,
 which comes from elsewhere.
 
-The files that workers write for the launcher: sums of a shard's units, in the run's folder.
-
+**Files** that workers write for the launcher hold sums of a shard's units, in the run's folder.
 PRIVATE: only the owner can read the folder, which is removed when the answer is drawn
-(`state.private_folders`).  Sums are exact and by group, without units.  The rows that quantiles are
-computed from are (group, value, weight).
+(`state.locks`).  Sums are exact and by group, without units.  The rows that quantiles are computed
+from are (group, value, weight).
 """
 
 from collections.abc import Iterator, Sequence

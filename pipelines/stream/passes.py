@@ -10,12 +10,10 @@ same bytes.
 A pass that was interrupted is repeated alone, before files are added: a record's trigger time is
 then a function of its own times and of the pass in which its file was added.
 
-Files that join a bounded run: which are new, what partition each has, how far a pass goes.
-
-A run that is begun with ``dpstream run --through`` reads its input in *passes*.  A pass is a set
-of files and the last trigger time that it releases; both are committed in the store before a row
-is read.  Files of the first pass have their index by name as partition,
-those that join later have the next numbers, by name: a partition, once given, stays.
+**Files that join**: which are new, what partition each has, how far a pass goes.  A *pass* is a set
+of files and the last trigger time that it releases; both are committed in the store before a row is
+read.  Files of the first pass have their index by name as partition, those that join later have the
+next numbers, by name: a partition, once given, stays.
 
 Sensitivity: a record's place (pass, partition, offset) is a function of which file it is in and of
 public facts, never of another record.  Its trigger is its own, or the first of its pass if its own

@@ -1,13 +1,11 @@
 """Run a job that was begun: build the pipeline, publish what is committed, end in order.
 
-`dpstream run --fresh` moves the store and the releases of the existing run away first, so that a
-new run begins, with another run id, new noise and a new charge.
-
-Nothing is deleted or overwritten: store and releases stay in their folders under names with the
-run's id, and a job that names them can inspect or continue the old run.  All checks that can
-refuse the new run come before the first move.  After a kill between the moves, the same command
-completes them; after a kill that follows the moves, use the command without ``--fresh``: with it,
-another run is charged.
+**A new run**: `dpstream run --fresh` moves the store and the releases of the existing run away
+first, so that a new run begins, with another run id, new noise and a new charge.  Nothing is
+deleted or overwritten: store and releases stay in their folders under names with the run's id, and
+a job that names them can inspect or continue the old run.  All checks that can refuse the new run
+come before the first move.  After a kill between the moves, the same command completes them; after
+a kill that follows the moves, use the command without ``--fresh``: with it, another run is charged.
 """
 
 import contextlib

@@ -1,11 +1,9 @@
-"""Files as relations: the SELECTs that read a table's files, whole or in pieces.
+"""Files as relations: which files a table has, and the SELECTs that read them, whole or in pieces.
 
-No row decides how another is read, and a part of a file is read as it is within the
-whole.
+No row decides how another is read, and a part of a file is read as it is within the whole.  Columns
+have the types of the catalog: what does not fit its type is NULL.
 
-A table's columns with the types of its catalog: what does not fit its type is NULL.
-
-CSV and JSON Lines as relations: no row decides how another is read.
+**CSV and JSON Lines.**
 
 * A reader that starts in the middle of a CSV file may start inside a quoted field, and takes the
   lines of that field for rows: one field's text makes rows of other units.  So a file of CSV is
@@ -17,10 +15,9 @@ CSV and JSON Lines as relations: no row decides how another is read.
 The header of CSV and what a name says of its compression are public; nothing else is looked at to
 decide how a file is read.
 
-The files behind a catalog's tables: which they are, and what tells one state from another.
-
-A question is known by where its tables lie, never by their rows.  The content of files is digested
-only for the notes of declared keys (`registration`).
+**What tells one state of the files from another.**  A question is known by where its tables lie,
+never by their rows.  The content of files is digested only for the notes of declared keys
+(`registration`).
 """
 
 import contextlib

@@ -1,21 +1,17 @@
-"""Registering a catalog: its declared keys are checked, and a note of that is kept.
+"""Registering a catalog: its files, types and declared keys are checked, and a note is kept.
 
-A table whose rows get their unit by a foreign key is private only among data sets in which every
-declared key is unique (`ownership`).  Whether that holds is a fact about the data, so it is not for
-an answer to say: the data's owner checks it, by ``dpstream sql --check``, before anybody asks.
-What may be said there, and why:
+**Declared keys.**  A table whose rows get their unit by a foreign key is private only among data
+sets in which every declared key is unique (`ownership`).  Whether that holds is a fact about the
+data, so it is not for an answer to say: the data's owner checks it, by ``dpstream sql --check``,
+before anybody asks.  What may be said there, and why:
 
 * The owner sees all rows anyway; the check is part of publishing the tables, not a question.
 * A new question only learns whether a note for these very files is there; one that was answered is
-  answered again without a look.  Among the data sets that
-  the guarantee is about (all keys unique) the check has one outcome, so that neither it nor the
-  note tells two neighbours apart; that files changed since is told by their change alone.
+  answered again without a look.  Among the data sets that the guarantee is about (all keys unique)
+  the check has one outcome, so that neither it nor the note tells two neighbours apart; that files
+  changed since is told by their change alone.
 * So a question never runs the check itself: its refusal would say, for free and as often as
   somebody asks, whether a key is there twice.
-
-Before that every file is looked at for what is read as something else, or not at all: a quote that
-is never closed, a text that is not UTF-8.  A file of which some units' rows are gone
-is as well formed as it was, so that here too neighbours have one outcome.
 
 A note is a MAC, under the secret, of the table's contents, types and key columns: it cannot be
 made without the secret, fits no other contents, and says nothing of them.  Notes lie in a file
@@ -23,21 +19,22 @@ beside the account.  Rows of a server can change without a mark: there a key cou
 only if the server itself keeps it so, by a constraint, and the values are unique as the catalog
 reads them.
 
-Files that say what was meant: a check for the owner of the data, before anybody asks.
-
-A question reads malformed files too, for an error would tell of the rows: what does not fit is
-NULL, or its row is dropped.  But a quote of CSV that is never closed takes what follows it into
-one field, and a dropped row is missing in every answer.  Only the owner is told, and no value.
-
-Tables are as their catalog says, in names and types of columns: looked at before a charge.
-
-A column that is not there, or is of a type that the declared one has no value of, would fail, or be
-NULL in every row, when the question is paid.  Only headers, footers and a server's own description
-of its columns are read, no row.
-
 A declared key of a server is unique as statements see it only if no two of its values become one
 by the declared type; so a key of decimals has at most as many digits behind the point as those
 have.  In the other types below different values of the server stay different.
+
+**Files.**  Before declared keys every file is looked at for what is read as something else, or not
+at all: a quote that is never closed, a text that is not UTF-8.  A file of which some units' rows
+are gone is as well formed as it was, so that here too neighbours have one outcome.  The check is
+for the owner of the data, before anybody asks.  A question reads malformed files too, for an error
+would tell of the rows: what does not fit is NULL, or its row is dropped.  But a quote of CSV that
+is never closed takes what follows it into one field, and a dropped row is missing in every answer.
+Only the owner is told, and no value.
+
+**Names and types** of columns are as the catalog says, which is looked at before a charge.  A
+column that is not there, or is of a type that the declared one has no value of, would fail, or be
+NULL in every row, when the question is paid.  Only headers, footers and a server's own description
+of its columns are read, no row.
 """
 
 import codecs

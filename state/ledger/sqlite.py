@@ -9,8 +9,6 @@ moved is added up again.  A file that another process changed without moving the
 program does, is checked as a whole, and refused.  Bits that the disk loses below an open ledger
 are noticed by whoever opens it next (`dpstream run`, `choose`, `account show`); they change no
 decision of whoever had read them before.
-
-
 """
 
 import contextlib

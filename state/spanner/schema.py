@@ -17,7 +17,7 @@ trigger), and why:
 
 No table has a column per aggregate, so one schema serves every plan.
 
-Notes are small public texts in its Meta table, changed by comparison.
+**Notes** are small public texts in the table Meta, changed by comparison.
 """
 
 import contextlib

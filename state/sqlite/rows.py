@@ -3,7 +3,6 @@
 The name under which a blob is sealed says its table and column, the row's own numbers, and where
 rows are read in order how many keys or units stand before it, so that a row too few is noticed.
 
-
 A step that selected keys, which later windows remember, has a row of them, written in its own
 transaction.
 """

@@ -1,9 +1,4 @@
-"""Program 2, the eigen-design: weighted eigenvectors of V, and columns completed to the full norm.
-
-Repeated eigenvalues leave the eigenvectors open; those of the even and odd blocks (``folding``),
-the sines of all ranges and the cosines of tables are chosen, and vectors of eigenvalue 0 are not
-asked.  Completion adds to each cell what its column lacks of the largest norm: it raises no
-sensitivity and can only lower the error.
+"""The eigen-design: eigenvectors of V as design queries, and their best weights.
 
 **Program 1**: the best weights of given design queries, by its dual.  A strategy that asks design
 query q_i (the rows of an orthonormal Q) with squared weight u_i has X = Q^T diag(u) Q; its error is
@@ -14,6 +9,12 @@ that sum to 1,
 
 (Cauchy-Schwarz), with equality for u_i = sqrt(c_i / (B^T nu)_i): a dual as in ``climb`` whose
 slopes are B u.  nu uniform gives the singular value bound, which holds for every strategy.
+
+**Program 2**, the eigen-design: weighted eigenvectors of V, and columns completed to the full norm.
+Repeated eigenvalues leave the eigenvectors open; those of the even and odd blocks (``folding``),
+the sines of all ranges and the cosines of tables are chosen, and vectors of eigenvalue 0 are not
+asked.  Completion adds to each cell what its column lacks of the largest norm: it raises no
+sensitivity and can only lower the error.
 """
 
 import itertools

@@ -13,12 +13,10 @@ the releases, key ``release_id``; and ``TABLE_seals`` (name, run_id, value), key
 and manifests, named and worded as in `pipelines.connectors.sink`.  A seal is appended after all
 its rows are acknowledged.
 
-One BigQuery table through its Storage Write API: what it is, its rows, appending to it.
+**Appending.**  The client keeps connections; a request that may pass is sent again here, because
+the client's own retries end where a stream of requests has begun.
 
-The client keeps connections; a request that may pass is sent again here, because the client's own
-retries end where a stream of requests has begun.
-
-Rows go as Protocol Buffers.  Field names are column names; times are int64 micros; a null is a
+**Rows** go as Protocol Buffers.  Field names are column names; times are int64 micros; a null is a
 field left out.  Bytes are text of hex digits, as in the other sinks: a column of bytes can be no
 primary key.
 """

@@ -6,14 +6,13 @@ releases is the listing of the folder.  A file is made whole or not at all, so i
 functions of the releases alone.  A file that was damaged since is written again, by whoever comes
 to write the same release, or to compare it.
 
-A release's file held against what the store committed: the same, damaged, or another release.
-
-Bytes decide where the library that writes them is of one version (Parquet names it in
-``created_by``; of text files the bytes always do), content where it is not.  A file that differs
-is *damaged* when no run can have written it, or when it says what it should in other bytes: it may
-be written again, for no published value changes by that.  Everything else may be another release
-under this name, which must stay; damage that made one number of a text file another number cannot
-be told from it.
+**Comparing.**  A release's file that is held against what the store committed is the same, damaged,
+or another release.  Bytes decide where the library that writes them is of one version (Parquet
+names it in ``created_by``; of text files the bytes always do), content where it is not.  A file
+that differs is *damaged* when no run can have written it, or when it says what it should in other
+bytes: it may be written again, for no published value changes by that.  Everything else may be
+another release under this name, which must stay; damage that made one number of a text file another
+number cannot be told from it.
 
 No two Parquet files that say different things differ in one byte only: their pages hold checksums.
 """

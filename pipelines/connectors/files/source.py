@@ -6,8 +6,7 @@ the manifest) and ``dpstream.offset`` (int64 number of the first row), decimal A
 files are small, of runs of such rows with a list of each (``batches.ROWS``).  A row's position
 depends on the files alone, never on ``batch_rows``, on the runner or on what is read together.
 
-Files in the place of a job's own source: other data of the same schema, read by its ingest.
-
+**Files in the place of a job's own source** are other data of the same schema, read by its ingest.
 `dpstream choose --proxy` and `report --truth` read such files.  A source without end gives stamps
 and message ids of its own, which no file has: there the event time is the stamp.
 """

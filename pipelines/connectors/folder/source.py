@@ -2,14 +2,13 @@
 
 Markers or times of change say which files are closed (`folder.watch`); all rows of a file have
 the time of its closing as their stamp, or a column that the job names.  One splittable DoFn
-watches; files and their row groups are spread over the workers; a row's position is a function
-of its file's name and its number (`folder.store`).
+watches; files and their row groups are spread over the workers, which read a closed file in pieces,
+as parts with positions and the columns that are given.  A row's position is a function of its
+file's name and its number (`folder.store`).
 
 The watermark is the instant of the last marker (less ``settle`` where a column has the stamps), or
 the clock less ``settle`` and a margin: facts of the source, whatever the files hold.  A file that
 breaks the promise is late, not lost.
-
-The rows of one closed file of a folder: pieces, parts with positions, given columns.
 """
 
 import contextlib

@@ -1,23 +1,25 @@
-"""What has newly been closed in a folder that grows: the source without its pipeline.
+"""Closed files of a folder that grows: how they are closed, and which were newly closed.
 
-Two ways to know.  **Markers**: objects ``_closed/<RFC 3339 instant>.jsonl`` (or, so that a listing
-stays short, ``_closed/<date>/...``), written whole by the producer in the order of their
-instants.  A marker names the files that were closed by its instant, a JSON object a line::
+It is the source without its pipeline.  There are two ways to know.
+
+**Markers**: objects ``_closed/<RFC 3339 instant>.jsonl`` (or, so that a listing stays short,
+``_closed/<date>/...``), written whole by the producer in the order of their instants.  A marker
+names the files that were closed by its instant, a JSON object a line::
 
     {"file": "a/1.parquet", "closed": "2024-01-01T00:00:05Z", "rows": 1200}
 
 and says that every file closed before its instant has now been named.  An empty one says that
 nothing was closed.
+
 **Settled**: a file is closed when it has lain unchanged for a while.
 
 What has been seen is a floor and some hundred (instant, digest of the name) above it, so that
 entries that turn up a little late are not lost, and a folder of a million files needs no more.
 
-Close files of a folder that grows: write the next marker, whole or not at all.
-
-To be called by one producer at a time after its files are complete.  Files are closed by this
-call: their rows get its instant as stamp.  Call it often, also without files: until the next
-marker nothing is released.
+**Closing files** (`close_files`) writes the next marker, whole or not at all.  It is to be called
+by one producer at a time after its files are complete.  Files are closed by this call: their rows
+get its instant as stamp.  Call it often, also without files: until the next marker nothing is
+released.
 """
 
 import bisect

@@ -1,12 +1,11 @@
-"""Pub/Sub's client as the source uses it: a subscription's settings, seek, acknowledgements.
+"""Pub/Sub's client as the source uses it: settings, seek, pulls and acknowledgements.
 
 What the service says about an error never leaves: its texts may quote names or requests.
 
-Pulls of one reader, and what they say of the messages that are still to come.
-
-A pull waits at the service until there is something; it is a call in the background whose answer
-the reader picks up, so that bundles stay short and no answer is thrown away by a
-timeout: messages of a lost answer come again only after the acknowledgement deadline.
+**Pulls** of one reader say something of the messages that are still to come (`Ages`).  A pull waits
+at the service until there is something; it is a call in the background whose answer the reader
+picks up, so that bundles stay short and no answer is thrown away by a timeout: messages of a lost
+answer come again only after the acknowledgement deadline.
 """
 
 import functools

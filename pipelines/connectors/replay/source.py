@@ -9,14 +9,13 @@ stream's own time.  That is a fact of the source and no policy that follows the 
 content of a recording is fixed and known before the first row is read (the index below).  A row
 with an early stamp behind later ones makes releases wait until it is read; it changes none.
 
-Where the stamps of a recording lie: an index of its parts in the order of a replay.
-
-The recording's content is fixed and known, so one pass over the stamp column (Parquet: that
-column alone, about 100M rows/s; the statistics of a row group would say nothing about where in
-the group its stamps are) tells for every row the **due** time: the least stamp of it and of all
-rows behind it in its piece.  Due times do not fall within a piece, so that pieces are read from
-front to back; across pieces, parts (some consecutive rows) follow each other by due time.
-Everything before a part's due time has then been read, in whatever order a file has its rows.
+**The index** says where the stamps of a recording lie: its parts in the order of a replay.  The
+recording's content is fixed and known, so one pass over the stamp column (Parquet: that column
+alone, about 100M rows/s; the statistics of a row group would say nothing about where in the group
+its stamps are) tells for every row the **due** time: the least stamp of it and of all rows behind
+it in its piece.  Due times do not fall within a piece, so that pieces are read from front to back;
+across pieces, parts (some consecutive rows) follow each other by due time.  Everything before a
+part's due time has then been read, in whatever order a file has its rows.
 
 Stamps are clipped into the job's time: what lies outside becomes a dead letter wherever it is.
 """
