@@ -119,8 +119,9 @@ class Live(ABC):
     def feed(self) -> None:
         """Rows of unlike users, a few times a second, until the stream ends."""
         time.sleep(max(0.0, self.start - time.time()))
-        while (now := time.time()) < self.end - 0.3:
-            rows = []
+        while time.time() < self.end - 0.3:
+            # Whole milliseconds: brokers stamp in them, and no event may lie after its stamp.
+            now, rows = time.time_ns() // 1_000_000 / 1_000, list[dict[str, Any]]()
             for key in (*KEYS, "a"):
                 rows.append({"user": f"u{self.number}", "key": key, "time": text_of(now)})
                 window = (now - self.start) // WINDOW * WINDOW + self.start
