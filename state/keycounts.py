@@ -120,8 +120,8 @@ def _touched(
     pairs: Int32,
     table: Int32,
 ) -> int:  # pragma: no cover - compiled
-    """Read what the next rows will need: reads that do not wait for each other take a tenth of
-    the time of those between which decisions are made."""
+    """Read the places that the next rows need, so that these reads of memory overlap instead of
+    each waiting for the decision before it; return something made of all, to be kept."""
     place, total = np.uint64(table.size - 1), 0
     for k in range(begin, end):
         row = rows[k]

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomlkit
 from confluent_kafka import Producer
 
-from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.bench.common import emit, machine
-from tests.bench.stream import FLINK_THREADS, NAMES
+from tests.bench.stream import FLINK_THREADS, NAMES, counting_job
 from tests.kafka_broker import Broker
 
 #: Seconds until the plan starts: the engine is up by then.
@@ -39,36 +38,16 @@ CATCHING_UP = 5
 def job_of(folder: Path, servers: str, topic: str, start: int, args: argparse.Namespace) -> Job:
     """A job on the topic with a release every second."""
     job = {
-        "table": "records",
-        "key": ["key"],
-        "aggregate": {"n": {"kind": "count"}},
         "start": _text(start),
         "end": _text(start + args.seconds),
         "window": f"{args.seconds}s",
         "release_every": "1s",
-        "budget": {"epsilon": 6.0, "delta": 1e-9, "covers": "lifetime"},
-        "contributions": 32,
-        "insecure_test_run_id": "22" * 16,
         "shards": args.shards,
         "sink": {"kind": "parquet", "path": "releases"},
     }
-    table = {
-        "servers": servers,
-        "topic": topic,
-        "settle": args.settle,
-        "unit_column": "user",
-        "time_column": "time",
-    }
-    unit = {"unit": {"name": "user"}, "insecure_test_secret": "0f" * 32}
-    sections = {
-        "version": 1,
-        "data_set": {"users": unit},
-        "table": {"records": table},
-        "job": {"counts": job},
-    }
     folder.mkdir()
-    (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
-    return load_job(folder)
+    source = {"servers": servers, "topic": topic, "settle": args.settle}
+    return counting_job(folder, source, "string", job)
 
 
 def _text(seconds: int) -> str:

@@ -55,41 +55,44 @@ NAMES = {
 
 
 def job_of(folder: Path, data: Path, shards: int, triggers: int, sink: str = "parquet") -> Job:
-    """A project file over the stream, in a folder of its own."""
+    """A project file over the recorded day, in a folder of its own."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "data").symlink_to(data)
-    day = 86_400
     job = {
-        "table": "records",
-        "key": ["key"],
-        "aggregate": {"n": {"kind": "count"}},
         "start": "2024-01-01T00:00:00Z",
         "end": "2024-01-02T00:00:00Z",
         "window": "1d",
-        "release_every": f"{day // triggers}s",
-        "budget": {"epsilon": 6.0, "delta": 1e-9, "covers": "lifetime"},
-        "contributions": 32,
-        "insecure_test_run_id": "22" * 16,
+        "release_every": f"{86_400 // triggers}s",
         "shards": shards,
         "sink": {"kind": sink, "path": "releases"},
     }
+    return counting_job(folder, {"path": "data/*.parquet"}, "int", job)
+
+
+def counting_job(folder: Path, source: dict[str, Any], unit_type: str, job: dict[str, Any]) -> Job:
+    """The job that counts records by key.
+
+    Args:
+        folder: of the project file.
+        source: fields of the table that say where its records come from.
+        unit_type: of the units' ids.
+        job: times, shards and sink.
+    """
+    unit = {"name": "user", "type": unit_type}
+    counts = {
+        "table": "records",
+        "key": ["key"],
+        "aggregate": {"n": {"kind": "count"}},
+        "budget": {"epsilon": 6.0, "delta": 1e-9, "covers": "lifetime"},
+        "contributions": 32,
+        "insecure_test_run_id": "22" * 16,
+    }
     sections = {
         "version": 1,
-        "data_set": {
-            "users": {
-                "unit": {"name": "user", "type": "int"},
-                "insecure_test_secret": "0f" * 32,
-            }
-        },
-        "table": {
-            "records": {
-                "path": "data/*.parquet",
-                "unit_column": "user",
-                "time_column": "time",
-            }
-        },
-        "job": {"counts": job},
+        "data_set": {"users": {"unit": unit, "insecure_test_secret": "0f" * 32}},
+        "table": {"records": source | {"unit_column": "user", "time_column": "time"}},
+        "job": {"counts": counts | job},
     }
     (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
     return load_job(folder)
