@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
@@ -158,16 +158,15 @@ Tell = Callable[[str], None]
 Reply = TypeVar("Reply")
 
 
-#: What follows a flag, in an error.
+#: What follows a flag that is required, in an error.
 _FORMS = {
     "--unit": "COLUMN",
     "--key": "COLUMN",
     "--time": "COLUMN",
-    "--epsilon": "1.0",
     "--start": "2024-01-01 (the first day)",
     "--end": "2025-01-01 (the day after the last one)",
-    "--covers": "window, lifetime, or like 28d",
-    "--bounds": "0 100, the public bounds of the --value",
+    "--epsilon": "1.0",
+    "--bounds": "0 100 (the public bounds of the --value)",
 }
 
 
@@ -214,22 +213,20 @@ class Person:
         question: str,
         proposal: str | None,
         read: Callable[[str], Reply],
-        choices: str = "",
     ) -> Reply:
         """What ``read`` makes of the flag, or of the answer, which is asked for until it will do.
 
+        Where nobody can be asked, the flag or the proposal is there: see `_refuse_missing`.
+
         Raises:
-            UsageError: there is no flag and nobody to ask, or the flag will not do.
+            UsageError: the flag will not do.
         """
         if given is not None:
             return read(given)
         if self.ask is None:
-            if proposal is not None:
-                return read(proposal)
-            more = f", one of: {choices}" if choices else ""
-            raise UsageError(
-                flag, "is required where nobody can be asked", f"add {flag} {_FORMS[flag]}{more}"
-            )
+            if proposal is None:
+                raise InvariantError(f"{flag} is missing, and was not refused")
+            return read(proposal)
         while True:
             try:
                 return read(self.ask(question, proposal))
@@ -253,6 +250,8 @@ def answers(given: Given, person: Person) -> Answers:
     columns = file.columns
     if columns is not None:
         person.show("Columns: " + ", ".join(c.name for c in columns))
+    if person.ask is None:
+        _refuse_missing(given, columns)
     unit, key, time = _columns(given, person, columns)
     values = _values(given, person, file)
     start, end = _stretch(given, person, file, unit, time)
@@ -284,6 +283,43 @@ def answers(given: Given, person: Person) -> Answers:
     )
 
 
+def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
+    """Name all flags that are missing in one error, so that one more try is enough.
+
+    Raises:
+        UsageError: a required flag is missing.
+    """
+    read = given.public_sample
+    there = {
+        "--unit": given.unit is not None,
+        "--key": bool(given.key),
+        "--time": given.time is not None,
+        "--start": read or given.start is not None,
+        "--end": read or given.end is not None,
+        "--epsilon": given.epsilon is not None,
+        "--bounds": read or len(given.bounds) >= len(given.value),
+    }
+    missing = [flag for flag, is_there in there.items() if not is_there]
+    if not missing:
+        return
+    identities = listed(columns, lambda c: c.identity)
+    choices = {
+        "--unit": identities,
+        "--key": identities,
+        "--time": listed(columns, lambda c: c.time),
+    }
+    flags = [
+        f"{flag} {_FORMS[flag]}" + (f", one of: {choices[flag]}" if choices.get(flag) else "")
+        for flag in missing
+    ]
+    verb = "is" if len(missing) == 1 else "are"
+    raise UsageError(
+        ", ".join(missing),
+        f"{verb} required where nobody can be asked",
+        "add " + "; ".join(flags),
+    )
+
+
 def _columns(
     given: Given, person: Person, columns: tuple[Column, ...] | None
 ) -> tuple[Field, tuple[Field, ...], str]:
@@ -296,7 +332,6 @@ def _columns(
         "Unit: the column of the user to protect",
         guessed_unit(candidates),
         lambda name: field_of(name, columns, "--unit"),
-        listed(columns, lambda c: c.identity),
     )
     key = person.answer(
         "--key",
@@ -304,7 +339,6 @@ def _columns(
         "Key: the column to group by (several with commas)",
         guessed_key(candidates, (unit.column, guess)),
         lambda names: _key(names, columns, unit),
-        listed(columns, lambda c: c.identity),
     )
     time = person.answer(
         "--time",
@@ -312,7 +346,6 @@ def _columns(
         "Time: the column of the event time",
         guess,
         lambda name: time_of(name, columns, given.micros),
-        listed(columns, lambda c: c.time),
     )
     return unit, key, time
 

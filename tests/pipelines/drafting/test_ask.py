@@ -129,6 +129,19 @@ def test_a_missing_flag_is_named(flag: str, tmp_path: Path) -> None:
     assert answered(tmp_path, nobody, **FLAGS).windows.length == "28d"
 
 
+def test_all_missing_flags_are_named_at_once(tmp_path: Path) -> None:
+    nobody = Person(None, lambda text: None)
+    with pytest.raises(UsageError) as error:
+        answered(tmp_path, nobody, unit="author", epsilon=1.0, value=("lines",))
+    named = ["--key", "--time", "--start", "--end", "--bounds"]
+    assert error.value.field.split(", ") == named
+    assert all(f"{flag} " in error.value.fix for flag in named)
+    assert "one of: sha, author, path" in error.value.fix and SECRET not in str(error.value)
+    with pytest.raises(UsageError) as error:  # a public sample answers for three of them
+        answered(tmp_path, nobody, value=("lines",), public_sample=True)
+    assert error.value.field == "--unit, --key, --time, --epsilon"
+
+
 @pytest.mark.parametrize(
     ("flags", "field"),
     [({"value": ("lines",)}, "--bounds"), ({"bounds": ((0, 1),)}, "--bounds"),
