@@ -203,9 +203,7 @@ def check(open_table: OpenTable, request: SessionRequest) -> None:
     _check_meaning(open_table, request)
     open_table.manifest()
     if open_table.runner is not None:
-        from dpstream.pipelines.session.records.flow import check as usable
-
-        usable(open_table.runner)
+        open_table.runner.check()
     _ = open_table.ring  # refuses a secret that cannot be read
 
 

@@ -20,7 +20,7 @@ from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
+from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
@@ -48,9 +48,7 @@ class Spread:
     def __init__(
         self, runner: Runner, question: Question, catalog: Catalog, shards: int | None = None
     ) -> None:
-        if runner.name not in RUNNERS:
-            raise UsageError("--runner", "does not read tables here", f"use {', '.join(RUNNERS)}")
-        runner.engine()
+        runner.check()
         statement = question.statement
         names = named_tables([statement.source, statement.public], catalog)
         tables = {name: catalog.tables[name] for name in catalog.tables if name in names}

@@ -32,7 +32,7 @@ from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.formats.receipt import answered_now, encoded
-from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
+from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
     Prepared,
@@ -58,17 +58,6 @@ from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.locks import private_folder
 from dpstream.state.private_log import keep_beside
 from dpstream.state.run_ids import new_run_id
-
-
-def check(runner: Runner) -> None:
-    """Refuse a runner that cannot be used, before anything is charged.
-
-    Raises:
-        UsageError: it is none, is not on this machine, or its workers do not share folders.
-    """
-    if runner.name not in RUNNERS:
-        raise UsageError("--runner", "does not make tables here", f"use {', '.join(RUNNERS)}")
-    runner.engine()
 
 
 class Order(NamedTuple):
@@ -188,7 +177,7 @@ def execute(order: Order) -> Execution:
     keep_beside(None if place is None else place.path, order.out)
     _check_letters(order)
     if order.runner is not None:
-        check(order.runner)
+        order.runner.check()
     setup = prepared(order.inputs)
     output = Output(order.out, MANIFEST)
     with contextlib.ExitStack() as stack:

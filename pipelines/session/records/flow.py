@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.calibration import calibrated
@@ -64,7 +64,7 @@ from dpstream.dp_transforms.session.totals import columns_of
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.connectors.folder.store import Folder
-from dpstream.pipelines.runners.bounded import RUNNERS, Runner, run_to_end
+from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.session.records.manifest import Part, digest, read_manifest
 from dpstream.pipelines.session.records.parts import USABLE, damaged, reading
 from dpstream.pipelines.tabulation.remote import put
@@ -278,18 +278,6 @@ class Release(beam.DoFn):
 
 #: Draws of a shard: a second of a core, and some megabytes.
 _DRAWS = 1 << 20
-
-
-def check(runner: Runner) -> None:
-    """Refuse a runner that cannot be used, before anything is charged.
-
-    Raises:
-        UsageError: there is no such runner, it is not on this machine, or its workers do not
-            share folders.
-    """
-    if runner.name not in RUNNERS:
-        raise UsageError("--runner", "does not answer batches here", f"use {', '.join(RUNNERS)}")
-    runner.engine()
 
 
 def shards_for(space: Space, question: Question, read: Int64, parallelism: int) -> int:

@@ -1,9 +1,5 @@
-"""A pipeline that hands over files runs to its end, and its failures have codes.
+"""A pipeline that hands over files runs to its end, and its failures have codes."""
 
-Memory of a run: what the program around it has decided stays (see also tests/runners).
-"""
-
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +8,10 @@ import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.runners import bounded
-from dpstream.pipelines.runners.bounded import Runner, run_to_end, sparing_memory
+from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from tests.runners.engines import need_flink
 
 pytestmark = pytest.mark.usefixtures("unfrozen")
-
-
-@pytest.mark.parametrize("name", ["", *bounded._SET])
-def test_who_has_set_the_allocator_has_decided(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in bounded._SET:
-        monkeypatch.delenv(other, raising=False)
-    if name:
-        monkeypatch.setenv(name, "1")
-    calls: list[bool] = []
-    monkeypatch.setattr(bounded, "_keep_freed", lambda: calls.append(True))
-    with sparing_memory():
-        assert gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
-    assert calls == ([] if name else [True])
-
-
-def test_objects_frozen_by_others_stay_so() -> None:
-    gc.freeze()
-    try:
-        with sparing_memory():
-            pass
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
 
 
 class Touch(beam.DoFn):
@@ -92,5 +63,10 @@ def test_a_failure_says_the_stage_and_nothing_of_the_data(tmp_path: Path) -> Non
 def test_only_flink_is_told_its_parallelism() -> None:
     assert Runner("FlinkRunner", ("--x",), 3).beam_args == ["--x", "--parallelism=3"]
     assert Runner("PrismRunner", ("--x",), 3).beam_args == ["--x"]
+
+
+@pytest.mark.parametrize("name", ["DataflowRunner", "NoRunner"])
+def test_a_runner_whose_workers_share_no_folders_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="--runner"):
-        Runner("NoRunner").engine()
+        Runner(name).check()
+    Runner("DirectRunner").check()

@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation import execute as module
-from dpstream.pipelines.tabulation.execute import Execution, check
+from dpstream.pipelines.tabulation.execute import Execution
 from dpstream.pipelines.tabulation.private import pieces
 from tests.fixed import fixed_run_ids
 from tests.pipelines.tabulation.executing import charges, content, executed, ledger_of, left_over
@@ -84,8 +84,6 @@ def test_runners_whose_workers_share_no_folder_are_refused_before_the_charge(
     made: Office, tmp_path: Path
 ) -> None:
     for name in ("DataflowRunner", "NoRunner"):
-        with pytest.raises(UsageError, match="--runner"):
-            check(Runner(name))
         with pytest.raises(UsageError, match="--runner"):
             executed(made, tmp_path / "out", ledger=ledger_of(tmp_path), runner=Runner(name))
     assert os.listdir(tmp_path) == ["ledger.db"] and charges(tmp_path) == []
