@@ -97,7 +97,7 @@ def fn_api_runner() -> Any:
     """
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner, worker_handlers
 
-    from dpstream.pipelines.runners.worker_pool import end_bundles_soon
+    from dpstream.pipelines.runners.harness import end_bundles_soon
 
     end_bundles_soon()
     worker_handlers.STATE_CACHE_SIZE_MB = 0

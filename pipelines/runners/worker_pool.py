@@ -7,12 +7,6 @@ code that its engine sends.  Beam's own pool takes such requests from every mach
 its port.  This one listens on 127.0.0.1 and starts workers for engines of this machine only; it
 starts them with the interpreter that runs it, and again if they end before they have reached
 their engine, which would wait for them for ever.
-
-**A worker in a thread of this process** has an end in order.  Beam ends such a worker in the middle
-of its bundles: their DoFns go on without their engine, then without keys and store, and each dies
-with a traceback at the end of a run that has succeeded.  Here the order is: no new bundles, the
-last ones come to their end, the job is cancelled, the worker's connections are closed from both
-sides, and only then does the engine end.
 """
 
 import argparse
@@ -30,97 +24,14 @@ from typing import Any
 
 import grpc
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
-from apache_beam.runners.worker import statesampler
-from apache_beam.runners.worker.sdk_worker import SdkHarness
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 from apache_beam.utils import thread_pool_executor
-from apache_beam.utils.sentinel import Sentinel
 from typing_extensions import override
 
 from dpstream.pipelines.runners import job_servers
 from dpstream.pipelines.runners.guard import stop, with_parent
+from dpstream.pipelines.runners.harness import Harness
 from dpstream.pipelines.runners.job_servers import LOOPBACK
-
-#: Threads of a worker's connections, which end with their streams.
-_READERS = ("read_state", "read_grpc_client_inputs")
-#: Milliseconds between two looks of a bundle's sampler, at most.
-_SAMPLING_MS = 5
-
-
-def end_bundles_soon() -> None:
-    """Bundles that begin in this process end when their work has ended.
-
-    Beam's worker tells the seconds of each step from a thread that looks at the bundle in growing
-    intervals, up to 200 ms, and waits for the thread's next look before the bundle is done: a tenth
-    of the bundle's own time more, for each stage and trigger.
-    """
-    statesampler.StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
-
-
-class Harness(SdkHarness):  # type: ignore[misc]
-    """A worker that can be told to take no more bundles.
-
-    Attributes:
-        name: what its engine calls it; those of other engines may have the same.
-        stopped: its engine has asked for its end.
-    """
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        end_bundles_soon()
-        self.name, self.stopped = self._worker_id, False
-        self._idle = threading.Condition()
-        self._bundles, self._draining = 0, False
-        self._thread = threading.Thread(
-            target=self.run, name=f"run_worker_{self._worker_id}", daemon=True
-        )
-
-    def start(self) -> None:
-        """Serve the engine, in a thread."""
-        self._thread.start()
-
-    def drain(self, deadline: float) -> None:
-        """Take no more bundles; wait until none is left, at most to an instant of the clock
-        ``time.monotonic``.  The engine waits for what it still asks for: cancel its job then."""
-        with self._idle:
-            self._draining = True
-            while self._bundles and (left := deadline - time.monotonic()) > 0:
-                self._idle.wait(left)
-
-    def finish(self, deadline: float) -> None:
-        """Close the connection, unless the engine has, and wait until the worker has ended."""
-        self.hang_up()
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        for thread in threading.enumerate():
-            if thread.name in _READERS:
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-    def left(self) -> bool:
-        """Whether the engine has hung up, or is gone."""
-        return not self._thread.is_alive()
-
-    def hang_up(self) -> None:
-        """Close the connection to the engine; again is fine."""
-        self._responses.put(Sentinel.sentinel)
-
-    @override
-    def _request_process_bundle(self, request: Any) -> None:
-        with self._idle:
-            if self._draining:
-                return
-            self._bundles += 1
-        super()._request_process_bundle(request)
-
-    @override
-    def _execute(self, task: Any, request: Any) -> None:
-        try:
-            super()._execute(task, request)
-        finally:
-            if request.WhichOneof("request") == "process_bundle":
-                with self._idle:
-                    self._bundles -= 1
-                    self._idle.notify_all()
-
 
 _LOGGER = logging.getLogger(__name__)
 #: Hosts of engines that a worker is started for.

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from dpstream.pipelines.connectors.inputs import Progress
+from dpstream.pipelines.connectors.unbounded import Progress
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Bundle, Drive, letters_of, rows_of
 

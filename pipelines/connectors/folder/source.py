@@ -47,16 +47,18 @@ from dpstream.pipelines.connectors.folder.watch import (
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
     DEAD_LETTER,
-    TRACKER,
-    WATERMARK,
     Backpressure,
-    Bundle,
     Input,
     ReadRows,
-    advance,
     positioned,
     reading,
     refusal,
+)
+from dpstream.pipelines.connectors.unbounded import (
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
     stands,
     wall_micros,
 )

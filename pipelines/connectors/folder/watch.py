@@ -42,7 +42,7 @@ from dpstream.pipelines.connectors.folder.store import (
     of_the_name,
     place,
 )
-from dpstream.pipelines.connectors.inputs import wall_micros
+from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.formats.lines import read_jsonl
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.project.file_kinds import READ_SUFFIXES

@@ -20,9 +20,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError
-from dpstream.pipelines.connectors.inputs import ReaderPool
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.client import name_of
+from dpstream.pipelines.connectors.unbounded import ReaderPool
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, runs
 

@@ -39,21 +39,13 @@ from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
-    BUNDLE_SECONDS,
     DEAD_LETTER,
-    TRACKER,
-    WATERMARK,
     Backpressure,
-    Bundle,
     Input,
     ReadRows,
-    advance,
-    beam_time,
     positioned,
     reading,
     refusal,
-    stands,
-    wall_micros,
 )
 from dpstream.pipelines.connectors.kafka.broker import (
     ASK_SECONDS,
@@ -69,6 +61,16 @@ from dpstream.pipelines.connectors.kafka.reader import (
     PartitionMessages,
     Reader,
     parts,
+)
+from dpstream.pipelines.connectors.unbounded import (
+    BUNDLE_SECONDS,
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
+    beam_time,
+    stands,
+    wall_micros,
 )
 from dpstream.pipelines.formats.lines import Objects
 from dpstream.pipelines.formats.rows import Reason, Refused, refuse

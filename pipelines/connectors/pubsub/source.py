@@ -42,22 +42,24 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
     DEAD_LETTER,
-    TRACKER,
-    UNUSED_SECONDS,
-    WATERMARK,
     Backpressure,
     Input,
-    ReaderPool,
-    advance,
-    beam_time,
     positioned,
     reading,
     refusal,
-    stands,
-    wall_micros,
 )
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub.client import Puller, publish_micros
+from dpstream.pipelines.connectors.unbounded import (
+    TRACKER,
+    UNUSED_SECONDS,
+    WATERMARK,
+    ReaderPool,
+    advance,
+    beam_time,
+    stands,
+    wall_micros,
+)
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows
 from dpstream.pipelines.jobs.job import Job

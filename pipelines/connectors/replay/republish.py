@@ -20,7 +20,6 @@ from typing_extensions import override
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.connectors.folder.store import Folder
 from dpstream.pipelines.connectors.folder.watch import close_files, rfc3339
-from dpstream.pipelines.connectors.inputs import wall_micros
 from dpstream.pipelines.connectors.kafka.client import (
     REFUSED,
     check_options,
@@ -30,6 +29,7 @@ from dpstream.pipelines.connectors.kafka.client import (
 )
 from dpstream.pipelines.connectors.pubsub.sink import Message, PubsubTopic
 from dpstream.pipelines.connectors.replay.source import OpenPieces, recording_of
+from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.formats.encodings import json_lines
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job

@@ -40,17 +40,19 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.source import Piece, pieces, read_piece
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
-    BUNDLE_SECONDS,
     DEAD_LETTER,
-    TRACKER,
-    WATERMARK,
     Backpressure,
-    Bundle,
-    advance,
-    beam_time,
     positioned,
     reading,
     refusal,
+)
+from dpstream.pipelines.connectors.unbounded import (
+    BUNDLE_SECONDS,
+    TRACKER,
+    WATERMARK,
+    Bundle,
+    advance,
+    beam_time,
     stands,
     wall_micros,
 )

@@ -46,7 +46,11 @@ def new_memory(variable: str | None) -> int:
     others = {name: value for name, value in os.environ.items() if name not in OF_THE_C_LIBRARY}
     more = {} if variable is None else {variable: OF_THE_C_LIBRARY[variable]}
     out = subprocess.run(
-        [sys.executable, "-c", ARRAYS], env=others | more, capture_output=True, text=True, check=True
+        [sys.executable, "-c", ARRAYS],
+        env=others | more,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return int(out.stdout)
 

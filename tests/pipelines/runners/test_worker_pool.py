@@ -1,69 +1,10 @@
-"""The pool of workers: engines of this machine only (processes are started in tests/runners).
+"""The pool of workers: engines of this machine only (processes are started in tests/runners)."""
 
-A worker in a thread of this process: told to drain, it takes no more bundles.
-"""
-
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import grpc
 import pytest
-from apache_beam.runners.worker.statesampler import StateSampler
-from apache_beam.utils.counters import CounterFactory
 
-from dpstream.pipelines.runners.worker_pool import Harness, LoopbackPool, end_bundles_soon, parser
-
-
-@pytest.fixture
-def harness() -> Iterator[Harness]:
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    made = Harness(f"127.0.0.1:{port}", worker_id="1-1")
-    yield made
-    made._control_channel.close()
-    server.stop(0).wait()
-
-
-def test_a_worker_that_drains_takes_no_bundle(harness: Harness) -> None:
-    assert harness.name == "1-1" and not harness.stopped
-    harness.drain(time.monotonic() + 10)
-    harness._request_process_bundle(None)  # else it would be looked into
-    assert harness._bundles == 0
-
-
-def test_draining_waits_for_bundles_until_its_deadline(harness: Harness) -> None:
-    harness._bundles = 1
-    begin = time.monotonic()
-    harness.drain(begin + 0.05)
-    assert time.monotonic() - begin >= 0.05
-
-    def ended() -> None:
-        with harness._idle:
-            harness._bundles = 0
-            harness._idle.notify_all()
-
-    threading.Timer(0.02, ended).start()
-    harness.drain(time.monotonic() + 30)
-    assert time.monotonic() - begin < 20
-
-
-def test_a_bundle_does_not_wait_for_its_sampler() -> None:
-    """Beam's own looks grow to 200 ms, and a bundle's end waits for the next."""
-    end_bundles_soon()
-    sampler = StateSampler("stage", CounterFactory())
-    sampler.start()
-    time.sleep(0.1)
-    begin = time.monotonic()
-    sampler.stop()
-    assert time.monotonic() - begin < 0.1 and sampler.sampling_period_ms <= 5
-
-
-def test_one_that_never_began_has_left(harness: Harness) -> None:
-    assert harness.left()
+from dpstream.pipelines.runners.worker_pool import LoopbackPool, parser
 
 
 def worker_request(url: str) -> SimpleNamespace:

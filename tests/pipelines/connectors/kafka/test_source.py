@@ -16,12 +16,12 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from dpstream.accounting.errors import RunError
-from dpstream.pipelines.connectors import inputs
-from dpstream.pipelines.connectors.inputs import ProgressTracker
+from dpstream.pipelines.connectors import unbounded
 from dpstream.pipelines.connectors.kafka import reader as kafka_reader
 from dpstream.pipelines.connectors.kafka import source as source_kafka
 from dpstream.pipelines.connectors.kafka.broker import Kafka
 from dpstream.pipelines.connectors.kafka.reader import PartitionMessages, parts
+from dpstream.pipelines.connectors.unbounded import ProgressTracker
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.operate.check import check_source
@@ -199,7 +199,7 @@ def test_the_watermark_keeps_its_promise_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
 ) -> None:
     """Messages at odd times: none is older than the watermark before it.  A sabotage breaks it."""
-    honest = inputs.advance
+    honest = unbounded.advance
 
     def early(estimator: Any, micros: int) -> None:
         honest(estimator, micros + ahead_ms * 1_000)
@@ -225,7 +225,7 @@ def test_the_watermark_keeps_its_promise_and_goes_on(
 def test_a_bundle_ends_soon_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (source_kafka, inputs):
+    for module in (source_kafka, unbounded):
         monkeypatch.setattr(module, "BUNDLE_SECONDS", 0.02)
     topic = kafka.topic()
     kafka.produce(topic, (record(i) for i in range(60_000)))

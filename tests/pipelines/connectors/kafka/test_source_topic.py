@@ -12,12 +12,12 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 from confluent_kafka.admin import NewPartitions
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.pipelines.connectors.inputs import Progress, ProgressTracker, ReaderPool
 from dpstream.pipelines.connectors.kafka import reader as kafka_reader
 from dpstream.pipelines.connectors.kafka.broker import Kafka, check_topic
 from dpstream.pipelines.connectors.kafka.reader import Reader
 from dpstream.pipelines.connectors.kafka.source import KafkaInput, _Watch
 from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.connectors.unbounded import Progress, ProgressTracker, ReaderPool
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 

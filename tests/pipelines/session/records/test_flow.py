@@ -1,6 +1,5 @@
 """The pipeline of a batch: sums in batches, no record, and no secret in it."""
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError
 from dpstream.accounting.sessions.cells import Cells
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.session import encoded
@@ -27,7 +26,6 @@ from dpstream.pipelines.session.records.flow import (
     Tally,
     Task,
     build,
-    check,
     shards_for,
     spread,
 )
@@ -231,14 +229,6 @@ def test_a_batch_is_one_charge_of_each_point_or_none(table: Made, tmp_path: Path
     assert len(refused.value.decision.lacking) > 0 and refused.value.decision.largest == 100_000
     assert account.spent("epsilon").most_in(full_space) == 1_400_000  # nothing of it was charged
     assert len(account.history()) == 2
-
-
-def test_runners_whose_workers_share_no_folder_are_refused(tmp_path: Path) -> None:
-    for name in ("DataflowRunner", "NoRunner"):
-        with pytest.raises(UsageError, match="--runner"):
-            check(Runner(name))
-    check(DIRECT)
-    assert os.listdir(tmp_path) == []
 
 
 def test_shards_are_for_the_workers_and_for_the_draws(
