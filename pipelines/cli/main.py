@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import os
+import sys
 import threading
 import warnings
 from typing import Any
@@ -64,6 +65,8 @@ class Coded(click.Group):
             raise
         except DpstreamError as error:
             coded = error
+        except BrokenPipeError:  # of `| head`: click ends the command without a message
+            raise
         except KeyboardInterrupt:
             coded = RunError("run", "was interrupted", "run it again on the same state to go on")
         except Exception as error:
@@ -139,7 +142,8 @@ def main() -> None:
     try:
         cli(prog_name="dpstream")
     finally:
-        gc.freeze()  # the interpreter would look through all that is loaded once more
+        if "duckdb" not in sys.modules:  # it reports all objects that are not collected, as leaks
+            gc.freeze()  # the interpreter would look through all that is loaded once more
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def person_of(as_json: bool) -> "Person":
 
 def on_terminal() -> bool:
     """Return whether stdin is a terminal, so that questions can be asked."""
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()  # none: its file was closed
 
 
 def _ask(question: str, proposal: str | None) -> str:

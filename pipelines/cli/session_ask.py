@@ -306,6 +306,7 @@ def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
 
     head = answer.header
     question = head.question
+    notes = sentences.steps_of(session.open_table.space, question)
     if as_json:
         print_json(
             {
@@ -319,10 +320,13 @@ def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
                 "insecure": answer.insecure,
                 "rows": answer_rows(answer),
                 "warnings": session.open_table.table.warnings,
+                "notes": notes,
             }
         )
         return
     click.echo(answer_text(answer), nl=False)
+    for note in notes:
+        click.echo(note)
     paid = f"{question.kind} {sentences.amount(question.amount)}"
     if not answer.charged:
         click.echo(f"Paid before ({paid}); first answered {head.answered}", err=True)

@@ -1,6 +1,5 @@
 """``dpstream sql``: private answers to statements, and what they would cost."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     data_set,
     examples,
+    on_terminal,
     print_json,
     print_warnings,
     runner_of,
@@ -126,7 +126,7 @@ def sql(
     _check_form(stream is not None, explain or budget or check or how != ONCE, emit is not None)
     if stream is not None:
         if (statement is None) == (file is None):
-            raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
+            raise UsageError(*_WHERE)
         text = statement if file is None else _read(file)
         _stream(data_set._replace(name=stream), text or "", emit, where, as_json)
         return
@@ -137,13 +137,17 @@ def sql(
         (_budget if budget else _check)(catalog, as_json)
         return
     if (statement is None) == (file is None):
-        if statement is not None or not sys.stdin.isatty():
-            raise UsageError("statement", "is given twice or not at all", "write it, or -f FILE")
+        if statement is not None or not on_terminal():
+            raise UsageError(*_WHERE)
         _prompt(catalog, how, where)
         return
     text = statement if file is None else _read(file)
     code = _answer(catalog, text, explain, how, as_json, where)
     click.get_current_context().exit(code)
+
+
+#: What is wrong with two statements, or none.
+_WHERE = ("statement", "is given twice or not at all", "write it, or -f FILE (-f -: from stdin)")
 
 
 def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
@@ -169,8 +173,8 @@ def _read(path: Path | None) -> str:
 
     path = required(path, "path is there")
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(1 << 22)
+        with click.open_file(str(path), encoding="utf-8") as file:
+            return str(file.read(1 << 22))
     except (OSError, UnicodeDecodeError):
         raise UsageError("--file", "cannot be read", "check its path; it is UTF-8") from None
 
@@ -184,13 +188,18 @@ def _answer(
     runner: "Runner | None" = None,
 ) -> int:
     """Answer, or explain, the statements of a text; return the exit code."""
+    from dpstream.accounting.errors import UsageError
+    from dpstream.pipelines.sql.ask import check
     from dpstream.pipelines.sql.explain import explained, split
-    from dpstream.pipelines.statements.errors import refusal
+    from dpstream.pipelines.sql.query_plan import question_of
 
     statements = split(text or "")
     if not statements:
-        raise refusal("one-statement")
+        raise UsageError("statement", "is empty", "write SELECT WITH DIFFERENTIAL_PRIVACY ...")
     bare = [explained(one) for one in statements]
+    if len(statements) > 1:  # a mistake in the second is told before the first is charged
+        for one, inner in zip(statements, bare, strict=True):
+            check(question_of(inner or one, catalog), catalog)
     if explain or all(one is not None for one in bare):
         plain = [b or s for b, s in zip(bare, statements, strict=True)]
         return _explain(catalog, plain, how, as_json)

@@ -46,6 +46,7 @@ class Plan(NamedTuple):
         searched: whether ``union`` was searched for.
         enough: the condition on initial budgets under which a refused question would be
             accepted; empty if there is none.
+        steps: a line for each column whose values are rounded down.
     """
 
     question: Question
@@ -60,6 +61,7 @@ class Plan(NamedTuple):
     union: Union | None
     searched: bool
     enough: str
+    steps: list[str]
 
 
 def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) -> Plan:
@@ -96,6 +98,7 @@ def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) ->
         _union(open_table, request, read) if union else None,
         union,
         enough_of(open_table.space, question.kind, decision),
+        sentences.steps_of(open_table.space, question),
     )
 
 
@@ -184,6 +187,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "union_searched": plan.searched,
         "enough": plan.enough,
         "warnings": weaknesses_of_budget(plan.question.kind, plan.question.amount / MICRO),
+        "notes": plan.steps,
     }
 
 
@@ -221,6 +225,7 @@ def lines(plan: Plan) -> list[str]:
         text_lines += _charge(plan, paid)
     for of in plan.errors:
         text_lines.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
+    text_lines += [f"Steps       {line}" for line in plan.steps]
     weak = weaknesses_of_budget(question.kind, question.amount / MICRO)
     return text_lines + [f"Warning     {weakness}" for weakness in weak]
 

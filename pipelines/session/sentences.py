@@ -88,6 +88,18 @@ def line(dimension: Dimension, coordinate: int) -> str:
     raise TypeError(type(dimension))
 
 
+def steps_of(space: Space, question: Question) -> list[str]:
+    """Return a line for each column of figures whose values are rounded down to steps."""
+    columns = dict.fromkeys(each.column for each in question.aggregates if each.column)
+    dimensions = (space.dimensions[space.place(column)] for column in columns)
+    return [
+        f"{name(of)} is rounded down to steps of {decimal(exact(of.step, of.name))}: an average or "
+        "quantile may be too low by up to that, a sum by that for each record."
+        for of in dimensions
+        if isinstance(of, Real)
+    ]
+
+
 def name(dimension: Dimension) -> str:
     """Return a dimension's name as predicates write it."""
     plain = dimension.name.isidentifier() and dimension.name.isascii()

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -252,3 +254,23 @@ def test_run_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     changed = call("run", "--project", job.path, "--quiet")
     assert CANARY not in changed.output and "Traceback" not in changed.output
     assert changed.exit_code == 3, changed.output
+
+
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "account --help"])
+def test_a_reader_that_closes_its_end_gets_no_message(command: str) -> None:
+    """As `dpstream doctor | head -1`."""
+    words = [sys.executable, "-m", "dpstream", *command.split()]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.wait(60) in (0, 1) and process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_without_stdin_nobody_is_asked(tmp_path: Path) -> None:
+    """A service's stdin may be closed, not empty."""
+    (tmp_path / "v.csv").write_text("user,page,at\n")
+    words = [sys.executable, "-m", "dpstream", "init", str(tmp_path / "v.csv")]
+    closed = ["sh", "-c", '"$@" <&-', "sh", *words]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--unit" in done.stderr

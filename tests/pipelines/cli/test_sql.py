@@ -121,6 +121,35 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     assert json.loads(_run(path, "--budget", "--json").stdout)["charges"] == 1
 
 
+def test_a_mistake_in_a_script_is_told_before_its_first_charge(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    for wrong in ("DROP TABLE visits", "SELECT uid FROM visits", dp("COUNT(nothing) AS n")):
+        refused = _run(path, f"{_TEXT}; {wrong}")
+        assert refused.exit_code == 2 and "±" not in refused.stdout, wrong
+    assert charges(tmp_path) == []
+    empty = _run(path, " ;; ")
+    assert empty.exit_code == 2 and "empty" in empty.stderr
+
+
+def test_a_statement_of_stdin(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    command = ["sql", "--project", str(path), "-f", "-"]
+    answered = CliRunner().invoke(cli, command, input=_TEXT)
+    assert answered.exit_code == 0 and answered.stdout == _run(path, _TEXT).stdout
+    missing = CliRunner().invoke(cli, command[:-2], input=_TEXT)
+    assert missing.exit_code == 2 and "-f -" in missing.stderr
+
+
+def test_a_process_prints_the_answer_and_what_it_says_itself(tmp_path: Path) -> None:
+    """DuckDB's binding reports objects that the interpreter does not collect at its end."""
+    path = data_set(tmp_path)
+    command = [sys.executable, "-m", "dpstream", "sql", "--project", str(path), _TEXT]
+    expected = _run(path, _TEXT)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == expected.stdout
+    assert done.stderr == _run(path, _TEXT).stderr
+
+
 def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
     path = data_set(tmp_path)
     outcome = _run(path, _TEXT, "--runner=DirectRunner", "--parallelism=2")

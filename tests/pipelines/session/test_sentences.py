@@ -120,3 +120,11 @@ def test_answers_as_tables() -> None:
 def test_unions_in_words() -> None:
     union = Union(10.0, 1.0, 8.0, 12.0, 3, ("a",), "2024", "2025")
     assert union.text == "10 ±2, of 3 parts answered 2024 to 2025"
+
+
+def test_a_column_of_steps_is_told_with_its_figures() -> None:
+    aggregates = (COUNT, average("weight"), median("weight"), average("age"))
+    question = Question(kind="epsilon", amount=1, aggregates=aggregates)
+    [line] = sentences.steps_of(SPACE, question)
+    assert line.startswith("weight ") and "0.5" in line
+    assert sentences.steps_of(SPACE, Question(kind="epsilon", amount=1)) == []
