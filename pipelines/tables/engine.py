@@ -16,22 +16,26 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlglot import exp
+from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.formats.parquet import coded_batches, portions
+from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
 from dpstream.pipelines.tables.files import (
     FILES,
     Piece,
     casts,
+    check_columns,
     files_of,
     literal,
+    parquet_view,
     quoted,
     rows_of,
     table_parts,
+    text_parts,
     typed,
-    view,
 )
 from dpstream.state.closing import Closing
 
@@ -41,8 +45,40 @@ from dpstream.state.closing import Closing
 # one, and what is none is NULL.  It is slower, and asked for when DuckDB failed.
 
 
-class Decoded:
-    """A Parquet table's files, or a piece of them, with texts as bytes; each scan begins anew.
+class Scanned:
+    """Rows that DuckDB scans through Arrow's protocol of capsules; each scan begins anew."""
+
+    schema: pa.Schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, of the schema."""
+        raise NotImplementedError
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """A new stream."""
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+
+class TextRows(Scanned):
+    """A table's files of CSV or JSON Lines, or one of them, every column as text."""
+
+    def __init__(self, table: Table, piece: Piece | None) -> None:
+        self._table = table
+        self._paths = files_of(table) if piece is None else [piece.path]
+        check_columns(table, self._paths)
+        self.schema = pa.schema([(column, pa.string()) for column in table.columns])
+
+    @override
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for path in self._paths:
+            for part in text_parts(self._table, path):
+                if isinstance(part, Rows):
+                    yield pa.RecordBatch.from_arrays(part.batch.columns, schema=self.schema)
+
+
+class Decoded(Scanned):
+    """A Parquet table's files, or a piece of them, with texts as bytes.
 
     A column that a file does not have is NULL there.
     """
@@ -61,21 +97,17 @@ class Decoded:
             )
             for path in self._paths
         ]
-        self._schema = pa.unify_schemas([nothing, *schemas], promote_options="permissive")
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A new stream, as Arrow's protocol of capsules has it."""
-        reader = pa.RecordBatchReader.from_batches(self._schema, self._batches())
-        return reader.__arrow_c_stream__(requested_schema)
+        self.schema = pa.unify_schemas([nothing, *schemas], promote_options="permissive")
 
     @property
     def texts(self) -> set[str]:
         """Columns that are given as bytes though they are texts."""
         kinds = self._table.columns
-        names = [f.name for f in self._schema if pa.types.is_binary(f.type)]
+        names = [f.name for f in self.schema if pa.types.is_binary(f.type)]
         return {column for column in names if kinds[column] != "BYTES"}
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    @override
+    def batches(self) -> Iterator[pa.RecordBatch]:
         for path in self._paths:
             with pq.ParquetFile(path) as file:
                 names = {n.lower(): n for n in reversed(file.schema_arrow.names)}
@@ -88,7 +120,7 @@ class Decoded:
 
     def _fitted(self, batch: pa.RecordBatch, there: dict[str, str]) -> pa.RecordBatch:
         columns = []
-        for field in self._schema:
+        for field in self.schema:
             if field.name not in there:
                 columns.append(pa.nulls(batch.num_rows, field.type))
                 continue
@@ -96,7 +128,7 @@ class Decoded:
             if pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
             columns.append(column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[str]]:
@@ -144,9 +176,8 @@ _LOCKS = (
     "SET TimeZone = 'UTC'",
     "SET temp_directory = ''",
     "SET enable_progress_bar = false",  # it would stand between the rows of an answer
-    # A cast that moves into the reader of CSV drops a row where it should give NULL.  What two
-    # TRYs have in common leaves both, a scan's functions leave their TRY, and dates are tried on
-    # the statistics of rows that WHERE drops: all of these raise what should be NULL.
+    # What two TRYs have in common leaves both, a scan's functions leave their TRY, and dates are
+    # tried on the statistics of rows that WHERE drops: all of these raise what should be NULL.
     f"SET disabled_optimizers = '{','.join(_UNSAFE)}'",
     "SET python_enable_replacements = false",
     "SET enable_external_access = false",
@@ -249,7 +280,7 @@ class Engine(Closing):
                 continue
             if table.kind not in FILES:
                 databases[name] = table
-            elif not empty:
+            elif not empty and table.kind == "parquet":
                 allowed += files_of(table) if self._piece is None else [self._piece.path]
         if allowed:
             self._db.execute(f"SET allowed_paths = [{', '.join(literal(p) for p in allowed)}]")
@@ -263,17 +294,22 @@ class Engine(Closing):
             elif empty or table.kind not in FILES or name in self._given:
                 columns = ", ".join(f"{quoted(c)} {typed(table, c)}" for c in table.columns)
                 self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
-            else:
+            elif table.kind == "parquet":
+                check_columns(table, files_of(table) if self._piece is None else [self._piece.path])
                 self._files.add(name)
-                self._db.execute(f"CREATE VIEW {quoted(name)} AS {view(table, self._piece)}")
+                select = parquet_view(table, self._piece)
+                self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
+            else:
+                text_name = f"text of {name}"
+                self._db.register(text_name, TextRows(table, self._piece))
+                select = f"SELECT {casts(table)} FROM {quoted(text_name)}"
+                self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
         if databases and not empty:
             self._copy(databases)
 
     def _decode(self) -> bool:
         """Read texts of Parquet as bytes: a column with one that is none fails as it is."""
-        left = [
-            t for name, t in self._tables.items() if name in self._files and t.kind == "parquet"
-        ]
+        left = [t for name, t in self._tables.items() if name in self._files]
         self._files = set()
         for table in left:
             rows = Decoded(table, self._piece)

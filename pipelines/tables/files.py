@@ -5,15 +5,10 @@ have the types of the catalog: what does not fit its type is NULL.
 
 **CSV and JSON Lines.**
 
-* A reader that starts in the middle of a CSV file may start inside a quoted field, and takes the
-  lines of that field for rows: one field's text makes rows of other units.  So a file of CSV is
-  read from its beginning, by one thread, and a row that is no good CSV is lost by itself (of a
-  quote that is never closed, to the next one: `registration` tells the owner).
-* JSON Lines have no line end inside a value.  They are read as lines and each is parsed by itself:
-  one that is no object, or is longer than `MAX_LINE`, is lost, and nothing else.
-
-The header of CSV and what a name says of its compression are public; nothing else is looked at to
-decide how a file is read.
+A line is a row, as for jobs: `formats.texts` reads both, every column as text.  A line that is no
+row, or is too long, is lost by itself and changes no other; so is a line break inside quotes,
+because one stray quote would take the rows of other units into a field (`registration` tells the
+owner).  The header of CSV is public, and so is what a name says of its compression.
 
 **What tells one state of the files from another.**  A question is known by where its tables lie,
 never by their rows.  The content of files is digested only for the notes of declared keys
@@ -21,17 +16,13 @@ never by their rows.  The content of files is digested only for the notes of dec
 """
 
 import contextlib
-import csv
 import glob
-import gzip
 import hashlib
-import io
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow as pa
@@ -39,7 +30,10 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.places import files_at
+from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
 from dpstream.pipelines.formats.parquet import refuse_large
+from dpstream.pipelines.formats.rows import Part
+from dpstream.pipelines.formats.texts import csv_header, read_text
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.columns import sqlite_file
 from dpstream.pipelines.tables.row_types import DUCKDB
@@ -225,20 +219,16 @@ _FIRST = {
 
 def casts(
     table: Table,
-    places: dict[str, str] | None = None,
-    row: str | None = None,
     encoded: Collection[str] = (),
 ) -> str:
     """A table's columns with its types; texts that are units in one spelling (NFC).
 
     Args:
-        places: names of the columns there; row: the struct that has them; encoded: those that
-            are bytes of texts.
+        encoded: columns that are bytes of texts.
     """
     items = []
     for column in table.columns:
-        source = quoted(column if places is None else places[column])
-        source = source if row is None else f"{row}.{source}"
+        source = quoted(column)
         if column in encoded:
             source = f"TRY(decode({source}))"
         item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
@@ -290,117 +280,53 @@ def quoted(value: str) -> str:
     return '"' + value.replace('"', '""') + '"'
 
 
-#: Bytes of the longest row of CSV, and of the longest line of JSON; longer ones are dropped.
-MAX_ROW, MAX_LINE = 2_000_000, 1 << 24
-_BUFFER = 1 << 25
-_PACKED = {".gz": "gzip", ".zst": "zstd"}
-#: No line of JSON has it, but escaped: a line is one column.
-_NEVER = "\x1f"
+def names_in(table: Table, path: str) -> list[str]:
+    """The names of a table's columns as a file of CSV or JSON Lines writes them.
 
-
-def text_view(table: Table, paths: Sequence[str], strict: bool = False) -> str:
-    """A SELECT of some of a table's files of CSV or JSON Lines.
-
-    Args:
-        strict: fail at a row of CSV that would be dropped.
+    Of CSV the first line is read, and no byte of a row.  Objects of JSON have the catalog's names.
 
     Raises:
         RunError: a file of CSV has not the columns of the catalog.
     """
-    alike: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for path in paths:
-        header = _header(table, path) if table.kind == "csv" else ()
-        alike[header, packed(path)].append(path)
-    read = _csv if table.kind == "csv" else _jsonl
-    return " UNION ALL ".join(
-        read(table, header, file_paths, how or "none", strict)
-        for (header, how), file_paths in alike.items()
-    )
-
-
-def _csv(
-    table: Table, header: tuple[str, ...], paths: list[str], packing: str, strict: bool
-) -> str:
-    """Dialect and columns are given, so that no row decides about them."""
-    names = ", ".join(f"{literal(f'c{i}')}: 'VARCHAR'" for i in range(len(header)))
-    places = {name.lower(): f"c{i}" for i, name in enumerate(header)}
-    missing = [c for c in table.columns if c not in places]
-    if missing:
+    if table.kind == "jsonl":
+        return list(table.columns)
+    with _text_of(table, path) as stream:
+        try:
+            header = csv_header(stream)
+        except BrokenFileError:
+            header = None
+    if header is None:
+        raise is_not(table, "CSV")
+    names = {name.lower(): name for name in header}
+    there = [names[column] for column in table.columns if column in names]
+    if len(there) < len(table.columns) or any(header.count(name) > 1 for name in there):
         raise without(table)
-    return (
-        f"SELECT {casts(table, places)} FROM read_csv({listed(paths)}, columns = {{{names}}}, "
-        "auto_detect = false, header = true, delim = ',', quote = '\"', escape = '\"', "
-        f"{_reading(packing, strict, MAX_ROW)}, parallel = false)"
-    )
+    return there
 
 
-def _jsonl(table: Table, _: object, paths: list[str], packing: str, strict: bool) -> str:
-    """Each line by itself, whatever stands in the others."""
-    return f"SELECT {casts(table, row='line')} FROM ({_lines(table, paths, packing, strict)})"
+def text_parts(table: Table, path: str) -> Iterator[Part]:
+    """The rows of a file of CSV or JSON Lines, and where lines are no rows.
 
+    Yields:
+        columns in the table's order, with the file's names, as texts.
 
-def _lines(table: Table, paths: list[str], packing: str, strict: bool) -> str:
-    form = "{" + ", ".join(f'"{column}":"VARCHAR"' for column in table.columns) + "}"
-    return (
-        f"SELECT TRY(json_transform(line, {literal(form)})) AS line, line AS source "
-        f"FROM read_csv({listed(paths)}, columns = {{'line': 'VARCHAR'}}, auto_detect = false, "
-        f"header = false, delim = '{_NEVER}', quote = '', escape = '', "
-        f"{_reading(packing, strict, MAX_LINE)})"
-    )
-
-
-def _reading(packing: str, strict: bool, most: int) -> str:
-    """A row that does not fit is dropped by itself, also one that strict rules take for a mess."""
-    drop = str(not strict).lower()
-    return (
-        f"ignore_errors = {drop}, strict_mode = false, max_line_size = {most}, "
-        f"buffer_size = {_BUFFER}, compression = '{packing}'"
-    )
-
-
-def bad_lines(table: Table) -> str:
-    """A SELECT of whether files of JSON Lines have a line that is no object, nor empty."""
-    alike: dict[str | None, list[str]] = defaultdict(list)
-    for path in files_of(table):
-        alike[packed(path)].append(path)
-    parts = (_lines(table, file_paths, how or "none", True) for how, file_paths in alike.items())
-    return (
-        f"SELECT COUNT(*) > 0 AS bad FROM ({' UNION ALL '.join(parts)}) "
-        "WHERE TRY(json_type(source)) IS DISTINCT FROM 'OBJECT' "
-        "AND trim(source, chr(32) || chr(9) || chr(13)) <> ''"
-    )
-
-
-def packed(path: str) -> str | None:
-    """How a file is compressed, as its name says."""
-    return _PACKED.get(os.path.splitext(path)[1].lower())
+    Raises:
+        RunError: the operating system cannot read it, or it has not the columns of the catalog.
+    """
+    names = names_in(table, path)
+    with _text_of(table, path) as stream:
+        yield from read_text(table.kind, stream, names)
 
 
 @contextlib.contextmanager
-def unpacked(path: str) -> Iterator[BinaryIO]:
-    """The text of a file.
-
-    Raises:
-        OSError: it cannot be read, or not be unpacked, here or where it is read.
-    """
-    how = packed(path)
-    if how == "zstd":
-        with pa.input_stream(path, compression="zstd") as stream, io.BufferedReader(stream) as file:
-            yield file
-    else:
-        with gzip.open(path) if how == "gzip" else open(path, "rb") as plain:
-            yield plain  # type: ignore[misc]
-
-
-def _header(table: Table, path: str) -> tuple[str, ...]:
-    """The names in a CSV file's first line, and no byte of a row; they are public."""
+def _text_of(table: Table, path: str) -> Iterator[BinaryIO]:
     try:
-        with unpacked(path) as file:
-            # What is not UTF-8 may stand in a row, and fails where that is read.
-            lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-            return tuple(next(csv.reader(lines), ()))
-    except (OSError, EOFError, csv.Error):
-        failure = is_not(table, "CSV")
+        with open(path, "rb") as raw:
+            yield plain_by_name(raw, path, table.kind)
+    except OSError:
+        failure = is_not(table, "CSV" if table.kind == "csv" else "JSON Lines")
+    else:
+        return
     raise failure
 
 
@@ -434,28 +360,34 @@ def rows_of(table: Table) -> int:
     return rows
 
 
-def view(table: Table, piece: Piece | None, strict: bool = False) -> str:
-    """A SELECT of a table's files with the catalog's types.
+def parquet_view(table: Table, piece: Piece | None) -> str:
+    """A SELECT of a table's files of Parquet with the catalog's types.
 
     Args:
         piece: only this part of them.
-        strict: fail at a row of CSV that would be dropped.
+    """
+    paths = files_of(table) if piece is None else [piece.path]
+    condition = (
+        ""
+        if piece is None or not piece.rows
+        else (f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}")
+    )
+    more = f", {_NUMBER} = true" if condition else ""
+    read = f"read_parquet({listed(paths)}, union_by_name = true{more})"
+    return f"SELECT {casts(table)} FROM {read}{condition}"
+
+
+def check_columns(table: Table, paths: Iterable[str]) -> None:
+    """Refuse files that have not the columns of the catalog, by their headers and footers.
 
     Raises:
         RunError: a file has not the columns of the catalog, or none that can be read.
     """
-    paths = files_of(table) if piece is None else [piece.path]
     if table.kind == "parquet":
-        _check_columns(table, paths)
-        condition = (
-            ""
-            if piece is None or not piece.rows
-            else (f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}")
-        )
-        more = f", {_NUMBER} = true" if condition else ""
-        read = f"read_parquet({listed(paths)}, union_by_name = true{more})"
-        return f"SELECT {casts(table)} FROM {read}{condition}"
-    return text_view(table, paths, strict)
+        _check_columns(table, list(paths))
+        return
+    for path in paths:
+        names_in(table, path)
 
 
 def _check_columns(table: Table, paths: list[str]) -> None:

@@ -23,13 +23,10 @@ A declared key of a server is unique as statements see it only if no two of its 
 by the declared type; so a key of decimals has at most as many digits behind the point as those
 have.  In the other types below different values of the server stay different.
 
-**Files.**  Before declared keys every file is looked at for what is read as something else, or not
-at all: a quote that is never closed, a text that is not UTF-8.  A file of which some units' rows
-are gone is as well formed as it was, so that here too neighbours have one outcome.  The check is
-for the owner of the data, before anybody asks.  A question reads malformed files too, for an error
-would tell of the rows: what does not fit is NULL, or its row is dropped.  But a quote of CSV that
-is never closed takes what follows it into one field, and a dropped row is missing in every answer.
-Only the owner is told, and no value.
+**Files.**  Before declared keys every file is looked at for lines that are no rows, and for texts
+that are not UTF-8.  A question reads such files too, for an error would tell of the rows: the line
+is dropped, the text is NULL.  The check is for the owner of the data, before anybody asks: it names
+the first such row, and no value.
 
 **Names and types** of columns are as the catalog says, which is looked at before a charge.  A
 column that is not there, or is of a type that the declared one has no value of, would fail, or be
@@ -40,43 +37,47 @@ of its columns are read, no row.
 import codecs
 import contextlib
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
 from dpstream.pipelines.formats.parquet import coded_batches
+from dpstream.pipelines.formats.rows import Reason, Refused
 from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
 from dpstream.pipelines.tables.databases import ServerColumn, enforces_unique, server_columns
-from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
+from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.files import (
     FILES,
-    bad_lines,
+    check_columns,
     columns_of,
     files_of,
     stamps,
     table_parts,
-    unpacked,
-    view,
+    text_parts,
 )
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
 _BLOCK = 1 << 22
-_QUOTE = ord('"')
-#: What may stand before a quote that opens a field and after one that closes it.
-_BESIDE = np.frombuffer(b',\r\n"', np.uint8)
+_FAULTS = {
+    Reason.MALFORMED: "no row: a quote that is not closed or not doubled, a line break inside "
+    "quotes, a NUL byte, or no JSON object",
+    Reason.FIELD_COUNT: "of another number of fields than the header",
+    Reason.LINE_TOO_LONG: "longer than a line may be",
+    Reason.UNREADABLE_FILE: "no text",
+    Reason.UNREADABLE_REST: "where the file cannot be read any further",
+}
 
 
-def check_files(catalog: Catalog, table: Table) -> None:
+def check_files(table: Table) -> None:
     """Refuse a table with a malformed file; a database's has none.
 
     Raises:
@@ -85,8 +86,6 @@ def check_files(catalog: Catalog, table: Table) -> None:
     if table.kind not in FILES:
         return
     fault = _parquet(table) if table.kind == "parquet" else _text(table)
-    if fault is None and table.kind != "parquet":
-        fault = _rows(catalog, table)
     if fault is not None:
         raise RunError(
             f"table {table.name}", f"has a malformed file: {fault}", "write the file anew"
@@ -110,57 +109,23 @@ def _parquet(table: Table) -> str | None:
 
 
 def _text(table: Table) -> str | None:
-    """Every byte of CSV and JSON Lines."""
-    try:
-        for path in files_of(table):
-            with unpacked(path) as file:
-                if not _closed(file, table.kind == "csv"):
-                    return "a field of CSV has a quote that is not closed, or not doubled"
-    except UnicodeError:
-        return "a text is not UTF-8"
-    except (OSError, EOFError, zlib.error):
-        return "it cannot be read or unpacked"
-    return None
-
-
-def _closed(file: BinaryIO, quoted: bool) -> bool:
-    """Whether quotes are where RFC 4180 has them; the rest of a block is kept for the next.
-
-    Raises:
-        UnicodeError: it is not UTF-8.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    before, left, inside, block = b"\n", b"", 0, b" "
-    first = True
-    while block:
-        block = file.read(_BLOCK)
-        decoder.decode(block, final=not block)
-        if not quoted:
-            continue
-        if first:
-            first, block = False, block.removeprefix(codecs.BOM_UTF8) or block[:0]
-        data = np.frombuffer(before + left + (block or b"\n"), np.uint8)
-        at = 1 + np.flatnonzero(data[1:-1] == _QUOTE)
-        closing = (np.arange(len(at)) + inside) % 2
-        if not np.isin(data[at + 2 * closing - 1], _BESIDE).all():
-            return False
-        inside = (inside + len(at)) % 2
-        before, left = data[-2:-1].tobytes(), data[-1:].tobytes()
-    return not inside
-
-
-def _rows(catalog: Catalog, table: Table) -> str | None:
-    """Rows that a question would drop."""
-    with Engine(catalog, [table.name]) as engine:
+    """Lines that a question would drop, and texts that it would take for NULL."""
+    for path in files_of(table):
         try:
-            if table.kind == "csv":
-                engine.run(f"SELECT COUNT(*) AS n FROM ({view(table, None, strict=True)})")
-            elif engine.run(bad_lines(table))["bad"][0].as_py():
-                return "a line is no JSON object"
-        except MemoryLimitError:
-            raise
-        except RunError:
-            return "a row is too short or too long"
+            with open(path, "rb") as raw:
+                decoder = codecs.getincrementaldecoder("utf-8")()
+                stream = plain_by_name(raw, path, table.kind)
+                while block := stream.read(_BLOCK):
+                    decoder.decode(block)
+                decoder.decode(b"", final=True)
+        except UnicodeError:
+            return "a text is not UTF-8"
+        except (OSError, BrokenFileError):
+            return "it cannot be read or unpacked"
+        for part in text_parts(table, path):
+            if isinstance(part, Refused):
+                fault = _FAULTS[Reason(part.reasons[0])]
+                return f"row {part.offsets[0]:,} (from 0, without header and blank lines) is {fault}"
     return None
 
 
@@ -193,7 +158,7 @@ def require_fitting(catalog: Catalog, names: Iterable[str]) -> None:
     for name in sorted(names):
         table = catalog.tables[name]
         if table.kind in FILES:
-            view(table, None)  # reads headers and footers
+            check_columns(table, files_of(table))
             continue
         keys = {column for of, columns in catalog.declared_keys if of == name for column in columns}
         there = server_columns(table)
@@ -293,7 +258,7 @@ def register(catalog: Catalog) -> tuple[list[dict[str, Any]], list[Key]]:
     names = {table for table, _ in keys}
     require_fitting(catalog, catalog.tables)
     for table in catalog.tables.values():
-        check_files(catalog, table)
+        check_files(table)
     with _ring(catalog) as ring:
         before = stamps(catalog, names)
         contents = {name: table_parts(catalog.tables[name]) for name in names}

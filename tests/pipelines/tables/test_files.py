@@ -31,7 +31,6 @@ from dpstream.pipelines.tables.files import (
     sqlite_path,
     stamps,
     table_parts,
-    view,
 )
 from tests.pipelines.sql.asking import data_set
 from tests.pipelines.sql.reading import PACKED, catalog, not_utf8, rows, units
@@ -135,20 +134,20 @@ def test_bits_of_parquet_that_are_no_time_are_null(
     assert texts[1] == "infinity" and texts[3] == "-infinity"
 
 
-def test_a_line_inside_a_field_is_no_row(tmp_path: Path) -> None:
-    """A reader that begins in the middle of the file would take it for one."""
-    inner = "\n".join(f"victim{i},pz" for i in range(20))
-    with open(tmp_path / "t.csv", "w") as file:
-        file.write("user,page\n")
-        file.writelines(f'u{i % 500},"{inner}"\n' for i in range(60_000))
-    declared = catalog(tmp_path, "t.csv")
+def test_a_quote_takes_no_other_row(tmp_path: Path) -> None:
+    """In DuckDB's own reader one stray quote of a unit took the rows of all behind it."""
+    lines = [f"u{i},p" for i in range(8_000)]
+    lines[40] = 'u40,"open'
+    (tmp_path / "t.csv").write_text("user,page\n" + "\n".join(lines) + "\n")
     query = 'SELECT COUNT(*) AS n, COUNT(DISTINCT "user") AS u FROM t'
-    assert rows(declared, query) == [(60_000, 500)]
-    text = view(declared.tables["t"], None).replace("parallel = false", "parallel = true")
-    text = text.replace("strict_mode = false", "strict_mode = true")
-    with Engine(declared, ["t"]) as engine:  # as it was: the test can fail
-        wrong = engine.run(f"SELECT COUNT(*) AS n FROM ({text})")["n"][0].as_py()
-    assert wrong > 60_000
+    assert rows(catalog(tmp_path, "t.csv"), query) == [(7_999, 7_999)]
+    read = (
+        f"read_csv('{tmp_path}/t.csv', columns = {{'user': 'VARCHAR', 'page': 'VARCHAR'}}, "
+        "auto_detect = false, header = true, quote = '\"', escape = '\"', delim = ',', "
+        "ignore_errors = true, strict_mode = false)"
+    )
+    [theirs] = duckdb.connect().sql(f"SELECT COUNT(*) FROM {read}").fetchall()
+    assert theirs[0] < 7_000  # as it was: the test can fail
 
 
 @pytest.mark.parametrize("packing", PACKED)
@@ -167,7 +166,7 @@ def test_a_row_of_csv_that_is_none_is_lost_by_itself(
     (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](b"\n".join(lines) + b"\n"))
     unit_names = units(catalog(tmp_path, f"t.csv{packing}"))
     assert {f"u{i}" for i in range(300) if i != 5} <= unit_names
-    assert unit_names <= {f"u{i}" for i in range(300)} | {None, "q"}
+    assert unit_names <= {f"u{i}" for i in range(300)} | {None, "v"}
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -186,11 +185,9 @@ def test_nul_bytes_change_no_other_row(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_lines_end_as_they_do(end: bytes, tmp_path: Path) -> None:
-    lines = [b"user,page", *(b'u%d,"a%sb"' % (i, end) for i in range(9))]
+    lines = [b"user,page", *(b'u%d,"a,b"' % i for i in range(9)), b'u9,"a%sb"' % end]
     (tmp_path / "t.csv").write_bytes(end.join(lines))
-    assert set(rows(catalog(tmp_path, "t.csv"))) == {
-        (f"u{i}", f"a{end.decode()}b") for i in range(9)
-    }
+    assert set(rows(catalog(tmp_path, "t.csv"))) == {(f"u{i}", "a,b") for i in range(9)}
 
 
 @pytest.mark.parametrize("packing", PACKED)
@@ -199,9 +196,9 @@ def test_a_header_says_the_order_of_columns(packing: str, tmp_path: Path) -> Non
     text = b"\xef\xbb\xbfpage,User,more\n" + b"p,u1,x\n\xff,\xff,\xff\n" * 30 + b'"a,b",u2,\n'
     (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](text))
     row_set = set(rows(catalog(tmp_path, f"t.csv{packing}")))
-    assert row_set == {("u1", "p"), ("u2", "a,b")}
+    assert row_set == {("u1", "p"), ("u2", "a,b"), (None, None)}
     (tmp_path / f"t.csv{packing}").write_bytes(PACKED[packing](b"page,\xff\np,u1\n"))
-    with pytest.raises(RunError, match="without one of its columns"):
+    with pytest.raises(RunError, match="is not CSV"):
         rows(catalog(tmp_path, f"t.csv{packing}"))
 
 
@@ -231,20 +228,19 @@ def test_a_line_that_is_no_object_is_lost_by_itself(
     assert unit_names == {f"u{i}" for i in range(300) if i != 5}
 
 
-def test_values_of_json_are_as_duckdb_reads_them(tmp_path: Path) -> None:
-    values = ["1", "1.50", "1e5", "-0", "true", "null", '"a"', '"a\\nb"', '"\\u00e9"', '""',
-              '{"a": 2.50}', '[1, "x"]', "123456789012345678901234567890", '"\\"q\\""',
-              '"\\ud83d\\ude00"']  # fmt: skip
+def test_values_of_json_are_those_of_jobs(tmp_path: Path) -> None:
+    """Texts as they are, other scalars as their shortest JSON text; of others the line is lost."""
+    values = {
+        "1": "1", "1.50": "1.5", "-0": "0", "true": "true", "null": None, '"a"': "a",
+        '"a\\nb"': "a\nb", '"\\u00e9"': "\u00e9", '""': "", '"\\"q\\""': '"q"',
+        "123456789012345678901234567890": "123456789012345678901234567890",
+        '"\\ud83d\\ude00"': "\U0001f600", '{"a": 2.50}': KeyError, '[1, "x"]': KeyError,
+    }  # fmt: skip
     (tmp_path / "t.jsonl").write_text(
-        "".join(f'{{"user": "u", "other": 1, "page": {v}}}\n' for v in values)
+        "".join(f'{{"user": "u", "other": [1], "page": {v}}}\n' for v in values)
     )
-    read = duckdb.connect().sql(
-        f"SELECT page FROM read_json('{tmp_path}/t.jsonl', columns = {{page: 'VARCHAR'}}, "
-        "format = 'newline_delimited', ignore_errors = true)"
-    )
-    column = [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))]
-    assert column == [row[0] for row in read.fetchall()]
-    assert column[-3:] == ["123456789012345678901234567890", '"q"', "\U0001f600"]
+    expected = [value for value in values.values() if value is not KeyError]
+    assert [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))] == expected
 
 
 def test_a_piece_is_those_row_groups(tmp_path: Path) -> None:
