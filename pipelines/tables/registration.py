@@ -124,8 +124,8 @@ def _text(table: Table) -> str | None:
             return "it cannot be read or unpacked"
         for part in text_parts(table, path):
             if isinstance(part, Refused):
-                fault = _FAULTS[Reason(part.reasons[0])]
-                return f"row {part.offsets[0]:,} (from 0, without header and blank lines) is {fault}"
+                row, fault = part.offsets[0], _FAULTS[Reason(part.reasons[0])]
+                return f"row {row:,} (from 0, without header and blank lines) is {fault}"
     return None
 
 
