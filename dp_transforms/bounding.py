@@ -65,7 +65,7 @@ from dpstream.state.store import Admitted, OvertakenError, PerKey, Store, UnitSh
 
 
 class Copies:
-    """When records of each id were last admitted."""
+    """The trigger times at which records of each id were last admitted."""
 
     def __init__(self, line: Timeline) -> None:
         self._line, self._ids = line, IdTable()
@@ -80,7 +80,7 @@ class Copies:
         np.maximum.at(self._last, slots, trigger_time)
 
     def blocks(self, ids: Ids, trigger_time: Int64) -> Bool:
-        """Whether the id of each record to be decided at these trigger times is another's."""
+        """Return (n,) whether each id counts as taken by an admitted record."""
         slots = self._ids.find(ids)
         last = np.where(slots < 0, 0, np.append(self._last, 0)[slots])
         return last > dropped_before(self._line, trigger_time)

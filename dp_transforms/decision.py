@@ -123,7 +123,7 @@ def admit(
 def open_windows(
     line: Timeline, event_trigger_time: Int64, entry_trigger_time: Int64, least: int = 0
 ) -> tuple[Int64, Int64]:
-    """(first open window, how many) of records of an event that enter at ``entry_trigger_time``.
+    """Return (first open window, count of them) of records that enter at ``entry_trigger_time``.
 
     A window is open for a record when it covers the event and ``entry_trigger_time`` is not past
     its last trigger; those before ``least`` are abandoned.

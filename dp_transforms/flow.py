@@ -465,8 +465,7 @@ class SealFactory:
 def run_in_memory(
     run: Run, source: Iterable[pa.RecordBatch]
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """The pure function behind ``DPStream``: the same stages without Beam, for tests and
-    simulation.
+    """Run the same stages as ``DPStream`` without Beam, for tests and simulation.
 
     Returns:
         (sealed releases in order of (trigger time, window), dead letters).

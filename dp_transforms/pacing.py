@@ -46,8 +46,9 @@ def next_test(plan: Plan, after: int) -> int | None:
 
 
 def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
-    """Trigger times from ``first`` on behind which records see other keys as published, and the
-    last one: BOUND decides up to each in turn.
+    """Return trigger times from ``first`` on after which published keys change, and the last one.
+
+    BOUND decides up to each in turn.
 
     Args:
         through: the last one; ``None``: of the job, which has an end.
@@ -60,8 +61,9 @@ def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
 
 
 def last_tests(plan: Plan, trigger_time: int) -> dict[int, int]:
-    """Windows that are open at a trigger time or the one before -> step of their last test before
-    it.
+    """Return the step of the last test before a trigger time, by open window.
+
+    Windows are included that are open at the trigger time or the one before.
 
     A window that has just closed is asked by no record, but its last test is a stop like any other.
     """

@@ -33,7 +33,7 @@ _ONCE = encoder_of("dense", 1)
 
 
 def spent2(bases: Sequence[Sequence[Basis]], sds: Float64, contributions: int) -> float:
-    """mu^2 of publishing residual tables together, rounded up.
+    """Return mu^2 of publishing residual tables together, rounded up.
 
     One of C records moves each table's L^-1 M x by a column, squared norm at most ``cost2``; C of
     them by at most C times that norm (the triangle inequality).  Tables have independent noise, so
@@ -76,7 +76,7 @@ def published(
     keys: KeyRing,
     run_name: tuple[bytes, ...],
 ) -> list[Float64]:
-    """(n - 1 on each axis) noisy M x of each table of counts.
+    """Return (n - 1 on each axis) noisy M x of each table of counts.
 
     Args:
         tables: exact counts: PRIVATE; axes: numbers of the attributes of each, which name its

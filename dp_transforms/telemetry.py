@@ -140,7 +140,7 @@ class Latency:
 
 
 class Deliveries:
-    """What this process knows of the public clock: trigger times that passed, releases in the sink.
+    """The public clock of this process: trigger times that passed, releases in the sink.
 
     Attributes:
         last_instant: the last trigger time (micros) that a release was delivered for, ``None``

@@ -114,7 +114,7 @@ class Tally:
             _keep(slots[counted], sampling_keys, cells, self._sampling_keys, self._cells)
 
     def counts(self) -> list[Int64]:
-        """(cells,) exact histogram of each figure: PRIVATE, for ``noisy`` only."""
+        """Return (cells,) exact histogram of each figure: PRIVATE, for ``noisy`` only."""
         size, first = self._units.size, self._histograms[0]
         pairs = self._pairs[:size]
         cell = np.searchsorted(np.array(first.candidates), pairs[pairs > 0], side="left")
@@ -164,7 +164,7 @@ def noisy(
     histograms: Sequence[Histogram],
     counts: Sequence[Int64],
 ) -> list[Int64]:
-    """A x + rounded Gaussians of each histogram, (nodes,): the only way out for them.
+    """Return A x + rounded Gaussians of each histogram, (nodes,): the only ones that are released.
 
     A node's name is (run name, digest of all counts, histogram, number of the node, sd); the same
     name gives the same noise, so a run that is resumed gives the same answer of the same counts

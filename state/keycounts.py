@@ -1,4 +1,4 @@
-"""How many records of each (unit, window, key) were admitted: what a bound per key goes by.
+"""Counts of the admitted records of each (unit, window, key), which a bound per key needs.
 
 BOUND admits at most k records of a (unit, window, key) and at most C pairs of a unit (mechanism.md
 section 4).  A record that exceeds k takes nothing; the first pair of each (unit, window, key) is
@@ -240,8 +240,10 @@ def _rehash(
 
 
 def numbered(name: Int64 | None) -> tuple[Int64, Bool]:
-    """Numbers of ids that name records, and for each whether a record of it is admitted: of none
-    yet.  Both are empty where positions name records."""
+    """Return the number of the record that each id names, and (records,) whether one is admitted.
+
+    No record is admitted yet.  Both are empty where positions name records.
+    """
     if name is None:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     return name, np.zeros(int(name.max(initial=-1)) + 1, np.bool_)

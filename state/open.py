@@ -77,7 +77,7 @@ class SqliteBackend(Backend):
 
     @property
     def path(self) -> str:
-        """The store's file."""
+        """The path of the store's file."""
         return self.url.partition(":")[2]
 
     @override

@@ -1,4 +1,4 @@
-"""What of a store may go, and when; all of it follows from the plan and from progress.
+"""The parts of a store that may be deleted, and when: a function of the plan and of progress.
 
 **Positions.**  A record decided at trigger time c has a stamp before it, and an event time at most
 ``max_skew`` ahead of its stamp, so every window it can belong to starts before trigger time c + s,
@@ -49,7 +49,7 @@ def skew_trigger_times(line: Timeline) -> int:
 
 
 def period_trigger_time(line: Timeline, event_trigger_time: Int64) -> Int64:
-    """Last trigger time at which a record of these events' periods can be stamped."""
+    """Return the last trigger time at which a record of these events' periods can be stamped."""
     if line.period is None:
         raise InvariantError("line.period is not None")
     period = (event_trigger_time - 1) // (line.period // line.trigger_every)
@@ -69,8 +69,10 @@ class Reached(NamedTuple):
     open: dict[int, int]
 
     def trigger(self, line: Timeline, window: int) -> int:
-        """Last trigger of a window that all shards have committed; of one that was abandoned,
-        what is said here means nothing."""
+        """Return the last trigger of a window that all shards have committed.
+
+        The number of an abandoned window has no meaning.
+        """
         return line.triggers if window < self.complete else self.open.get(window, 0)
 
 
@@ -102,7 +104,7 @@ def settled_trigger_time(line: Timeline, windows: int) -> int:
 
 
 def dropped_before(line: Timeline, trigger_time: Int64) -> Int64:
-    """The last trigger time whose positions may be gone when some trigger time is decided.
+    """Return the last trigger time whose positions may be deleted when a trigger time is decided.
 
     Positions go with windows that are complete, and a window is complete only after its last
     trigger time was decided.  So this bounds ``forgotten`` from above, and is a function of the

@@ -49,7 +49,7 @@ Calibrate = Callable[[], str]
 
 
 class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What identifies a store's run; fixed when it is created, before the first draw.
+    """The identity of a store's run; fixed when it is created, before the first draw.
 
     Attributes:
         plan_hash: hash of the public plan.
@@ -165,7 +165,7 @@ class KeyShard:
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step changes: everything that must be durable before its releases are published.
+    """The changes of a step: everything that must be durable before its releases are published.
 
     Attributes:
         changed: slots whose units, values, round or base changed.
@@ -226,7 +226,7 @@ class UnitShard:
 
 
 class PerKey(NamedTuple):
-    """What was decided on records of which at most k of a (unit, window, key) are admitted.
+    """The decisions on records of which at most k of a (unit, window, key) are admitted.
 
     Attributes:
         keys: (n,) first 64 bits of the ids of their keys.
@@ -293,7 +293,7 @@ class Store(RetentionStore):
     identity: RunIdentity
 
     def at_work(self, stage: str, shard: int) -> AbstractContextManager[Any]:
-        """Held while a thread works on the states of a shard of BOUND or RELEASE.
+        """Hold the states of a shard of BOUND or RELEASE while a thread works on them.
 
         The threads of a process share them.  A runner may give a bundle to a process whose
         earlier attempt at it, long taken for lost, is still in the midst of it: the new one
@@ -305,7 +305,7 @@ class Store(RetentionStore):
 
     @abstractmethod
     def key_shard(self, window: int, shard: int) -> KeyShard:
-        """The states of a (window, shard), as of its last committed step.
+        """Return the states of a (window, shard), as of its last committed step.
 
         Which keys it holds is the store's affair until ``load_keys`` names those of a step.
         """
@@ -367,7 +367,7 @@ class Store(RetentionStore):
 
     @abstractmethod
     def unit_shard(self, shard: int) -> UnitShard:
-        """The counters of a unit shard, as of its last committed decision.
+        """Return the counters of a unit shard, as of its last committed decision.
 
         Which units it holds is the store's affair until ``load_units`` names them.
         """

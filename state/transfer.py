@@ -81,7 +81,7 @@ Confirm = Callable[[RunIdentity], None]
 
 
 class Abandon(NamedTuple):
-    """What to give up because it cannot be replayed.
+    """The records and windows that are given up because they cannot be replayed.
 
     Attributes:
         trigger_time: records up to it count as decided; windows that begin before it get no more

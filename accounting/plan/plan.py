@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def suits_sizes(plan: "Plan") -> bool:
-    """Whether selection weights may go by the number of a unit's pairs in a plan."""
+    """Return whether selection weights may go by the number of a unit's pairs in a plan."""
     return _hindrance(plan) is None
 
 
@@ -131,7 +131,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     remember: Literal["run", "never"] | int | None = None
 
     def once(self) -> "Plan":
-        """The plan of one answer at the end of its time; only that time is checked.
+        """Return the plan of one answer at the end of its time; only that time is checked.
 
         Raises:
             UsageError, PolicyError: see `Timeline.check` and `Timeline.once`.
@@ -339,12 +339,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @functools.cached_property
     def design(self) -> Design:
-        """What the settings mean together, resolved once."""
+        """The joint meaning of the settings, resolved once."""
         return design_of(self)
 
     @property
     def hash(self) -> str:
-        """128-bit hex digest of every public parameter, of the canonical form below."""
+        """The 128-bit hex digest of every public parameter in the canonical form below."""
         return plan_hash(self)
 
 
@@ -357,11 +357,11 @@ class Resolved(Protocol):
 
     @property
     def design(self) -> Design:
-        """What the settings mean together."""
+        """The joint meaning of the settings."""
 
 
 class Mechanism(msgspec.Struct, frozen=True):
-    """What ``accounting.budget.allocation`` divides a budget for.
+    """The mechanism that ``accounting.budget.allocation`` divides a budget for.
 
     Attributes:
         privacy: epsilon, delta, C and the options of selection.
@@ -379,25 +379,25 @@ class Mechanism(msgspec.Struct, frozen=True):
 
     @property
     def once(self) -> bool:
-        """Whether a key is tested a single time, in the one window there is."""
+        """Return whether a key is tested a single time, in the one window there is."""
         return self.windows == 1 and self.design.tests == 1
 
 
 def mechanism_of(plan: Plan) -> Mechanism:
-    """The mechanism of a stream's plan."""
+    """Return the mechanism of a stream's plan."""
     line = plan.timeline
     windows = None if line.end is None else line.windows
     return Mechanism(plan.privacy, plan.design, windows, line.periods_met, line.periods)
 
 
 def plan_hash(plan: "Plan") -> str:
-    """128-bit hex digest of every public parameter."""
+    """Return 128-bit hex digest of every public parameter."""
     encoded = msgspec.json.encode(canonical(plan), order="sorted")
     return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-plan").hexdigest()
 
 
 def canonical(plan: "Plan") -> dict[str, Any]:
-    """Every public parameter by its frozen name, as JSON-able values."""
+    """Return every public parameter by its frozen name, as JSON-able values."""
     form = {
         "source": plan.source,
         "unit": _field(plan.unit),

@@ -98,7 +98,7 @@ Points = tuple[tuple[float, float], tuple[float, float]]
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one bound, or a pair, leaves out; public, an estimate.
+    """The values outside one bound, or a pair of bounds; public, an estimate.
 
     Attributes:
         of: ``groups`` of a unit, ``rows`` of a unit in a group, ``values``, or how many times given
@@ -123,7 +123,7 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def cut_of(
     of: Histogram, estimate: Float64, what: str, bounds: tuple[int, int], grid: float, sums: bool
 ) -> Cut:
-    """The cut of bounds in grid units, by the prefixes that they were chosen from.
+    """Return the cut of bounds in grid units, by the prefixes that they were chosen from.
 
     Args:
         estimate: (cells,) of ``accounting.tuning.answer.prefixes``.
@@ -149,7 +149,7 @@ def cut_of(
 
 
 def tails(of: Histogram, estimate: Float64, bounds: tuple[int, int]) -> "tuple[Tail, Tail]":
-    """Values above 0, and those below it by their size; bounds in grid units."""
+    """Return the tails of values above 0 and of those below it; bounds in grid units."""
     edges, total = np.array(of.candidates, np.float64), max(float(estimate[-1]), 0.0)
     prefixes = np.clip(np.concatenate([[0.0], estimate]), 0, total)
     up, down = edges > 0, edges < 0
@@ -172,7 +172,7 @@ class Tail(NamedTuple):
     bound: float
 
     def sizes(self, rank_error: float) -> tuple[float, float, float]:
-        """Sizes added up within the bound; an estimate of those beyond it, and its most."""
+        """Return the sum of sizes within the bound, an estimate of that beyond it, and its most."""
         if not len(self.edges) or self.bound <= 0:
             return 0.0, 0.0, 0.0
         above, inner = self._falling(), int((self.edges <= self.bound).sum())
@@ -197,7 +197,8 @@ class Tail(NamedTuple):
         return inside, seen * self._excess(points, since, seen + margin, self.bound), most
 
     def widest(self, rank_error: float, noise: Callable[[Float64], Float64]) -> int:
-        """The bound of least error, among the edges from this bound to _FARTHER times as far.
+        """Return the bound of least error, among the edges from this bound to _FARTHER times as
+        far.
 
         The error is the root of the square of the sizes that are expected beyond, by the number
         beyond this bound and the log-normal law, plus that of the noise.
@@ -287,7 +288,7 @@ class BoundsDesign(msgspec.Struct, frozen=True):
 
     @property
     def reserved(self) -> dict[str, float]:
-        """What each costs: part of mu^2 or of epsilon; for ``allocate_query``."""
+        """The cost of each histogram: part of mu^2 or of epsilon; for ``allocate_query``."""
         return {of.name: of.share for of in self.histograms}
 
 
@@ -306,7 +307,7 @@ class Settled(NamedTuple):
 
 
 def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
-    """The histograms of a plan, ``None`` where all bounds are given.
+    """Return the histograms of a plan, ``None`` where all bounds are given.
 
     Raises:
         UsageError: the plan is refused, or the budget allows no answer at all.
@@ -347,7 +348,7 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
 
 
 def candidates(column: QueryColumn) -> tuple[int, ...]:
-    """Edges that a column's bounds are chosen from, in grid units."""
+    """Return the edges that a column's bounds are chosen from, in grid units."""
     if column.kind == "count":
         return magnitudes(_COUNT)
     most = _MOST // column.most_rows
@@ -361,7 +362,7 @@ def _with_beyond(edges: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settled:
-    """Bounds from the noisy nodes of each histogram, and what they cut: post-processing."""
+    """Return bounds from the noisy nodes of each histogram, and their cuts: post-processing."""
     least = TAIL if plan.grouped else 0.0
     means = {column.rows_histogram for column in plan.columns if column.kind == "mean"}
     widened = _Widened.of(plan, design)
@@ -474,7 +475,7 @@ def _with_bounds(column: QueryColumn, chosen: Mapping[str, tuple[int, int]]) -> 
 
 
 def not_estimated(plan: QueryPlan, cuts: Container[str], grouped: bool) -> tuple[str, ...]:
-    """Bounds of a plan whose cut no histogram told, so that nothing is said of it.
+    """Return the bounds of a plan whose cut is not known, because no histogram measured it.
 
     Args:
         cuts: by histogram; grouped: the answer has groups.
@@ -500,7 +501,9 @@ def _geometric(of: Histogram, epsilon: float) -> Histogram:
 
 
 def cells_of_values(of: Histogram, values: Int64) -> Int64:
-    """(n,) cell of each value, labelled by the edge away from 0; values beyond are clamped."""
+    """Return (n,) cell of each value, labelled by the edge away from 0; values beyond are
+    clamped.
+    """
     edges = np.array(of.candidates)
     values = np.clip(values, edges[0], edges[-1])
     up = np.searchsorted(edges, values, side="left")

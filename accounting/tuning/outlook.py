@@ -1,4 +1,4 @@
-"""What a job's user asks first: will anything appear, how exact is it, what would help.
+"""The first questions of a job's user: will anything appear, how exact is it, what would help.
 
 All of it is public: a function of the plan, of two numbers that a person states (units in a window
 and keys there are), and of the reference population (``reference``).  As text it is about 25 lines,
@@ -55,7 +55,7 @@ def outlook(
     keys: int | None = None,
     job: Plan | None = None,
 ) -> dict[str, Any]:
-    """Answers to the three questions, JSON-able.
+    """Return the answers to the three questions, JSON-able.
 
     Args:
         plan, budget: what is in force, of a run that was begun what was committed then.
@@ -85,7 +85,7 @@ def outlook(
 
 
 def exactness(plan: Plan, budget: Budget) -> list[dict[str, Any]]:
-    """``exact`` of `outlook`, without a search for better ways."""
+    """Return ``exact`` of `outlook`, without a search for better ways."""
     return _exact(plan, describe(plan, budget))
 
 
@@ -186,7 +186,7 @@ def outlook_text(
     keys: int | None = None,
     job: Plan | None = None,
 ) -> str:
-    """The answers for a person, about 25 lines."""
+    """Return the answers for a person, about 25 lines."""
     figures, sections = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
     lines = [
         f"Guarantee   {figures['guarantee']['text']}",
@@ -318,7 +318,7 @@ def _against(ratio: float | None, name: str) -> str:
 def coverage(
     plan: Plan, budget: Budget, units: int | None, records: int | None, keys: int
 ) -> dict[str, Any]:
-    """What the budget covers, JSON-able.
+    """Return the records that the budget covers, JSON-able.
 
     Args:
         units, records: assumed numbers in one window; ``None``: not given.  Without records each
@@ -371,7 +371,7 @@ def _windows_covered(plan: Plan) -> int | None:
 
 
 def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
-    """The figures of `coverage` as text."""
+    """Return the figures of `coverage` as text."""
     line, bound = plan.timeline, plan.privacy.contributions
     what = {
         "window": f"each window of {duration(line.window)} separately",
@@ -420,7 +420,7 @@ def _published(covered: dict[str, Any]) -> str:
 
 
 def warnings_of(covered: dict[str, Any]) -> list[str]:
-    """Warnings to read before the budget is spent."""
+    """Return the warnings to read before the budget is spent."""
     out, windows, counted = list[str](), covered["windows"], covered["windows_counted"]
     if windows is not None and 2 * counted < windows:
         out.append(

@@ -163,7 +163,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
         timer: Any = beam.DoFn.TimerParam(TRIGGER_TIME),  # noqa: B008
     ) -> Iterator[Any]:
-        """Its trigger time is complete: run what is due on the shard, keep what is not."""
+        """Run what is due on the shard at its complete trigger time, and keep the rest."""
         since, done, upto, *announced = progress.read()
         if upto <= done:
             return
@@ -191,7 +191,7 @@ class BufferUntilTriggerTime(beam.DoFn):
 
     @guarded("trigger_time")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """What the threads made of the shards whose timers fired, in the order they did.
+        """Yield the outputs of the shards whose timers fired, in the order in which they fired.
 
         Beam writes a bundle's state when this has ended, so rows can still be put back.
         """

@@ -45,7 +45,9 @@ _HERE_SECONDS = 0.02
 
 
 def instant(line: Timeline, trigger_time: int, ticks: int = 0) -> Timestamp:
-    """Instant of a trigger time, up to the next millisecond, and some milliseconds on."""
+    """Return the instant of a trigger time, rounded up to a millisecond, plus ``ticks``
+    milliseconds.
+    """
     return Timestamp(micros=-(-line.instant_of(trigger_time) // TICK) * TICK + ticks * TICK)
 
 
@@ -62,7 +64,7 @@ class Announced(beam.PTransform):
         self.first, self.through = first, through
 
     def expand(self, begin: Any) -> beam.PCollection:
-        """One clock tick."""
+        """Return one clock tick."""
         clock_ticks = beam.Create([(self.first, self.first, self.through)], reshuffle=False)
         return begin | clock_ticks.with_output_types(ClockTick)
 
@@ -92,11 +94,11 @@ class WallClock(beam.PTransform):
         self._clock = _PublicClock(line, first, now, pace, last)
 
     def paced(self, pace: Callable[[int], int]) -> "WallClock":
-        """The same clock, which waits."""
+        """Return the same clock with waiting."""
         return WallClock(*self._given, pace, self._last)
 
     def expand(self, begin: Any) -> beam.PCollection:
-        """A clock tick for each trigger time, as long as the pipeline lives or the plan goes on."""
+        """Return a clock tick for each trigger time, while the pipeline and the plan last."""
         ticks = beam.ParDo(self._clock).with_output_types(ClockTick)
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Ticks" >> ticks
 
@@ -259,7 +261,7 @@ class ToShards(beam.DoFn):
 
     @guarded("clock")
     def process(self, element: ClockTick) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """One for each."""
+        """Yield one clock tick for each shard."""
         first, begin, through = element
         metadata = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
         batch = empty(self._schema).replace_schema_metadata(metadata)
@@ -268,7 +270,7 @@ class ToShards(beam.DoFn):
 
 
 def clock_tick_of(batch: pa.RecordBatch) -> ClockTick | None:
-    """The clock tick that an element of a shard carries, if it is one."""
+    """Return the clock tick that an element of a shard carries, if it is one."""
     metadata = batch.schema.metadata
     if not metadata or THROUGH not in metadata:
         return None

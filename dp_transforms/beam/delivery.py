@@ -38,7 +38,7 @@ Name = tuple[int, int]
 
 
 class Outlet(Protocol):
-    """What DELIVERED needs of a sink while a restored store catches up with it."""
+    """The part of a sink that DELIVERED needs while a restored store catches up with it."""
 
     def caught_up(self, upto: int) -> bool:
         """Return whether all that is published lies at or before a trigger time."""
@@ -67,7 +67,7 @@ class Delivered(beam.PTransform):
         self._run, self._make = run, DeliveredCallback(run, outlet, keep)
 
     def expand(self, pcolls: Any) -> beam.PCollection:
-        """One shard, which writes down each trigger time."""
+        """Record each trigger time on one shard."""
         written, withheld, refused, clock_ticks = pcolls
         typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
@@ -84,7 +84,7 @@ class Delivered(beam.PTransform):
         )
 
     def buffer(self) -> BufferUntilTriggerTime:
-        """The stage itself."""
+        """Return the stage itself."""
         line = self._run.plan.timeline
         return BufferUntilTriggerTime(
             line, self._make, DELIVERED_TICKS, catch_up_limit=CATCH_UP_LIMIT
@@ -96,7 +96,7 @@ def _nothing(element: Any) -> tuple[()]:
 
 
 def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
-    """A name on its way to the one shard: written, or withheld."""
+    """Return (shard, row) of a release's name: written, or withheld."""
     columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
     return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
 
@@ -136,15 +136,14 @@ class DeliveredCallback:
 
 
 def unwritten(names: pa.RecordBatch) -> set[Name]:
-    """Releases that the sink has not written yet."""
+    """Return the releases that the sink has not written yet."""
     return _names(names.filter(pc.invert(names.column("written"))))
 
 
 def missing(
     line: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
 ) -> set[Name]:
-    """Releases of the trigger times after ``since`` that are committed, and that the sink was not
-    given.
+    """Return the committed releases of trigger times after ``since`` that the sink did not get.
 
     A runner that loses an element (Prism did, where it split a bundle) must not lose a release.
     """
@@ -164,7 +163,7 @@ def _names(names: pa.RecordBatch) -> set[Name]:
 
 
 class Resume(NamedTuple):
-    """Where a stream continues whose runner has lost its state.
+    """The point from which a stream continues whose runner has lost its state.
 
     Attributes:
         first: first trigger time whose steps are run or read back.

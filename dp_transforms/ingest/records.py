@@ -333,7 +333,7 @@ class Records(beam.DoFn):
 
 
 def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
-    """A public key list in canonical form (NFC, typed), each key once.
+    """Return a public key list in canonical form (NFC, typed), each key once.
 
     Raises:
         UsageError: a row is not a key of the declared types.

@@ -93,7 +93,7 @@ class OneShot:
         self._prefix: dict[type, Ids] = {law: keys.name(part) for law, part in parts.items()}
 
     def rounded_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:
-        """(n,) round(N), N of sd ``sigma``.
+        """Return (n,) round(N), N of sd ``sigma``.
 
         Args:
             items: (n, 2) what each draw belongs to: ``numbered``, or keyed ids; each once.
@@ -121,8 +121,11 @@ class OneShot:
     def truncated_geometric(
         self, items: Ids, scale: float, most: int, sooner: int = 0
     ) -> tuple[Int64, Int64]:
-        """(n,) integers j of at most k with chance proportional to e^(-|j| / scale), and
-        (n,) 1 where k is ``most - 1``, 0 where it is ``most``.
+        """Return (n,) truncated geometric integers, and (n,) whether each one's bound k is one
+        less.
+
+        An integer j of at most k has a probability proportional to e^(-|j| / scale).  The second
+        array is 1 where k is ``most - 1``, 0 where it is ``most``.
 
         Args:
             items: as above; scale: LEAST_SCALE <= scale <= MAX_SCALE.
@@ -148,7 +151,7 @@ class OneShot:
         return noise, np.concatenate(coins)
 
     def staircase(self, items: Ids, scale: float, sensitivity: int, step: int) -> Int64:
-        """(n,) integers of the discrete staircase law of q = e^(-sensitivity / scale).
+        """Return (n,) integers of the discrete staircase law of q = e^(-sensitivity / scale).
 
         Args:
             items: as above; scale: LEAST_SCALE <= scale <= MAX_SCALE.
@@ -319,7 +322,7 @@ class OneShot:
 
 
 def inverse_laplace(word: Ids, scale: Float64 | float) -> tuple[Int64, Bool]:
-    """Discrete Laplace at real uniforms.
+    """Return discrete Laplace noise at real uniforms.
 
     Args:
         word: (n,) first 64 bits of each uniform; scale: (n,) scales, or one.
@@ -335,7 +338,7 @@ def inverse_laplace(word: Ids, scale: Float64 | float) -> tuple[Int64, Bool]:
 
 
 def inverse_truncated(word: Ids, scale: Float64 | float, most: Int64 | int) -> tuple[Int64, Bool]:
-    """Truncated geometric at real uniforms; see ``inverse_laplace``.
+    """Return truncated geometric noise at real uniforms; see ``inverse_laplace``.
 
     Args:
         most: (n,) k, or one.

@@ -76,7 +76,7 @@ class NoiseStream:
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
     def component_names(self, numbers: Int64) -> Ids:
-        """(n, 2) tweaks of the components of mixed cells, by their public numbers.
+        """Return (n, 2) tweaks of the components of mixed cells, by their public numbers.
 
         The last word of a key's message is 0 and of a component's 1, so that no component has the
         name of a key, whatever key ids are.
@@ -124,7 +124,7 @@ class NoiseStream:
 
     @property
     def node(self) -> Prf:
-        """The pseudo-random function that all node noise of the stream is drawn by."""
+        """The pseudo-random function that draws all node noise of the stream."""
         return self._node
 
     def _exact(self, tweaks: Ids, row: int, nodes: int) -> ExactNoise:

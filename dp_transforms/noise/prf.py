@@ -81,7 +81,7 @@ class Prf:
         return out[: 2 * len(blocks)].reshape(-1, 2)
 
     def mac(self, message: Ids, lengths: Int64) -> Ids:
-        """CBC-MAC of ragged rows of blocks.
+        """Return the CBC-MAC of ragged rows of blocks.
 
         Args:
             message: (sum(lengths), 2) uint64 blocks of all rows; the first block of a row must

@@ -30,7 +30,7 @@ SELECTION = b"selection of groups"
 
 
 class QueryAnswer(NamedTuple):
-    """What is released.
+    """The released answer of a query.
 
     Attributes:
         group: codes of the released groups, in the order of their ids (so that the order says
@@ -61,21 +61,23 @@ class Noise:
         )
 
     def least_counts(self, items: Ids, epsilon: float, delta: float) -> Int64:
-        """(n,) the least number of units with which each group is shown, for groups alone."""
+        """Return (n,) the least number of units with which each group is published, for groups
+        alone.
+        """
         optimum = required(selection_optimum(epsilon, delta), "its chances were listed before")
         return OneShot(self._keys, (*self._name, SELECTION), self._inputs).least_counts(
             items, optimum
         )
 
     def sooner(self, noise: PartNoise, items: Ids) -> Int64:
-        """1 where the truncated noise of a part takes k - 1 in the place of k."""
+        """Return 1 where the truncated noise of a part has k - 1 in place of k, else 0."""
         if noise.most is None:
             return np.zeros(len(items), np.int64)
         one = self._of(noise)
         return one.truncated_geometric(items, noise.scale, noise.most, noise.sooner)[1]
 
     def part(self, noise: PartNoise, items: Ids, scale: float | None = None) -> Int64:
-        """Noise of a part: of its law, named by its column."""
+        """Return the noise of a part, of its law, named by its column."""
         one = self._of(noise)
         if noise.step is not None:
             sensitivity = noise.part.most * noise.part.unit
@@ -141,7 +143,7 @@ def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, keys: K
 def selected(
     plan: QueryPlan, budget: QueryBudget, totals: Totals, group_ids: Ids, noise: Noise
 ) -> Int64:
-    """Codes of the groups that are released: exact units >= m and Q > (m - 1) most + tau.
+    """Return codes of the groups to release: exact units >= m and Q > (m - 1) most + tau.
 
     By the optimum they are those with exact units - (m - 1) >= M: its chance at m - 1 units less.
     """

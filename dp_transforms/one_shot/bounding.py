@@ -196,7 +196,7 @@ def smallest(
     keys: KeyRing,
     name: Sequence[bytes],
 ) -> Int64:
-    """Numbers of at most so many rows of each slot, chosen by MACs.
+    """Return the numbers of at most ``most`` rows of each slot, chosen by MACs.
 
     A row's MAC is over (name, unit, group, value, which of the rows that are equal in these), so
     that a choice within a unit, or a unit's group, is a function of its own rows.

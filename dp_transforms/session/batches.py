@@ -1,4 +1,4 @@
-"""Batches between workers: exact sums to the shard of their cells, noisy ones to the release.
+"""Batches between workers: exact sums for the shard of their cells, noisy ones for the release.
 
 A shard is a run of cells, which ``shards_of`` divides.  Exact sums are PRIVATE: rows (cell,
 records,
@@ -77,7 +77,7 @@ def packed(noisy: Noisy) -> pa.RecordBatch:
 
 
 def joined(shards: Iterable[tuple[int, pa.RecordBatch]], parts: Sequence[int]) -> Noisy:
-    """Measured sums of all cells, from all shards in any order.
+    """Return the measured sums of all cells, from all shards in any order.
 
     Args:
         parts: how many each aggregate has.

@@ -59,7 +59,8 @@ def measured(
 
 
 def inputs_of(totals: Totals, keys: KeyRing, first: int = 0) -> bytes:
-    """Digest of the totals of cells (`noise.inputs`); those of shards add up by its ``combined``.
+    """Return the digest of cells' totals (`noise.inputs`); digests of shards add up by
+    ``combined``.
 
     Args:
         totals: of the cells ``first``, ``first + 1`` and so on.

@@ -246,13 +246,13 @@ class Published(NamedTuple):
     totals: Int64
 
     def within(self, first: int, last: int) -> "Published":
-        """Those of the groups ``first .. last - 1``."""
+        """Return those of the groups ``first .. last - 1``."""
         begin, end = np.searchsorted(self.groups, (first, last))
         return Published(self.groups[begin:end], self.totals[begin:end])
 
 
 def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
-    """The totals of each level; groups that are in none are left out.
+    """Return the published totals of each level; groups without one are left out.
 
     Args:
         totals: REGION_TYPE, REGION_ID, ITERATION_CODE (dictionaries of string) and COUNT (int64);
@@ -277,7 +277,7 @@ def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
 
 
 def regions_of(totals: pa.Table) -> dict[str, pa.StringArray]:
-    """The regions of published totals, by type.
+    """Return the regions of published totals, by type.
 
     Args:
         totals: as `published_of` has them.

@@ -144,7 +144,7 @@ def perturbed(
     noise: CellNoise,
     published: Published | None = None,
 ) -> list[Measured]:
-    """What is measured of a shard's groups.
+    """Return the measured counts of a shard's groups.
 
     Args:
         draws: noise of the table at this level.

@@ -1,4 +1,6 @@
-"""What a table's points have spent after some of its account's entries: the same for every reader.
+"""The amounts that the points of a table have spent after some entries of its account.
+
+Every reader computes the same amounts.
 
 A state is a value; ``after`` computes the next one from entries, whoever wrote them.  No entry is
 left out: one of another table, kind or form is refused, because a spent budget that is not counted

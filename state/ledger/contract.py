@@ -238,7 +238,7 @@ class Ledger(abc.ABC):
         return self.transact(lambda: self.charge_within(charge))
 
     def charge_within(self, charge: Charge, accept: Accept | None = None) -> bool:
-        """``charge`` as a part of an open ``transaction``; the limit is read in it.
+        """Append ``charge`` as a part of an open ``transaction``; the limit is read in it.
 
         Args:
             accept: called before a new charge.

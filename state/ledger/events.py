@@ -52,7 +52,7 @@ _ID = 16
 
 
 class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a session's entry charges, or draws on an allotment that was charged before.
+    """The charge of a session's entry, or its draw on an allotment that was charged before.
 
     Attributes:
         budget: the kind of budget.
@@ -80,7 +80,7 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def allots(self) -> bool:
-        """Whether it is an allotment, which only pays for later draws."""
+        """Return whether it is an allotment, which only pays for later draws."""
         return self.allotment == ""
 
     @classmethod
@@ -145,7 +145,7 @@ def unpacked(text: str) -> Int64:
 class Charge(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="charge"
 ):
-    """What one run spends per unit of a data set; see ``accounting.composition``.
+    """The amount that one run spends per unit of a data set; see ``accounting.composition``.
 
     Attributes:
         run_id, plan_hash: the run and its public plan (statement, question).

@@ -1,4 +1,4 @@
-"""What a session asks of the account of its table, and what it may do now.
+"""The charge that a session asks of its table's account, and the decision on it.
 
 **Everything that is read has paid.**  A query reads the boxes that it asks about (with ``drop`` cut
 to the kept ones), and these lie in what is charged: dimensions of ``cover`` are widened, then boxes
@@ -64,7 +64,7 @@ class Views:
 
 
 class Order(NamedTuple):
-    """What a query asks of the account.
+    """The charge that a query asks of the account.
 
     Attributes:
         kind: kind of the budget it pays with.
@@ -88,7 +88,7 @@ class Order(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What a query would do now.
+    """The decision that a query would get now.
 
     ``read``: (m, d, 2) the boxes it would read, none if refused.
     """

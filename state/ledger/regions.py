@@ -74,7 +74,7 @@ from dpstream.state.run_ids import new_run_id
 def allotted(
     charges: Iterable[Charge], table: SessionTable, run_id: str
 ) -> tuple[RegionCharge, int]:
-    """An allotment, and how many of its millionths are used.
+    """Return an allotment, and how many of its millionths are used.
 
     Raises:
         PolicyError: there is none of that run id.

@@ -95,7 +95,7 @@ def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
 
 
 def opened(table: str, columns: Sequence[str], wanted: int, rows: list[Any]) -> list[list[Any]]:
-    """Rows checked and without their digests; their first ``wanted`` columns.
+    """Check rows and return the first ``wanted`` columns, without digests.
 
     Raises:
         PolicyError: a cell is not what was written.
@@ -237,7 +237,7 @@ def parse(url: str) -> tuple[str, str, str]:
 
 
 def connect(url: str) -> Database:
-    """The database of a URL, shared within the process; connected, but nothing is asked yet.
+    """Return the database of a URL, shared within the process; no request is sent yet.
 
     With SPANNER_EMULATOR_HOST set it is the emulator's, without credentials.
 
@@ -445,7 +445,7 @@ def _commit(database: Database, fill: Callable[[Any], None]) -> None:
 
 
 def transact(database: Database, work: Callable[[Any], Any]) -> Any:
-    """What ``work`` returns of a read-write transaction, durable on return.
+    """Run ``work`` in a read-write transaction and return its result, durable on return.
 
     It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
     see by itself what an earlier attempt has written.

@@ -52,7 +52,7 @@ UNIT_HEADER_PER_KEY = np.dtype([("gone", "<i8"), ("until", "<i8"), ("fresh", "<i
 
 
 class Layout(NamedTuple):
-    """What the rows of ``Units`` hold.
+    """The layout of the rows of ``Units``.
 
     Attributes:
         per_key: a bound per key is kept; named: ids of records take the place of positions.
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
 
     @property
     def header(self) -> np.dtype[Any]:
-        """The numpy type of what stands before a unit's records."""
+        """The numpy type of the header before a unit's records."""
         return UNIT_HEADER_PER_KEY if self.per_key else UNIT_HEADER
 
 

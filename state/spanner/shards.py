@@ -214,12 +214,12 @@ class SpannerKeyShard(KeyShard):
 
     @property
     def pieces(self) -> int:
-        """Rows in ``Steps`` of the first step that waits."""
+        """The number of rows in ``Steps`` of the first step that waits."""
         return self.left.get(self.pending[0].trigger, 0)
 
     @pieces.setter
     def pieces(self, rows: int) -> None:
-        """More of them are there."""
+        """Set the number of rows that are written."""
         self.left[self.pending[0].trigger] = rows
 
     def load(self, database: Database, trigger: int, ids: Ids) -> None:
@@ -372,8 +372,11 @@ class SpannerKeyShard(KeyShard):
         out.upsert("KeyUnits", (*_KEY, "Chunk", "UnitIds"), rows)
 
     def chunks_ahead(self) -> Iterator[Mutations]:
-        """Rows of ``KeyUnits`` in commits before those of their keys, for which one may be too
-        large.  Nobody reads them until the key's own row says that they belong to it."""
+        """Yield commits of rows of ``KeyUnits`` before those of their keys, which could be too
+        large.
+
+        Nobody reads them until the key's own row says that they belong to it.
+        """
         if not self._overflow:
             return
         sizes = np.array([len(raw) for _, _, raw in self._overflow], np.int64)

@@ -77,7 +77,7 @@ def open_file(
     damaged: bool = False,
     wait: float | None = None,
 ) -> sqlite3.Connection:
-    """A connection with durable commits, in autocommit mode, for any thread.
+    """Return a connection with durable commits, in autocommit mode, for any thread.
 
     Args:
         create: make the file if it is not there, for its owner only.
@@ -190,7 +190,7 @@ def freeze(db: sqlite3.Connection) -> None:
 
 
 class Subject(NamedTuple):
-    """Which file an error is about.
+    """The file that an error is about.
 
     Attributes:
         field: the public name of what names it; noun: what it is.
@@ -205,7 +205,8 @@ class Subject(NamedTuple):
 def refused(
     of: Subject, error: Exception, path: str | Path | None = None
 ) -> RunError | UsageError | PolicyError:
-    """SQLite's or the system's error by its public code; its text can hold a path or a value.
+    """Return the public error for one of SQLite or of the system, whose text may hold a path or
+    value.
 
     Args:
         path: of the file, if it is known.

@@ -121,7 +121,7 @@ def _calibrated(identity: RunIdentity, calibrate: Calibrate | None) -> RunIdenti
 
 
 def store_exists(path: str | Path) -> bool:
-    """Whether a run was begun on the file, or it is something else that no run can begin on.
+    """Return whether a run was begun on the file, or another object is there.
 
     A begin that is cut off leaves a file without tables.
     """
@@ -135,7 +135,7 @@ def store_exists(path: str | Path) -> bool:
 
 
 def peek_identity(path: str | Path) -> RunIdentity | None:
-    """The identity of a store, which is left as it is; ``None`` where no run was begun.
+    """Return the identity of a store, which is not changed; ``None`` if no run was begun.
 
     Raises:
         PolicyError: damaged, no store, or of another format; RunError: it cannot be read.
@@ -151,7 +151,7 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
 
 
 def peek_note(path: str | Path, name: str) -> str | None:
-    """A note of a store (`metadata`), which is left as it is; ``None`` where no run was begun.
+    """Return a note of a store (`metadata`), which is not changed; ``None`` if no run was begun.
 
     Raises:
         PolicyError: damaged, or of another format; RunError: it cannot be read.
@@ -172,7 +172,7 @@ def _looked_at(path: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 def read_identity(db: sqlite3.Connection) -> RunIdentity:
-    """The identity row of a store.
+    """Return the identity row of a store.
 
     Raises:
         PolicyError: damaged, not a store, or one of another format.

@@ -59,7 +59,7 @@ INSERT_ADMISSION = "INSERT INTO admissions (shard, cut, units, records) VALUES (
 
 
 class SqliteRetention(RetentionStore):
-    """What ``SqliteStore`` stands on: the open file, and what of it outlives runs.
+    """The base of ``SqliteStore``: the open file, and the part of it that outlives runs.
 
     Args:
         path: the database file; it must exist (see ``create_store``).

@@ -1,4 +1,4 @@
-"""How many threads the matrix library uses: one, so that a strategy costs what it costs.
+"""The number of threads of the matrix library: one, so that a strategy costs what it costs.
 
 Two threads of OpenBLAS that wait for each other on a busy machine took five times the CPU of one.
 """
@@ -35,7 +35,7 @@ def _libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Matrix products and decompositions run on the calling thread alone, in the whole process."""
+    """Run matrix products and decompositions on the calling thread alone, in the whole process."""
     before = [(put, get()) for get, put in _libraries()]
     try:
         for put, _ in before:
