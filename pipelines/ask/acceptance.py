@@ -1,4 +1,4 @@
-"""Whether a run or a question would be accepted now, and what its account would then have spent.
+"""Acceptance of a run or a question now, and the spending of its account after it.
 
 Plans apply the rules of the commands that charge (`jobs.charging.check_begin`, ``History.check``)
 without a charge.  All of it is public, and nothing is written.
@@ -88,7 +88,7 @@ class Acceptance(NamedTuple):
         }
 
     def lines(self, what: str = "Can run") -> list[str]:
-        """The result as text: the answer, then the account.
+        """Return the result as text: the answer, then the account.
 
         Args:
             what: the command's verb, at most 11 characters.

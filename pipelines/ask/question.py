@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Asking(NamedTuple):
-    """How a question is asked.
+    """The way in which a question is asked.
 
     Attributes:
         fresh: ask again, at a new charge, a question that was answered; one that was interrupted

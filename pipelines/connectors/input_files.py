@@ -71,7 +71,7 @@ class SourceFile(NamedTuple):
 
 
 def manifest(job: Job) -> tuple[SourceFile, ...]:
-    """The source's files, sorted by name (code points of the POSIX form).
+    """Return the source's files, sorted by name (code points of the POSIX form).
 
     Raises:
         UsageError: no file, too many, something that is none, or files inside the sink's folder.
@@ -102,7 +102,7 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
 
 
 def times_of(status: os.stat_result) -> tuple[int, int]:
-    """When a file's content and its status were changed, in nanoseconds."""
+    """Return when a file's content and its status were changed, in nanoseconds."""
     return status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -148,7 +148,7 @@ def _status(path: str, folders: bool) -> os.stat_result | None:
 
 
 def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
-    """(name, bytes, BLAKE2b-128 hex of the content) of every file, in manifest order.
+    """Return (name, bytes, BLAKE2b-128 hex of the content) of every file, in manifest order.
 
     The state keys this before it keeps it: an unkeyed digest of private data is no secret.
 
@@ -159,7 +159,7 @@ def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
 
 
 def fingerprint_of(file: SourceFile) -> tuple[str, int, str]:
-    """``fingerprint_parts`` of one file.
+    """Return ``fingerprint_parts`` of one file.
 
     Raises:
         RunError: it cannot be read.
@@ -173,17 +173,19 @@ def fingerprint_of(file: SourceFile) -> tuple[str, int, str]:
 
 
 def identity_part(name: str, size: int, digest: str) -> bytes:
-    """A fingerprint as a part of the input's identity."""
+    """Return a fingerprint as a part of the input's identity."""
     return f"{name}\0{size}\0{digest}".encode()
 
 
 def stamps(job: Job) -> list[tuple[str, int, tuple[int, int]]]:
-    """(name, bytes, times of change) of every file: cheap, to notice a change while it is read."""
+    """Return (name, bytes, times of change) of every file: cheap, to notice a change while it is
+    read.
+    """
     return [(file.name, file.size, file.changed) for file in manifest(job)]
 
 
 def named(file: SourceFile) -> str:
-    """A file in words, without its name, which may be somebody's."""
+    """Return a file in words, without its name, which may be somebody's."""
     return f"file {file.partition} of the manifest"
 
 
@@ -221,7 +223,7 @@ class InputWatch:
         return {file.name for file in self._files}
 
     def begin(self, run: Run, digests: tuple[str, ...] | None = None) -> "InputWatch":
-        """Watch for a run whose identity is committed, before it reads a row.
+        """Return the watch for a run whose identity is committed, before it reads a row.
 
         Args:
             digests: keyed digest of each file; ``None``: the store's identity is that of all.
@@ -272,7 +274,7 @@ class InputWatch:
             return tuple(ring.source_fingerprint([part]) for part in parts) == self._digests
 
     def end(self) -> None:
-        """``check`` after the last row was read, and note that an attempt has ended so."""
+        """Run ``check`` after the last row was read, and note that an attempt has ended."""
         self.check()
         if self._run is not None and self._files:
             self._run.open().end_reading()
@@ -287,7 +289,7 @@ class CompareInput(beam.PTransform):  # type: ignore[misc]
         self._watch = watch
 
     def expand(self, releases: Any) -> Any:
-        """One ParDo."""
+        """Return one ParDo."""
         return releases | beam.ParDo(_Compare(self._watch)).with_output_types(pa.RecordBatch)
 
 
@@ -336,7 +338,7 @@ def refuse(store: Store) -> None:
 
 
 def refuse_changed(job: Job) -> None:
-    """``refuse`` of a job's store, if there is one that can be opened.
+    """Run ``refuse`` of a job's store, if there is one that can be opened.
 
     Raises:
         PolicyError: its input has changed.

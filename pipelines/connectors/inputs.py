@@ -1,4 +1,4 @@
-"""What sources of all kinds share: their contract with a run, what they hand over, when they wait.
+"""Shared parts of all kinds of sources: their contract with a run, their output, their waits.
 
 **Waiting.**  Not every runner slows a source down when the stages behind it are busy (Prism does
 not): all of a recording, or of a backlog, would then wait in memory, and be looked through at every
@@ -76,7 +76,7 @@ class Backpressure:
         self._fresh()
 
     def holds(self, watermark: int, rows: int | None = None) -> bool:
-        """Whether to wait a moment.
+        """Return whether to wait a moment.
 
         A source whose watermark is within a stride of the released trigger times never waits, so
         two partitions cannot wait for each other.
@@ -113,7 +113,7 @@ class Input(ABC):
 
     @abstractmethod
     def identity(self) -> list[bytes]:
-        """Parts that tell this input from others: a store goes on with no other.
+        """Return the parts that distinguish this input; a store continues with no other.
 
         Raises:
             UsageError, RunError: there is no such source, or it cannot be reached.
@@ -121,7 +121,7 @@ class Input(ABC):
 
     @abstractmethod
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
-        """A transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
+        """Return a transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
 
         Batches of ``records`` have the columns ``job.columns`` and say in their schema's metadata
         where their first row stands (see `pipelines.connectors.files.source`).  A transform whose
@@ -134,7 +134,7 @@ class Input(ABC):
         """
 
     def scan(self) -> Iterator[ReadRows]:
-        """What is there now, by the functions that `read` uses, and without a trace at the source.
+        """Yield what is there now, by the functions that `read` uses, without changing the source.
 
         Raises:
             UsageError: a source of this kind gives a message to one reader only.
@@ -146,23 +146,27 @@ class Input(ABC):
         )
 
     def locate(self, partition: int, offset: int) -> tuple[str, int]:
-        """The name of the file or part, and the row in it, that a dead letter's position is."""
+        """Return the name of the file or part, and the row in it, that a dead letter's position
+        is.
+        """
         return f"partition {partition}", offset
 
     def files(self) -> tuple[SourceFile, ...]:
-        """The files of a source that ends, which must stay as they are while a run reads them."""
+        """Return the files of a source that ends, which must stay as they are while a run reads
+        them.
+        """
         return ()
 
 
 def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of at most ``batch_rows`` rows with their positions as metadata."""
+    """Yield batches of at most ``batch_rows`` rows with their positions as metadata."""
     for start in range(0, rows.batch.num_rows, batch_rows):
         where = {PARTITION: str(partition), OFFSET: str(rows.offset + start)}
         yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
 
 
 def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
-    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``, counted for the operator.
+    """Return refused positions as a batch of ``DEAD_LETTER_SCHEMA``, counted for the operator.
 
     Args:
         partition: of all of them, or of each.
@@ -178,7 +182,7 @@ def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
 
 
 def reading(reader: beam.DoFn) -> Any:
-    """A reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
+    """Return a reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
 
     Beam would pickle elements of a type that it does not know.
     """
@@ -275,7 +279,7 @@ class ProgressProvider(beam.transforms.core.RestrictionProvider):  # type: ignor
 
     @override
     def truncate(self, element: Any, restriction: Progress) -> None:
-        """A drained pipeline stops reading."""
+        """Do nothing: a drained pipeline stops reading."""
         return None
 
 
@@ -284,17 +288,17 @@ TRACKER = beam.DoFn.RestrictionParam(ProgressProvider())
 
 
 def wall_micros() -> int:
-    """The wall clock in micros since the epoch."""
+    """Return the wall clock in micros since the epoch."""
     return time.time_ns() // 1000
 
 
 def stands(watermark: ManualWatermarkEstimator) -> Timestamp:
-    """Where a watermark stands; outputs lie behind it only if they are late."""
+    """Return the watermark; outputs before it are late."""
     return watermark.current_watermark() or MIN_TIMESTAMP
 
 
 def beam_time(micros: int) -> Timestamp:
-    """Beam's time at or before an instant: whole milliseconds, within Beam's bounds."""
+    """Return Beam's time at or before an instant: whole milliseconds, within Beam's bounds."""
     floored = micros // 1000 * 1000
     return Timestamp(micros=min(max(floored, MIN_TIMESTAMP.micros), MAX_TIMESTAMP.micros))
 
@@ -307,7 +311,7 @@ def advance(estimator: ManualWatermarkEstimator, micros: int) -> None:
 
 
 class Bundle:
-    """When a reader gives back the rest: after `BUNDLE_ROWS` or `BUNDLE_SECONDS`."""
+    """The limits of a reader's bundle: `BUNDLE_ROWS` or `BUNDLE_SECONDS`."""
 
     def __init__(self) -> None:
         self._rows, self._until = 0, time.monotonic() + BUNDLE_SECONDS
@@ -344,7 +348,7 @@ class ReaderPool(Generic[PooledReader]):
 
     @contextlib.contextmanager
     def lend(self, key: Hashable, make: Callable[[], PooledReader]) -> Iterator[PooledReader]:
-        """A reader for one caller at a time; one that fails is closed.
+        """Lend a reader to one caller at a time; one that fails is closed.
 
         Args:
             key: what it reads.

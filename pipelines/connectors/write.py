@@ -37,8 +37,10 @@ MAX_BUFFERED_ROWS = 1_000_000
 
 
 def dead_letter_folder(job: Job) -> Path:
-    """Where dead letters go: ``dead_letter/JOB`` beside the project file, or as named; never into
-    the folder of the releases, which is published."""
+    """Return the folder of dead letters: ``dead_letter/JOB`` beside the project file, or as named.
+
+    It is never the folder of the releases, which is published.
+    """
     return Path(required(job.sink.dead_letter, "a job's sink has a folder of dead letters"))
 
 
@@ -125,8 +127,9 @@ class WriteReleases(beam.PTransform):  # type: ignore[misc]
         self._dofn = _WriteRelease(sink, only_compare, run)
 
     def expand(self, releases: Any) -> Outputs:
-        """Each element is published once, however often it comes, now or when the store has caught
-        up."""
+        """Publish each element once, however often it comes, now or when the store has caught
+        up.
+        """
         name = tuple[int, int]
         names = beam.ParDo(self._dofn).with_output_types(name, **{WITHHELD: name})
         outputs = releases | names.with_outputs(WITHHELD, main="written")
@@ -195,7 +198,7 @@ class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
         self._dofn = _WriteDeadLetters(str(dead_letter_folder(job)))
 
     def expand(self, letters: Any) -> Any:
-        """No output of interest: an empty collection."""
+        """Return no output of interest: an empty collection."""
         return letters | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
 
 
@@ -213,7 +216,7 @@ class CountDelivered(beam.PTransform):  # type: ignore[misc]
         self._count = _Count(line, wall_micros())
 
     def expand(self, names: Any) -> Any:
-        """One ParDo."""
+        """Return one ParDo."""
         return names | beam.ParDo(self._count).with_output_types(tuple[int, int])
 
 

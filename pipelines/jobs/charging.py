@@ -1,5 +1,4 @@
-"""What a run of a job costs, and whether it would be accepted now: the same rule for `dpstream run`
-and for `dpstream plan`.
+"""The cost of a run of a job, and its acceptance: one rule for `dpstream run` and `dpstream plan`.
 
 It uses only public parts: the job, the run's identity in the store's file, the names of files in
 the folder of releases, and the account.  It writes nothing and imports no runner.

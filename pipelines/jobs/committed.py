@@ -33,7 +33,7 @@ _AGAIN = "run `dpstream choose` on the data set's account, or restore the sectio
 
 
 class Receipt(Header, frozen=True, kw_only=True):
-    """What a private tuning released; committed once, before it is shown.
+    """The released result of a private tuning; committed once, before it is shown.
 
     Attributes:
         identity: canonical text of the privacy unit (`accounting.plan.unit`).

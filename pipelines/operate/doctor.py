@@ -40,9 +40,10 @@ OLD_SQLITE = (
 
 
 def examine() -> dict[str, Any]:
-    """The report: ``python``, ``packages``, ``extras``, ``runners``, ``emulators``,
+    """Return the report: ``python``, ``packages``, ``extras``, ``runners``, ``emulators``,
     ``sqlite`` (its version), ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict``
-    (lines)."""
+    (lines).
+    """
     needs = requirements()
     packages = {name: installed(name) for name in needs}
     disk = _disk()

@@ -67,7 +67,7 @@ class Decade(NamedTuple):
 
 
 def by_size(job: Job, pattern: Path, inventory: Inventory, findings: Findings) -> list[Decade]:
-    """Errors and share of released keys by the true size of a key.
+    """Return errors and share of released keys by the true size of a key.
 
     Raises:
         UsageError: the pattern matches no file, or a column is missing.
@@ -269,7 +269,7 @@ def _in_force(job: Job, releases: Inventory) -> tuple[Plan, Budget]:
 
 
 def as_dict(report: Report) -> dict[str, Any]:
-    """The page's figures for machines, JSON-able."""
+    """Return the page's figures for machines, JSON-able."""
     findings, line = report.findings, report.job.plan.timeline
     windows = zip(findings.windows, findings.last_trigger, findings.keys, strict=True)
     return {

@@ -23,7 +23,7 @@ _LOOK = 500
 
 
 def with_parent(command: Sequence[object]) -> list[str]:
-    """The command, to be started by this process, as one that ends with it."""
+    """Return the command, to be started by this process, as one that ends with it."""
     guard = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
     return [*guard, *(str(word) for word in command)]
 

@@ -17,8 +17,11 @@ from dpstream.pipelines.runners.worker_pool import LoopbackPool, Served
 
 
 class LoopbackRunner(PortableRunner):  # type: ignore[misc]
-    """What both have: Beam's pool of workers in this process listens on all interfaces, and a job
-    server lives to the end of the process."""
+    """The base of both runners.
+
+    Beam's pool of workers in this process listens on all interfaces, and a job server lives to the
+    end of the process.
+    """
 
     _server: GuardedJobServer | None = None
     _pools: tuple[Served, ...] = ()

@@ -27,7 +27,7 @@ _HEAR_SECONDS = 1.0
 
 
 def quiet_seconds(line: Timeline, speed: float | None, live: bool) -> float:
-    """How long a stream may be without a step before that is worth a word: two triggers.
+    """Return the seconds without a step after which a stream is reported: two triggers.
 
     Args:
         line: the public time axis.
@@ -58,7 +58,7 @@ class Stillness:
         self._since, self._next = clock(), quiet
 
     def look(self, sign: object) -> None:
-        """The sign now; any change is progress."""
+        """Compare the sign with the last one: a change is progress."""
         now = self._clock()
         if sign != self._sign:
             self._sign, self._since, self._next = sign, now, self._quiet

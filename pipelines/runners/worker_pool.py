@@ -48,7 +48,7 @@ _SAMPLING_MS = 5
 
 
 def end_bundles_soon() -> None:
-    """Bundles that begin in this process end when their work has ended.
+    """End bundles of this process when their work has ended.
 
     Beam's worker tells the seconds of each step from a thread that looks at the bundle in growing
     intervals, up to 200 ms, and waits for the thread's next look before the bundle is done: a tenth
@@ -96,7 +96,7 @@ class Harness(SdkHarness):  # type: ignore[misc]
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def left(self) -> bool:
-        """Whether the engine has hung up, or is gone."""
+        """Return whether the engine has hung up, or is gone."""
         return not self._thread.is_alive()
 
     def hang_up(self) -> None:
@@ -169,7 +169,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         data_buffer_time_limit_ms: int = -1,
         container_executable: str | None = None,
     ) -> tuple[str, "Served"]:
-        """Listen; returns the address, and what stops it."""
+        """Return Listen; returns the address, and what stops it."""
         server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=_OPTIONS)
         bound = server.add_insecure_port(f"{LOOPBACK}:{port}")
         pool = cls(
@@ -371,7 +371,7 @@ class Served:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; the flags are those of Beam's pool."""
+    """Return the command line; the flags are those of Beam's pool."""
     argument_parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     argument_parser.add_argument("--service_port", type=int, required=True, help="0: any free one")
     argument_parser.add_argument(

@@ -78,7 +78,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def how(self) -> Asking:
-        """Whether to ask again at a new charge, and the label."""
+        """Return whether to ask again at a new charge, and the label."""
         return Asking(self.fresh, self.as_of)
 
 
@@ -172,7 +172,7 @@ class AllotmentQuestion:
         return None
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """Never called, because the receipt is committed with the charge."""
+        """Return nothing: the receipt is committed with the charge."""
         return b""
 
 

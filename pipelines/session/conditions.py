@@ -63,8 +63,10 @@ class Within(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What a point has spent, or has left of its initial budget and never below 0, is in some
-    ranges of millionths."""
+    """The condition that a point's spent or left budget is in some ranges of millionths.
+
+    What is left of its initial budget is never below 0.
+    """
 
     kind: Kind
     left: bool
@@ -78,7 +80,7 @@ class AllOf(NamedTuple):
 
 
 class AnyOf(NamedTuple):
-    """At least one part is true; without parts the condition is never true."""
+    """The condition that at least one part is true; without parts it is never true."""
 
     parts: tuple["Condition", ...]
 

@@ -1,4 +1,4 @@
-"""What a query selects, as boxes: predicates, perhaps limited to fixed boxes.
+"""The selection of a query, as boxes: predicates, perhaps limited to fixed boxes.
 
 A predicate is SQL over the dimensions of a table and over what points have spent.
 
@@ -476,7 +476,7 @@ class Selection:
 
     @property
     def moves(self) -> bool:
-        """Whether a charge can change which points are selected."""
+        """Return whether a charge can change which points are selected."""
         return bool(self.predicate.kinds)
 
     @property

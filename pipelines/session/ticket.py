@@ -46,7 +46,7 @@ from dpstream.state.ledger.events import Charge, packed, unpacked
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What fixes the bytes of an answer, together with the secret.
+    """The parameters that, with the secret, fix the bytes of an answer.
 
     Attributes:
         table: its model.

@@ -1,4 +1,4 @@
-"""From the rows of stage 1 to the answer, one shard of units after the other.
+"""The stages from the rows of stage 1 to the answer, one shard of units after the other.
 
 **Stage 1 to stage 2**: rows of DuckDB become partials and an answer.  An accepted relation is local
 to its unit (`ownership`), so that shards of units can be processed in turn, or on the workers of a

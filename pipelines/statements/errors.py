@@ -342,7 +342,7 @@ RULES: dict[str, Rule] = {
 
 
 class Position(NamedTuple):
-    """Where a part of a statement begins, both counted from 1."""
+    """The position at which a part of a statement begins, both counted from 1."""
 
     line: int
     column: int
@@ -352,7 +352,7 @@ _START = Position(1, 1)
 
 
 def position(node: "exp.Expr") -> Position:
-    """Where a node stands: its own first token that is known, or that of what surrounds it."""
+    """Return the position of a node: its first known token, or that of its surroundings."""
     around: exp.Expr | None = node
     while around is not None:
         positions = [n.meta for n in around.walk() if "line" in n.meta]
@@ -384,7 +384,7 @@ class StatementPrivacyError(PolicyError):
 
 
 def refusal(code: str, at: Position = _START) -> DpstreamError:
-    """The error of a rule, to be raised.
+    """Return the error of a rule, to be raised.
 
     Args:
         code: one of `RULES`.

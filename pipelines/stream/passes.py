@@ -69,7 +69,7 @@ class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a store knows of its growing input; private, like the store.
+    """The state of a store's growing input; private, like the store.
 
     Attributes:
         passes: in their order; of all but the last everything is released.
@@ -89,7 +89,7 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def joined(self) -> tuple[tuple[int, int], ...]:
-        """Of every pass but the first: its first partition, and what was released before it."""
+        """(first partition, trigger time released before) of every pass but the first."""
         passes, partition = list[tuple[int, int]](), 0
         for before, _ in itertools.pairwise(self.passes):
             partition += len(before.files)
@@ -98,17 +98,17 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pending(self) -> bool:
-        """Whether the last pass has something left to do."""
+        """Return whether the last pass has something left to do."""
         return self.done < self.passes[-1].through
 
     def next(self, files: Sequence[str], through: int) -> "Passes":
-        """The same and one more pass."""
+        """Return the same and one more pass."""
         new = range(len(self.files), len(self.files) + len(files))
         passes = (*self.passes, Pass(tuple(files), through))
         return Passes(passes, self.done, (*self.left, *new))
 
     def ended(self, left: Sequence[int]) -> "Passes":
-        """The same once the last pass is done."""
+        """Return the same once the last pass is done."""
         return Passes(self.passes, self.passes[-1].through, tuple(left))
 
 
@@ -202,7 +202,7 @@ class Due(NamedTuple):
 
     @property
     def idle(self) -> bool:
-        """Whether everything was released before."""
+        """Return whether everything was released before."""
         return not self.passes.pending
 
 

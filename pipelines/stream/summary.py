@@ -50,7 +50,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why nothing was released, or no record was usable: what happened, and how to fix it."""
+    """The reason why nothing was released, or no record was usable: what happened, and the fix."""
 
     problem: str
     fix: str

@@ -100,7 +100,9 @@ class Decoded:
 
 
 def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[str]]:
-    """A database's rows with texts as bytes, for some of them may be none, and which those are."""
+    """Return a database's rows with texts as bytes, for some of them may be none, and which those
+    are.
+    """
     schema = pa.schema([(f.name, _as_bytes(f.type)) for f in reader.schema])
     batches = (
         pa.RecordBatch.from_arrays(
@@ -222,7 +224,7 @@ class Engine(Closing):
             self._db.register(name, rows)
 
     def run(self, query: exp.Expr | str) -> pa.Table:
-        """The rows of a query.
+        """Return the rows of a query.
 
         Raises:
             MemoryLimitError: beyond the limit; RunError: DuckDB cannot run it.
@@ -299,8 +301,9 @@ class Engine(Closing):
 
 
 def contents_of(catalog: Tables, name: str) -> list[bytes]:
-    """What tells the content of a public table from another, wherever it lies: of files their
-    bytes, of a database the rows in no order.
+    """Return the bytes that identify the content of a public table, wherever it is.
+
+    They are those of files; of a database they stand for the rows in no order.
 
     Raises:
         DpstreamError: it cannot be read.
@@ -316,18 +319,18 @@ def contents_of(catalog: Tables, name: str) -> list[bytes]:
 
 
 class MemoryLimitError(RunError):
-    """DuckDB reached its limit of memory; fewer units at once may fit."""
+    """Signals that DuckDB reached its limit of memory; fewer units at once may fit."""
 
 
 def too_large() -> MemoryLimitError:
-    """What DuckDB's limit of memory is told as."""
+    """Return the error for DuckDB's memory limit."""
     return MemoryLimitError(
         "statement", "needs more memory than it may have", "select fewer columns or rows"
     )
 
 
 def not_run() -> RunError:
-    """What every other error of DuckDB is told as."""
+    """Return the error for every other error of DuckDB."""
     return RunError(
         "statement",
         "cannot be run by DuckDB in its rewritten form",

@@ -51,7 +51,7 @@ _SECRET = ("password", "passfile", "ssl")
 
 
 def files_of(table: Table) -> list[str]:
-    """A table's files, sorted; none of a server's.
+    """Return a table's files, sorted; none of a server's.
 
     Raises:
         UsageError: there is none, or something else of that name.
@@ -70,31 +70,31 @@ def files_of(table: Table) -> list[str]:
 
 
 def no_file(table: Table) -> UsageError:
-    """Where its path leads to nothing."""
+    """Return the error for a path that leads to nothing."""
     return UsageError(
         f"table {table.name}", "matches no file, or something that is none", "correct its path"
     )
 
 
 def errors_of(table: Table) -> list[DpstreamError]:
-    """All that is said of a table's files."""
+    """Return everything that is stated about a table's files."""
     return [no_file(table), without(table), is_not(table, "CSV"), is_not(table, "Parquet")]
 
 
 def is_not(table: Table, kind: str) -> RunError:
-    """Where a file is of another kind."""
+    """Return the error for a file of another kind."""
     return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
 
 
 def without(table: Table) -> RunError:
-    """Where a file is not as the catalog says."""
+    """Return the error for a file that lacks a column of the catalog."""
     return RunError(
         f"table {table.name}", "has a file without one of its columns", "correct its header"
     )
 
 
 def sqlite_path(table: Table) -> str:
-    """The file of a SQLite address.
+    """Return the file of a SQLite address.
 
     A journal that a killed program left is rolled back first: who only reads cannot do it, and
     the bytes of the file are not its rows before.
@@ -114,7 +114,7 @@ def sqlite_path(table: Table) -> str:
 
 
 def table_parts(table: Table) -> list[bytes]:
-    """What tells a table's content from another; to be keyed before it is kept.
+    """Return the parts that identify a table's content; they must be keyed before they are kept.
 
     Raises:
         RunError: a file cannot be read.
@@ -133,8 +133,10 @@ def table_parts(table: Table) -> list[bytes]:
 
 
 def place_of(table: Table, folder: Path) -> bytes:
-    """Where a table lies, seen from a folder, as a part of a question's identity: no password, and
-    nothing of rows."""
+    """Return the place of a table relative to a folder, as a part of a question's identity.
+
+    It has no password, and nothing of rows.
+    """
     if table.kind == "postgresql":
         place = _address(table)
     else:
@@ -143,7 +145,8 @@ def place_of(table: Table, folder: Path) -> bytes:
 
 
 def identities(table: Table) -> set[object]:
-    """What a table reads, however it is named: files, or the table of a database.
+    """Return the identities of what a table reads, however it is named: files, or a database's
+    table.
 
     Names of a server's host and of views, and copies of files, are not seen through.
     """
@@ -163,7 +166,9 @@ def identities(table: Table) -> set[object]:
 
 
 def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, int, int]]:
-    """(path, bytes, times of change, inode) of every file: cheap, to notice a change in a run."""
+    """Return (path, bytes, times of change, inode) of every file: cheap, to notice a change in a
+    run.
+    """
     out = []
     for name in sorted(names):
         for path in files_of(catalog.tables[name]):
@@ -229,7 +234,7 @@ def casts(
     row: str | None = None,
     encoded: Collection[str] = (),
 ) -> str:
-    """A table's columns with its types; texts that are units in one spelling (NFC).
+    """Return a table's columns with its types; texts that are units in one spelling (NFC).
 
     Args:
         places: names of the columns there; row: the struct that has them; encoded: those that
@@ -263,7 +268,7 @@ def _timely(table: Table, column: str, item: str) -> str:
 
 
 def typed(table: Table, column: str) -> str:
-    """DuckDB's type of a column; decimals of Parquet keep their own width."""
+    """Return DuckDB's type of a column; decimals of Parquet keep their own width."""
     kind = table.columns[column]
     if kind == "NUMERIC" and table.kind == "parquet":
         with contextlib.suppress(OSError, pa.ArrowException, IndexError):
@@ -276,17 +281,17 @@ def typed(table: Table, column: str) -> str:
 
 
 def listed(paths: list[str]) -> str:
-    """A list of texts."""
+    """Return a list of texts."""
     return f"[{', '.join(literal(p) for p in paths)}]"
 
 
 def literal(value: str) -> str:
-    """A literal of a text."""
+    """Return a literal of a text."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quoted(value: str) -> str:
-    """A quoted name."""
+    """Return a quoted name."""
     return '"' + value.replace('"', '""') + '"'
 
 
@@ -299,7 +304,7 @@ _NEVER = "\x1f"
 
 
 def text_view(table: Table, paths: Sequence[str], strict: bool = False) -> str:
-    """A SELECT of some of a table's files of CSV or JSON Lines.
+    """Return a SELECT of some of a table's files of CSV or JSON Lines.
 
     Args:
         strict: fail at a row of CSV that would be dropped.
@@ -359,7 +364,7 @@ def _reading(packing: str, strict: bool, most: int) -> str:
 
 
 def bad_lines(table: Table) -> str:
-    """A SELECT of whether files of JSON Lines have a line that is no object, nor empty."""
+    """Return a SELECT of whether files of JSON Lines have a line that is no object, nor empty."""
     alike: dict[str | None, list[str]] = defaultdict(list)
     for path in files_of(table):
         alike[packed(path)].append(path)
@@ -372,13 +377,13 @@ def bad_lines(table: Table) -> str:
 
 
 def packed(path: str) -> str | None:
-    """How a file is compressed, as its name says."""
+    """Return the compression of a file by its name."""
     return _PACKED.get(os.path.splitext(path)[1].lower())
 
 
 @contextlib.contextmanager
 def unpacked(path: str) -> Iterator[BinaryIO]:
-    """The text of a file.
+    """Open the text of a file.
 
     Raises:
         OSError: it cannot be read, or not be unpacked, here or where it is read.
@@ -423,7 +428,7 @@ class Piece(NamedTuple):
 
 
 def rows_of(table: Table) -> int:
-    """About how many rows a table's files hold."""
+    """Return about how many rows a table's files hold."""
     rows = 0
     for path in files_of(table):
         with contextlib.suppress(OSError, pa.ArrowInvalid):
@@ -435,7 +440,7 @@ def rows_of(table: Table) -> int:
 
 
 def view(table: Table, piece: Piece | None, strict: bool = False) -> str:
-    """A SELECT of a table's files with the catalog's types.
+    """Return a SELECT of a table's files with the catalog's types.
 
     Args:
         piece: only this part of them.
@@ -472,7 +477,7 @@ def _check_columns(table: Table, paths: list[str]) -> None:
 
 
 def columns_of(table: Table, path: str) -> list[str]:
-    """Names of the columns of a Parquet file, whose pages DuckDB may decode as they are.
+    """Return the columns of a Parquet file whose pages DuckDB may decode as they are.
 
     Raises:
         RunError: it is no Parquet file.
@@ -491,5 +496,7 @@ def columns_of(table: Table, path: str) -> list[str]:
 
 
 def divisible(table: Table, path: str) -> bool:
-    """Whether a Parquet file can be read in pieces: rows have a number in a column of that name."""
+    """Return whether a Parquet file can be read in pieces: rows have a number in a column of that
+    name.
+    """
     return _NUMBER not in {name.lower() for name in columns_of(table, path)}

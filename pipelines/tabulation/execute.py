@@ -61,7 +61,7 @@ from dpstream.state.run_ids import new_run_id
 
 
 class Order(NamedTuple):
-    """What is to be executed, and how.
+    """The parameters of an execution.
 
     Attributes:
         inputs: the files; out: the folder that is made.
@@ -91,7 +91,7 @@ class Order(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """What came of it.
+    """The result of an execution.
 
     Attributes:
         manifest: what stands in OUT.
@@ -122,27 +122,29 @@ class TablesQuestion:
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says."""
+        """The identity as in `ask.question.Question`."""
         return identity_of(self._order.inputs, self._setup.plan)
 
     def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: the public files were checked when they were read."""
+        """Check nothing: the public files were checked when they were read."""
         Output(self._order.out, MANIFEST).check(None)
         content_of(self._order.inputs.records)  # there, and readable
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says; where no account is, no cost is needed (an infinite
-        budget has none)."""
+        """Decide as in `ask.question.Question`.
+
+        Without an account no cost is needed (an infinite budget has none).
+        """
         plan = self._setup.plan
         cost = Cost(0.0, 0.0) if self._order.ledger is None else plan.cost()
         return Decision(charge_of(plan, run_id, cost))
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says."""
+        """Return the stamp as in `ask.question.Question`."""
         return stamps(self._order.inputs)
 
     def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says."""
+        """Draw as in `ask.question.Question`."""
         order, setup = self._order, self._setup
         with self._archive.draft() as draft:
             draw = _here if order.runner is None else _spread
@@ -229,7 +231,7 @@ def _check_letters(order: Order) -> None:
 
 
 def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
-    """The plan, which covers the public files, and where the records lie."""
+    """Return the plan, which covers the public files, and where the records lie."""
     return [plan.hash.encode(), inputs.digest.encode(), inputs.data.encode()]
 
 
@@ -241,7 +243,7 @@ def acceptance(
     how: Asking,
     out: Path | None = None,
 ) -> Acceptance:
-    """Whether an execution would be charged now, and what it would cost; charges nothing.
+    """Return whether an execution would be charged now, and what it would cost; charges nothing.
 
     Args:
         secret: where the secret is; ``None``: what was executed before is not told apart.
@@ -271,7 +273,7 @@ def acceptance(
 
 
 def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
-    """What a run of a plan costs a person, or a household."""
+    """Return the charge of a run of a plan for a person, or a household."""
     return Charge(
         run_id,
         plan.hash,

@@ -215,7 +215,7 @@ class Request(NamedTuple):
 
     @property
     def how(self) -> Asking:
-        """Whether to ask again at a new charge, and about which state of the data."""
+        """Return whether to ask again at a new charge, and about which state of the data."""
         return Asking(self.fresh, self.as_of)
 
 
@@ -230,7 +230,7 @@ class CheckedRequest(NamedTuple):
 
     @property
     def private(self) -> bool:
-        """Whether the stream itself is asked, not proxy data."""
+        """Return whether the stream itself is asked, not proxy data."""
         return self.request.proxy is None
 
     @property

@@ -54,7 +54,7 @@ class Choice(NamedTuple):
 
 
 class Gaussian(NamedTuple):
-    """How Gaussian noise would be charged.
+    """The charge of Gaussian noise.
 
     Attributes:
         plan_hash: returns the plan hash of the charge.

@@ -31,7 +31,7 @@ from dpstream.state.store import Store
 
 
 class Order(NamedTuple):
-    """What is to be answered, and how.
+    """The parameters of a workload's answer.
 
     Attributes:
         strategy: the strategy of the cells.

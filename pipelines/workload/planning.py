@@ -1,4 +1,4 @@
-"""What a workload's answers would cost: errors, floors and gaps, before there is data.
+"""The errors, floors and gaps of a workload's answers, before there is data.
 
 They are from noisy cells or from residual tables (`way_of`).  The decision reads no record:
 `dpstream workload plan` prints it, and `dpstream workload answer` follows it.

@@ -138,7 +138,7 @@ def _unpacked(domain: CellDomain, column: pa.Array) -> Int64:
 
 
 class Mechanism(NamedTuple):
-    """What is drawn and what it costs.
+    """The mechanism that is drawn, and its cost.
 
     Attributes:
         name: the strategy's name.
