@@ -106,7 +106,8 @@ class AggregateKind(ABC):
 
     @abstractmethod
     def expected_sd(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, str]:
-        """Return (T,) sd at each trigger in the column's own units, and what it does not say.
+        """Return (T,) sd at each trigger in the column's own units, and a note on what it leaves
+        out.
 
         Args:
             prefixes: with sds by trigger; values are not read.

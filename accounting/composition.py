@@ -256,7 +256,7 @@ def rho_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> f
 
 
 def left_within(spends: Sequence[Spend] | Total, limit: tuple[float, float]) -> dict[str, float]:
-    """Return what one more question may cost within a limit.
+    """Return the largest cost of one more question within a limit.
 
     Args:
         spends: what is charged so far.

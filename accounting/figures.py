@@ -14,12 +14,12 @@ from dpstream.accounting.limits import MICROS_PER_SECOND
 
 
 def up(figure: float, digits: int = 6) -> str:
-    """Return a figure with at most so many digits, never below itself."""
+    """Return a figure with at most ``digits`` digits, never below itself."""
     return _shortened(figure, digits, ROUND_CEILING)
 
 
 def down(figure: float, digits: int = 6) -> str:
-    """Return a figure with at most so many digits, never above itself."""
+    """Return a figure with at most ``digits`` digits, never above itself."""
     return _shortened(figure, digits, ROUND_FLOOR)
 
 
@@ -54,7 +54,7 @@ def guarantee_pair(
 
 
 def left_text(left: Mapping[str, float]) -> str:
-    """Return what an account still allows one more question, as text.
+    """Return the part of an account that is left for one more question, as text.
 
     Args:
         left: ``epsilon`` of noise without delta, ``mu`` of Gaussian noise, ``rho`` of zCDP: each

@@ -25,8 +25,9 @@ from dpstream.state.store import Store
 
 
 def next_test(plan: Plan, after: int) -> int | None:
-    """Return the first trigger time after ``after`` at which a window tests its keys, or begins
-    and remembers what others have published; ``None``: none.
+    """Return the first trigger time after ``after`` at which a window tests keys, or ``None``.
+
+    A window also counts that begins and remembers published keys of others.
     """
     line, design = plan.timeline, plan.design
     times = []

@@ -76,7 +76,7 @@ class TakenSteps:
         self._reshards = reshards
 
     def before_reshard(self, window: int, trigger: int, ids: Ids) -> Bool:
-        """Return (n,) which of the key ids (n, 2) took the step on their shard of an earlier
+        """Return (n,) whether each key id (n, 2) took the step on its shard of an earlier
         layout.
         """
         ahead = np.zeros(len(ids), np.bool_)

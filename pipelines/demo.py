@@ -93,7 +93,7 @@ def chart(table: pa.Table, releases: pa.Table, keys: Sequence[Key]) -> Figure:
 def page(
     plan: Plan, budget: Budget, table: pa.Table, releases: pa.Table, keys: Sequence[Key], text: str
 ) -> str:
-    """Return the page: a small picture for each key and column, and what was promised.
+    """Return the page: a small picture for each key and column, and the guarantee.
 
     Args:
         text: what was released, in lines.
@@ -362,7 +362,7 @@ def distances(table: pa.Table) -> tuple[float, float]:
 
 
 def summary(table: pa.Table, true_table: pa.Table) -> str:
-    """Return a few lines on what was released and how far it is from the truth."""
+    """Return a few lines on the releases and their distance from the truth."""
     flights, delay = distances(table)
     weight = table["true_flights"].fill_null(0).to_numpy()
     covered = weight.sum() / pc.sum(true_table["true_flights"]).as_py()

@@ -31,7 +31,7 @@ def digest(name: str, data: bytes | memoryview) -> bytes:
 
 
 def place_of(name: str) -> bytes:
-    """Return what represents a row's name in the digests of its columns."""
+    """Return the prefix that represents a row's name in the digests of its columns."""
     place = hashlib.blake2b(name.encode(), digest_size=_PLACE, person=b"dpstream-place")
     return place.digest()
 

@@ -162,7 +162,9 @@ def _selection_share(plan: Resolved, costs: Costs) -> float:
 
 
 def knee(costs: Costs) -> float:
-    """Return the share S of selection with the largest S^2 V(S), V what the joint condition leaves.
+    """Return the share S of selection with the largest S^2 V(S).
+
+    V is the share that the joint condition leaves for values.
 
     V(S) is a falling, concave chain of lines, one for each number n of selections: flat while a
     unit with all its pairs in one key costs most, steep (C of V for each 1 of S) where one with

@@ -240,7 +240,7 @@ def _proven(
 
 
 def fitted_weights(without: Float64, added: Float64) -> Float64:
-    """Return (d,) weights of the linear statistic that tells the two sides apart best.
+    """Return (d,) weights of the linear statistic that best distinguishes the two sides.
 
     Fisher's discriminant of columns scaled to sd 1.  Unlike the statistic of a plan it needs no
     claim: it finds noise that is used twice, effects beyond a bound, publication by data.

@@ -245,7 +245,7 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(self, mu=math.sqrt(square))
 
     def expected(self) -> Float64:
-        """Return (p, columns) what the others add to a key; known to the adversary."""
+        """(p, columns) the contribution of others to a key; known to the adversary."""
         fed = np.searchsorted(np.array(self.feeds), self.at, side="right") * self.others
         return np.stack([fed * c.other for c in self.columns], axis=1)
 

@@ -152,7 +152,7 @@ class DiscreteStaircaseLaw:
     label: ClassVar[bytes] = b"staircase"
 
     def lower(self) -> Iterator[Any]:
-        """Yield P[Z <= -k], by the sums of what is nearer to 0."""
+        """Yield P[Z <= -k], from the sums of the values nearer to 0."""
         ratio, half = self._ratio(), self._half()
         beyond, weight = half, flint.arb(1)
         while True:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def remembers(plan: "Plan") -> bool:
-    """Return whether a window publishes from its start what an earlier one has selected."""
+    """Return whether a window publishes keys of earlier windows from its start."""
     line, privacy = plan.timeline, plan.privacy
     if plan.public_keys is not None or privacy.mode != "sticky":
         return False

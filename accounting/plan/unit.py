@@ -242,7 +242,7 @@ def cost_to(common: UnitIdentity | None, charge: Charged) -> Spend:
 
 
 def common_unit(units: Iterable[UnitIdentity]) -> UnitIdentity:
-    """Return the finest unit of which all the others' units are complete parts.
+    """Return the finest unit that consists of complete units of all entries.
 
     Raises:
         PolicyError: there is none, or nothing bounds how many.

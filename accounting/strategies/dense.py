@@ -81,7 +81,7 @@ def prefix_weights(importance: Float64) -> tuple[Float64, float]:
 
 
 def prefix_optimum(importance: Float64, buffers: int) -> Generators:
-    """Yield the optimum's encoder with so many buffers; columns of norm about 1.
+    """Return the optimum's encoder with ``buffers`` buffers; columns of norm about 1.
 
     Args:
         importance: (T,) as for ``prefix_weights``; ones: all prefixes alike.

@@ -101,9 +101,7 @@ def value_candidates(lo: int, hi: int) -> tuple[int, ...]:
 
 
 def pair_candidates(scale: Fraction, most: int) -> tuple[int, ...]:
-    """Return the candidate pairs per unit in the first hours: up to what ``scale`` takes to
-    ``most``.
-    """
+    """Return the candidate pairs per unit in the first hours, at most ``most`` after scaling."""
     return magnitudes(max(1, math.ceil(most / scale)))
 
 

@@ -307,7 +307,7 @@ class Records(beam.DoFn):
 
     @guarded("records")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """Yield what threads are still at when the bundle ends.
+        """Yield the output of threads that still work when the bundle ends.
 
         It gets the least timestamp: a bundle ends with work under way for bounded input only, whose
         times nobody looks at.

@@ -71,7 +71,7 @@ def released(space: Space, question: Question, boxes: Int64, noisy: Noisy) -> pa
 
 
 def errors(space: Space, question: Question, boxes: Int64) -> pa.Table:
-    """Return what `released` would show of the noise, before anything is charged or read.
+    """Return the errors that `released` would show, before anything is charged or read.
 
     A row for each cell, with its ranges, and of each aggregate ``name_sd`` and ``name_within``, the
     half-width of the interval, in the unit of ``accounting.sessions.calibration.Expected.what``.

@@ -69,7 +69,7 @@ def tallied(
     coordinates: Mapping[str, Int64],
     usable: Bool,
 ) -> Totals:
-    """Return totals of records, in numpy: what workers compute, and a database's scan must match.
+    """Return totals of records, in numpy, as workers compute them and a database's scan must.
 
     Args:
         boxes: (m, d, 2) that are read, disjoint.

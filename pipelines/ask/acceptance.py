@@ -97,7 +97,7 @@ class Acceptance(NamedTuple):
         return [*self.answer(what), *self._account(), *weak]
 
     def answer(self, what: str) -> list[str]:
-        """Return whether it would be accepted, and what it would cost, as text."""
+        """Return whether it would be accepted, and its cost, as text."""
         if self.refusal is not None:
             answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
             lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
@@ -229,7 +229,7 @@ def _account(
 
 
 def left_of(charges: Sequence[Charge], limit: tuple[float, float]) -> dict[str, float]:
-    """Return what more may be spent within a limit.
+    """Return the budget that is left within a limit.
 
     Returns:
         As `composition.left_within`.
@@ -249,7 +249,7 @@ def _spent(charges: Sequence[Charge], delta: float) -> float | None:
 
 
 def limit_of(account: History, more: Sequence[Charge] = ()) -> Limit | None:
-    """Return the limit of an account, and what its charges cost together; both are public.
+    """Return the limit of an account, and the joint cost of its charges; both are public.
 
     Args:
         more: charges of the account's unit that come before the one that is decided.

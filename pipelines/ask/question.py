@@ -62,7 +62,7 @@ class Question(Protocol):
         ...
 
     def decide(self, run_id: str, account: "History") -> "Decision":
-        """Return what the answer costs, and what it may read.
+        """Return the cost of the answer, and the records it may read.
 
         Called in the transaction that charges, perhaps several times: it must change nothing.
 

@@ -168,7 +168,7 @@ def released(plan: Plan, table: pa.Table) -> Released:
 
 
 def totals(design: TrialDesign, rows: Released) -> Float64:
-    """Return (rows, columns) released values in grid units of their streams, less what others add.
+    """Return (rows, columns) released values in grid units of their streams, less those of others.
 
     A mean becomes a sum again: times the released count, or the others' number without one.
     """

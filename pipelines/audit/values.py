@@ -52,8 +52,10 @@ class Read(NamedTuple):
 
 
 def feeds_of(plan: Plan, design: TrialDesign) -> list[tuple[int, int]]:
-    """Return (window, trigger) at which others come; a second window, which no trial's unit
-    touches, is watched where windows do not overlap: noise used in both would show there.
+    """Return the (window, trigger) pairs at which others come.
+
+    A second window, which no trial's unit touches, is watched where windows do not overlap: noise
+    used in both would show there.
     """
     line = plan.timeline
     windows = 2 if line.windows > 1 and line.slide == line.window else 1
@@ -277,8 +279,9 @@ def _inputs(plan: Plan) -> dict[str, tuple[float, float]]:
 
 
 def alone_released(runner: Runner, keys: int, progress: Progress) -> tuple[int, int]:
-    """Return (keys ever released, rows fed) of so many keys that too few units have: one person's
-    more than are never tested, each with its first pair, which counts most.
+    """Return (keys ever released, rows fed) of keys that too few units have.
+
+    One person's further keys are never tested, each with its first pair, which counts most.
     """
     plan, hits, fed = runner.plan, 0, 0
     few = plan.privacy.pre_threshold + plan.design.units_alone

@@ -28,7 +28,7 @@ def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
 
 
 def retry(seconds: float) -> Any:
-    """Return the policy that retries what may pass for ``seconds``, at most ten seconds apart."""
+    """Return the policy that retries passing errors for ``seconds``, at most ten seconds apart."""
     from google.api_core.retry import Retry
 
     return Retry(predicate=may_pass(), initial=0.1, maximum=10.0, multiplier=1.5, timeout=seconds)
@@ -88,7 +88,7 @@ class ServiceClient(ABC):
 
 
 def failed(field: str, error: BaseException | None, what: str) -> RunError:
-    """Return the class of a client's error only: its text can quote what was sent."""
+    """Return the class of a client's error only: its text can quote a request."""
     fix = "check the place and the account's rights, then run again"
     if field.startswith("sink."):
         fix += ": the store has every release"

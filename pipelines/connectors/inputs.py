@@ -134,7 +134,7 @@ class Input(ABC):
         """
 
     def scan(self) -> Iterator[ReadRows]:
-        """Yield what is there now, by the functions that `read` uses, without changing the source.
+        """Yield the present rows, by the functions that `read` uses, without changing the source.
 
         Raises:
             UsageError: a source of this kind gives a message to one reader only.

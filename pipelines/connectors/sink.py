@@ -177,8 +177,9 @@ class ReadableSink(Sink):
         """
 
     def content(self) -> str | None:
-        """Return a digest of the names and bytes of all that is published, where that is cheap to
-        tell: two that are equal mean that nothing was changed, lost or added.
+        """Return a digest of the names and bytes of all published releases, where that is cheap.
+
+        Two equal ones mean that nothing was changed, lost or added.
         """
         return None
 
@@ -199,19 +200,17 @@ class ReadableSink(Sink):
 
 
 def manifests_of(sink: Sink) -> list[RunManifest | None]:
-    """Return the manifests that a sink tells of: none where it cannot be read back."""
+    """Return the manifests of a sink: none where it cannot be read back."""
     return sink.manifests() if isinstance(sink, ReadableSink) else []
 
 
 def releases_of(sink: Sink) -> list[PublishedRelease]:
-    """Return the published releases that a sink tells of: none where it cannot be read back."""
+    """Return the published releases of a sink: none where it cannot be read back."""
     return list(sink.published()) if isinstance(sink, ReadableSink) else []
 
 
 def unsealed_of(sink: Sink) -> list[Name]:
-    """Return the releases without a seal that a sink tells of: none where it cannot be read
-    back.
-    """
+    """Return the releases without a seal of a sink: none where it cannot be read back."""
     return list(sink.unsealed()) if isinstance(sink, ReadableSink) else []
 
 

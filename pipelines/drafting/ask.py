@@ -138,7 +138,7 @@ def guessed_unit(columns: Sequence[Column]) -> str | None:
 
 
 def guessed_time(columns: Sequence[Column]) -> str | None:
-    """Return the first timestamp; else what is called as a time is."""
+    """Return the first timestamp; else the first column with a name of a time."""
     instants = [c.name for c in columns if c.time == "instant"]
     texts = [c.name for c in columns if c.time == "text" and _TIME.fullmatch(c.name)]
     return next(iter(instants + texts), None)
@@ -214,7 +214,7 @@ class Person:
         proposal: str | None,
         read: Callable[[str], Reply],
     ) -> Reply:
-        """Return what ``read`` makes of the flag, or of an answer, which is repeated until it is
+        """Return the value that ``read`` makes of the flag or of an answer, repeated until it is
         valid.
 
         Where nobody can be asked, the flag or the proposal is there: see `_refuse_missing`.

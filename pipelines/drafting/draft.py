@@ -296,9 +296,7 @@ def _growing(answers: Answers) -> str:
 
 
 def limit_of(epsilon: float, delta: float) -> tuple[float, float]:
-    """Return the limit of a new account: room for two jobs like this one, since who answers for the
-    data decides about more.
-    """
+    """Return the limit of a new account: room for two jobs like this one."""
     return 2 * epsilon, min(2 * delta, MOST_DELTA)
 
 

@@ -56,8 +56,7 @@ _ANY_NAME = "records"
 
 
 def project_at(given: Path | None) -> tuple[Path, str, Project | None]:
-    """Return the project file that is begun or extended: its path, absolute, its text (empty: there
-    is no file), and what it has.
+    """Return the project file to create or extend: absolute path, text (empty: none) and content.
 
     Args:
         given: of ``--project``; ``None``: the file that commands find from the current folder, or
@@ -343,7 +342,7 @@ def chosen_account(
 
 
 def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created]:
-    """Return an account that is there, as a file of this folder names it, and what it is of.
+    """Return an existing account, as a file of this folder names it, and its data set.
 
     Raises:
         UsageError: it is of another type of unit; DpstreamError: it is none, or cannot be read.
@@ -382,7 +381,7 @@ def free_account(folder: Path, data_set: str) -> str:
 
 
 def at(account: str) -> tuple[str, Created]:
-    """Return the path of an account that a flag names, and what it is of.
+    """Return the path of an account that a flag names, and its data set.
 
     Raises:
         DpstreamError: it is none, or cannot be read.

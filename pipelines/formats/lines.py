@@ -86,9 +86,7 @@ def split(block: bytes) -> tuple[pa.BinaryArray, Bool]:
 
 
 def bytes_of(lines: pa.BinaryArray) -> tuple[UInt8, Int32]:
-    """Return the bytes of n lines without a gap between two of them (no copy), and (n + 1,) where
-    in them each line begins, and the last one ends.
-    """
+    """Return the bytes of n lines without gaps (no copy), and the (n + 1,) offsets of the lines."""
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]], ends - ends[0]

@@ -68,7 +68,7 @@ def unit_of(job: Ledgered) -> UnitIdentity:
 
 
 def tuned_of(job: "Job") -> Tuned | None:
-    """Return what a plan shows of the job's ``choice``."""
+    """Return the part of a plan that shows the job's ``choice``."""
     tuning = job.tuning
     if tuning is None:
         return None

@@ -40,9 +40,10 @@ OLD_SQLITE = (
 
 
 def examine() -> dict[str, Any]:
-    """Return the report: ``python``, ``packages``, ``extras``, ``runners``, ``emulators``,
-    ``sqlite`` (its version), ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict``
-    (lines).
+    """Return the report on this installation.
+
+    Its keys are ``python``, ``packages``, ``extras``, ``runners``, ``emulators``, ``sqlite`` (its
+    version), ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict`` (lines).
     """
     needs = requirements()
     packages = {name: installed(name) for name in needs}
@@ -93,8 +94,9 @@ def examine() -> dict[str, Any]:
 
 
 def requirements() -> dict[str, SpecifierSet]:
-    """Return the versions that each package may have, as the installed distribution declares them:
-    this package first, then what it depends on without any extra.
+    """Return the allowed versions of each package, as the installed distribution declares them.
+
+    This package comes first, then those that it depends on without any extra.
     """
     try:
         lines = importlib.metadata.requires(NAME) or []

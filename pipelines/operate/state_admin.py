@@ -421,7 +421,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
 
 
 def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
-    """Return what all epochs of a run cost together; each draws new noise, so they compose."""
+    """Return the joint cost of all epochs of a run; each draws new noise, so they compose."""
     plan, epochs = job.plan, identity.epoch + 1
     budget = calibrated(plan, identity.calibration).budget
     thresholds = plan.privacy.contributions * budget.b

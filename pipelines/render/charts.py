@@ -252,7 +252,7 @@ def svg(figure: Figure, name: str, words: str) -> str:
 
 
 def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the picture, its words, and what each of its places says (as JSON, which is escaped).
+    """Return the picture, its text, and the text of each of its places (as JSON, which is escaped).
 
     Args:
         labels: a text for each of the picture's places; none: nothing can be pointed at.

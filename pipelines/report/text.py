@@ -81,7 +81,7 @@ def title_of(job: Job) -> str:
 
 
 def instant(micros: int) -> str:
-    """Return a time in UTC, without what is zero."""
+    """Return a time in UTC, without parts that are zero."""
     try:
         moment = moment_of(micros)
     except OverflowError:

@@ -62,7 +62,7 @@ class Listener(NamedTuple):
 
 
 def supported() -> bool:
-    """Return whether this system tells of sockets."""
+    """Return whether this system can list sockets."""
     return (_PROC / "self").exists()
 
 

@@ -38,9 +38,7 @@ def prism_version(program: Path) -> str | None:
 
 
 def prism_is_open(program: Path) -> bool:
-    """Return whether it is Beam's own build, which listens on all interfaces; of others nothing is
-    known until they run.
-    """
+    """Return whether it is Beam's own build, which listens on all interfaces."""
     return _after(program, _LOOPBACK) is None and _after(program, _MODULE) is not None
 
 

@@ -169,7 +169,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         data_buffer_time_limit_ms: int = -1,
         container_executable: str | None = None,
     ) -> tuple[str, "Served"]:
-        """Return Listen; returns the address, and what stops it."""
+        """Listen; return the address, and the call that stops it."""
         server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=_OPTIONS)
         bound = server.add_insecure_port(f"{LOOPBACK}:{port}")
         pool = cls(

@@ -52,7 +52,7 @@ class Views(Protocol):
     """
 
     def spent(self, kind: Kind) -> Spent:
-        """Return what every point has spent."""
+        """Return the spent budget of every point."""
 
 
 class Within(NamedTuple):

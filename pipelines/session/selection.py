@@ -116,7 +116,7 @@ class Predicate(NamedTuple):
     depth: int = 0
 
     def both(self, other: "Predicate") -> "Predicate":
-        """Return what ``(THIS) AND (OTHER)`` is parsed to, without parsing either again.
+        """Return the parsed form of ``(THIS) AND (OTHER)``, without parsing either again.
 
         Raises:
             UsageError: the combined predicate is too large.

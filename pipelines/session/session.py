@@ -298,7 +298,7 @@ class Subspace(Asker):
         return Subspace(self.session, self.selection.cut_to(boxes))
 
     def enough(self, amount: int, kind: Kind) -> Int64:
-        """Return (m, d, 2) the points that have so many millionths left, perhaps none.
+        """Return (m, d, 2) the boxes of points with at least ``millionths`` left, perhaps none.
 
         Boxes begin on the grid of initial budgets: a question snaps them to it, and then each has
         enough as a whole.

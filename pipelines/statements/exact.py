@@ -194,8 +194,9 @@ def _data_type(kind: exp.DType) -> exp.DataType | None:
 
 
 def tables_by_unit(query: exp.Select, catalog: Catalog) -> exp.Select:
-    """Return the query with every table as its rows that have a unit, and with the unit where it
-    comes by a path.
+    """Return the query with every table as its rows that have a unit.
+
+    The unit is added where it comes by a path.
     """
     for node in list(query.find_all(exp.Table)):
         table = catalog.tables[node.name]

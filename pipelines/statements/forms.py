@@ -51,7 +51,9 @@ def kind_of(node: exp.Expr) -> exp.DType | None:
 
 
 def is_literal(node: exp.Expr) -> bool:
-    """Return a number or text as it is written, with its sign."""
+    """Return whether an expression is a literal number, with a sign or without, or a literal
+    text.
+    """
     return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal)
 
 

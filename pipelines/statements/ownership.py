@@ -390,8 +390,8 @@ class Validator:
 
 
 def groups_of(node: exp.Select, scope: Scope) -> list[exp.Expr]:
-    """Return the expressions of GROUP BY; names of the select list are put in the tree as what they
-    are.
+    """Return the expressions of GROUP BY; names of the select list are replaced by their
+    expressions.
 
     Raises:
         DpstreamError: one has a type that is no group, or is constant.

@@ -240,7 +240,7 @@ def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
 
 
 def causes_of(job: Job) -> dict[str, Cause]:
-    """Return what each reason for an unusable record means for this job, and how to fix it."""
+    """Return the meaning for this job of each reason for an unusable record, and its fix."""
     plan, line = job.plan, job.plan.timeline
     start, end = (np.datetime64(t, "us").astype("M8[s]") for t in (line.start, line.horizon))
     keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)

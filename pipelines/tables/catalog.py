@@ -133,8 +133,7 @@ class Catalog(Tables):
 
 
 def canonical(table: Table) -> dict[str, Any]:
-    """Return a table by frozen names, as JSON-able values: what digests and notes of it are made
-    from.
+    """Return a table by frozen names, as JSON-able values, for digests and notes.
 
     Its place is no part of it: the same tables may lie elsewhere, a public table of a database
     also under another name.

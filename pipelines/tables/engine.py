@@ -100,9 +100,7 @@ class Decoded:
 
 
 def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[str]]:
-    """Return a database's rows with texts as bytes, for some of them may be none, and which those
-    are.
-    """
+    """Return a database's rows with texts as bytes, for they may be invalid, and their columns."""
     schema = pa.schema([(f.name, _as_bytes(f.type)) for f in reader.schema])
     batches = (
         pa.RecordBatch.from_arrays(

@@ -145,8 +145,7 @@ def place_of(table: Table, folder: Path) -> bytes:
 
 
 def identities(table: Table) -> set[object]:
-    """Return the identities of what a table reads, however it is named: files, or a database's
-    table.
+    """Return the identities of the read files, or of a database's table, however it is named.
 
     Names of a server's host and of views, and copies of files, are not seen through.
     """

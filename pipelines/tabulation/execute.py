@@ -243,7 +243,7 @@ def acceptance(
     how: Asking,
     out: Path | None = None,
 ) -> Acceptance:
-    """Return whether an execution would be charged now, and what it would cost; charges nothing.
+    """Return whether an execution would be charged now, and its cost; charges nothing.
 
     Args:
         secret: where the secret is; ``None``: what was executed before is not told apart.

@@ -92,7 +92,7 @@ def records_path(data: Path, program: str) -> Path:
 
 
 def public_paths(parameters: Path, data: Path, program: str) -> list[Path]:
-    """Return every public file that a program reads: what identifies an execution beside the
+    """Return every public file that a program reads: they identify an execution beside the
     records.
     """
     names = [CONFIG, *PARAMETER_FILES]
@@ -192,7 +192,7 @@ def inputs_of(parameters: Path, data: Path, choice: Choice) -> Inputs:
 
 @functools.lru_cache(maxsize=1)
 def prepared(inputs: Inputs) -> Prepared:
-    """Return what is computed from the public files, cached on this machine.
+    """Return the values from the public files, cached on this machine.
 
     Raises:
         UsageError: a file has a fault.

@@ -215,7 +215,7 @@ def _check_kinds(characteristics: Characteristics, pairs: Rows, faults: Faults) 
 
 
 def repeated(column: pa.ChunkedArray) -> Bool:
-    """Return (n,) which values have been there before."""
+    """Return (n,) whether each value occurred before."""
     encoded = column.combine_chunks().dictionary_encode()
     indices = encoded.indices.to_numpy()
     first = np.full(len(encoded.dictionary), len(indices), np.int64)

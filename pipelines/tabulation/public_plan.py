@@ -112,8 +112,7 @@ def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
 
 
 def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
-    """Return all faults of the public files; where each is as it must be, what is wrong with the
-    plan.
+    """Return all faults of the public files; without any, those of the plan.
 
     Raises:
         UsageError: the choice itself makes no sense.

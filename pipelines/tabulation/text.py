@@ -197,8 +197,8 @@ def read_blocks(
 
 
 def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:
-    """Return the first line of a file without byte order mark and line feed, and what was read
-    behind it.
+    """Return the first line of a file without byte order mark and line feed, and the bytes after
+    it.
 
     A line that is longer than any may be comes out cut.
     """

@@ -241,7 +241,7 @@ class CheckedRequest(NamedTuple):
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Return what it costs and what accuracy to expect; public, no data read."""
+        """Return its cost and the accuracy to expect; public, no data read."""
         question = self.question
         return {
             "how": "private" if self.private else "proxy",

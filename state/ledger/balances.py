@@ -115,7 +115,7 @@ class Balances:
 
 
 def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = None) -> Spent:
-    """Return what was spent of one kind after an entry; with an analyst, by their own charges.
+    """Return the spent state of one kind after an entry; with an analyst, of their own charges.
 
     Raises:
         PolicyError: the entry's boxes or amount do not fit the table.
@@ -130,7 +130,7 @@ def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = N
 
 
 def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
-    """Return what an entry of the table charges.
+    """Return the charge of an entry of the table.
 
     Raises:
         PolicyError: the entry is not of this table.

@@ -109,7 +109,7 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def read(self) -> Int64:
-        """Return (m, d, 2) int64, what the query may read, disjoint; raises as ``boxes`` does."""
+        """(m, d, 2) int64 disjoint boxes that the query may read; raises as ``boxes`` does."""
         return unpacked(self.reads)
 
 

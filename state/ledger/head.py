@@ -180,7 +180,7 @@ class HeadFile:
         )
 
     def chain(self) -> Chain:
-        """Return what the file proves.
+        """Return the chain that the file proves.
 
         Raises:
             PolicyError: it is damaged.

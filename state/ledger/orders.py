@@ -54,7 +54,7 @@ class Views:
         self._state, self.usable = state, usable
 
     def spent(self, kind: Kind) -> Spent:
-        """Return what every point has spent of a kind of budget.
+        """Return the spent budget of a kind at every point.
 
         Raises:
             UsageError: records have no budget of that kind.
@@ -150,7 +150,7 @@ def refusal_of(space: Space, kind: Kind, decision: Decision) -> SessionRefusedEr
 
 
 def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
-    """Return what an order may do at an instant.
+    """Return the decision on an order at an instant.
 
     Args:
         state: of all entries before it, with the analyst's own charges if there is a quota.

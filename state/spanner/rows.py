@@ -118,7 +118,7 @@ def row_sizes(rows: pa.RecordBatch | pa.Table) -> Int64:
 
 
 def release_cells(rows: pa.RecordBatch) -> list[str]:
-    """Return ``Releases`` cells of released rows, at least one, cut by what each row takes."""
+    """Return ``Releases`` cells of released rows, at least one, divided by size."""
     number = np.cumsum(row_sizes(rows)) // CELL_BYTES
     pieces = [rows.slice(a, b - a) for _, a, b in runs_of(number)]
     return [cell(arrow.to_bytes(piece)) for piece in pieces or [rows]]
@@ -180,7 +180,7 @@ def unpack_states(values: Sequence[bytes], streams: int) -> npt.NDArray[Any]:
 
 
 def pack_empty(number: int, streams: int) -> list[str]:
-    """Return ``State`` cells of so many keys of which nothing is committed yet."""
+    """Return ``State`` cells of ``count`` keys of which nothing is committed yet."""
     packed = np.zeros(number, state_type(streams))
     packed["due"] = NEVER
     return cells(packed.tobytes(), packed.dtype.itemsize)

@@ -435,7 +435,7 @@ def piece_of(window: int, number: int) -> int:
 def selection_of(
     states: SpannerKeyShard, step: PendingStep, slots: Bool | None = None
 ) -> Selection | None:
-    """Return what a step that waits has selected, of marked slots or of all; ``None``: nothing."""
+    """Return the selection of a waiting step, of marked slots or of all; ``None``: nothing."""
     chosen = step.selected
     if chosen is not None and slots is not None:
         chosen = chosen[slots[chosen]]

@@ -268,7 +268,7 @@ class InUseError(RunError):
 
 
 def in_use() -> InUseError:
-    """Return the error for what cannot be done while a run has the store open."""
+    """Return the error for an action that a run with the open store prevents."""
     return InUseError("store", "a run has it open", "stop the run, or wait for its end")
 
 

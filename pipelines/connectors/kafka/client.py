@@ -206,15 +206,16 @@ def name_of(error: Any) -> str:
 
 
 def passes(error: Any) -> bool:
-    """Return whether the client itself tries again what has failed with this error."""
+    """Return whether the client itself retries a request that failed with this error."""
     codes = library().KafkaError
     passing = (codes._ALL_BROKERS_DOWN, codes._TRANSPORT, codes._RESOLVE)
     return bool(error.retriable()) or error.code() in passing
 
 
 def has_no_leader(error: Exception) -> bool:
-    """Return a topic that was just made has no leaders yet, or a broker has not heard of its newest
-    one; the client does not ask again here.
+    """Return whether a partition has no known leader, which the client does not retry.
+
+    A topic was just made, or a broker has not heard of its newest leader.
     """
     return name_of(error) in (
         "NOT_LEADER_FOR_PARTITION",

@@ -87,8 +87,10 @@ class PublishedTopic:
 
 
 def manifest_name(manifest: RunManifest) -> str:
-    """Return a manifest's name in the topic: by run, so that compaction does not let the one of a
-    run that came too late take the place of the owner's.
+    """Return a manifest's name in the topic.
+
+    The name has the run, so that compaction does not replace the owner's manifest with that of a
+    run that came too late.
     """
     return f"{manifest_key(manifest.epoch)}-{manifest.run_id}"
 
@@ -196,7 +198,7 @@ def decoded(value: bytes, kind: type[Any]) -> Any:
 
 
 def no_release() -> PolicyError:
-    """Return the topic is used for something else as well."""
+    """Return the error for a topic that is used for something else as well."""
     return PolicyError(
         "sink.topic", "holds a message that is no release of this run", "use a new topic"
     )

@@ -127,8 +127,9 @@ class KafkaTopic:
     def read(
         self, partitions: Sequence[int], seconds: float = LOOK_SECONDS
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield (key, value) of every message of some partitions, to the end that each has when it
-        is reached; in the order of their offsets within a partition.
+        """Yield (key, value) of every message of some partitions, in the order of offsets in each.
+
+        It ends at the end that each partition has when it is reached.
 
         Args:
             seconds: how long the broker may be away.

@@ -47,8 +47,7 @@ def client() -> Any:
 
 
 def described(subscription: str) -> tuple[str, int]:
-    """Return the topic of a subscription that can be used, and the seconds after which a message
-    that nobody acknowledged comes again.
+    """Return the topic of a usable subscription, and its deadline of acknowledgement in seconds.
 
     Raises:
         UsageError: no such subscription, or its settings lose messages.
@@ -216,8 +215,9 @@ class Puller:
         self._pause_until = 0.0
 
     def take(self, most: int, seconds: float, more_seconds: float) -> tuple[list[Any], int | None]:
-        """Return ``ReceivedMessage``s (protobuf) that come within ``seconds``, after the first ones
-        within ``more_seconds``; and `Ages.age`.
+        """Return ``ReceivedMessage``s (protobuf) of the next ``seconds``, and `Ages.age`.
+
+        After the first ones it waits only ``more_seconds``.
 
         Raises:
             RunError: the subscription is gone, may not be read, or is away for too long.
