@@ -1,4 +1,4 @@
-"""Kinds of published columns, a class each: what a kind needs, releases and costs is said once.
+"""Kinds of published columns, one class per kind with its inputs, releases and costs.
 
 **SUM beside MEAN of one column**: the sum is made from the mean's two sums, not measured again.  A
 mean of a column publishes the running sum of (value - middle) and the running count, each with a
@@ -190,7 +190,7 @@ def bounded_stream(aggregate: Aggregate, mid: int) -> ValueStream:
 
 
 class Count(AggregateKind):
-    """One record adds 1 to the running count, which means share."""
+    """A count: one record adds 1 to the running count, whichever share of it is used."""
 
     uses_count = True
 
@@ -217,7 +217,7 @@ class Count(AggregateKind):
 
 
 class Sum(AggregateKind):
-    """A record adds its clamped value, L = the larger bound."""
+    """A sum: a record adds its bounded value, at most L = the larger bound."""
 
     @override
     def check(self, aggregate: Aggregate, where: str) -> None:
@@ -246,7 +246,7 @@ class Sum(AggregateKind):
 
 
 class Units(AggregateKind):
-    """Read from the count of units: the selection stream continued, or one of its own."""
+    """A count of units, read from the selection stream or from one of its own."""
 
     counts_units = True
 
@@ -332,8 +332,10 @@ def _measured(aggregate: Aggregate) -> tuple[object, ...] | None:
 
 
 class Mean(AggregateKind):
-    """The sum is of (value - middle), so that L is half of the bounds' width; the quotient is
-    post-processing (mechanism.md section 4)."""
+    """A mean: the sum of (value - middle) over the count, so that L is half of the bounds' width.
+
+    The quotient is post-processing (mechanism.md section 4).
+    """
 
     uses_count = True
     divides = True

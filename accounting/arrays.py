@@ -1,4 +1,4 @@
-"""Arrays of numpy by the type of what they hold, as annotations name them."""
+"""Numpy array types, named by their elements, for annotations."""
 
 import numpy as np
 import numpy.typing as npt

@@ -62,7 +62,7 @@ class AccountWarning(UserWarning):
 
 
 class InvariantError(AssertionError):
-    """The program is in a state that its own rules exclude.
+    """Signals that the program is in a state that its own rules exclude.
 
     It stands where Python's ``assert`` would, which ``python -O`` drops.  It has no code, so that
     it is treated as an error that nobody foresaw: its traceback goes to the private log.

@@ -30,7 +30,7 @@ _FIELD, _FIX = "cells", "mix in a small multiple of the identity, or choose anot
 
 
 class Mixing:
-    """A certified L.
+    """A mixing matrix L with a certified norm of its inverse.
 
     Args:
         factors: square float64 matrices; L is their Kronecker product.

@@ -32,7 +32,7 @@ _LARGEST = 700.0
 
 
 class WeakGuaranteeWarning(UserWarning):
-    """A guarantee promises little; the Python interface warns with this class."""
+    """Warns that a guarantee promises little; issued by the Python interface."""
 
 
 def weaknesses(epsilon: float, delta: float, of: str = "") -> list[str]:

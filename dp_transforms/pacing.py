@@ -1,4 +1,4 @@
-"""PACE: how far BOUND may decide, and which records wait for the next pass.
+"""PACE: the limit of BOUND's decisions, and the records that wait for the next pass.
 
 **The clock** (mechanism.md section 9).  Where pairs on published keys are skipped, BOUND decides
 what lies behind a test only when all key shards have committed the test.  So the public clock stops

@@ -1,4 +1,4 @@
-"""Keys that windows have published at their tests, and what later windows know of them.
+"""Keys that windows have published at their tests, and that later windows remember.
 
 They are read from committed releases, and from nowhere else.  A key that a test selects is
 published at the test's own trigger, so the releases of the tests' steps name every key with the
@@ -58,7 +58,7 @@ from dpstream.state.store import NEVER, OvertakenError, Store
 
 
 class Remembered:
-    """Selected keys in order of time, and which of them windows remember.
+    """Selected keys in order of time, and those that each window remembers.
 
     Args:
         lasting: trigger times that a selection is remembered for; ``None``: for ever.

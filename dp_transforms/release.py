@@ -174,7 +174,7 @@ def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 class Gather(beam.DoFn):
-    """Steps of the shards of a (window, trigger) -> all of them together, once.
+    """Gathers the steps of the shards of a (window, trigger), and emits them together once.
 
     The unbounded form of a GroupByKey, which would wait for the end of the input.  Each step
     says of which shard it is, so that one that comes twice counts once.

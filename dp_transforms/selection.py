@@ -48,8 +48,9 @@ def _fill_thresholds(
 
 
 class NoisyThresholds:
-    """Noisy thresholds (``need`` above) of the next steps of each key's round, each noise node
-    drawn once.
+    """Noisy thresholds (``need`` above) of the next steps of each key's round.
+
+    Each noise node is drawn once.
 
     Args:
         terms: (noise stream, coefficient) of each part of the statistic.

@@ -88,8 +88,11 @@ class KeyPiece(NamedTuple):
 
 
 class UnitPiece(NamedTuple):
-    """Some units of a shard: (n, 2) ids, admitted pairs, the last trigger time at which a record
-    of theirs can be decided (``NEVER``: at any), and first pairs (``UnitShard.indices``)."""
+    """Some units of a shard.
+
+    (n, 2) ids, admitted pairs, the last trigger time at which a record of theirs can be decided
+    (``NEVER``: at any), and first pairs (``UnitShard.indices``).
+    """
 
     ids: Ids
     counts: Int32
@@ -98,8 +101,11 @@ class UnitPiece(NamedTuple):
 
 
 class PositionPiece(NamedTuple):
-    """Some applied positions of a unit shard: (n, 2) ids of their units, and the records
-    (``Admitted``), whose own ``unit`` says nothing outside of the shard."""
+    """Some applied positions of a unit shard.
+
+    (n, 2) ids of their units, and the records (``Admitted``), whose own ``unit`` has no meaning
+    outside of the shard.
+    """
 
     ids: Ids
     records: "Admitted"

@@ -1,4 +1,4 @@
-"""Digests that stand with everything a store keeps, so that damage is noticed where it is read.
+"""Digests of everything a store keeps, by which damage is detected when it is read.
 
 A digest covers the bytes and the name of their place (table, row, column): a flipped bit, a lost
 piece and a row that stands in another's place are all noticed, up to collisions of 128 bits.  It

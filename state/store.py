@@ -1,4 +1,4 @@
-"""The Store contract: what the flow needs of a database, and nothing about any database.
+"""The Store contract: the needs of the flow, and nothing about any database.
 
 One step is one (window, key shard, trigger).  A worker asks the store for the ``KeyShard`` of
 a window, lets the store load the keys of its micro-batch and the keys that are due, changes
@@ -248,7 +248,7 @@ class PerKey(NamedTuple):
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Admitted records, columnar: where they stood and what was decided.
+    """Admitted records, columnar: their positions and the decisions on them.
 
     Attributes:
         partition, offset: position of each record.
@@ -284,7 +284,10 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class OvertakenError(Exception):
-    """Another worker committed a step or a decision first: read what it committed, do the rest."""
+    """Signals that another worker committed a step or a decision first.
+
+    Read what it committed, and do the rest.
+    """
 
 
 class Store(RetentionStore):

@@ -38,7 +38,7 @@ FORMAT = 1
 
 
 class Calibrated(NamedTuple):
-    """A plan with its defaults spelled out, and its budget; the plan's hash is NOT the run's."""
+    """A plan with its defaults filled in, and its budget; the plan's hash is NOT the run's."""
 
     plan: Plan
     budget: Budget

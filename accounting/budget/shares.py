@@ -45,7 +45,7 @@ def strategy_of(name: str, triggers: int) -> Strategy:
 
 
 class Costs(NamedTuple):
-    """(C,) fractions for n = 1..C selections: s(n), n/C and g(n)."""
+    """(C,) costs as fractions of mu^2 for n = 1..C selections: s(n), n/C and g(n)."""
 
     selected: Float64
     counted: Float64

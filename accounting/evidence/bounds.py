@@ -150,7 +150,7 @@ def least_epsilon(false_positives: float, false_negatives: float, delta: float) 
 
 
 class Scores(NamedTuple):
-    """(n,) scores of trials on D and (m,) on D', by one statistic."""
+    """The (n,) scores of trials on D and (m,) on D', by one statistic."""
 
     without: Float64
     added: Float64

@@ -69,7 +69,7 @@ class Law(Protocol):
 
 @dataclass(frozen=True)
 class RoundedGaussianLaw:
-    """round(N) of a Gaussian N of sd ``sigma``."""
+    """The law of round(N), with N a Gaussian of sd ``sigma``."""
 
     sigma: float
     label: ClassVar[bytes] = b""
@@ -111,7 +111,10 @@ class DiscreteLaplaceLaw:
 
 @dataclass(frozen=True)
 class TruncatedGeometricLaw:
-    """P[Z = j] = q^|j| (1 - q) / (1 + q - 2 q^(k + 1)) for |j| <= k = ``most``, as above else."""
+    """The truncated law P[Z = j] = q^|j| (1 - q) / (1 + q - 2 q^(k + 1)), |j| <= k = ``most``.
+
+    q is as in `DiscreteLaplaceLaw`.
+    """
 
     scale: float
     most: int
@@ -143,8 +146,10 @@ class TruncatedGeometricLaw:
 
 @dataclass(frozen=True)
 class DiscreteStaircaseLaw:
-    """P[|Z| = i L + j] proportional to q^i for j < r and to q^(i + 1) for r <= j < L, of which
-    q = e^(-L / scale), L = ``sensitivity`` and r = ``step``, 1 <= r <= L."""
+    """The staircase law with P[|Z| = i L + j] ~ q^i for j < r and ~ q^(i + 1) for r <= j < L.
+
+    q = e^(-L / scale), L = ``sensitivity`` and r = ``step``, 1 <= r <= L.
+    """
 
     scale: float
     sensitivity: int
@@ -192,7 +197,7 @@ class DiscreteStaircaseLaw:
 
 @dataclass(frozen=True)
 class DiscreteGaussianLaw:
-    """P[Z = k] proportional to e^(-k^2 / (2 sigma^2)); ``sigma`` is a parameter, not the sd."""
+    """The law with P[Z = k] ~ e^(-k^2 / (2 sigma^2)); ``sigma`` is a parameter, not the sd."""
 
     sigma: float
     label: ClassVar[bytes] = b"discrete Gauss"

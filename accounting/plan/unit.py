@@ -1,4 +1,4 @@
-"""The privacy unit: its identity in a ledger, and what runs cost one or several units.
+"""The privacy unit: its identity in a ledger, and the cost of runs to one or several units.
 
 Runs on different units add up in the account of a data set under conditions, which are stated here.
 

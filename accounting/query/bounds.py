@@ -276,7 +276,8 @@ _SLACK = 1e-12
 
 
 class BoundsDesign(msgspec.Struct, frozen=True):
-    """Histograms of what a query chooses, in the order of the columns, groups last; public.
+    """The histograms for the settings that a query chooses, in the columns' order, groups last;
+    public.
 
     Attributes:
         law: family of the noise of their nodes; ``sigma`` of a histogram is its sd or scale.

@@ -1,4 +1,4 @@
-"""May a query spend an amount on some boxes?  Decided on the spent budget alone, never on data.
+"""Decision whether a query may spend an amount on some boxes, by the spent budget alone.
 
 A query is accepted if and only if EVERY point of its (snapped) boxes has
 

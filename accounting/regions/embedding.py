@@ -1,4 +1,4 @@
-"""A table's space in a wider one: where records of the wider space were before.
+"""Embedding of a table's space in a wider one: the former places of the wider space's records.
 
 **Why nobody's budget is whole again.**  A record has one point in each space, and its coordinates
 in the wider one decide those that it had: f(p') = p.  A box B of the old space that was charged

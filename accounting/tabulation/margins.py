@@ -1,4 +1,4 @@
-"""Estimates of figures, and exact margins: the smallest m that the error does not exceed with 95%.
+"""Estimates of figures, and exact margins: the smallest m that the error exceeds with at most 5%.
 
 **Margins.**  A figure is one measured count, or a sum of measured counts, each with noise of its
 own.  Laws of sums are convolved, not taken to be normal: P(|Z| <= m) is a sum of chances of

@@ -1,4 +1,5 @@
-"""Timers say when, records say what: the stateful stage that waits for a trigger time.
+"""The stateful stage that waits for a trigger time; a timer fires it, and records decide its
+content.
 
 Rows of a shard wait in a bag until the watermark passes a trigger time that the clock has
 announced; a callback then works on them and says which rows must wait on.  One timer per shard:
@@ -242,7 +243,7 @@ def outputs_of(
     since: int,
     threads: Any = None,
 ) -> Iterator[tuple[int, bool, Any]]:
-    """Yield (shard, whether it is rows that wait on, output or rows) of a call.
+    """Yield (shard, whether the rows wait on, output or rows) of a call.
 
     Args:
         own: the shard's callback; ``None``: the thread's, which ``Workers`` give as ``threads``.

@@ -52,7 +52,7 @@ def instant(line: Timeline, trigger_time: int, ticks: int = 0) -> Timestamp:
 
 
 class Announced(beam.PTransform):
-    """All trigger times at once: for input whose extent is known when the run begins.
+    """Announces all trigger times at once, for input whose extent is known when the run begins.
 
     Args:
         through: the last trigger time.
@@ -70,7 +70,7 @@ class Announced(beam.PTransform):
 
 
 class WallClock(beam.PTransform):
-    """A trigger time is announced when a clock on the wall has reached it.
+    """Announces a trigger time when a wall clock has reached it.
 
     Args:
         line: public time axis.
@@ -254,7 +254,7 @@ def give_back(tracker: Any, seconds: float) -> None:
 
 
 class ToShards(beam.DoFn):
-    """A clock tick -> an empty batch for every shard."""
+    """Turns a clock tick into an empty batch for every shard."""
 
     def __init__(self, shards: int, schema: pa.Schema) -> None:
         self._shards, self._schema = shards, schema

@@ -1,4 +1,4 @@
-"""DELIVERED: records in the store through which trigger time every release has reached the sink.
+"""The stage that records in the store through which trigger time all releases reached the sink.
 
 A stream without end whose runner has lost its state begins again after that trigger time: what was
 committed beyond it is emitted once more, and nothing before it.
@@ -48,8 +48,10 @@ class Outlet(Protocol):
 
 
 class Delivered(beam.PTransform):
-    """(What the sink wrote, names it withheld, what the dead letters' sink gave, clock ticks) ->
-    nothing, but the note is kept.
+    """Records the trigger times that the sinks have passed.
+
+    Its inputs are: what the sink wrote, names it withheld, what the dead letters' sink gave, clock
+    ticks.  It has no output.
 
     The sinks' watermarks pass a trigger time when all of its releases, and all that was refused
     before it, have gone through them.  The names are checked against the plan: a release that is
@@ -102,7 +104,7 @@ def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
 
 
 class DeliveredCallback:
-    """Builds the worker side: write down the trigger time."""
+    """Builds the worker side, which writes down the trigger time."""
 
     def __init__(self, run: Run, outlet: Outlet, keep: int | None = None) -> None:
         self._run, self._outlet, self._keep = run, outlet, keep

@@ -28,7 +28,7 @@ def unit_ids() -> IdsOf:
 
 
 class KeyIds:
-    """Builds, with the secret of a run, what gives the ids of the keys of rows."""
+    """Builds, with the secret of a run, the function that gives the ids of the keys of rows."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Columns as they arrive -> canonical columns: one meaning for every spelling, row by row.
+"""Conversion of columns to canonical ones: one meaning for every spelling, row by row.
 
 Each function returns the canonical column and a mask of the rows that have one.  What a row
 becomes depends on that row alone: a bad neighbour in the batch never changes it.

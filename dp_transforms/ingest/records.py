@@ -1,4 +1,4 @@
-"""RECORDS: everything is made canonical once, at ingest.
+"""RECORDS: the stage that brings all input into canonical form once.
 
 A source batch becomes canonical records (schema ``batches.record_schema``) and dead letters.
 Whether and how a record is accepted is a function of this record and the plan alone, so a

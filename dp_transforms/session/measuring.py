@@ -1,4 +1,4 @@
-"""Noise on the totals of cells: what comes out is public, and all else is made from it.
+"""Noise on the totals of cells: its output is public, and everything else is made from it.
 
 A draw's name is (run id, digest of the question, digest of the totals of all cells, aggregate,
 part, number of the cell, node): any worker that has a cell's totals and the digest draws the same

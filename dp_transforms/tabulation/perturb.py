@@ -1,4 +1,4 @@
-"""PERTURB: what is measured of each group, with noise; the only place where exact counts end.
+"""PERTURB: the measured, noisy counts of each group; the only place where exact counts end.
 
 Of a level each record is in at most s groups, and in each it changes every total and one cell of
 any detail by one (`expand`).  A group is measured in one of three ways:

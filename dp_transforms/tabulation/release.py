@@ -1,4 +1,4 @@
-"""RELEASE: what is published of measured counts, as text; post-processing, nothing private is here.
+"""RELEASE: the published text of measured counts; post-processing without private data.
 
 Persons (program p): ``t1`` has the total of every group: measured where it was, else the sum of its
 cells.  ``t2`` has the cells of groups with detail, and for each sex their sum.  Households (program

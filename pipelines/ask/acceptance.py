@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """The result that a command that charges would have now.
+    """The result that a command that charges would get now.
 
     Attributes:
         refusal: why it would be refused; ``None``: it would be accepted.

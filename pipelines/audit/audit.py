@@ -1,4 +1,4 @@
-"""Audit a job: run its mechanism on synthetic neighbours and say what that proves of epsilon.
+"""Audit of a job: run its mechanism on synthetic neighbours and state the proven epsilon.
 
 Families of trials, all through the real flow with a key and run ids of their own:
 
@@ -85,7 +85,7 @@ class Ask(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One kind of trial and what it proved.
+    """One kind of trial and the bound it proves.
 
     Attributes:
         name, description: which trials; visible: the most this statistic can see of the plan's mu.
@@ -101,7 +101,7 @@ class Family(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """Keys of too few units: how many of how many were released, and what that proves."""
+    """Released keys of too few units, their total number, and the bound these prove."""
 
     released: int
     keys: int

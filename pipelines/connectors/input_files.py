@@ -60,8 +60,11 @@ _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 class SourceFile(NamedTuple):
-    """One file: its partition, its name below the pattern's fixed folder, its path, its size in
-    bytes, and when its content and its status were changed (the second cannot be set back)."""
+    """One file of the input.
+
+    Its partition, its name below the pattern's fixed folder, its path, its size in bytes, and when
+    its content and its status were changed (the second cannot be set back).
+    """
 
     partition: int
     name: str
@@ -206,7 +209,7 @@ def _unescaped(part: str) -> str:
 
 
 class InputWatch:
-    """Compares the files of a run with those that it was begun with; pickles, for workers.
+    """Compares the files of a run with those at its begin; pickles, for workers.
 
     Args:
         files: those of the input, as they were before their identity was computed.
@@ -281,8 +284,9 @@ class InputWatch:
 
 
 class CompareInput(beam.PTransform):  # type: ignore[misc]
-    """Releases -> the same, each once the input is compared: for pipelines of one's own, whose
-    releases go where they like."""
+    """Passes each release on after the input was compared, for pipelines with sinks of their
+    own.
+    """
 
     def __init__(self, watch: InputWatch) -> None:
         super().__init__()

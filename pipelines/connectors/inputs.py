@@ -54,7 +54,7 @@ ReadRows: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
 
 
 class Backpressure:
-    """Says when a source should wait, from its watermark and what the store has released.
+    """Decides when a source should wait, from its watermark and the store's releases.
 
     Args:
         run: the run that the source feeds.
@@ -263,7 +263,7 @@ class ProgressTracker(RestrictionTracker):  # type: ignore[misc]
 
 
 class ProgressProvider(beam.transforms.core.RestrictionProvider):  # type: ignore[misc]
-    """The restriction of a source that nothing has been read of."""
+    """The restriction of a source of which nothing has been read."""
 
     @override
     def initial_restriction(self, element: Any) -> Progress:
@@ -323,7 +323,7 @@ class Bundle:
 
 
 class Pooled(Protocol):
-    """A reader: when it was used last (`time.monotonic`), and how to let its connection go."""
+    """A reader: its last use (`time.monotonic`), and how to close its connection."""
 
     used: float
 
@@ -335,7 +335,7 @@ PooledReader = TypeVar("PooledReader", bound=Pooled)
 
 
 class ReaderPool(Generic[PooledReader]):
-    """The readers of this process that are not in use, by what they read.
+    """The unused readers of this process, by their source.
 
     Args:
         keep: readers of one thing that are kept; what waits in one that nobody uses is late.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class QueryRows(beam.DoFn):
-    """Batches -> batches of the rows that a query keeps, with its columns.
+    """Applies a query to batches: the rows that it keeps, with its columns.
 
     Args:
         query: checked; its public tables travel with it.
@@ -100,7 +100,7 @@ def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 class CellRows(beam.DoFn):
-    """Batches -> the same rows with the number of each one's cell."""
+    """Adds to rows the number of each one's cell."""
 
     def __init__(self, domain: CellDomain) -> None:
         self._domain = domain

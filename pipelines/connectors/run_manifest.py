@@ -1,4 +1,4 @@
-"""The sink's manifest: whose releases it holds, and whether a store goes on with them.
+"""The sink's manifest: the run of its releases, and whether a store may continue it.
 
 The manifest names the run (as its releases are stamped), its epoch, the plan and the kind of sink:
 a function of plan and run alone, written once, before the first release; a further epoch of the run
@@ -321,7 +321,7 @@ def publish_committed(
 
 
 def complete(run: Run, sink: Sink) -> None:
-    """Publish what a finished run's sink lacks, and compare all else with the store.
+    """Publish the releases that a finished run's sink lacks, and compare all others with the store.
 
     Where the sink is as it was when it was last found complete, there is nothing to compare.
 

@@ -78,7 +78,7 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class PublishedRelease(NamedTuple):
-    """A sealed release in a sink; ``proof`` is what the sink compares by."""
+    """A sealed release in a sink; the sink compares by ``proof``."""
 
     window: int
     trigger: int
@@ -305,7 +305,7 @@ def is_row(key: str) -> bool:
 
 
 class OutgoingRelease(NamedTuple):
-    """A release on its way out."""
+    """A release that is being written."""
 
     run_id: str
     batch: pa.RecordBatch
@@ -331,7 +331,7 @@ class ControlMessage(NamedTuple):
 
 
 class WriteOnlySink(Sink):
-    """A sink that nothing can be read back from.
+    """A sink that cannot be read back.
 
     Args:
         run_id: whose releases come, as they show it; a manifest says it too.

@@ -1,4 +1,4 @@
-"""Releases and dead letters on their way out.
+"""Writing of releases and dead letters.
 
 ``WriteReleases`` takes sealed releases: one `pa.RecordBatch` per (window, trigger), rows
 sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
@@ -108,7 +108,7 @@ class _WriteRelease(beam.DoFn):
 
 
 class Outputs(NamedTuple):
-    """(window, trigger) of each release that went through a sink: published, or withheld."""
+    """The outputs: (window, trigger) of each release that the sink published, or withheld."""
 
     written: beam.PCollection
     withheld: beam.PCollection
@@ -203,7 +203,7 @@ class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
 
 
 class CountDelivered(beam.PTransform):  # type: ignore[misc]
-    """(window, trigger) of releases that are in the sink -> the same, each counted.
+    """Counts the releases, (window, trigger), that are in the sink, and passes them on.
 
     Trigger times after this transform was made are the live ones.
 

@@ -1,4 +1,4 @@
-"""Flags and questions -> `Answers`: what a flag says is not asked; what is missing is.
+"""Flags and questions -> `Answers`: only what no flag gives is asked.
 
 **Columns**: which one is what is checked against the schema, and guessed from names for a question.
 

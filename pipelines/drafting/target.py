@@ -243,7 +243,7 @@ def own_accounts(project: Project | None) -> set[str]:
 
 
 class Listed(NamedTuple):
-    """An account that is there: its path, what it is of, and how many entries it has."""
+    """An existing account: its path, its data set, and its number of entries."""
 
     path: str | Path
     created: Created

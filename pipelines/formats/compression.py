@@ -1,4 +1,4 @@
-"""Compressed text files: gzip, bzip2 and zstd, told by their first bytes.
+"""Compressed text files: gzip, bzip2 and zstd, recognised by their first bytes.
 
 A compressed file is one whole: members or frames that follow each other are read as one text, and
 a file that is cut off, damaged or followed by other bytes is `BrokenFileError` where that shows.
@@ -47,7 +47,7 @@ FOREIGN = "foreign"
 
 
 class BrokenFileError(Exception):
-    """A compressed file is not whole; carries nothing of it."""
+    """Signals that a compressed file is not whole; carries nothing of it."""
 
 
 def codec_of(head: bytes, name: str) -> str | None:

@@ -40,7 +40,7 @@ _DELTA = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 
 
 class UnpacksTooLargeError(UsageError):
-    """A row group is small in its file and large once unpacked."""
+    """Signals that a row group is small in its file and too large once unpacked."""
 
 
 def is_os_error(error: Exception) -> bool:

@@ -26,7 +26,7 @@ File = tuple[int, str]
 
 
 class Located(NamedTuple):
-    """Rows, or refused positions, of several files: the partition of each, and where it stands."""
+    """Rows, or refused positions, of several files: the partition of each, and its place."""
 
     partition: Int64
     offset: Int64

@@ -1,4 +1,4 @@
-"""Text files, CSV and JSON Lines: one line is one row, and no line can change what another becomes.
+"""Text files, CSV and JSON Lines: one line is one row, independent of all other lines.
 
 Every column comes out as string: of CSV the text as it stands, UTF-8 or null; empty and unquoted is
 null.  A line break inside quotes is not supported: such a line is malformed, so that a stray

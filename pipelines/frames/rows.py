@@ -37,7 +37,7 @@ _WIDE = 1 << 32
 
 
 class Rows(NamedTuple):
-    """PRIVATE: the rows of a table that count, sorted by unit and group.
+    """PRIVATE: the counted rows of a table, sorted by unit and group.
 
     They are sorted once, because histograms and the answer read them several times.
 

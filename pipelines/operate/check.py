@@ -1,4 +1,4 @@
-"""Counts which records of a job's source are usable, before anything is charged.
+"""Count of the usable records of a job's source, before anything is charged.
 
 Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
 query and cells, and RECORDS (`Canonicaliser`).  So the records that are counted as unusable are

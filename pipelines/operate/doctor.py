@@ -1,4 +1,4 @@
-"""Checks this machine: versions, engines, emulators, and whether its disk stores files durably.
+"""Checks of this machine: versions, engines, emulators, and whether its disk stores files durably.
 
 The report has only names and versions, no paths.
 """

@@ -62,7 +62,7 @@ STYLE = {
 
 
 class Picture(NamedTuple):
-    """An SVG element, and what it shows in words (which the SVG bears too).
+    """An SVG element, and its content as text (which the SVG has too).
 
     Attributes:
         places: (n, 2) of the points that can be pointed at: shares of the width from the left,
@@ -134,7 +134,7 @@ def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Pict
 
 
 class Interval(NamedTuple):
-    """A dot of a row with what its true value may be."""
+    """A dot of a row with the interval of its true value."""
 
     row: int
     value: float

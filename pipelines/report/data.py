@@ -35,8 +35,11 @@ _HELD_ROWS = 1_000_000
 
 
 class ReleaseFile(NamedTuple):
-    """One file of the sink: its window and trigger, where it is, how many keys it holds, and
-    whether its CSV is guarded (see `pipelines.formats.encodings`)."""
+    """One file of the sink.
+
+    Its window and trigger, its place, its number of keys, and whether its CSV is guarded (see
+    `pipelines.formats.encodings`).
+    """
 
     window: int
     trigger: int

@@ -1,4 +1,4 @@
-"""``dpstream report``: one page about a run, from what is public: plan, budget, releases.
+"""``dpstream report``: one page about a run, from public data: plan, budget, releases.
 
 Neither key, ledger nor dead letters are opened, and of the store's file only what was committed
 when the run began, so the page can be published with the releases.  ``truth`` is the exception: it

@@ -1,4 +1,4 @@
-"""Words of the report: keys that can be anything, times, settings, and the table of all keys.
+"""Texts of the report: arbitrary keys, times, settings, and the table of all keys.
 
 The table has the rows that a page's script searches, sorts and saves.  A page without its script
 shows the first rows.

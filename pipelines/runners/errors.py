@@ -1,4 +1,4 @@
-"""Coded errors out of what a runner raises, whose text may hold anything, and warnings."""
+"""Coded errors for exceptions of runners, whose text may hold anything, and warnings."""
 
 import re
 import sys

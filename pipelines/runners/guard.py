@@ -1,4 +1,4 @@
-"""Run a command that ends with the process that asked for it, however that one ends.
+"""Run a command that ends with the process that started it, however that one ends.
 
 ``python guard.py PARENT COMMAND...`` stands between a launcher and an engine.  It sleeps until
 either ends.  If the parent has ended, also by ``kill -9``, it kills the command and what that

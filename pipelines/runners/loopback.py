@@ -1,4 +1,4 @@
-"""Beam's runners for Prism and Flink, closed to other machines, with an end to what they start."""
+"""Beam's runners for Prism and Flink without access from other machines; they end with the run."""
 
 import copy
 from typing import Any

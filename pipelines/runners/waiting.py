@@ -1,4 +1,4 @@
-"""Waiting for a pipeline that may never end by itself, and saying that nothing moves in it."""
+"""Waiting for a pipeline that may never end by itself, and the report that it does not advance."""
 
 import contextlib
 import threading
@@ -40,7 +40,7 @@ def quiet_seconds(line: Timeline, speed: float | None, live: bool) -> float:
 
 
 class Stillness:
-    """Looks at a public sign of progress, and says that it has not changed for long.
+    """Compares a public sign of progress, and reports that it has not changed for long.
 
     It is said again when it has lasted twice as long, four times as long, and so on.
 

@@ -47,7 +47,7 @@ sink = {{ kind = "parquet", path = "releases{number}" }}
 
 
 class Figure(NamedTuple):
-    """A number and where it comes from.
+    """A number and its origin.
 
     Attributes:
         value: in ``unit``.

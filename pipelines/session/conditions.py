@@ -56,7 +56,7 @@ class Views(Protocol):
 
 
 class Within(NamedTuple):
-    """The coordinate of a dimension is in some ranges."""
+    """The condition that the coordinate of a dimension is in some ranges."""
 
     place: int
     ranges: Ranges
@@ -74,7 +74,7 @@ class Level(NamedTuple):
 
 
 class AllOf(NamedTuple):
-    """All parts are true; without parts the condition is always true."""
+    """The condition that all parts are true; without parts it is always true."""
 
     parts: tuple["Condition", ...]
 

@@ -79,7 +79,7 @@ class Output(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A statement with everything that is fixed before a row is read; public.
+    """A statement with every parameter that is fixed before a row is read; public.
 
     Attributes:
         statement: the checked statement.

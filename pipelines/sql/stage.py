@@ -77,7 +77,7 @@ class Sums(NamedTuple):
 
 
 class Place(Protocol):
-    """The interface of what does stage 1: this process, or a runner's workers."""
+    """The interface of the executor of stage 1: this process, or a runner's workers."""
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
         """Return bounded partials of all units, summed.

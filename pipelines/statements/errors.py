@@ -1,4 +1,4 @@
-"""Refusals of a statement: where it stands, which rule it breaks and a fix that works.
+"""Refusals of a statement: the position, the broken rule and a fix that works.
 
 Every text is a constant of this file.  Nothing of the statement but a line and a column enters
 an error, so that no literal (which may be somebody's name or number) is ever shown or logged.
@@ -364,7 +364,7 @@ def position(node: "exp.Expr") -> Position:
 
 
 class StatementError(UsageError):
-    """The statement is not usable as written (exit 2)."""
+    """Signals that the statement is not usable as written (exit 2)."""
 
     code: str
     position: Position
@@ -374,7 +374,7 @@ class StatementError(UsageError):
 
 
 class StatementPrivacyError(PolicyError):
-    """The statement has no private answer as written (exit 3)."""
+    """Signals that the statement has no private answer as written (exit 3)."""
 
     code: str
     position: Position

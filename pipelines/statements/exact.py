@@ -1,4 +1,4 @@
-"""Queries in a form that no row can make fail and no order can change, for DuckDB.
+"""Queries for DuckDB in a form that no row can make fail and that no order can change.
 
 `ownership` proves what a relation is; here its operators get the form that the proof relies on:
 expressions that give NULL instead of an error, sums over sorted values, tables without the rows

@@ -1,4 +1,4 @@
-"""Names: a text becomes one tree in which every column says of which relation it is.
+"""Name resolution: a text becomes one tree in which every column names its relation.
 
 WITH parts are put in the place of their names first (they are deterministic, so that a part used
 twice is the same relation twice), then sqlglot's ``qualify`` resolves names, ``*`` and USING.

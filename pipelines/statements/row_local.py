@@ -1,4 +1,4 @@
-"""Row-local queries: every row that comes out is made of one row that went in.
+"""Row-local queries: every output row depends on one input row.
 
 A stream has no whole table to ask: batches of rows arrive, in any size.  A query that each batch
 goes through must give, of all batches together, what it gives of all rows at once, and must not

@@ -1,4 +1,4 @@
-"""The query of a job: its tables, its checked text, its digest, and what runs on workers.
+"""The query of a job: its tables, its checked text, its digest, and its execution on workers.
 
 The digest is part of the plan, and so of every noise node's name: it is of the text as it stands
 in its file, the types it was checked with, the columns it reads, the rows of the public tables
@@ -140,7 +140,7 @@ FIELD = "query"
 
 
 class RowQuery(NamedTuple):
-    """A checked query with all it needs; it travels to workers.
+    """A checked query with everything that workers need.
 
     Attributes:
         sql: of DuckDB; its first column is the row's number, the others are ``names``.
@@ -297,7 +297,7 @@ def _passing(plan: Plan, names: set[str]) -> tuple[str, ...]:
 
 
 class RowEngine(Closing):
-    """A row-local query at work; a context that closes it.
+    """A running row-local query; a context that closes it.
 
     Args:
         query: checked.

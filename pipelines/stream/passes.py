@@ -113,7 +113,7 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Arranged(NamedTuple):
-    """Files as a run knows them.
+    """The files of a run, as it reads them.
 
     Attributes:
         earlier: those of the passes so far, by partition, and ``new``: those that are to join, with

@@ -1,4 +1,4 @@
-"""Run a job that was begun: build the pipeline, publish what is committed, end in order.
+"""Execution of a begun job: build the pipeline, publish committed releases, end in order.
 
 **A new run**: `dpstream run --fresh` moves the store and the releases of the existing run away
 first, so that a new run begins, with another run id, new noise and a new charge.  Nothing is

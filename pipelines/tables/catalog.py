@@ -98,7 +98,7 @@ class Tables:
 
 @dataclasses.dataclass(frozen=True)
 class Catalog(Tables):
-    """A checked catalog: its tables, and
+    """A checked catalog: its tables, its account and its secret.
 
     Attributes:
         ledger: the data set's account.

@@ -1,4 +1,4 @@
-"""DuckDB behind a lock: the catalog's tables and nothing else.
+"""A locked DuckDB with the catalog's tables and nothing else.
 
 A connection in memory that may read exactly the files of the tables that are asked for.  After
 they are named, external access, extensions and the settings themselves are locked: ATTACH, COPY,

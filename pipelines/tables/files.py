@@ -1,4 +1,4 @@
-"""Files as relations: which files a table has, and the SELECTs that read them, whole or in pieces.
+"""Files as relations: the files of a table, and the SELECTs that read them, whole or in pieces.
 
 No row decides how another is read, and a part of a file is read as it is within the whole.  Columns
 have the types of the catalog: what does not fit its type is NULL.
@@ -413,7 +413,7 @@ _NUMBER = "file_row_number"
 
 
 class Piece(NamedTuple):
-    """A part of a table's files that is read by itself.
+    """A part of a table's files that is read separately.
 
     Attributes:
         table: its name; path: one of its files.

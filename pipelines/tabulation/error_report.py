@@ -1,4 +1,4 @@
-"""Reports on published tables held against the truth: NOT private, for public data only.
+"""Reports that compare published tables with the truth: NOT private, for public data only.
 
 They read the records themselves, without noise, so that everything here says something about
 single persons.  They are for invented data and for data that are public anyway: to see whether

@@ -170,7 +170,7 @@ class Kind(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Groups whose measured cells are looked at together.
+    """Groups whose measured cells are compared together.
 
     Attributes:
         table: its name; region_type, iteration_level: of the level.
@@ -187,7 +187,7 @@ class Cell(NamedTuple):
 
 
 class Errors:
-    """Errors of many figures: their number, sums, and how often each size of error came."""
+    """Errors of many figures: their number, sums, and the count of each size of error."""
 
     def __init__(self) -> None:
         self.groups, self.total, self.squares = 0, 0, 0.0

@@ -117,7 +117,7 @@ def _pairs(batch: pa.RecordBatch) -> Pairs:
 
 
 class Count(beam.DoFn):
-    """Exact counts of a piece, by part."""
+    """Counts a piece exactly, by part."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -145,7 +145,7 @@ class Sum(beam.DoFn):
 
 
 class Digest(Keyed):
-    """Digest of a part's counts, for the name of the noise."""
+    """Computes the digest of a part's counts, for the name of the noise."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task.keys)
@@ -196,7 +196,7 @@ def _check_run(task: Task) -> None:
 
 
 class Seal(beam.DoFn):
-    """Puts the manifest beside the tables when all are there: what makes them an output."""
+    """Writes the manifest when all tables are there, which makes them an output."""
 
     def __init__(self, task: Task, insecure: bool) -> None:
         self._task, self._insecure = task, insecure

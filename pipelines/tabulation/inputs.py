@@ -1,4 +1,4 @@
-"""The files of an execution: what is public is read and checked, and all that follows from it.
+"""The files of an execution: the public ones are read and checked, and indices are derived.
 
 PARAMETERS is a folder with ``config.json`` and the four files of iterations and codes; DATA is one
 with ``GRF-C.txt`` and the records, and for households ``pop-group-totals.txt``.  Of the records
@@ -48,7 +48,7 @@ from dpstream.state.disk_errors import file_error
 
 
 class Loaded(NamedTuple):
-    """The public files of an execution, without fault.
+    """The public files of an execution, without faults.
 
     Attributes:
         totals: t1 of persons, for households (see `public_files.read_totals`).

@@ -1,4 +1,4 @@
-"""Invented offices: parameter files, geography and records of people whom there are not.
+"""Invented offices: parameter files, geography and records of people who do not exist.
 
 Counties, tracts and blocks have the codes of real states.  Iterations and codes come in numbers
 like those of production.  Every detailed group (level 2) is of one broad group (level 1) and has

@@ -1,4 +1,4 @@
-"""The plan of an execution before it is one: from public files alone.
+"""The plan of an execution before its begin, from public files alone.
 
 The records need not be there.  Households need the published totals of persons to be executed; to
 plan them they may still be missing, and then the plan has no hash yet.
@@ -88,7 +88,7 @@ def scale_text(figures: dict[str, Any]) -> str:
 
 
 class Planned(NamedTuple):
-    """A plan as it can be known.
+    """A plan from public files.
 
     Attributes:
         prepared: what follows from the public files; complete: whether none was missing.

@@ -28,7 +28,7 @@ MAX_LISTED = 10_000
 
 
 class Fault(NamedTuple):
-    """One rule that a public file does not keep.
+    """One rule that a public file breaks.
 
     Attributes:
         file: its name, without folders.

@@ -39,7 +39,7 @@ _PAIRS_AT_ONCE = 4_000_000
 
 
 class Part(NamedTuple):
-    """A shard of a table: what is worked on at once.
+    """A shard of a table: the unit of work.
 
     Attributes:
         number: among all parts.
@@ -64,7 +64,7 @@ def parts_of(setup: Prepared) -> list[Part]:
 
 
 class Tally:
-    """Sums of pairs by table and level, as more and more come.
+    """Sums of pairs by table and level, batch after batch.
 
     Args:
         tables: whose records are counted.

@@ -235,7 +235,7 @@ _NO_SECRET = bytes(KEY_BYTES)
 
 
 class Outcome(NamedTuple):
-    """The chosen figures; all of it is public once it is written.
+    """The chosen figures; all of them are public once they are written.
 
     Attributes:
         job: the new job.

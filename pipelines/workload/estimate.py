@@ -1,4 +1,4 @@
-"""Answers of a workload from what was released, with their exact standard errors.
+"""Answers of a workload from released estimates, with their exact standard errors.
 
 **Estimates of the cells** are x + s L z: exact counts, L the mix, z independent components of sd 1,
 s public.  So the answers W x + s W L z have covariance s^2 W L L^T W^T, computed from the L that

@@ -71,7 +71,7 @@ _WIDTH = 2
 
 
 class Rows(NamedTuple):
-    """PRIVATE: (rows, attributes) cells of the records that count; how many did not, and why."""
+    """PRIVATE: (rows, attributes) cells of the counted records; the number of others, and why."""
 
     codes: Int64
     dead_letters: int

@@ -1,4 +1,4 @@
-"""The output of an answer: a folder of answers and of the estimate from which more can be asked.
+"""The output of an answer: a folder of answers and of the estimate that gives more answers.
 
     OUT/answers.parquet or .csv   the answers, with standard errors and 95% intervals; absent if
                                   one table cannot hold them

@@ -220,32 +220,37 @@ class Created(_Event, frozen=True, tag="created"):
 
 
 class LimitChanged(_Event, frozen=True, tag="limit"):
-    """A new limit, which holds from this entry on."""
+    """The entry of a new limit, which holds from there on."""
 
     limit: Limit
 
 
 class Received(_Event, frozen=True, tag="receipt"):
-    """A charged request was answered; ``digest`` is of the receipt's bytes and its charge."""
+    """The entry that a charged request was answered.
+
+    ``digest`` is of the receipt's bytes and its charge.
+    """
 
     run_id: str
     digest: str
 
 
 class Closed(_Event, frozen=True, tag="closed"):
-    """Charges without a receipt that are never answered: asking again is charged again."""
+    """The entry that charges without a receipt are never answered: a repeated question is
+    charged.
+    """
 
     run_ids: tuple[str, ...]
 
 
 class TableNamed(_Event, frozen=True, tag="table"):
-    """A table that the program writes now belongs to the account."""
+    """The entry that a table which the program writes belongs to the account."""
 
     id: str
 
 
 class Widened(_Event, frozen=True, tag="widened"):
-    """A wider space of the account's table, in which all charges are embedded from this entry on.
+    """The entry of a wider space of the account's table, in which all earlier charges are embedded.
 
     Attributes:
         old, new: digests of the table's model.

@@ -101,7 +101,7 @@ _NOTHING_LEFT = "ask other points: `dpstream session budget` shows which have bu
 
 
 class SessionRefusedError(PolicyError):
-    """A query is refused because points lack budget.
+    """Signals that a query is refused because points lack budget.
 
     Attributes:
         decision: which boxes lack how much, and the largest amount that would be accepted; public.

@@ -183,7 +183,7 @@ def _text(value: bytes | str) -> str:
 
 
 class Sealing:
-    """Stands for a batch or a transaction of the client, and puts digests on and takes them off.
+    """Wraps a batch or a transaction of the client, and adds and checks digests.
 
     It has the methods of the client's own object that the store uses, with the same arguments.
     """
@@ -409,11 +409,14 @@ def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:
 
 
 class ExistsError(Exception):
-    """A commit inserted a row that was there: an earlier attempt, or another worker, was first."""
+    """Signals that a commit inserted a row that existed.
+
+    An earlier attempt, or another worker, was first.
+    """
 
 
 class MissingError(Exception):
-    """A commit updated a row that was not there: its fencing epoch is not open."""
+    """Signals that a commit updated a row that did not exist: its fencing epoch is not open."""
 
 
 def commit(database: Database, fill: Callable[[Any], None], requires: bool = False) -> None:
@@ -465,7 +468,7 @@ def administered(call: Callable[[], Any]) -> Any:
 
 
 class NothingThereError(UsageError):
-    """The instance, the database or a table does not exist."""
+    """Signals that the instance, the database or a table does not exist."""
 
 
 _UNREACHABLE = ("the database does not answer", "check the network and run again")

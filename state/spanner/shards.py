@@ -66,7 +66,7 @@ _END = 1 << 62
 
 
 class SpannerUnitShard(UnitShard):
-    """Counters of units that may be a part of what the database has.
+    """Counters of units, which may be a part of those in the database.
 
     Args:
         complete: no row of this shard is missing in memory.
@@ -175,7 +175,7 @@ class PendingStep:
 
 
 class SpannerKeyShard(KeyShard):
-    """Key states that may be a part of what the database has.
+    """Key states, which may be a part of those in the database.
 
     Args:
         complete: no row of this (window, shard) is missing in memory.

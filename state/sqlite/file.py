@@ -264,7 +264,7 @@ def alone(
 
 
 class InUseError(RunError):
-    """Another process has the store open, where it is needed alone."""
+    """Signals that another process has a store open that is needed alone."""
 
 
 def in_use() -> InUseError:

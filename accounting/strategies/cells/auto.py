@@ -1,4 +1,4 @@
-"""Chooses a strategy for a workload, and says what it costs and how far that is from the least.
+"""Choice of a strategy for a workload, with its cost and its gap to the least one.
 
 Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
 the better of optimum and eigen-design.  A larger union: the best of residual tables with fitted

@@ -144,7 +144,7 @@ class Basis(ABC):
 
 @dataclass(frozen=True)
 class Even(Basis):
-    """g = 1/n, and the noise of cells of sd 1 before differences are taken."""
+    """The even basis: g = 1/n, and the noise of cells of sd 1 before differences are taken."""
 
     size: int
     bits: int = field(default=0, init=False)

@@ -1,4 +1,4 @@
-"""Maximises the concave duals of this package over weights that sum to 1, and tells the gap.
+"""Maximisation of the concave duals of this package over weights of sum 1, with the gap.
 
 All of them have one shape: a value F(m) of degree 1/2 over the simplex (F^2 is a lower bound of the
 error that a strategy can have) and slopes x with sum m x = F, x = 2 dF/dm: the squared column norms

@@ -36,7 +36,7 @@ from dpstream.accounting.workloads.workload import Workload
 
 
 class Vectors:
-    """B of vectors of the blocks of a folding: their squares, over the orbits of cells.
+    """The matrix B of the vectors of a folding's blocks: their squares, over the orbits of cells.
 
     Args:
         parts: for each block, (its cells, vectors) orthonormal columns.

@@ -53,7 +53,7 @@ _UP = 1 + 2.0**-40
 
 @dataclass(frozen=True, eq=False)
 class FittedTables(Tables):
-    """X = sum_S y_S (R of each attribute in S) x (1 1^T of each other).
+    """The Gram matrix X = sum_S y_S (R of each attribute in S) x (1 1^T of each other).
 
     Attributes:
         sizes: cells of each attribute.

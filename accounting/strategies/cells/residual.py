@@ -226,7 +226,7 @@ class Tables(Gram):
 
 @dataclass(frozen=True, eq=False)
 class Residual(Tables):
-    """X = N sum_S y_S P_S.
+    """The Gram matrix X = N sum_S y_S P_S.
 
     Attributes:
         sizes: cells of each attribute.

@@ -43,7 +43,7 @@ class Spread(NamedTuple):
 
 
 class Gram(ABC):
-    """X in one of its forms."""
+    """The interface of the forms of a Gram matrix X."""
 
     @property
     @abstractmethod
@@ -347,7 +347,7 @@ class Solved(NamedTuple):
 
 
 class Identity(Gram):
-    """X = I over any domain."""
+    """The Gram matrix X = I over any domain."""
 
     @property
     @override

@@ -261,7 +261,7 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
 
 
 class FilesInput(Input):
-    """Files that are all there."""
+    """The input of files that are all present."""
 
     bounded = True
 

@@ -1,4 +1,4 @@
-"""Closed files of a folder that grows: how they are closed, and which were newly closed.
+"""Closed files of a growing folder: how files are closed, and the newly closed ones.
 
 It is the source without its pipeline.  There are two ways to know.
 

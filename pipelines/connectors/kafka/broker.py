@@ -1,4 +1,4 @@
-"""The topic of a source: what the broker is asked of it, at the start and while it is read."""
+"""The topic of a source: the requests to its broker at the start and while it is read."""
 
 import functools
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ _REFUSED = ("table.options", "are not accepted by Kafka's client", "see librdkaf
 
 
 class Kafka(msgspec.Struct, frozen=True):
-    """A topic and how to reach it; public.
+    """A topic and its addresses; public.
 
     Attributes:
         servers: ``host:port,host:port``.

@@ -1,4 +1,4 @@
-"""Reads one partition of a Kafka topic from any offset on, and what its messages become.
+"""Reader of one partition of a Kafka topic from any offset on, and the rows of its messages.
 
 A worker goes on with the same reader from bundle to bundle (`READERS`), because a consumer
 fetches ahead; the place a bundle begins at comes from the runner, and a reader that stands

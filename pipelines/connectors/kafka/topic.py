@@ -1,4 +1,4 @@
-"""The topic of a sink: what it is, writing to it with acknowledgements, reading it."""
+"""The topic of a sink: its description, writing with acknowledgements, reading."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

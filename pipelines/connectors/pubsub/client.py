@@ -189,7 +189,7 @@ class Ages:
 
 
 class Puller:
-    """Pulls of one reader, one at a time, in the background.
+    """Pulls messages of one reader in the background, one pull at a time.
 
     Args:
         subscription: its full name.

@@ -1,4 +1,4 @@
-"""A recorded stream as one that never seems to end: ``pipeline | Replay(job, speed=60)``.
+"""A recording as an unbounded stream: ``pipeline | Replay(job, speed=60)``.
 
 The files of a job of kind ``parquet``, ``csv`` or ``jsonl`` are read by one splittable DoFn,
 unpaced or at a speed, with the same positions, batches and dead letters as `ReadFiles`; so the
@@ -278,7 +278,7 @@ def _check_speed(speed: float | None) -> None:
 
 
 class Slice(NamedTuple):
-    """Consecutive rows that leave together.
+    """Consecutive rows that are emitted together.
 
     Attributes:
         last: global number of the last of them; ``due``: least stamp of theirs or a later one.
