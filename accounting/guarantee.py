@@ -314,15 +314,15 @@ def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
     Figures are shortened to 6 digits, those of the guarantee never downwards.
     """
     figures = describe(plan, budget, tuned)
-    line, split = plan.timeline, figures["split"]
+    timeline, split = plan.timeline, figures["split"]
     lines = [
         f"Guarantee   {figures['guarantee']['text']}",
         f"Neighbours  {NEIGHBOURS}",
         f"Delta       {COMPUTATIONAL}",
         f"Unit        {figures['unit']['text']}; at most {plan.privacy.contributions} admitted "
         "(record, window) pairs" + (", once for all time" if _for_ever(plan) else ""),
-        f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
-        f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
+        f"Windows     {duration(timeline.window)} every {duration(timeline.slide)}, a trigger "
+        f"every {duration(timeline.trigger_every)}, {timeline.triggers} triggers with the lateness",
         f"Mechanism   mode {plan.privacy.mode}, strategy {budget.strategy}{_extras(plan)}",
         f"Published   {figures['publishing']}",
         *_budget_lines(split),

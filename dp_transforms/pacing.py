@@ -29,20 +29,20 @@ def next_test(plan: Plan, after: int) -> int | None:
 
     A window also counts that begins and remembers published keys of others.
     """
-    line, design = plan.timeline, plan.design
+    timeline, design = plan.timeline, plan.design
     times = []
     # The oldest open windows, and the first that opens later: those behind it test later still.
-    at = line.windows_at(after + 1)
-    behind = at.stop if len(at) else -(-after // line.base(1))
-    last = None if line.end is None else line.windows - 1
+    at = timeline.windows_at(after + 1)
+    behind = at.stop if len(at) else -(-after // timeline.base(1))
+    last = None if timeline.end is None else timeline.windows - 1
     for window in (*at, *([behind] if last is None or behind <= last else [])):
-        step = max(0, after - line.base(window)) + 1
+        step = max(0, after - timeline.base(window)) + 1
         test = design.selection_step_index(step)
         if test <= design.tests:
-            times.append(line.base(window) + int(design.test_triggers[test - 1]))
+            times.append(timeline.base(window) + int(design.test_triggers[test - 1]))
     if design.remembers:
-        begins = after // line.base(1) + 1
-        times += [line.base(begins)] if last is None or begins <= last else []
+        begins = after // timeline.base(1) + 1
+        times += [timeline.base(begins)] if last is None or begins <= last else []
     return min(times, default=None)
 
 
@@ -68,9 +68,9 @@ def last_tests(plan: Plan, trigger_time: int) -> dict[int, int]:
 
     A window that has just closed is asked by no record, but its last test is a stop like any other.
     """
-    line, tests = plan.timeline, {}
-    for window in {*line.windows_at(trigger_time - 1), *line.windows_at(trigger_time)}:
-        number = plan.design.selection_step_index(trigger_time - line.base(window)) - 1
+    timeline, tests = plan.timeline, {}
+    for window in {*timeline.windows_at(trigger_time - 1), *timeline.windows_at(trigger_time)}:
+        number = plan.design.selection_step_index(trigger_time - timeline.base(window)) - 1
         if number:
             tests[window] = int(plan.design.test_triggers[number - 1])
     return tests

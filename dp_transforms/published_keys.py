@@ -161,17 +161,17 @@ class RememberedKeys:
         """
         if self._read.has_begun(window):
             return self._read
-        line, lasting = self._plan.timeline, self._plan.design.remembered_for
-        start = line.base(window)
+        timeline, lasting = self._plan.timeline, self._plan.design.remembered_for
+        start = timeline.base(window)
         if start < self._read.through:  # long closed: not asked for in order
             self._read = Remembered(lasting)
         selections = self._since(start)
-        for other in line.windows_at(start + 1):
-            at = line.base(other)
+        for other in timeline.windows_at(start + 1):
+            at = timeline.base(other)
             if other <= window and at >= self._read.through and not self._read.has_begun(other):
                 fresh = [s for s in selections if self._read.through < s.trigger_time <= at]
                 self._read.begin(other, at, fresh)
-        span = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        span = 2 * (timeline.triggers // max(1, timeline.base(1)) + 1)
         self._read.end(window - span)
         return self._read
 
@@ -300,8 +300,8 @@ class PublishedKeys:
 
     def _forget(self, window: int) -> None:
         """Let go of windows that have closed long before this one opened."""
-        line = self._plan.timeline
-        span = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        timeline = self._plan.timeline
+        span = 2 * (timeline.triggers // max(1, timeline.base(1)) + 1)
         for other in [w for w in self._windows if w < window - span]:
             del self._windows[other]
 

@@ -73,7 +73,7 @@ def published(
     axes: Sequence[Sequence[int]],
     bases: Sequence[Sequence[Basis]],
     sds: Sequence[float],
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: tuple[bytes, ...],
 ) -> list[Float64]:
     """Return (n - 1 on each axis) noisy M x of each table of counts.
@@ -84,13 +84,13 @@ def published(
         sds: s of each table.
         run_name: run id, committed before, and digest of the plan.
     """
-    digest = InputDigest(keys)
+    digest = InputDigest(ring)
     for table, numbers in zip(tables, axes, strict=True):
         digest.add(_label(numbers), numbered(table.size), table.reshape(-1))
     name = (*run_name, digest.value)
     each = zip(tables, axes, bases, sds, strict=True)
     return [
-        _published(table, _label(numbers), of_axes, sd, keys, name)
+        _published(table, _label(numbers), of_axes, sd, ring, name)
         for table, numbers, of_axes, sd in each
     ]
 
@@ -104,14 +104,14 @@ def _published(
     name: str,
     bases: Sequence[Basis],
     sd: float,
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: tuple[bytes, ...],
 ) -> Float64:
     exact, bits = reduced(table, bases), table_bits(bases)
     node = sd / float(_ONCE.sd_factors[0])
     noise = StreamNoise(name, _ONCE, _ONCE.strategy.col2, 1.0, 1.0, node)
     sampler = ContinuousGaussian(node)
-    stream = NoiseStream(keys, run_name, (0, 0), "value", noise, sampler)
+    stream = NoiseStream(ring, run_name, (0, 0), "value", noise, sampler)
     factors = [basis.root for basis in bases] or [np.ones((1, 1))]
     # Units of 2^-bits where those are the finer ones: what is mixed is rounded to 2^-MIXED_BITS.
     finer = max(0, bits - MIXED_BITS)

@@ -130,7 +130,7 @@ class Stepper:
 
     Args:
         plan: the public plan.
-        keys: key ring.
+        ring: key ring.
         store: the store of the states; its identity names the noise.
         public: (table, ids) of this job's public keys, or ``None``.
         look_ahead: steps of noise computed ahead (performance only).
@@ -140,13 +140,13 @@ class Stepper:
     def __init__(
         self,
         plan: Plan,
-        keys: KeyRing,
+        ring: KeyRing,
         store: Store,
         public: tuple[pa.Table, Ids] | None = None,
         look_ahead: int | None = None,
         mixing: Mixing | None = None,
     ) -> None:
-        self.keys, self.store = keys, store
+        self.keys, self.store = ring, store
         # The numbers of the run, not of this program or processor.
         self.plan, self.budget = calibrated(plan, store.identity.calibration)
         self._run_name = run_name(store.identity)

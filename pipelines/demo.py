@@ -267,10 +267,10 @@ def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
         plan, budget: those of the run.
     """
     releases, flights = read_releases(job.sink.path), read_flights()
-    line = job.plan.timeline
-    table = joined(releases, flights, line.start, line.window)
-    true = truth(flights, line.window, line.start)
-    true = true.filter(pc.less(true["window"], line.windows))  # the rest of the year is cut
+    timeline = job.plan.timeline
+    table = joined(releases, flights, timeline.start, timeline.window)
+    true = truth(flights, timeline.window, timeline.start)
+    true = true.filter(pc.less(true["window"], timeline.windows))  # the rest of the year is cut
     text = summary(table, true)
     console.print(week_table(table, window=26))
     console.print(text)

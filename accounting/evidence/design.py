@@ -343,9 +343,13 @@ def _pattern(plan: Plan, keys: int, heavy: int, each: int) -> Int64:
 def _starts(plan: Plan, at: Int64) -> list[int]:
     """Triggers at which a unit's first record may come: one after each that is read, inside the
     first window (and no other)."""
-    line = plan.timeline
-    length = min(line.window, line.slide, (line.end or line.start + line.window) - line.start)
-    most = max(1, length // line.trigger_every)
+    timeline = plan.timeline
+    length = min(
+        timeline.window,
+        timeline.slide,
+        (timeline.end or timeline.start + timeline.window) - timeline.start,
+    )
+    most = max(1, length // timeline.trigger_every)
     return [int(t) for t in (1, *(at[:-1] + 1)) if t <= most] or [1]
 
 

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 def remembers(plan: "Plan") -> bool:
     """Return whether a window publishes keys of earlier windows from its start."""
-    line, privacy = plan.timeline, plan.privacy
+    timeline, privacy = plan.timeline, plan.privacy
     if plan.public_keys is not None or privacy.mode != "sticky":
         return False
-    several = line.end is None or line.windows > 1
+    several = timeline.end is None or timeline.windows > 1
     return several and plan.remember != "never"
 
 
@@ -82,16 +82,16 @@ def suits(plan: "Plan") -> bool:
     ahead of its stamp counts at a later trigger time than it is decided at, which passes over files
     that join cannot tell apart.
     """
-    line = plan.timeline
-    return plan.record_id is None and line.max_skew == 0 and _apart(line)
+    timeline = plan.timeline
+    return plan.record_id is None and timeline.max_skew == 0 and _apart(timeline)
 
 
-def _apart(line: "Timeline") -> bool:
+def _apart(timeline: "Timeline") -> bool:
     """Whether windows are far enough apart: bits of a record's windows share a word with its
     indices, and a live stream waits at each test."""
-    if line.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
+    if timeline.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
         return False
-    return line.end is not None or line.slide >= limits.LEAST_SKIPPING_SLIDE
+    return timeline.end is not None or timeline.slide >= limits.LEAST_SKIPPING_SLIDE
 
 
 def skips(
@@ -137,7 +137,7 @@ def hindrance(plan: "Plan") -> str | None:
 
     ``None`` means that the plan skips, or has no weights to spare.
     """
-    privacy, line = plan.privacy, plan.timeline
+    privacy, timeline = plan.privacy, plan.timeline
     if plan.design.skips or not plan.design.weighted:
         return None
     named = {
@@ -147,8 +147,8 @@ def hindrance(plan: "Plan") -> str | None:
         "per_key_bound": privacy.per_key_bound not in (None, 1),
         "contributions": privacy.contributions > limits.MAX_SKIPPING,
         "table.record_id": plan.record_id is not None,
-        "max_skew": line.max_skew > 0,
-        "slide": not _apart(line),
+        "max_skew": timeline.max_skew > 0,
+        "slide": not _apart(timeline),
     }
     return next((field for field, hinders in named.items() if hinders), "one test a window")
 
@@ -311,9 +311,9 @@ class Design(msgspec.Struct, frozen=True):
 
 def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
-    line = plan.timeline
-    selects, met = plan.public_keys is None, line.periods_met
-    given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells
+    timeline = plan.timeline
+    selects, met = plan.public_keys is None, timeline.periods_met
+    given = plan.privacy, plan.aggregates, selects, timeline.triggers, met, plan.cells
     return resolve(*given, suits(plan), remembers(plan), remembered_for(plan))
 
 

@@ -68,15 +68,16 @@ def check_sizes(plan: "Plan") -> None:
 
 def _hindrance(plan: "Plan") -> str | None:
     """What is missing, in words."""
-    line, privacy = plan.timeline, plan.privacy
+    timeline, privacy = plan.timeline, plan.privacy
     needs = {
         "mode 'sticky' and selected keys": plan.public_keys is None and privacy.mode == "sticky",
         "per_key_bound = 1": privacy.per_key_bound == 1,
-        "one trigger a window": line.triggers == 1,
+        "one trigger a window": timeline.triggers == 1,
         "all records of a unit in one window (budget.covers as long as window)": (
-            line.period == line.window or (line.end is not None and line.windows == 1)
+            timeline.period == timeline.window
+            or (timeline.end is not None and timeline.windows == 1)
         ),
-        "max_skew = 0": line.max_skew == 0,
+        "max_skew = 0": timeline.max_skew == 0,
         "no mechanism.skip": not privacy.skip,
         "no mechanism.selection_share beside it": privacy.selection_share is None,
     }
@@ -385,9 +386,9 @@ class Mechanism(msgspec.Struct, frozen=True):
 
 def mechanism_of(plan: Plan) -> Mechanism:
     """Return the mechanism of a stream's plan."""
-    line = plan.timeline
-    windows = None if line.end is None else line.windows
-    return Mechanism(plan.privacy, plan.design, windows, line.periods_met, line.periods)
+    timeline = plan.timeline
+    windows = None if timeline.end is None else timeline.windows
+    return Mechanism(plan.privacy, plan.design, windows, timeline.periods_met, timeline.periods)
 
 
 def plan_hash(plan: "Plan") -> str:
@@ -446,16 +447,16 @@ def _aggregate(aggregate: "Aggregate") -> dict[str, Any]:
     }
 
 
-def _timeline(line: "Timeline") -> dict[str, Any]:
+def _timeline(timeline: "Timeline") -> dict[str, Any]:
     return {
-        "start": line.start,
-        "end": line.end,
-        "window": line.window,
-        "slide": line.slide,
-        "trigger_every": line.trigger_every,
-        "allowed_lateness": line.allowed_lateness,
-        "max_skew": line.max_skew,
-        "period": line.period,
+        "start": timeline.start,
+        "end": timeline.end,
+        "window": timeline.window,
+        "slide": timeline.slide,
+        "trigger_every": timeline.trigger_every,
+        "allowed_lateness": timeline.allowed_lateness,
+        "max_skew": timeline.max_skew,
+        "period": timeline.period,
     }
 
 

@@ -147,11 +147,11 @@ def _read(text: str) -> UnitIdentity:
 
 def identity_of(plan: "Plan", name: str | None = None) -> UnitIdentity:
     """Return the unit of a plan, with the ledger's ``name`` for it if there is one."""
-    line, called = plan.timeline, name or plan.unit.column
-    if line.period is None:
+    timeline, called = plan.timeline, name or plan.unit.column
+    if timeline.period is None:
         return UnitIdentity(called, plan.unit.type)
-    phase = line.start % line.period
-    return UnitIdentity(called, plan.unit.type, plan.event_time, line.period, phase)
+    phase = timeline.start % timeline.period
+    return UnitIdentity(called, plan.unit.type, plan.event_time, timeline.period, phase)
 
 
 def together(plan: "Plan") -> int | None:

@@ -218,20 +218,22 @@ def _others(plan: Plan) -> Iterator[Other]:
 
 def _triggers(plan: Plan) -> Iterator[Other]:
     """Fewer triggers: at the window's end alone, and about a quarter."""
-    line = plan.timeline
-    longest = math.gcd(line.window, line.slide, line.allowed_lateness, line.period or 0)
-    times = longest // line.trigger_every
+    timeline = plan.timeline
+    longest = math.gcd(
+        timeline.window, timeline.slide, timeline.allowed_lateness, timeline.period or 0
+    )
+    times = longest // timeline.trigger_every
     if times < 2:
         return
     divisors = [m for m in range(2, times) if times % m == 0 and m <= 4]
     for factor in (times, *divisors[-1:]):
-        every = line.trigger_every * factor
-        once = (line.window + line.allowed_lateness) // every == 1
+        every = timeline.trigger_every * factor
+        once = (timeline.window + timeline.allowed_lateness) // every == 1
         effect = "published once, at the window's end" if once else "published less often"
 
         def change(every: int = every) -> Plan:
-            timeline = msgspec.structs.replace(line, trigger_every=every)
-            return msgspec.structs.replace(plan, timeline=timeline)
+            changed = msgspec.structs.replace(timeline, trigger_every=every)
+            return msgspec.structs.replace(plan, timeline=changed)
 
         yield {"release_every": duration_text(every)}, effect, change
 

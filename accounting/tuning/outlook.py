@@ -209,14 +209,14 @@ def outlook_text(
 
 
 def _windows(plan: Plan) -> str:
-    line = plan.timeline
-    slide = "" if line.slide == line.window else f" every {duration(line.slide)}"
-    times = -(-line.triggers // plan.design.refresh_every)
-    often = f"published every {duration(line.trigger_every * plan.design.refresh_every)}"
+    timeline = plan.timeline
+    slide = "" if timeline.slide == timeline.window else f" every {duration(timeline.slide)}"
+    times = -(-timeline.triggers // plan.design.refresh_every)
+    often = f"published every {duration(timeline.trigger_every * plan.design.refresh_every)}"
     often = "published once each" if times == 1 else f"{often}, {times:,} times each"
     if plan.design.restarts:
-        often = f"a key is tested, and published, up to {line.triggers:,} times each"
-    return f"in windows of {duration(line.window)}{slide}, {often}"
+        often = f"a key is tested, and published, up to {timeline.triggers:,} times each"
+    return f"in windows of {duration(timeline.window)}{slide}, {often}"
 
 
 def _appears_lines(plan: Plan, appearance: dict[str, Any]) -> list[str]:
@@ -335,7 +335,7 @@ def coverage(
         ``epsilon_always``: of a unit with records in all windows (``None``: no end, or no
         guarantee).
     """
-    line, bound = plan.timeline, plan.privacy.contributions
+    timeline, bound = plan.timeline, plan.privacy.contributions
     windows = _windows_covered(plan)
     each = max(1.0, records / units) if units and records else 1.0
     counted = math.ceil(bound / each)  # in the last of them with a part of its records
@@ -347,9 +347,9 @@ def coverage(
     middle = math.ceil(windows / 2) if windows is not None else counted + 1
     figures = describe(plan, budget)
     periods, selection = figures["periods"], figures["selection"]
-    ends = line.end is not None and periods
+    ends = timeline.end is not None and periods
     return {
-        "covers": "lifetime" if line.period is None else "window" if windows == 1 else "period",
+        "covers": "lifetime" if timeline.period is None else "window" if windows == 1 else "period",
         "windows": windows,
         "units_needed": selection and selection["units_for_half_chance_last"],
         "column": figures["columns"][0] if figures["columns"] else None,
@@ -364,18 +364,18 @@ def coverage(
 
 def _windows_covered(plan: Plan) -> int | None:
     """Windows that one budget covers."""
-    line = plan.timeline
-    if line.period is not None:
-        return max(1, line.period // line.slide)
-    return None if line.end is None else line.windows
+    timeline = plan.timeline
+    if timeline.period is not None:
+        return max(1, timeline.period // timeline.slide)
+    return None if timeline.end is None else timeline.windows
 
 
 def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
     """Return the figures of `coverage` as text."""
-    line, bound = plan.timeline, plan.privacy.contributions
+    timeline, bound = plan.timeline, plan.privacy.contributions
     what = {
-        "window": f"each window of {duration(line.window)} separately",
-        "period": f"each period of {duration(line.period or 1)}",
+        "window": f"each window of {duration(timeline.window)} separately",
+        "period": f"each period of {duration(timeline.period or 1)}",
         "lifetime": "the whole stream",
     }[covered["covers"]]
     several = covered["windows"]

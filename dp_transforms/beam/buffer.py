@@ -65,7 +65,7 @@ class BufferUntilTriggerTime(beam.DoFn):
     """Holds the batches of a shard until a trigger time is complete, then hands them to a callback.
 
     Args:
-        line: public time axis.
+        timeline: public time axis.
         make: builds the worker-side callback.
         ticks: milliseconds between the trigger time and the timer's instant: a stage must fire
             after the one that feeds it.
@@ -89,7 +89,7 @@ class BufferUntilTriggerTime(beam.DoFn):
 
     def __init__(
         self,
-        line: Timeline,
+        timeline: Timeline,
         make: Callable[[], ShardCallback],
         ticks: int = 0,
         *,
@@ -100,7 +100,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         per_shard: bool = False,
     ) -> None:
         self._calls, self._per_shard = calls, per_shard
-        self._line, self._make, self._ticks = line, make, ticks
+        self._timeline, self._make, self._ticks = timeline, make, ticks
         self._catch_up_limit, self._anew, self._threads = catch_up_limit, anew, threads
 
     @guarded("hold")
@@ -152,7 +152,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         trigger_time = (
             through if self._catch_up_limit is None else min(through, done + self._catch_up_limit)
         )
-        timer.set(instant(self._line, trigger_time, self._ticks))
+        timer.set(instant(self._timeline, trigger_time, self._ticks))
         return trigger_time
 
     @on_timer(TRIGGER_TIME)
@@ -168,7 +168,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         since, done, upto, *announced = progress.read()
         if upto <= done:
             return
-        deliveries.passed(map(self._line.instant_of, range(done + 1, upto + 1)))
+        deliveries.passed(map(self._timeline.instant_of, range(done + 1, upto + 1)))
         if shard in self._pending:  # its rows may wait for this trigger time
             yield from self._emitted()
         batches = list(rows.read())
@@ -176,7 +176,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         if self._threads.number > 1:
             least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
             small = sum(batch.num_rows for batch in batches) < least
-            self._pending[shard] = _Pending(rows, instant(self._line, upto, self._ticks))
+            self._pending[shard] = _Pending(rows, instant(self._timeline, upto, self._ticks))
             self._workers.ask(work, small)
             rows.clear()
         else:

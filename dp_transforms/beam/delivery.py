@@ -87,9 +87,9 @@ class Delivered(beam.PTransform):
 
     def buffer(self) -> BufferUntilTriggerTime:
         """Return the stage itself."""
-        line = self._run.plan.timeline
+        timeline = self._run.plan.timeline
         return BufferUntilTriggerTime(
-            line, self._make, DELIVERED_TICKS, catch_up_limit=CATCH_UP_LIMIT
+            timeline, self._make, DELIVERED_TICKS, catch_up_limit=CATCH_UP_LIMIT
         )
 
 
@@ -111,17 +111,17 @@ class DeliveredCallback:
 
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
-        store, line = self._run.open(), self._run.plan.timeline
+        store, timeline = self._run.open(), self._run.plan.timeline
         outlet, keep = self._outlet, self._keep
 
         def delivered(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
             names, restoring = concat(batches, NAMES), store.restoring
             if restoring and not outlet.caught_up(upto):
                 return Held(iter(()), names)
-            now, later = due_by(line, names, upto)
+            now, later = due_by(timeline, names, upto)
             # What came while the store caught up is all still here, from the note on.
             since = delivered_through(store) if restoring else since
-            absent = unwritten(now) | missing(line, store, now, since, upto)
+            absent = unwritten(now) | missing(timeline, store, now, since, upto)
             if absent:
                 outlet.publish(sorted(absent))
             if restoring:
@@ -131,7 +131,7 @@ class DeliveredCallback:
                 # Should another worker have been faster, its trigger time is as good.
                 store.swap_metadata(DELIVERED, before, str(upto))
             if keep is not None:
-                drop_delivered(store, line, upto, keep)
+                drop_delivered(store, timeline, upto, keep)
             return Held(iter(()), later)
 
         return delivered
@@ -143,7 +143,7 @@ def unwritten(names: pa.RecordBatch) -> set[Name]:
 
 
 def missing(
-    line: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
+    timeline: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
 ) -> set[Name]:
     """Return the committed releases of trigger times after ``since`` that the sink did not get.
 
@@ -151,9 +151,9 @@ def missing(
     """
     first = store.retained_windows.first
     due = {
-        (window, trigger_time - line.base(window))
+        (window, trigger_time - timeline.base(window))
         for trigger_time in range(since + 1, upto + 1)
-        for window in line.windows_at(trigger_time)
+        for window in timeline.windows_at(trigger_time)
         if window >= first
     }
     return due - _names(names)
@@ -197,9 +197,9 @@ def resume_point(run: Run) -> Resume:
     """Return where to continue, from the store alone; see `state.retention` for which records
     matter.
     """
-    store, line = run.open(), run.plan.timeline
-    settled = settled_trigger_time(line, reached(store, line).complete)
-    begin = line.instant_of(settled) if settled else line.start - line.max_skew
+    store, timeline = run.open(), run.plan.timeline
+    settled = settled_trigger_time(timeline, reached(store, timeline).complete)
+    begin = timeline.instant_of(settled) if settled else timeline.start - timeline.max_skew
     return Resume(delivered_through(store) + 1, begin)
 
 
@@ -208,16 +208,16 @@ def released_through(run: Run) -> int:
 
     Windows without steps count as completed.
     """
-    store, line = run.open(), run.plan.timeline
-    done, past = reached(store, line), line.base(store.retained_windows.first)
-    latest = [line.base(window) + last for window, last in done.open.items() if last]
+    store, timeline = run.open(), run.plan.timeline
+    done, past = reached(store, timeline), timeline.base(store.retained_windows.first)
+    latest = [timeline.base(window) + last for window, last in done.open.items() if last]
     if done.complete > store.retained_windows.abandoned:
-        latest.append(line.base(done.complete - 1) + line.triggers)
+        latest.append(timeline.base(done.complete - 1) + timeline.triggers)
     trigger_time = max(latest, default=0)
     if trigger_time <= past:
         return past
     # A shard takes trigger times in order: whoever has begun on this one is through with those
     # before.
-    windows = (w for w in line.windows_at(trigger_time) if w >= store.retained_windows.first)
-    complete = all(done.trigger(line, w) >= trigger_time - line.base(w) for w in windows)
+    windows = (w for w in timeline.windows_at(trigger_time) if w >= store.retained_windows.first)
+    complete = all(done.trigger(timeline, w) >= trigger_time - timeline.base(w) for w in windows)
     return trigger_time if complete else trigger_time - 1

@@ -34,7 +34,7 @@ class NoiseStream:
     """The noise of one column of one window: names, sampler and decoder of its paths.
 
     Args:
-        keys: key ring of the deployment.
+        ring: key ring of the deployment.
         run_name: run id, epoch and plan hash (committed before the first draw).
         window: (start, end) micros.
         role: ``selection``, ``units`` or ``value``; keeps equal stream names apart.
@@ -45,20 +45,20 @@ class NoiseStream:
 
     def __init__(
         self,
-        keys: KeyRing,
+        ring: KeyRing,
         run_name: tuple[bytes, ...],
         window: tuple[int, int],
         role: str,
         noise: StreamNoise,
         sampler: Sampler,
     ) -> None:
-        self._node = keys.node
-        self._tweak = keys.tweak
+        self._node = ring.node
+        self._tweak = ring.tweak
         self.strategy = noise.strategy_object
         self.sampler = sampler
         bounds = b"".join(edge.to_bytes(16, "little", signed=True) for edge in window)
         labels = (role.encode(), noise.name.encode(), noise.strategy.encode())
-        self._prefix = keys.name((*run_name, sampler.digest, bounds, *labels))
+        self._prefix = ring.name((*run_name, sampler.digest, bounds, *labels))
 
     def names(self, key_ids: Ids, rounds: Int64) -> Ids:
         """Return (n, 2) names (tweaks) of the paths of n keys in their rounds.

@@ -46,17 +46,17 @@ class Noise:
     """The noise of one answer, part by part.
 
     Args:
-        keys: key ring of the deployment; run_name: run id, committed before the first draw, and
+        ring: key ring of the deployment; run_name: run id, committed before the first draw, and
             digest of the question.
         inputs: digest of all exact numbers of the answer (`noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, run_name: Sequence[bytes], inputs: bytes) -> None:
-        self._keys, self._name, self._inputs = keys, (b"query noise", *run_name), inputs
+    def __init__(self, ring: KeyRing, run_name: Sequence[bytes], inputs: bytes) -> None:
+        self._ring, self._name, self._inputs = ring, (b"query noise", *run_name), inputs
 
     def selection(self, items: Ids, sigma: float) -> Int64:
         """Return the noise of the weighted count."""
-        return OneShot(self._keys, (*self._name, SELECTION), self._inputs).rounded_gaussian(
+        return OneShot(self._ring, (*self._name, SELECTION), self._inputs).rounded_gaussian(
             items, sigma
         )
 
@@ -65,7 +65,7 @@ class Noise:
         alone.
         """
         optimum = required(selection_optimum(epsilon, delta), "its chances were listed before")
-        return OneShot(self._keys, (*self._name, SELECTION), self._inputs).least_counts(
+        return OneShot(self._ring, (*self._name, SELECTION), self._inputs).least_counts(
             items, optimum
         )
 
@@ -90,7 +90,7 @@ class Noise:
     def _of(self, noise: PartNoise) -> OneShot:
         part = noise.part
         name = (*self._name, b"column", part.column.encode(), part.what.encode())
-        return OneShot(self._keys, name, self._inputs)
+        return OneShot(self._ring, name, self._inputs)
 
 
 def answer(
@@ -99,7 +99,7 @@ def answer(
     totals: Totals,
     shards: Sequence[Bounded],
     group_ids: Ids,
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: Sequence[bytes],
 ) -> QueryAnswer:
     """Draw the noise, select the groups, and estimate the columns.
@@ -110,7 +110,7 @@ def answer(
         shards: of ``bounded``, for quantiles (other columns do not need them).
         group_ids: (groups, 2) keyed ids of all codes, each group's its own.
     """
-    noise = Noise(keys, run_name, inputs_of(totals, shards, group_ids, keys))
+    noise = Noise(ring, run_name, inputs_of(totals, shards, group_ids, ring))
     groups = selected(plan, budget, totals, group_ids, noise)
     groups = groups[np.lexsort((group_ids[groups, 0], group_ids[groups, 1]))]
     at = parts_by_column(plan, [n.part for n in budget.parts])
@@ -130,10 +130,10 @@ def answer(
     return QueryAnswer(groups, columns)
 
 
-def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, keys: KeyRing) -> bytes:
+def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, ring: KeyRing) -> bytes:
     """Return a digest of everything that noise is added to, or selected by (`noise.inputs`)."""
     sums = [totals.sums[index] for index in sorted(totals.sums)]
-    digest = InputDigest(keys).add("totals", group_ids, totals.units, totals.weighted, *sums)
+    digest = InputDigest(ring).add("totals", group_ids, totals.units, totals.weighted, *sums)
     for shard in shards:
         for column, (partial, value, weight) in sorted(shard.rows.items()):
             digest.add_rows(column, group_ids[shard.group[partial]], value, weight)

@@ -36,7 +36,7 @@ def measured(
     question: Question,
     boxes: Int64,
     totals: Totals,
-    keys: KeyRing,
+    ring: KeyRing,
     run_id: str,
     inputs: bytes,
     first: int = 0,
@@ -49,7 +49,7 @@ def measured(
         run_id: of the charge; inputs: digest of the totals of all cells (`inputs_of`).
     """
     name = hashlib.blake2b(canonical(question, boxes), digest_size=16).digest()
-    noise = Noise(keys, (b"session", bytes.fromhex(run_id), name), inputs)
+    noise = Noise(ring, (b"session", bytes.fromhex(run_id), name), inputs)
     cells = slice(first, first + len(totals.records))
     items = numbered(len(totals.records), first)
     return tuple(
@@ -58,7 +58,7 @@ def measured(
     )
 
 
-def inputs_of(totals: Totals, keys: KeyRing, first: int = 0) -> bytes:
+def inputs_of(totals: Totals, ring: KeyRing, first: int = 0) -> bytes:
     """Return the digest of cells' totals (`noise.inputs`); digests of shards add up by
     ``combined``.
 
@@ -66,7 +66,7 @@ def inputs_of(totals: Totals, keys: KeyRing, first: int = 0) -> bytes:
         totals: of the cells ``first``, ``first + 1`` and so on.
     """
     items = numbered(len(totals.records), first)
-    digest = InputDigest(keys).add("records", items, totals.records)
+    digest = InputDigest(ring).add("records", items, totals.records)
     for name, of in sorted(totals.columns.items()):
         digest.add(f"column {name}", items, of.records, of.total)
     for name, leaves in sorted(totals.leaves.items()):

@@ -40,7 +40,7 @@ _AT_ONCE = 1_024
 
 
 def answered(
-    space: Space, question: Question, boxes: Int64, totals: Totals, keys: KeyRing, run_id: str
+    space: Space, question: Question, boxes: Int64, totals: Totals, ring: KeyRing, run_id: str
 ) -> pa.Table:
     """Return the answer to a question that was charged: draw the noise, then make the table.
 
@@ -49,7 +49,7 @@ def answered(
         totals: of all cells.
         run_id: of the charge, as hexadecimal digits.
     """
-    noisy = measured(space, question, boxes, totals, keys, run_id, inputs_of(totals, keys))
+    noisy = measured(space, question, boxes, totals, ring, run_id, inputs_of(totals, ring))
     return released(space, question, boxes, noisy)
 
 

@@ -73,13 +73,13 @@ class CellNoise:
     """The noise of an execution.
 
     Args:
-        keys: key ring of the deployment.
+        ring: key ring of the deployment.
         run_id: of the execution, committed.
         inputs: digest of all exact counts of the execution (`dp_transforms.noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, run_id: str, inputs: bytes) -> None:
-        self._keys, self._run_id, self._inputs = keys, run_id.encode(), inputs
+    def __init__(self, ring: KeyRing, run_id: str, inputs: bytes) -> None:
+        self._ring, self._run_id, self._inputs = ring, run_id.encode(), inputs
 
     def draw(
         self, noise: Noise, table: str, level: Level, step: str, groups: Int64, cells: int
@@ -110,9 +110,9 @@ class CellNoise:
         names = np.empty((int(at[-1]) + 1, 2), np.uint64)
         for number in np.unique(at).tolist():
             place = int(number + block[0]).to_bytes(8, "little")
-            names[number] = self._keys.name((*label, step.encode(), place))
+            names[number] = self._ring.name((*label, step.encode(), place))
         first, last = within[begin] * cells, (within[end] + 1) * cells
-        drawn, _ = sampler.draw(self._keys.node, names[at], first, last)
+        drawn, _ = sampler.draw(self._ring.node, names[at], first, last)
         return drawn.astype(np.int64).reshape(-1, cells)
 
 

@@ -50,7 +50,7 @@ class Question(Protocol):
         """
         ...
 
-    def check(self, keys: "KeyRing") -> None:
+    def check(self, ring: "KeyRing") -> None:
         """Refuse a question that cannot be answered, before it is charged.
 
         Called if the question is not answered yet.  It may read schemas, options and the runner,
@@ -84,7 +84,7 @@ class Question(Protocol):
         """
         ...
 
-    def draw(self, charge: "Charge", keys: "KeyRing") -> bytes:
+    def draw(self, charge: "Charge", ring: "KeyRing") -> bytes:
         """Read the private rows, draw the noise and return the receipt, which is the public answer.
 
         Called after the charge, outside the transaction.  All noise is named by ``charge.run_id``

@@ -69,10 +69,10 @@ def rows_of(
             when: their triggers in window 0.
         others: units on every key at every (window, trigger) of ``feeds``, a record each.
     """
-    line = plan.timeline
+    timeline = plan.timeline
 
     def instant(window: int, at: int) -> int:
-        return line.start + window * line.slide + (at - 1) * line.trigger_every
+        return timeline.start + window * timeline.slide + (at - 1) * timeline.trigger_every
 
     keys = (trials[:, None] * width + np.arange(width)).ravel()
     parts = []
@@ -87,7 +87,7 @@ def rows_of(
         )
     mine = trials[added]
     key = (mine[:, None] * width + pattern).ravel()
-    event = np.tile(line.start + (when - 1) * line.trigger_every, len(mine))
+    event = np.tile(timeline.start + (when - 1) * timeline.trigger_every, len(mine))
     parts.append(
         TrialRows(np.repeat(mine * 2, len(pattern)), key, event, np.ones(len(key), np.bool_))
     )
@@ -213,10 +213,10 @@ def audited_plan(plan: Plan) -> Plan:
     Raises:
         UsageError: that would take more than ``MAX_WINDOWS``.
     """
-    line = plan.timeline
-    if line.end is not None and line.windows <= _WINDOWS:
+    timeline = plan.timeline
+    if timeline.end is not None and timeline.windows <= _WINDOWS:
         return plan
-    most = MAX_WINDOWS if line.end is None else min(line.windows, MAX_WINDOWS)
+    most = MAX_WINDOWS if timeline.end is None else min(timeline.windows, MAX_WINDOWS)
     met = plan.design.units_alone
     if met == 1:
         return _on(plan, _WINDOWS)
@@ -235,9 +235,11 @@ def audited_plan(plan: Plan) -> Plan:
 
 def _on(plan: Plan, windows: int) -> Plan:
     """The plan with an end after the start of so many windows."""
-    line = plan.timeline
-    end = line.start + windows * line.slide
-    short = msgspec.structs.replace(line, end=end if line.end is None else min(end, line.end))
+    timeline = plan.timeline
+    end = timeline.start + windows * timeline.slide
+    short = msgspec.structs.replace(
+        timeline, end=end if timeline.end is None else min(end, timeline.end)
+    )
     ended = msgspec.structs.replace(plan, timeline=short)
     if ended.design.skips == plan.design.skips:
         return ended

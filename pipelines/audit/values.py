@@ -57,8 +57,8 @@ def feeds_of(plan: Plan, design: TrialDesign) -> list[tuple[int, int]]:
     A second window, which no trial's unit touches, is watched where windows do not overlap: noise
     used in both would show there.
     """
-    line = plan.timeline
-    windows = 2 if line.windows > 1 and line.slide == line.window else 1
+    timeline = plan.timeline
+    windows = 2 if timeline.windows > 1 and timeline.slide == timeline.window else 1
     return [(window, trigger) for window in range(windows) for trigger in design.feeds]
 
 

@@ -85,10 +85,10 @@ class Backpressure:
             watermark: of the source, in micros.
             rows: rows this worker's source has given, ``None``: not known.
         """
-        line = self._run.plan.timeline
-        if line.end is not None:
-            watermark = min(watermark, line.instant_of(line.last_trigger_time))
-        trigger_time = 1 + max(0, watermark - line.start) // line.trigger_every
+        timeline = self._run.plan.timeline
+        if timeline.end is not None:
+            watermark = min(watermark, timeline.instant_of(timeline.last_trigger_time))
+        trigger_time = 1 + max(0, watermark - timeline.start) // timeline.trigger_every
         self._first = trigger_time if self._first is None else self._first
         passed = 0 if rows is None else trigger_time - self._first
         allowed = max(TRIGGER_TIMES_AHEAD, ROWS_AHEAD * passed // max(1, rows or 0))

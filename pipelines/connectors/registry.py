@@ -57,8 +57,8 @@ def _sink(job: Job, run: Run | None) -> Sink:
     if sink.kind == "kafka":
         from dpstream.pipelines.connectors.kafka.sink import KafkaSink
 
-        line = job.plan.timeline
-        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, line)
+        timeline = job.plan.timeline
+        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, timeline)
     if sink.kind == "pubsub":
         from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
 

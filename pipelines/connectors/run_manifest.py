@@ -102,12 +102,12 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
     # In this order: what another worker publishes meanwhile is committed before.
     published = releases_of(sink)
-    line, first = run.plan.timeline, store.retained_windows.first
-    done = reached(store, line)
+    timeline, first = run.plan.timeline, store.retained_windows.first
+    done = reached(store, timeline)
     for one in published:
         if one.window < first:  # dropped from the store, or abandoned: the sink alone has it
             continue
-        if one.trigger <= done.trigger(line, one.window):
+        if one.trigger <= done.trigger(timeline, one.window):
             latest[one.window] = one  # the listing is in order
             continue
         caught_up = False
@@ -269,10 +269,10 @@ class Catching:
         return self._last <= upto
 
     def _look(self) -> int:
-        line, first = self._run.plan.timeline, self._run.open().retained_windows.first
+        timeline, first = self._run.plan.timeline, self._run.open().retained_windows.first
         names = [(one.window, one.trigger) for one in releases_of(self._sink)]
         names += unsealed_of(self._sink)
-        return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
+        return max((timeline.base(w) + trigger for w, trigger in names if w >= first), default=0)
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
         """Write what was withheld.
@@ -364,12 +364,12 @@ def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch
 
 def finished(run: Run) -> bool:
     """Return whether all steps of a run that has an end are committed."""
-    line = run.plan.timeline
-    return line.end is not None and reached(run.open(), line).complete >= line.windows
+    timeline = run.plan.timeline
+    return timeline.end is not None and reached(run.open(), timeline).complete >= timeline.windows
 
 
 def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:
     """Yield (window, trigger) of every release that all shards have committed, in public order."""
-    line, done = run.plan.timeline, store.completed(run.shards)
+    timeline, done = run.plan.timeline, store.completed(run.shards)
     names = [(window, trigger) for window, last in done.items() for trigger in range(1, last + 1)]
-    yield from sorted(names, key=lambda name: (line.base(name[0]) + name[1], name))
+    yield from sorted(names, key=lambda name: (timeline.base(name[0]) + name[1], name))

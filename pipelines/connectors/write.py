@@ -208,12 +208,12 @@ class CountDelivered(beam.PTransform):  # type: ignore[misc]
     Trigger times after this transform was made are the live ones.
 
     Args:
-        line: the plan's time axis.
+        timeline: the plan's time axis.
     """
 
-    def __init__(self, line: Timeline) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         super().__init__()
-        self._count = _Count(line, wall_micros())
+        self._count = _Count(timeline, wall_micros())
 
     def expand(self, names: Any) -> Any:
         """Return one ParDo."""
@@ -223,8 +223,8 @@ class CountDelivered(beam.PTransform):  # type: ignore[misc]
 class _Count(beam.DoFn):
     """Tells telemetry of a release; the wall clock decides nothing but a latency."""
 
-    def __init__(self, line: Timeline, began: int) -> None:
-        self._line, self._began = line, began
+    def __init__(self, timeline: Timeline, began: int) -> None:
+        self._timeline, self._began = timeline, began
 
     def setup(self) -> None:
         """What is live; a worker may be set up when the first release is there already."""
@@ -235,6 +235,6 @@ class _Count(beam.DoFn):
         """One release."""
         window, trigger = element
         deliveries.delivered(
-            self._line.instant_of(self._line.base(window) + trigger), wall_micros()
+            self._timeline.instant_of(self._timeline.base(window) + trigger), wall_micros()
         )
         return [element]

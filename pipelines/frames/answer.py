@@ -216,7 +216,7 @@ class TableQuestion(NamedTuple):
         """The canonical parts of the question; see `ask.question.Question`."""
         return self.question.request
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Do nothing: `question_of` has already checked the question."""
 
     def decide(self, run_id: str, account: History) -> Decision:
@@ -229,10 +229,10 @@ class TableQuestion(NamedTuple):
         """Return ``None``: Arrow arrays cannot change while they are read."""
         return None
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the rows, draw the noise and return the receipt; see `ask.question.Question`."""
         question = self.question.taking(self.question.families.of(charge.mu))
-        return _drawn(question, rows_of(question, self.columns, keys), keys, charge)
+        return _drawn(question, rows_of(question, self.columns, ring), ring, charge)
 
 
 def ask(

@@ -195,13 +195,13 @@ class _LargestKey:
         """Add records."""
         if self._needed is None or self._most >= self._needed or not self._complete:
             return
-        line = self._plan.timeline
+        timeline = self._plan.timeline
         trigger = event_trigger_times(self._plan, records)
-        stride = line.slide // line.trigger_every
+        stride = timeline.slide // timeline.trigger_every
         columns = {name: records.column(name) for name in (*self._keys, "unit")}
-        for back in range(line.windows_per_record):
+        for back in range(timeline.windows_per_record):
             window = (trigger - 1) // stride - back
-            here = pa.array((window >= 0) & (trigger - window * stride <= line.triggers))
+            here = pa.array((window >= 0) & (trigger - window * stride <= timeline.triggers))
             self._waiting.append(pa.table({"window": window, **columns}).filter(here))
         if sum(map(len, self._waiting)) > max(_LEAST_PAIRS, len(self._distinct)):
             self._merge()

@@ -104,9 +104,9 @@ def inventory(job: Job) -> Inventory:
             if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
                 raise _foreign()
         releases.append(ReleaseFile(*name_of(path), path, rows, job.sink.guarded))
-    line = job.plan.timeline
-    beyond = line.end is not None and any(r.window >= line.windows for r in releases)
-    if beyond or any(r.window < 0 or not 1 <= r.trigger <= line.triggers for r in releases):
+    timeline = job.plan.timeline
+    beyond = timeline.end is not None and any(r.window >= timeline.windows for r in releases)
+    if beyond or any(r.window < 0 or not 1 <= r.trigger <= timeline.triggers for r in releases):
         raise _foreign()
     return Inventory(tuple(releases), tuple(sorted(run_ids)))
 
@@ -363,9 +363,10 @@ def collect(plan: Plan, inventory: Inventory) -> Findings:
         value_schema(plan),
         most_rows(len(names)),
     )
-    line = plan.timeline
+    timeline = plan.timeline
     complete = {
-        window: group[-1].trigger == line.triggers and line.window_bounds(window)[1] <= line.horizon
+        window: group[-1].trigger == timeline.triggers
+        and timeline.window_bounds(window)[1] <= timeline.horizon
         for window, group in groups.items()
     }
     drawn = max(keyed_groups, key=lambda window: (complete[window], window), default=None)

@@ -108,9 +108,9 @@ def moment_of(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def window_name(line: Timeline, window: int) -> str:
+def window_name(timeline: Timeline, window: int) -> str:
     """Return ``2013-01-01 05:00 UTC to 2013-01-08 05:00 UTC``."""
-    begin, end = line.window_bounds(window)
+    begin, end = timeline.window_bounds(window)
     return f"{instant(begin)} to {instant(end)}"
 
 
@@ -228,7 +228,7 @@ def with_error(value: float | None, sd: float | None) -> str:
 def table(
     fields: Sequence[Field],
     keys: Keys,
-    line: Timeline,
+    timeline: Timeline,
     columns: Sequence[Column],
     file: str,
     unfinished: Sequence[int] = (),
@@ -247,7 +247,7 @@ def table(
     """
     names = [field.column for field in fields]
     numbers, place = np.unique(keys.rows["_window"].to_numpy(), return_inverse=True)
-    bounds = [line.window_bounds(int(number)) for number in numbers]
+    bounds = [timeline.window_bounds(int(number)) for number in numbers]
     texts = [[plain(v, KEY_TEXT) for v in keys.ranked[name].to_pylist()] for name in names]
     data = {
         "names": names,

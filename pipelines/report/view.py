@@ -268,7 +268,7 @@ def render(report: Report, live: str = "") -> str:
 
 def context(report: Report, live: str = "") -> dict[str, Any]:
     """Return the parameters of the template; only `Markup` is not escaped."""
-    plan, line = report.job.plan, report.job.plan.timeline
+    plan, timeline = report.job.plan, report.job.plan.timeline
     findings = report.findings
     drawn_window = findings.drawn_window
     drawn = plan.aggregates[:DRAWN_COLUMNS] if drawn_window else ()
@@ -287,19 +287,19 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "windows": len(findings.windows),
         "windows_with_keys": int((findings.keys > 0).sum()),
         "keys_text": keys_text(report),
-        "drawn_window": window_name(line, drawn_window[0].window) if drawn_window else None,
+        "drawn_window": window_name(timeline, drawn_window[0].window) if drawn_window else None,
         "drawn_trigger": drawn_window[-1].trigger if drawn_window else None,
-        "grows": line.triggers > 1,
+        "grows": timeline.triggers > 1,
         "columns": [_column(report, a) for a in drawn],
         "trends": _window_count(report) > 1,
-        "used_up": plan.privacy.contributions if line.period is None else None,
+        "used_up": plan.privacy.contributions if timeline.period is None else None,
         "undrawn": len(plan.aggregates) > len(drawn),
         "keys_by": _keys_by(report) if drawn_window else [],
         **(_table(report) if drawn_window else {}),
         "truth": report.truth,
         "truth_label": TRUTH_LABEL,
         "noise": noise(report.figures),
-        "trigger_table": trigger_table(report.figures, line.triggers),
+        "trigger_table": trigger_table(report.figures, timeline.triggers),
         "settings": settings(report.job, report.plan),
     }
 
@@ -310,13 +310,13 @@ def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
     Args:
         figures: `accounting.guarantee.describe` of the plan.
     """
-    line = plan.timeline
+    timeline = plan.timeline
     return {
         "figures": figures,
         "plan": plan,
         "warnings": [w for w in figures["warnings"] if w != NOT_SOUND],  # it has a banner
-        "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
-        "trigger_in_words": duration(line.trigger_every),
+        "windows_in_words": f"{duration(timeline.window)} every {duration(timeline.slide)}",
+        "trigger_in_words": duration(timeline.trigger_every),
         "periods": _ends(figures["periods"]),
     }
 
@@ -416,9 +416,9 @@ def _growth(
     report: Report, aggregate: Aggregate, key: int, label: str, chart: str
 ) -> dict[str, Any] | None:
     """One key's values over the triggers of the drawn window."""
-    line, rows = report.job.plan.timeline, report.findings.series[key]
-    base = line.base(report.findings.drawn_window[0].window)
-    instants = [line.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
+    timeline, rows = report.job.plan.timeline, report.findings.series[key]
+    base = timeline.base(report.findings.drawn_window[0].window)
+    instants = [timeline.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
     values, sds = floats(rows[aggregate.name]), floats(rows[f"{aggregate.name}_sd"])
     words = f"Released {aggregate.name} of key {label} by trigger"
     drawn = Series([moment_of(at) for at in instants], values, sds)

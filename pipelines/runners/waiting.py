@@ -26,17 +26,17 @@ _CHECK_EVERY = 10
 _HEAR_SECONDS = 1.0
 
 
-def quiet_seconds(line: Timeline, speed: float | None, live: bool) -> float:
+def quiet_seconds(timeline: Timeline, speed: float | None, live: bool) -> float:
     """Return the seconds without a step after which a stream is reported: two triggers.
 
     Args:
-        line: the public time axis.
+        timeline: the public time axis.
         speed: seconds of stream a second, of a recording; ``None``: as fast as it can be read.
         live: its time is that of the clock.
     """
     if not live and speed is None:
         return QUIET_SECONDS
-    return max(QUIET_SECONDS, 2 * line.trigger_every / MICROS_PER_SECOND / (speed or 1.0))
+    return max(QUIET_SECONDS, 2 * timeline.trigger_every / MICROS_PER_SECOND / (speed or 1.0))
 
 
 class Stillness:
@@ -183,12 +183,12 @@ class _Watcher(threading.Thread):
 
 def _delivered(run: Run) -> int:
     """Last trigger time that is delivered, as the store knows."""
-    line, through = run.plan.timeline, delivered_through(run.open())
+    timeline, through = run.plan.timeline, delivered_through(run.open())
     if through:  # known here whatever process the sink's stage runs in
-        deliveries.reached(line.instant_of(through))
+        deliveries.reached(timeline.instant_of(through))
     return through
 
 
 def _complete(run: Run, through: int) -> bool:
-    line = run.plan.timeline
-    return line.end is not None and through >= line.last_trigger_time
+    timeline = run.plan.timeline
+    return timeline.end is not None and through >= timeline.last_trigger_time

@@ -195,11 +195,11 @@ def estimate(
     """
     load.check()
     rates, prices = rates or RATES, prices or PRICES
-    line = job.plan.timeline
-    interval = line.trigger_every / MICROS_PER_SECOND
+    timeline = job.plan.timeline
+    interval = timeline.trigger_every / MICROS_PER_SECOND
     within = min(interval, load.within_seconds or interval)
-    windows = line.windows_per_record
-    of_window = load.records_per_day * (line.window / MICROS_PER_SECOND / DAY_SECONDS)
+    windows = timeline.windows_per_record
+    of_window = load.records_per_day * (timeline.window / MICROS_PER_SECOND / DAY_SECONDS)
     records = load.records_per_day * interval / DAY_SECONDS
     pairs = records * windows
     keys = windows * distinct(load.keys, records)
@@ -310,8 +310,8 @@ def _warnings(
             f"the state of open windows takes about {memory:,.0f} GiB of memory: use a Spanner "
             "store, or a larger machine (--worker-gib)"
         )
-    line = job.plan.timeline
-    if spanner and shards_for(job, math.ceil(_busiest(load, line.trigger_every))) >= MAX_SHARDS:
+    timeline = job.plan.timeline
+    if spanner and shards_for(job, math.ceil(_busiest(load, timeline.trigger_every))) >= MAX_SHARDS:
         out.append(f"{MAX_SHARDS:,} shards are the most: the busiest steps take several commits")
     return out
 

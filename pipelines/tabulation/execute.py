@@ -125,7 +125,7 @@ class TablesQuestion:
         """The identity as in `ask.question.Question`."""
         return identity_of(self._order.inputs, self._setup.plan)
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Check nothing: the public files were checked when they were read."""
         Output(self._order.out, MANIFEST).check(None)
         content_of(self._order.inputs.records)  # there, and readable
@@ -143,12 +143,12 @@ class TablesQuestion:
         """Return the stamp as in `ask.question.Question`."""
         return stamps(self._order.inputs)
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Draw as in `ask.question.Question`."""
         order, setup = self._order, self._setup
         with self._archive.draft() as draft:
             draw = _here if order.runner is None else _spread
-            draw(order, setup, keys, charge.run_id, draft)
+            draw(order, setup, ring, charge.run_id, draft)
             files = self._archive.seal(draft, names_of(setup))
             insecure = order.secret.insecure_test_secret is not None
             receipt = encoded(manifest_of(setup.plan, answered_now(charge), insecure, files))
@@ -287,17 +287,17 @@ def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
     )
 
 
-def _here(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
+def _here(order: Order, setup: Prepared, ring: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw in this process."""
     tally = counted(setup, read_records(order.inputs.records, setup.lookup, order.letters))
     parts = parts_of(setup)
-    inputs = combined(counts_digest(setup, p, pairs_of(setup, tally, p), keys) for p in parts)
+    inputs = combined(counts_digest(setup, p, pairs_of(setup, tally, p), ring) for p in parts)
     for part in parts:
-        for file in finished(setup, part, pairs_of(setup, tally, part), keys, run_id, inputs):
+        for file in finished(setup, part, pairs_of(setup, tally, part), ring, run_id, inputs):
             write_file(draft, file)
 
 
-def _spread(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
+def _spread(order: Order, setup: Prepared, ring: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw on a runner's workers, into the draft folder."""
     from dpstream.pipelines.tabulation.flow import Task, build
 
@@ -307,7 +307,7 @@ def _spread(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Pa
         parts_of(setup),
     )
     letters = None if order.letters is None else str(order.letters)
-    bound = order.secret.of_run(run_id, keys.fingerprint)
+    bound = order.secret.of_run(run_id, ring.fingerprint)
     task = Task(inputs, run_id, str(draft), letters, bound)
     # The files of a part are written in this order.
     last = [draft / names_of_part(setup, part)[-1] for part in parts]

@@ -125,7 +125,7 @@ def pairs_of(setup: Prepared, tally: Tally, part: Part) -> Pairs:
     return level_pairs.within(part.shard.first * leaves, part.shard.last * leaves)
 
 
-def counts_digest(setup: Prepared, part: Part, pairs: Pairs, keys: KeyRing) -> bytes:
+def counts_digest(setup: Prepared, part: Part, pairs: Pairs, ring: KeyRing) -> bytes:
     """Return the digest of the counts of a part.
 
     Those of all parts add up to that of the execution (`dp_transforms.noise.inputs`).
@@ -134,11 +134,11 @@ def counts_digest(setup: Prepared, part: Part, pairs: Pairs, keys: KeyRing) -> b
     items = np.zeros((len(pairs.keys), 2), np.uint64)
     items[:, 0] = pairs.keys
     label = f"{table.name} {level.level.name}"
-    return InputDigest(keys).add(label, items, pairs.counts).value
+    return InputDigest(ring).add(label, items, pairs.counts).value
 
 
 def finished(
-    setup: Prepared, part: Part, pairs: Pairs, keys: KeyRing, run_id: str, inputs: bytes
+    setup: Prepared, part: Part, pairs: Pairs, ring: KeyRing, run_id: str, inputs: bytes
 ) -> Iterator[File]:
     """Measure a part, with noise, and publish it.
 
@@ -156,7 +156,7 @@ def finished(
         aggregated(part.shard, table, pairs),
         kinds,
         parameters.thresholds[table.name][level.level],
-        CellNoise(keys, run_id, inputs),
+        CellNoise(ring, run_id, inputs),
         None if setup.published is None else setup.published[level.level],
     )
     names = iter(names_of_part(setup, part))

@@ -342,13 +342,13 @@ def _check_proxy(request: Request) -> None:
 
 def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
     """Return (first hours, time that C has to cover) in microseconds."""
-    line = plan.timeline
+    timeline = plan.timeline
     first = None if request.first is None else duration_micros("--first", request.first)
-    if line.period is not None or line.end is not None:
-        horizon = line.period or (line.end or 0) - line.start
+    if timeline.period is not None or timeline.end is not None:
+        horizon = timeline.period or (timeline.end or 0) - timeline.start
         return (horizon if first is None else first), horizon
     if first is None or request.scale is None:
-        shared = line.slide != line.window and plan.design.selects
+        shared = timeline.slide != timeline.window and plan.design.selects
         flag = "mechanism.periods_share_windows = true"
         more = f"; as windows slide and keys are selected, with {flag}" if shared else ""
         raise UsageError(

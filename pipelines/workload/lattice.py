@@ -182,7 +182,7 @@ def planned_purely(
 
 
 def published(
-    lattice: Lattice, cells: Int64, keys: "KeyRing", run_name: tuple[bytes, ...]
+    lattice: Lattice, cells: Int64, ring: "KeyRing", run_name: tuple[bytes, ...]
 ) -> Int64:
     """Return (rows on each axis) B x + noise.
 
@@ -197,8 +197,8 @@ def published(
     exact = cells
     for axis, factor in enumerate(lattice.strategy.factors):
         exact = np.moveaxis(np.tensordot(factor, exact, (1, axis)), 0, axis)
-    digest = InputDigest(keys).add("lattice", numbered(exact.size), exact.reshape(-1))
-    noise = OneShot(keys, (b"workload lattice", *run_name), digest.value)
+    digest = InputDigest(ring).add("lattice", numbered(exact.size), exact.reshape(-1))
+    noise = OneShot(ring, (b"workload lattice", *run_name), digest.value)
     drawn = noise.discrete_laplace(numbered(exact.size), lattice.scale)
     return np.asarray(exact + drawn.reshape(exact.shape), np.int64)
 

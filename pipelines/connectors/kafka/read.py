@@ -160,17 +160,17 @@ def _sealed(
     Args:
         goes: rows may be gone.
     """
-    line = job.plan.timeline
+    timeline = job.plan.timeline
     start = table["window_start"].cast(pa.int64()).to_numpy()
     trigger = table["trigger"].to_numpy()
-    window = (start - line.start) // line.slide
+    window = (start - timeline.start) // timeline.slide
     keep = np.zeros(table.num_rows, np.bool_)
     names = table["_name"].to_pylist()
-    step = window * (line.triggers + 1) + trigger
+    step = window * (timeline.triggers + 1) + trigger
     order = np.argsort(step, kind="stable")
     steps = step[order]
     for (of_window, of_trigger), seal in seals.items():
-        number = of_window * (line.triggers + 1) + of_trigger
+        number = of_window * (timeline.triggers + 1) + of_trigger
         begin, end = np.searchsorted(steps, (number, number + 1))
         mine = order[begin:end]
         if goes and len(mine) < seal.rows:

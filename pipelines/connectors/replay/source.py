@@ -120,11 +120,11 @@ def recording_of(job: Job, speed: float | None) -> Recording:
     Raises:
         UsageError, RunError: see `pipelines.connectors.files.source.pieces`.
     """
-    plan, line = job.plan, job.plan.timeline
+    plan, timeline = job.plan, job.plan.timeline
     stamp = plan.event_time if plan.stamp == "event_time" else plan.stamp
-    end = line.instant_of(line.last_trigger_time)
+    end = timeline.instant_of(timeline.last_trigger_time)
     rows = job.performance.batch_rows
-    return Recording(tuple(pieces(job)), job.columns, stamp, line.start, end, rows, speed)
+    return Recording(tuple(pieces(job)), job.columns, stamp, timeline.start, end, rows, speed)
 
 
 @functools.lru_cache(maxsize=2)
