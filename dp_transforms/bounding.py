@@ -383,8 +383,8 @@ def _admit_rows(
             key_tests = published.of_keys(ids, window, wanted, units.decided, upto)
     if plan.design.admits_per_key:
         keys = np.ascontiguousarray(ids[:, 0])
-        of = Wanted(unit, *position[1:], window, wanted, keys, key_tests)
-        taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least, name)
+        wanted_records = Wanted(unit, *position[1:], window, wanted, keys, key_tests)
+        taken, rank, per_key = _admit_per_key(plan, units, order, wanted_records, batch.least, name)
     elif published is not None:
         words, rank = skipping.admit(
             unit, *position[1:], wanted, key_tests, units.counts, limit, order
@@ -413,7 +413,7 @@ def _key_ids(batch: Batch, new: Int64 | slice, key_ids: KeyIdsOf | None) -> Ids:
 
 
 def _admit_per_key(
-    plan: Plan, units: UnitShard, order: Int64, of: Wanted, least: int, name: Int64 | None
+    plan: Plan, units: UnitShard, order: Int64, records: Wanted, least: int, name: Int64 | None
 ) -> tuple[Int64, Int32, PerKey]:
     """(pairs, rank, which windows) of records, at most k of each (unit, window, key)."""
     privacy, timeline = plan.privacy, plan.timeline
@@ -423,11 +423,11 @@ def _admit_per_key(
     open_ = max(least, (units.decided - timeline.triggers) // timeline.base(1) + 1)
     counters = units.counts, units.indices
     limits = privacy.contributions, privacy.per_key_bound
-    taken = units.keys.admit(order, of, *counters, *limits, open_, name)
+    taken = units.keys.admit(order, records, *counters, *limits, open_, name)
     pairs = np.bitwise_count(taken.pairs).astype(np.int64)
     if plan.design.by_size:
-        taken = taken._replace(rank=_by_size(units, of.unit, pairs))
-    per_key = PerKey(of.keys, of.first.astype(np.int32), taken.pairs, taken.fresh)
+        taken = taken._replace(rank=_by_size(units, records.unit, pairs))
+    per_key = PerKey(records.keys, records.first.astype(np.int32), taken.pairs, taken.fresh)
     return pairs, taken.rank, per_key
 
 

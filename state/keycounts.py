@@ -296,7 +296,7 @@ class KeyCounts:
     def admit(
         self,
         order: Int64,
-        of: Wanted,
+        records: Wanted,
         pairs: Int32,
         indices: Int32,
         limit: int,
@@ -321,10 +321,10 @@ class KeyCounts:
         )
         for begin in range(0, rows, _ROWS_AT_ONCE):
             end = min(rows, begin + _ROWS_AT_ONCE)
-            self._reserve(int(of.wanted[order[begin:end]].sum()), least)
+            self._reserve(int(records.wanted[order[begin:end]].sum()), least)
             parts = self._parts()
             counters = pairs, indices, limit, bound
-            self.size, _ = _admit(order, begin, end, *of, *counters, *parts, *names, *taken)
+            self.size, _ = _admit(order, begin, end, *records, *counters, *parts, *names, *taken)
         return taken
 
     def enter(self, unit: Int64, first: Int32, taken: UInt64, keys: UInt64) -> None:

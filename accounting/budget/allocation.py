@@ -451,9 +451,11 @@ def lone_chance(plan: Resolved, budget: Budget) -> float:
         return 0.0
     if budget.weights is None:
         return budget.b
-    of = budget.statistic
+    statistic = budget.statistic
     least = plan.privacy.pre_threshold
-    return max(budget.b, lone_tail(budget.tau, least, of.sd, of.rounding, of.alone))
+    return max(
+        budget.b, lone_tail(budget.tau, least, statistic.sd, statistic.rounding, statistic.alone)
+    )
 
 
 def plain_count(

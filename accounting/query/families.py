@@ -261,11 +261,11 @@ class Families(msgspec.Struct, frozen=True):
             return _by_limit(options[0], options[1], limit)
         return min(options, key=error_of)
 
-    def described(self, taken: Gridded, limit: Limit | None = None) -> list[dict[str, Any]]:
+    def described(self, chosen: Gridded, limit: Limit | None = None) -> list[dict[str, Any]]:
         """Return each family as a row of a plan, JSON-able.
 
         Returns:
-            For each family ``mechanism``, whether it is ``taken``, its ``columns`` (see
+            For each family ``mechanism``, whether it is ``chosen``, its ``columns`` (see
             `Outlook`), its ``cost``, and how many more such ``questions`` the limit allows
             (``None`` without a limit).
         """
@@ -275,7 +275,7 @@ class Families(msgspec.Struct, frozen=True):
             rows.append(
                 {
                     "mechanism": option.plan.mechanism,
-                    "taken": option == taken,
+                    "taken": option == chosen,
                     "columns": outlook(option).columns,
                     "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
                     "questions": None if limit is None else limit.holds(cost),

@@ -94,11 +94,11 @@ class Windows(NamedTuple):
 def windows_of(cells: int, size: int) -> Windows:
     """Return the windows of a tree's prefixes."""
     factor = tree_of(cells).factor
-    start, of = np.divmod(np.arange(cells * size), size)
+    start, offset = np.divmod(np.arange(cells * size), size)
     ahead, behind = np.zeros((cells, cells)), np.zeros((cells, cells))
-    np.add.at(ahead, (start, np.minimum(start + of, cells - 1)), 1 / size)
-    there = start - 1 - of >= 0
-    np.add.at(behind, (start[there], (start - 1 - of)[there]), 1 / size)
+    np.add.at(ahead, (start, np.minimum(start + offset, cells - 1)), 1 / size)
+    there = start - 1 - offset >= 0
+    np.add.at(behind, (start[there], (start - 1 - offset)[there]), 1 / size)
     both = ahead, behind
     variances = [((w @ factor) * w).sum(axis=1) for w in both]
     totals = [w @ factor[:, -1] for w in both]

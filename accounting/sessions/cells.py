@@ -109,8 +109,8 @@ class Cells(msgspec.Struct, frozen=True):
         bounds = np.minimum(bounds, values)
         bounds[:, 0] = np.minimum(bounds[:, 0], values - 1)
         bounds[:, 1] = np.maximum(bounds[:, 1], bounds[:, 0] + 1)
-        distinct, of = np.unique(bounds, axis=0, return_inverse=True)
-        return Ranges(distinct, of.reshape(-1)[which])
+        distinct, range_numbers = np.unique(bounds, axis=0, return_inverse=True)
+        return Ranges(distinct, range_numbers.reshape(-1)[which])
 
 
 def _check_axis(axis: Axis, dimension: Dimension) -> None:

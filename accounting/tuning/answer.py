@@ -78,7 +78,7 @@ class PerKey(msgspec.Struct, frozen=True):
     sd: float
 
 
-def coverage_of(of: Histogram, estimate: Float64) -> Coverage:
+def coverage_of(histogram: Histogram, estimate: Float64) -> Coverage:
     """Return the part of all pairs that each candidate bound keeps.
 
     Pairs are summed as survivors: sum over c of #{units with >= c pairs}, linear inside a wide
@@ -88,9 +88,9 @@ def coverage_of(of: Histogram, estimate: Float64) -> Coverage:
     Args:
         estimate: (cells,) noisy prefixes of the histogram of pairs per unit.
     """
-    edges = np.array([0, *of.candidates], np.float64)
+    edges = np.array([0, *histogram.candidates], np.float64)
     above = estimate[-1] - np.concatenate([[0.0], estimate[:-1]])  # units with > edges[t] pairs
-    above[above < max(of.rank_error, _FLOAT_ERROR)] = 0.0
+    above[above < max(histogram.rank_error, _FLOAT_ERROR)] = 0.0
     width = np.diff(edges)
     mass = width * above[:-1] + (width - 1) / 2 * (above[1:] - above[:-1])
     sums = np.concatenate([[0.0], np.cumsum(mass)])
@@ -141,7 +141,7 @@ def per_key(
 _SLACK = 1e-12
 
 
-def prefixes(of: Histogram, noisy: Int64) -> Float64:
+def prefixes(histogram: Histogram, noisy: Int64) -> Float64:
     """Return (cells,) non-decreasing estimates of the prefixes of the histogram.
 
     Args:
@@ -149,14 +149,14 @@ def prefixes(of: Histogram, noisy: Int64) -> Float64:
     """
     from scipy.optimize import isotonic_regression  # slow to load, and a plan needs none of it
 
-    nodes = encoder_matrix(of.cells).T.astype(np.float64) @ noisy.astype(np.float64)
-    counts = covariance_of(of.cells) @ nodes
+    nodes = encoder_matrix(histogram.cells).T.astype(np.float64) @ noisy.astype(np.float64)
+    counts = covariance_of(histogram.cells) @ nodes
     return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
 
 
-def answers(of: Histogram, estimate: Float64) -> bool:
+def answers(histogram: Histogram, estimate: Float64) -> bool:
     """Return whether the noisy total is large enough to read a quantile from."""
-    return bool(estimate[-1] >= max(1 - _FLOAT_ERROR, of.answered_from))
+    return bool(estimate[-1] >= max(1 - _FLOAT_ERROR, histogram.answered_from))
 
 
 def quantile_cell(estimate: Float64, target: float) -> int:
@@ -164,18 +164,18 @@ def quantile_cell(estimate: Float64, target: float) -> int:
     return int(np.argmax(estimate >= target * estimate[-1] - _FLOAT_ERROR))
 
 
-def cover_cell(of: Histogram, estimate: Float64, cover: float) -> int:
+def cover_cell(histogram: Histogram, estimate: Float64, cover: float) -> int:
     """Return the first cell whose candidate, as a bound, keeps ``cover`` of all pairs."""
-    return int(np.argmax(coverage_of(of, estimate).part[1:] >= cover * (1 - _SLACK)))
+    return int(np.argmax(coverage_of(histogram, estimate).part[1:] >= cover * (1 - _SLACK)))
 
 
-def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
+def clamp_of(histogram: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
     """Return (low, high) candidates that at most ``tail`` of the values exceed at each end.
 
     Cells are labelled by their edge away from 0, so a low bound above 0 and a high bound below
     0 take the candidate nearer to 0.
     """
-    edges, last = of.candidates, of.cells - 1
+    edges, last = histogram.candidates, histogram.cells - 1
     before = np.concatenate([[0.0], estimate[:-1]])
     low = int(np.flatnonzero(before <= tail * estimate[-1] + _FLOAT_ERROR)[-1])
     high = quantile_cell(estimate, 1 - tail)
@@ -282,16 +282,16 @@ def expectation(design: TuningDesign) -> list[dict[str, Any]]:
     """Return the accuracy to expect, from public figures alone."""
     return [
         {
-            "name": of.name,
-            "candidates": len(of.candidates),
-            "sensitivity": of.sensitivity,
-            "share_of_mu_squared": of.share,
-            "sigma": of.sigma,
-            "rank_error_95": of.rank_error,
-            "units_for_5_points": of.good_from,
-            "no_answer_below": of.answered_from,
+            "name": histogram.name,
+            "candidates": len(histogram.candidates),
+            "sensitivity": histogram.sensitivity,
+            "share_of_mu_squared": histogram.share,
+            "sigma": histogram.sigma,
+            "rank_error_95": histogram.rank_error,
+            "units_for_5_points": histogram.good_from,
+            "no_answer_below": histogram.answered_from,
         }
-        for of in design.histograms
+        for histogram in design.histograms
     ]
 
 

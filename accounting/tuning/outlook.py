@@ -277,8 +277,8 @@ def _shares_lines(shares: dict[str, Any]) -> list[str]:
     if len(shares["of"]) < 2:
         return []
     why = f"; {shares['why']}" if shares["why"] else ""
-    of = "epsilon" if shares["law"] == "geometric" else "mu^2"
-    words = f"shares of {of}: {parts}{why}"
+    unit = "epsilon" if shares["law"] == "geometric" else "mu^2"
+    words = f"shares of {unit}: {parts}{why}"
     return textwrap.wrap(words, 100, initial_indent="Budget      ", subsequent_indent=" " * 12)
 
 
@@ -391,9 +391,9 @@ def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
     ]
     windows, counted = covered["windows"], covered["windows_counted"]
     if windows is None or counted < windows:
-        of = "windows" if windows is None else f"{windows:,} windows"
+        spans = "windows" if windows is None else f"{windows:,} windows"
         lines.append(
-            f"            a unit with records in all {of} counts in at most {counted:,} of them"
+            f"            a unit with records in all {spans} counts in at most {counted:,} of them"
         )
     if covered["share_cut"] is not None:
         share = covered["share_cut"]

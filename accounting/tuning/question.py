@@ -282,17 +282,17 @@ def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
     }
     drawn = [
         {
-            "name": of.name,
-            "candidates": list(of.candidates),
-            "cells": of.cells,
-            "targets": list(of.targets),
-            "col2": of.col2,
-            "sensitivity": f"{of.sensitivity:.9g}",
-            "share": f"{of.share:.9g}",
-            "sigma": f"{of.sigma:.9g}",
-            "rank_error": f"{of.rank_error:.9g}",
+            "name": of_histogram.name,
+            "candidates": list(of_histogram.candidates),
+            "cells": of_histogram.cells,
+            "targets": list(of_histogram.targets),
+            "col2": of_histogram.col2,
+            "sensitivity": f"{of_histogram.sensitivity:.9g}",
+            "share": f"{of_histogram.share:.9g}",
+            "sigma": f"{of_histogram.sigma:.9g}",
+            "rank_error": f"{of_histogram.rank_error:.9g}",
         }
-        for of in design.histograms
+        for of_histogram in design.histograms
     ]
     return {"question": fields, "mu": f"{design.mu:.9g}", "histograms": drawn}
 

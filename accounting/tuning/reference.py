@@ -78,28 +78,28 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
     statistic = required(budget.statistic, "keys are tested")
     tau = required(budget.tau, "tests have thresholds")
     step = -(-len(tau) // _TESTS)
-    looked = np.arange(len(tau) - 1, -1, -step)[::-1]
-    times = plan.design.test_triggers[looked] / plan.design.triggers
-    need, sd = tau[looked] / 2.0**DECODE_BITS, statistic.sd[looked]
-    weighs = _mean_weights(plan, budget)
+    tests = np.arange(len(tau) - 1, -1, -step)[::-1]
+    times = plan.design.test_triggers[tests] / plan.design.triggers
+    threshold, sd = tau[tests] / 2.0**DECODE_BITS, statistic.sd[tests]
+    weights = _mean_weights(plan, budget)
     # Weights taken while q goes from 0 to each point of the grid.
-    summed = np.append(0.0, np.cumsum(np.diff(_GRID) * (weighs[1:] + weighs[:-1]) / 2))
-    chances = np.zeros((len(looked), len(units)))
+    weight_sums = np.append(0.0, np.cumsum(np.diff(_GRID) * (weights[1:] + weights[:-1]) / 2))
+    chances = np.zeros((len(tests), len(units)))
     best, before, taken, heavy = np.full(len(units), -np.inf), 0.0, 0.0, 0.0
     for j, time in enumerate(times.tolist()):
         skipped = float(mass @ special.ndtr(best)) if plan.design.skips else 0.0
         passed = time - before
         # q grows evenly between two tests; where all is published it stands.
         takes = max(passed * (1 - skipped), 1e-9)
-        ends = np.interp([taken, taken + takes], _GRID, summed)
+        ends = np.interp([taken, taken + takes], _GRID, weight_sums)
         heavy += passed * float(ends[1] - ends[0]) / takes
         before, taken = time, taken + takes
         adds = statistic.weighted * heavy + statistic.counted * time
-        best = np.maximum(best, (units * adds - need[j]) / sd[j])
+        best = np.maximum(best, (units * adds - threshold[j]) / sd[j])
         chances[j] = special.ndtr(best)
     tested = budget.selection
     if tested is not None and tested.most:  # one test, at the close
-        counts = (tested.most, tested.sooner, tested.scale, float(need[-1]))
+        counts = (tested.most, tested.sooner, tested.scale, float(threshold[-1]))
         chances[-1] = _passed(np.floor(units), *counts)
     return Published(times, chances)
 

@@ -234,18 +234,18 @@ def choose_bounds(
         run_name: run id, committed before the first draw, and digest of the question.
     """
     noisy, digest = [], InputDigest(ring)
-    for of in design.histograms:
-        digest.add(of.name, numbered(len(counts[of.name])), counts[of.name])
-    for of in design.histograms:
-        exact = encoder_matrix(of.cells) @ counts[of.name]
-        noise = OneShot(ring, (b"query bounds", *run_name, of.name.encode()), digest.value)
+    for histogram in design.histograms:
+        digest.add(histogram.name, numbered(len(counts[histogram.name])), counts[histogram.name])
+    for histogram in design.histograms:
+        exact = encoder_matrix(histogram.cells) @ counts[histogram.name]
+        noise = OneShot(ring, (b"query bounds", *run_name, histogram.name.encode()), digest.value)
         draw = noise.rounded_gaussian if design.law == "gaussian" else noise.discrete_laplace
-        noisy.append(np.asarray(exact + draw(numbered(len(exact)), of.sigma), np.int64))
+        noisy.append(np.asarray(exact + draw(numbered(len(exact)), histogram.sigma), np.int64))
     return settled(plan, design, noisy)
 
 
 def counted(
-    of: Histogram, rows: Rows, ids: tuple[Ids, Ids], ring: KeyRing, run_name: Sequence[bytes]
+    histogram: Histogram, rows: Rows, ids: tuple[Ids, Ids], ring: KeyRing, run_name: Sequence[bytes]
 ) -> Int64:
     """Return (cells,) exact histogram of VALUES values of each unit: PRIVATE; shards add up.
 
@@ -257,8 +257,8 @@ def counted(
     listed = rows.group >= 0  # a row of no public group belongs to nothing
     rows = Rows(*(part[listed] for part in rows))
     if not len(rows.unit):
-        return np.zeros(of.cells, np.int64)
+        return np.zeros(histogram.cells, np.int64)
     partials = Partials(rows.unit, rows.group, *ids)
-    name = (b"of a unit", *run_name, of.name.encode())
+    name = (b"of a unit", *run_name, histogram.name.encode())
     chosen = smallest(partials, rows, rows.unit, VALUES, ring, name)
-    return np.bincount(cells_of_values(of, rows.value[chosen]), minlength=of.cells)
+    return np.bincount(cells_of_values(histogram, rows.value[chosen]), minlength=histogram.cells)

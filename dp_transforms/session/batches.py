@@ -71,7 +71,7 @@ def gathered(batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Ne
 
 def packed(noisy: Noisy) -> pa.RecordBatch:
     """Return measured sums as columns, in their order; public."""
-    parts = [part for of in noisy for part in of]
+    parts = [part for sums in noisy for part in sums]
     names = [f"{number}" for number in range(len(parts))]
     return pa.RecordBatch.from_arrays([_array(part) for part in parts], names)
 

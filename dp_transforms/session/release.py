@@ -78,10 +78,10 @@ def errors(space: Space, question: Question, boxes: Int64) -> pa.Table:
     """
     columns = {"cell": pa.array(np.arange(question.cells.count))}
     columns |= labels(space, question.cells)
-    for of in expected(space, question, boxes):
-        columns[f"{of.name}_sd"], columns[f"{of.name}_within"] = (
-            pa.array(of.sd),
-            pa.array(of.within),
+    for figure in expected(space, question, boxes):
+        columns[f"{figure.name}_sd"], columns[f"{figure.name}_within"] = (
+            pa.array(figure.sd),
+            pa.array(figure.within),
         )
     return pa.table(columns)
 

@@ -191,8 +191,8 @@ def _flags(table: pa.Table, name: str) -> Bool:
 
 def _pairs(members: npt.NDArray[np.int32], index: Int32, kind: Bool) -> Int32:
     """(k, 2) index of an iteration in the level and of a code, each once, sorted by code."""
-    of = np.where(kind, index, -1)[members[:, 0]]
-    pairs = np.stack([of, members[:, 1]], axis=1)[of >= 0]
+    place_of_code = np.where(kind, index, -1)[members[:, 0]]
+    pairs = np.stack([place_of_code, members[:, 1]], axis=1)[place_of_code >= 0]
     pairs = np.unique(pairs, axis=0)
     return np.asarray(pairs[np.argsort(pairs[:, 1], kind="stable")], np.int32)
 
@@ -302,5 +302,5 @@ class _Texts:
     def places_of(self, texts: pa.StringArray, rows: Int64 | None = None) -> Int64:
         """(n,) place of each row's text among the known ones, -1: none."""
         place = pc.index_in(self.values, value_set=texts).fill_null(-1)
-        of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
-        return of[self.index if rows is None else self.index[rows]]
+        places = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
+        return places[self.index if rows is None else self.index[rows]]

@@ -105,8 +105,8 @@ class CellNoise:
         begin = np.flatnonzero(new)
         end = np.append(begin[1:], len(groups)) - 1
         at = block[begin] - block[0]
-        of = (self._run_id, self._inputs, table.encode(), level.name.encode())
-        label = (b"table noise", sampler.digest, *of)
+        parts = (self._run_id, self._inputs, table.encode(), level.name.encode())
+        label = (b"table noise", sampler.digest, *parts)
         names = np.empty((int(at[-1]) + 1, 2), np.uint64)
         for number in np.unique(at).tolist():
             place = int(number + block[0]).to_bytes(8, "little")

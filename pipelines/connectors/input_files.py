@@ -263,7 +263,7 @@ class InputWatch:
         self._files = now
 
     def _now(self) -> tuple[SourceFile, ...]:
-        return tuple(map(_looked_at, self._files))
+        return tuple(map(_with_current_status, self._files))
 
     def _same(self, now: Sequence[SourceFile]) -> bool:
         """Whether the contents are the committed ones."""
@@ -308,7 +308,7 @@ class _Compare(beam.DoFn):
         return [element]
 
 
-def _looked_at(file: SourceFile) -> SourceFile:
+def _with_current_status(file: SourceFile) -> SourceFile:
     """A file as it is now; its size is -1 where it is no file any more."""
     try:
         status = os.stat(file.path)

@@ -234,8 +234,8 @@ def _typed(answers: Answers) -> str:
         columns = usable_names(roles)
     if not columns:
         return ""
-    types = ", ".join(f'{name} = "{roles.get(name, "STRING")}"' for name in columns)
-    return f"\ncolumns = {{ {types} }}  # for SQL; write FLOAT64, INT64 or BOOL where it is one"
+    declared = ", ".join(f'{name} = "{roles.get(name, "STRING")}"' for name in columns)
+    return f"\ncolumns = {{ {declared} }}  # for SQL; write FLOAT64, INT64 or BOOL where it is one"
 
 
 def _job(answers: Answers, target: Target) -> str:

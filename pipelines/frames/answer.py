@@ -181,7 +181,7 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
 def _public(question: Question, header: Header) -> dict[str, int]:
     """Return the public default bounds, used where a histogram had too few units to choose."""
     design, plan, column = question.gridded.design, question.gridded.plan, question.column
-    names = set() if design is None else {of.name for of in design.histograms}
+    names = set() if design is None else {histogram.name for histogram in design.histograms}
     constants = {GROUPS: plan.groups or 0}
     if column is not None:
         constants[column.rows_histogram] = column.rows
@@ -299,9 +299,9 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
         return Settled(plan, frozenset(), {})
     column, ids = question.column, (rows.unit_ids, rows.groups.ids)
     counts = {}
-    for of in design.histograms:
-        values = histogram_values(of.name, column, rows)
-        counts[of.name] = counted(of, values, ids, ring, name)
+    for histogram in design.histograms:
+        values = histogram_values(histogram.name, column, rows)
+        counts[histogram.name] = counted(histogram, values, ids, ring, name)
     settled = choose_bounds(plan, design, counts, ring, name)
     if column is None:
         return settled

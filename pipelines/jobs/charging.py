@@ -12,7 +12,7 @@ from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
-from dpstream.pipelines.jobs.committed import Ledgered, unit_of
+from dpstream.pipelines.jobs.committed import HasAccount, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
@@ -150,7 +150,7 @@ def folder_used(folder: Path) -> bool:
 
 
 def check_charge(
-    job: Ledgered,
+    job: HasAccount,
     identity: "RunIdentity | None" = None,
     seen: "Head | None" = None,
     accept: Accept | None = None,
@@ -182,7 +182,7 @@ def check_charge(
     return Expected(None if identity is None else identity.run_id, spend, charged)
 
 
-def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
     """Return the charge of a run of the job.
 
     Raises:

@@ -50,7 +50,7 @@ class Receipt(Header, frozen=True, kw_only=True):
     figures: Figures
 
 
-class Ledgered(Protocol):
+class HasAccount(Protocol):
     """Something with a plan, and an account that its runs are charged in: a job, for example."""
 
     @property
@@ -62,7 +62,7 @@ class Ledgered(Protocol):
         """The account, if one is named."""
 
 
-def unit_of(job: Ledgered) -> UnitIdentity:
+def unit_of(job: HasAccount) -> UnitIdentity:
     """Return the privacy unit as the job's account names it."""
     return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
 

@@ -132,22 +132,25 @@ def check_source(
         public = canonical_public_keys(plan, read_public_keys(job))
     key = SecretSource(None, insecure_test_secret=secrets.token_hex(32))
     canonical = CanonicaliserFactory(plan, key, public)()
-    tally, no_time, largest = reading.tally, 0, _LargestKey(plan)
+    tally, untimed, largest = reading.tally, 0, _LargestKey(plan)
     for batch in in_cells(job, queried(job, reading.batches())):
         records, dead = canonical(batch)
         rows, usable = rows + batch.num_rows, usable + records.num_rows
         largest.add(records)
         for reason in REASONS if dead.num_rows else ():
-            of = dead.filter(pa.compute.equal(dead["reason"], reason))
-            where = of["partition"].to_numpy().astype(np.int64), of["offset"].to_numpy()
-            tally.add(reason, *where)
-            if reason == "time" and of.num_rows:
-                no_time += _without_time(job, batch, *where)
+            refused = dead.filter(pa.compute.equal(dead["reason"], reason))
+            positions = (
+                refused["partition"].to_numpy().astype(np.int64),
+                refused["offset"].to_numpy(),
+            )
+            tally.add(reason, *positions)
+            if reason == "time" and refused.num_rows:
+                untimed += _without_time(job, batch, *positions)
     unusable = list[Unusable]()
     for reason, count in sorted(tally.counts.items(), key=lambda item: -item[1]):
-        first = [reading.source.locate(*where) for where in tally.first[reason]]
-        words = _reason_text(job, reason)
-        unusable.append(Unusable(reason, count, first, *words, no_time * (reason == "time")))
+        first = [reading.source.locate(*positions) for positions in tally.first[reason]]
+        texts = _reason_text(job, reason)
+        unusable.append(Unusable(reason, count, first, *texts, untimed * (reason == "time")))
     read = reading.rows + sum(tally.counts.values()) - (rows - usable)
     return Checked(read, reading.rows - rows, usable, reading.complete, unusable, *largest.result())
 

@@ -143,17 +143,20 @@ def server_columns(table: Table) -> dict[str, ServerColumn]:
     Raises:
         RunError: the database cannot be reached or read.
     """
-    of: tuple[str, ...]
+    parameters: tuple[str, ...]
     if table.kind == "sqlite":
         schema, _, name = (table.remote or table.name).rpartition(".")
-        query, of = "SELECT name, type FROM pragma_table_xinfo(?, ?)", (name, schema or "main")
+        query, parameters = (
+            "SELECT name, type FROM pragma_table_xinfo(?, ?)",
+            (name, schema or "main"),
+        )
     else:
-        query, of = _COLUMNS, (_remote(table),)
+        query, parameters = _COLUMNS, (_remote(table),)
     with contextlib.ExitStack() as stack:
         connection = _connected(table, stack)
         try:
             cursor = stack.enter_context(connection.cursor())
-            cursor.execute(query, of)
+            cursor.execute(query, parameters)
             rows = cursor.fetchall()
         except Exception as error:
             raise _failed(table, error) from None

@@ -126,10 +126,10 @@ def _groups(file: pq.ParquetFile, piece: Piece | None) -> list[int]:
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    of = pa.types
-    if of.is_dictionary(kind):
+    types = pa.types
+    if types.is_dictionary(kind):
         return _as_bytes(kind.value_type)
-    texts = of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind)
+    texts = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
     return pa.binary() if texts else kind
 
 

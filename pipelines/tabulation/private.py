@@ -393,9 +393,9 @@ class _Columns:
 
 def _ages() -> tuple[pa.StringArray, Int64]:
     """Every text of an age, zero-padded or not, and its bin of 23."""
-    of = {f"{age:0{width}d}": age for age in range(OLDEST + 1) for width in (1, 2, 3)}
-    bins = np.searchsorted(np.array(AGE_BINS[23]), list(of.values()), side="right")
-    return pa.array([*of]), bins.astype(np.int64)
+    ages = {f"{age:0{width}d}": age for age in range(OLDEST + 1) for width in (1, 2, 3)}
+    bins = np.searchsorted(np.array(AGE_BINS[23]), list(ages.values()), side="right")
+    return pa.array([*ages]), bins.astype(np.int64)
 
 
 _AGE_TEXTS, _AGE_LEAVES = _ages()

@@ -142,7 +142,7 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
     """
     if not store_exists(path):
         return None
-    with _looked_at(path) as db:
+    with _read_only(path) as db:
         _own_tables(db)
         check_format(db)
         text = read_meta(db, "identity")
@@ -158,13 +158,13 @@ def peek_note(path: str | Path, name: str) -> str | None:
     """
     if not store_exists(path):
         return None
-    with _looked_at(path) as db:
+    with _read_only(path) as db:
         check_format(db)
         return read_meta(db, NOTE + name)
 
 
 @contextlib.contextmanager
-def _looked_at(path: str | Path) -> Iterator[sqlite3.Connection]:
+def _read_only(path: str | Path) -> Iterator[sqlite3.Connection]:
     """A short connection to a file that exists, as it is."""
     errors = coded_errors(path, OSError, UnicodeError)
     with errors, contextlib.closing(open_file(path, wait=_PATIENCE)) as db:

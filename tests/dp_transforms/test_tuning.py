@@ -217,11 +217,11 @@ def test_the_sampled_value_is_any_of_the_units_records_alike(ring: KeyRing) -> N
 # --- noise ----------------------------------------------------------------------------------------
 
 
-def many(ring: KeyRing, of: Histogram, runs: int) -> Int64:
+def many(ring: KeyRing, histogram: Histogram, runs: int) -> Int64:
     """(runs, nodes) noise of as many runs."""
-    none = np.zeros(of.cells, np.int64)
+    none = np.zeros(histogram.cells, np.int64)
     names = ((i.to_bytes(16, "little"), b"question") for i in range(runs))
-    return np.array([noisy(ring, name, [of], [none])[0] for name in names])
+    return np.array([noisy(ring, name, [histogram], [none])[0] for name in names])
 
 
 def scale_p(noise: Int64, sigma: float) -> float:

@@ -143,15 +143,15 @@ def of_tables(workload: Workload, folding: Folding) -> tuple[list[Float64], list
     }
     values, vectors = [], []
     for parity in folding.parities:
-        axes = [_axis(n, odd) for n, odd in zip(folding.sizes, parity, strict=True)]
-        inside = [[bool(k) for k in numbers] for numbers, _ in axes]
-        each = [
+        parts = [_axis(n, odd) for n, odd in zip(folding.sizes, parity, strict=True)]
+        inside = [[bool(k) for k in numbers] for numbers, _ in parts]
+        traces_of_vectors = [
             mean_traces.get(tuple(axis for axis, named in enumerate(chosen) if named), 0.0)
             for chosen in itertools.product(*inside)
         ]
-        positive = np.array(each) > 0
-        values.append(np.array(each)[positive])
-        vectors.append(kron([block for _, block in axes])[:, positive])
+        positive = np.array(traces_of_vectors) > 0
+        values.append(np.array(traces_of_vectors)[positive])
+        vectors.append(kron([block for _, block in parts])[:, positive])
     return values, vectors
 
 

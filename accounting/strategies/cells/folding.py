@@ -134,12 +134,12 @@ class Folding:
             parity: block.reshape(self._shape(parity) * 2)
             for parity, block in zip(self.parities, blocks, strict=True)
         }
-        axes = len(self.sizes)
-        for axis in range(axes):
+        axis_count = len(self.sizes)
+        for axis in range(axis_count):
             if self.folded[axis] and self.sizes[axis] > 1:
                 left = {
                     (*p[:axis], 0, *p[axis + 1 :]): _joined(
-                        block, left[*p[:axis], 1, *p[axis + 1 :]], axis, axis + axes
+                        block, left[*p[:axis], 1, *p[axis + 1 :]], axis, axis + axis_count
                     )
                     for p, block in left.items()
                     if p[axis] == 0

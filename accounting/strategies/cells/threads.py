@@ -36,11 +36,11 @@ def _libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Run matrix products and decompositions on the calling thread alone, in the whole process."""
-    before = [(put, get()) for get, put in _libraries()]
+    before = [(set_count, get()) for get, set_count in _libraries()]
     try:
-        for put, _ in before:
-            put(1)
+        for set_count, _ in before:
+            set_count(1)
         yield
     finally:
-        for put, threads in before:
-            put(threads)
+        for set_count, threads in before:
+            set_count(threads)
