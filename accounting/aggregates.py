@@ -1,4 +1,4 @@
-"""Kinds of published columns, a class each: what a kind needs, releases and costs is said once.
+"""Kinds of published columns, one class per kind with its inputs, releases and costs.
 
 **SUM beside MEAN of one column**: the sum is made from the mean's two sums, not measured again.  A
 mean of a column publishes the running sum of (value - middle) and the running count, each with a
@@ -56,7 +56,7 @@ class Prefix(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """What a release is made from: running sums by name, and the count of units if there is one."""
+    """The input of a release: running sums by name, and the count of units if there is one."""
 
     streams: Mapping[str, Prefix]
     units: Prefix | None
@@ -98,15 +98,16 @@ class AggregateKind(ABC):
 
     @abstractmethod
     def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
-        """The running sum that is kept for this column alone; its ``sensitivity`` is L."""
+        """Return the running sum that is kept for this column alone; its ``sensitivity`` is L."""
 
     @abstractmethod
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
-        """Published values and their sds, in the column's own units."""
+        """Return the published values and their sds, in the column's own units."""
 
     @abstractmethod
     def expected_sd(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, str]:
-        """(T,) sd at each trigger in the column's own units, and what it does not say.
+        """Return (T,) sd at each trigger in the column's own units, and a note on what it leaves
+        out.
 
         Args:
             prefixes: with sds by trigger; values are not read.
@@ -114,11 +115,11 @@ class AggregateKind(ABC):
 
     @abstractmethod
     def exact(self, stream: ValueStream | None, truth: Exact) -> Float64:
-        """The column's exact values, NaN where it is not defined."""
+        """Return the column's exact values, NaN where it is not defined."""
 
 
 def own(aggregate: Aggregate, prefixes: Prefixes) -> tuple[ValueStream, Prefix]:
-    """The running sum that was made for a column."""
+    """Return the running sum that was made for a column."""
     prefix = prefixes.streams[aggregate.name]
     if prefix.stream is None:
         raise ValueError("a running sum has a stream")
@@ -177,8 +178,10 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
 
 
 def bounded_stream(aggregate: Aggregate, mid: int) -> ValueStream:
-    """The running sum of a clamped column less ``mid``: a record adds at most L = the farther
-    bound."""
+    """Return the running sum of a bounded column less ``mid``; a record adds at most L.
+
+    L is the distance of ``mid`` from the farther bound.
+    """
     lo, hi = aggregate.grid_bounds()
     bound = max(abs(lo - mid), abs(hi - mid), 1)
     return ValueStream(
@@ -187,7 +190,7 @@ def bounded_stream(aggregate: Aggregate, mid: int) -> ValueStream:
 
 
 class Count(AggregateKind):
-    """One record adds 1 to the running count, which means share."""
+    """A count: one record adds 1 to the running count, whichever share of it is used."""
 
     uses_count = True
 
@@ -214,7 +217,7 @@ class Count(AggregateKind):
 
 
 class Sum(AggregateKind):
-    """A record adds its clamped value, L = the larger bound."""
+    """A sum: a record adds its bounded value, at most L = the larger bound."""
 
     @override
     def check(self, aggregate: Aggregate, where: str) -> None:
@@ -243,7 +246,7 @@ class Sum(AggregateKind):
 
 
 class Units(AggregateKind):
-    """Read from the count of units: the selection stream continued, or one of its own."""
+    """A count of units, read from the selection stream or from one of its own."""
 
     counts_units = True
 
@@ -289,7 +292,7 @@ class DerivedSum(msgspec.Struct, frozen=True):
     stream: ValueStream
 
     def prefix(self, streams: Mapping[str, Prefix]) -> Prefix:
-        """The sum and its sd, in grid units, from the mean's running sum and the count."""
+        """Return the sum and its sd, in grid units, from the mean's running sum and the count."""
         centred, count = streams[self.mean], streams[COUNT]
         values = centred.values + self.middle * count.values
         # Products and roots are rounded correctly on every processor, powers and hypot are not.
@@ -303,7 +306,9 @@ _SLACK = 1e-15
 
 
 def derived_sums(aggregates: Sequence[Aggregate]) -> tuple[DerivedSum, ...]:
-    """Sums that stand beside a mean of the same column, bounds and grid, in the job's order."""
+    """Return sums that stand beside a mean of the same column, bounds and grid, in the job's
+    order.
+    """
     means = {_measured(a): a for a in reversed(aggregates) if a.kind == "mean"}
     sums = []
     for a in aggregates:
@@ -315,7 +320,7 @@ def derived_sums(aggregates: Sequence[Aggregate]) -> tuple[DerivedSum, ...]:
 
 
 def with_derived(streams: Mapping[str, Prefix], derived: Sequence[DerivedSum]) -> dict[str, Prefix]:
-    """The running sums, and beside them those that are made from them."""
+    """Return the running sums, and beside them those that are made from them."""
     return {**streams, **{made.name: made.prefix(streams) for made in derived}}
 
 
@@ -327,8 +332,10 @@ def _measured(aggregate: Aggregate) -> tuple[object, ...] | None:
 
 
 class Mean(AggregateKind):
-    """The sum is of (value - middle), so that L is half of the bounds' width; the quotient is
-    post-processing (mechanism.md section 4)."""
+    """A mean: the sum of (value - middle) over the count, so that L is half of the bounds' width.
+
+    The quotient is post-processing (mechanism.md section 4).
+    """
 
     uses_count = True
     divides = True
@@ -372,7 +379,7 @@ def quotient(
     count: Float64,
     sd: tuple[Float64 | float, Float64 | float],
 ) -> tuple[Float64, Float64]:
-    """Mean and its sd, without the bias of a quotient or of bounds; see the module.
+    """Return the mean and its sd, without the bias of a quotient or of bounds; see the module.
 
     Args:
         middle: grid value that was subtracted from each record.
@@ -399,8 +406,7 @@ def ratio(
     count: Float64,
     sd: tuple[Float64 | float, Float64 | float],
 ) -> tuple[Float64, Float64]:
-    """The quotient held to its bounds, and its sd (first-order error): of answers that are given
-    once.
+    """Return the quotient within its bounds, and its sd (first-order error), for a single answer.
 
     Args:
         middle: grid value that was subtracted from each record.
@@ -424,7 +430,7 @@ KINDS: dict[str, AggregateKind] = {"count": Count(), "sum": Sum(), "mean": Mean(
 
 
 def kind_of(aggregate: Aggregate) -> AggregateKind:
-    """The class of a column's kind."""
+    """Return the class of a column's kind."""
     return KINDS[aggregate.kind]
 
 
@@ -445,7 +451,8 @@ def check(aggregate: Aggregate, index: int) -> None:
 def streams_of(
     aggregates: Sequence[Aggregate], derived: Collection[str] = ()
 ) -> tuple[ValueStream, ...]:
-    """The noisy running sums behind the columns: the count first, shared by all that need it.
+    """Return the noisy running sums behind the columns: the count first, shared by all that need
+    it.
 
     Args:
         derived: names of columns that are made from the streams of others.

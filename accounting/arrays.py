@@ -1,4 +1,4 @@
-"""Arrays of numpy by the type of what they hold, as annotations name them."""
+"""Numpy array types, named by their elements, for annotations."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ Ids = npt.NDArray[np.uint64]
 
 
 def kron(factors: list[Float64]) -> Float64:
-    """Kronecker product of arrays of one number of axes, in order; 1 of none."""
+    """Return the Kronecker product of arrays of equal numbers of axes, in order; 1 for none."""
     if not factors:
         return np.ones(1)
     product = factors[0]

@@ -26,12 +26,12 @@ def precision(bits: int) -> Iterator[None]:
 
 
 def bits_in_force() -> int:
-    """Bits that are computed with just now."""
+    """Return the precision in force, in bits."""
     return int(flint.ctx.prec)
 
 
 def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> list[Any]:
-    """First coefficients of top(x) / bottom(x) as balls; bottom[0] must not be 0."""
+    """Return the first coefficients of top(x) / bottom(x) as balls; bottom[0] must not be 0."""
     with _LOCK:
         before, flint.ctx.cap = flint.ctx.cap, terms
         try:
@@ -50,7 +50,7 @@ _LAST_PRECISION = 1 << 20
 
 
 def settled(number: Callable[[int], Any], lattice_bits: int) -> int:
-    """A real number rounded to a multiple of 2^-lattice_bits, in these units.
+    """Return a real number rounded to a multiple of 2^-lattice_bits, in these units.
 
     Args:
         number: bits of precision -> a ball that holds it; called at that precision.

@@ -45,7 +45,7 @@ class Kernel:
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """``numba.njit`` as a decorator, but numba is loaded at the function's first call.
+    """Return ``numba.njit`` as a decorator, but numba is loaded at the function's first call.
 
     Args:
         options: those of ``numba.njit``: ``cache``, ``nogil``, ``inline``.

@@ -1,4 +1,4 @@
-"""What several mechanisms on the same unit cost together, each figure rounded up.
+"""The joint cost of several mechanisms on the same unit, each figure rounded up.
 
 A spend is Gaussian-DP (``mu``), zero-concentrated (``rho``) or plain (epsilon, delta); the first
 two may have a delta that their thresholds use on top.
@@ -52,7 +52,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Spend(Protocol):
-    """What one mechanism spends per unit.
+    """The cost of one mechanism per unit.
 
     Attributes:
         epsilon, delta: its own guarantee.
@@ -100,7 +100,7 @@ class Total(NamedTuple):
     extra: Fraction = Fraction()
 
     def plus(self, spend: Spend) -> "Total":
-        """With one more."""
+        """Return the total with one more spend."""
         gauss, rho, plain, extra = self.gauss, self.rho, self.plain, self.extra
         if spend.mu is not None:
             gauss += Fraction(spend.mu) ** 2
@@ -119,17 +119,17 @@ class Total(NamedTuple):
         return math.sqrt(float(self.gauss)) * _UP
 
     def within(self, epsilon: float, delta: float) -> bool:
-        """Whether the spends together satisfy (epsilon, delta) per unit."""
+        """Return whether the spends together satisfy (epsilon, delta) per unit."""
         if self.alone is not None and self.alone[0] <= epsilon and self.alone[1] <= delta:
             return True
         return any(bound <= _written(delta) for bound in self._deltas(epsilon))
 
     def delta(self, epsilon: float) -> Fraction:
-        """Delta of the composition at epsilon; it may exceed 1."""
+        """Return delta of the composition at epsilon; it may exceed 1."""
         return min(self._deltas(epsilon))
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon at which the parts spend no more than delta, rounded up."""
+        """Return the smallest epsilon at which the parts spend no more than delta, rounded up."""
         if not self.gauss and not self.rho:
             return float(self.plain) if self.extra <= _written(delta) else math.inf
         left = math.nextafter(float(_written(delta) - self.extra), -math.inf)
@@ -212,12 +212,12 @@ def _written(figure: float) -> Fraction:
 
 
 def total_of(spends: Sequence[Spend] | Total) -> Total:
-    """The sums of these spends; sums are returned as they are."""
+    """Return the sums of these spends; a ``Total`` is returned as it is."""
     return spends if isinstance(spends, Total) else functools.reduce(Total.plus, spends, Total())
 
 
 def epsilon_spent(spends: Sequence[Spend] | Total, delta: float) -> float:
-    """Smallest epsilon at which the composition spends no more than delta, rounded up.
+    """Return the smallest epsilon at which the composition spends no more than delta, rounded up.
 
     Infinite where even the parts of delta that no epsilon pays for exceed it.
     """
@@ -227,12 +227,12 @@ def epsilon_spent(spends: Sequence[Spend] | Total, delta: float) -> float:
 
 
 def epsilon_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
-    """Largest plain epsilon (without delta) of one more spend within (epsilon, delta)."""
+    """Return the largest plain epsilon (delta 0) of one more spend within (epsilon, delta)."""
     return max(0.0, epsilon - total_of(spends).epsilon(delta))
 
 
 def mu_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
-    """Largest mu that one more Gaussian spend may have within (epsilon, delta), rounded down."""
+    """Return the largest mu of one more Gaussian spend within (epsilon, delta), rounded down."""
     total = total_of(spends)._replace(alone=None)
     left_epsilon = math.nextafter(float(_written(epsilon) - total.plain), -math.inf)
     left_delta = math.nextafter(float(_written(delta) - total.extra), -math.inf)
@@ -247,7 +247,7 @@ def mu_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> fl
 
 
 def rho_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
-    """Largest rho that one more zCDP spend may have within (epsilon, delta), rounded down."""
+    """Return the largest rho of one more zCDP spend within (epsilon, delta), rounded down."""
     total = total_of(spends)._replace(alone=None)
     # Where more would fit, delta is so large that nobody gives it.
     return _most(
@@ -256,7 +256,7 @@ def rho_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> f
 
 
 def left_within(spends: Sequence[Spend] | Total, limit: tuple[float, float]) -> dict[str, float]:
-    """Return what one more question may cost within a limit.
+    """Return the largest cost of one more question within a limit.
 
     Args:
         spends: what is charged so far.
@@ -278,7 +278,7 @@ _TIMES = 1 << 40
 
 
 def times_left(spends: Sequence[Spend] | Total, spend: Spend, epsilon: float, delta: float) -> int:
-    """How many more spends like ``spend`` fit into (epsilon, delta), at most 2^40."""
+    """Return how many more spends like ``spend`` fit into (epsilon, delta), at most 2^40."""
     total, one = total_of(spends), total_of([spend])
 
     def fits(times: int) -> bool:
@@ -310,12 +310,15 @@ class Limit(NamedTuple):
     delta: float
 
     def holds(self, spend: Spend) -> int:
-        """How many more spends like this one the limit allows."""
+        """Return how many more spends like this one the limit allows."""
         return times_left(self.total, spend, self.epsilon, self.delta)
 
     def share(self, spend: Spend) -> float:
-        """Share of what is left that a Gaussian or plain spend takes: the largest of its shares of
-        mu^2 or epsilon, and of delta; infinite where nothing of one of them is left."""
+        """Return the share of the rest that a Gaussian or plain spend takes.
+
+        It is the larger of its shares of mu^2 or epsilon, and of delta; infinite where nothing of
+        one of them is left.
+        """
         promise = self.epsilon, self.delta
         if spend.mu is None:
             most_epsilon = epsilon_left(self.total, *promise)
@@ -328,7 +331,7 @@ class Limit(NamedTuple):
         return share if not extra else max(share, extra / delta if delta > 0 else math.inf)
 
     def equal_share(self, spend: Spend, plain: Spend) -> float:
-        """Factor of a plain spend's epsilon at which its share is that of another spend.
+        """Return the factor of a plain spend's epsilon at which its share is that of another spend.
 
         Returns:
             At most 1: a spend whose share is not larger stays as it is.  0 where nothing is left
@@ -344,7 +347,7 @@ def _most(more: Callable[[float], Total], high: float, epsilon: float, delta: fl
 
 
 def within(spends: Sequence[Spend], epsilon: float, delta: float) -> bool:
-    """Whether the spends together satisfy (epsilon, delta) per unit.
+    """Return whether the spends together satisfy (epsilon, delta) per unit.
 
     One alone satisfies its own guarantee, which can be sharper than its parts.
     """

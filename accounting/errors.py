@@ -29,7 +29,7 @@ class DpstreamError(Exception):
         return type(self), (self.field, self.rule, self.fix)
 
     def as_dict(self) -> dict[str, str | int]:
-        """The error for machines (``--json``)."""
+        """Return the error for machines (``--json``)."""
         return {
             "error": self.kind,
             "exit_code": self.exit_code,
@@ -58,11 +58,11 @@ class RunError(DpstreamError):
 
 
 class AccountWarning(UserWarning):
-    """What whoever charges an account should know about it; the Python interface warns with it."""
+    """Warns whoever charges an account; issued by the Python interface."""
 
 
 class InvariantError(AssertionError):
-    """The program is in a state that its own rules exclude.
+    """Signals that the program is in a state that its own rules exclude.
 
     It stands where Python's ``assert`` would, which ``python -O`` drops.  It has no code, so that
     it is treated as an error that nobody foresaw: its traceback goes to the private log.
@@ -73,7 +73,7 @@ class InvariantError(AssertionError):
 
 
 def required(value: Value | None, rule: str) -> Value:
-    """A value that the program's own rules say is there.
+    """Return a value that the program's own rules guarantee to be there.
 
     Raises:
         InvariantError: it is ``None``.
@@ -84,7 +84,7 @@ def required(value: Value | None, rule: str) -> Value:
 
 
 def instance(value: object, kind: type[Value]) -> Value:
-    """A value that the program's own rules say is of a kind.
+    """Return a value that the program's own rules guarantee to be of a kind.
 
     Raises:
         InvariantError: it is of another.

@@ -75,12 +75,12 @@ def require(extra: str, field: str) -> None:
 
 
 def absent(extra: str) -> tuple[str, ...]:
-    """The modules of an extra that cannot be imported here."""
+    """Return the modules of an extra that cannot be imported here."""
     return tuple(module for module in EXTRAS[extra].modules if not _is_there(module))
 
 
 def missing_extra(error: ImportError, field: str) -> UsageError | None:
-    """The error that `require` would have raised, for an import that failed.
+    """Return the error that `require` would have raised, for an import that failed.
 
     Args:
         error: what the import raised.
@@ -100,7 +100,7 @@ def missing_extra(error: ImportError, field: str) -> UsageError | None:
 
 
 def installing(extra: str) -> str:
-    """The command that adds an extra to this installation.
+    """Return the command that adds an extra to this installation.
 
     Args:
         extra: its name, such as ``kafka``.

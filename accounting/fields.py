@@ -35,7 +35,7 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float | None = None
 
     def grid_bounds(self) -> tuple[int, int]:
-        """(lo, hi) in grid units, snapped inward; exact in rationals."""
+        """Return (lo, hi) in grid units, snapped inward; exact in rationals."""
         if self.bounds is None:
             raise ValueError("only sum and mean have bounds")
         grid = Fraction(str(self.grid))
@@ -77,5 +77,5 @@ _PLACES = {
 
 
 def job_field(name: str) -> str:
-    """Where a field of ``Privacy`` stands in a job's section of the project file."""
+    """Return the place of a field of ``Privacy`` in a job's section of the project file."""
     return _PLACES.get(name, f"mechanism.{name}")

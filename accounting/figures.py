@@ -14,17 +14,17 @@ from dpstream.accounting.limits import MICROS_PER_SECOND
 
 
 def up(figure: float, digits: int = 6) -> str:
-    """A figure with at most so many digits, never below itself."""
+    """Return a figure with at most ``digits`` digits, never below itself."""
     return _shortened(figure, digits, ROUND_CEILING)
 
 
 def down(figure: float, digits: int = 6) -> str:
-    """A figure with at most so many digits, never above itself."""
+    """Return a figure with at most ``digits`` digits, never above itself."""
     return _shortened(figure, digits, ROUND_FLOOR)
 
 
 def exact(figure: float) -> str:
-    """A figure as short as it can be written without changing it."""
+    """Return a figure as short as it can be written without changing it."""
     short = f"{figure:g}"
     return short if float(short) == figure else repr(float(figure))
 
@@ -54,7 +54,7 @@ def guarantee_pair(
 
 
 def left_text(left: Mapping[str, float]) -> str:
-    """Return what an account still allows one more question, as text.
+    """Return the part of an account that is left for one more question, as text.
 
     Args:
         left: ``epsilon`` of noise without delta, ``mu`` of Gaussian noise, ``rho`` of zCDP: each
@@ -67,7 +67,7 @@ def left_text(left: Mapping[str, float]) -> str:
 
 
 def duration(micros: int) -> str:
-    """A length of time in words, exact: the largest unit that divides it."""
+    """Return a length of time as exact text, in the largest unit that divides it."""
     names = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
     for name, seconds in names:
         number, rest = divmod(micros, seconds * MICROS_PER_SECOND)
@@ -77,7 +77,7 @@ def duration(micros: int) -> str:
 
 
 def human(number: float | None) -> str:
-    """Three significant digits, thousands separated: ``12,346``, ``4.57``, ``1e-9``."""
+    """Return a number with three significant digits: ``12,346``, ``4.57``, ``1e-9``."""
     if number is None or not math.isfinite(number):
         return "–"
     size = abs(number)
@@ -94,10 +94,10 @@ def human(number: float | None) -> str:
 
 
 def human_up(number: float | None) -> str:
-    """``human`` of a figure of the guarantee: never below itself."""
+    """Return ``human`` of a figure of the guarantee: never below itself."""
     return human(number if number is None else float(up(number, 3)))
 
 
 def percent(part: float) -> str:
-    """A share: ``12.3 %``."""
+    """Return a share as text: ``12.3 %``."""
     return f"{100 * part:.1f} %"

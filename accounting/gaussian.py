@@ -34,7 +34,7 @@ _STEPS = 100
 def bisected(
     fits: Callable[[float], bool], low: float, high: float, steps: int
 ) -> tuple[float, float]:
-    """(low, high) after so many halvings.
+    """Return (low, high) after ``steps`` bisections.
 
     Args:
         fits: of a number; where it holds of ``high`` and not of ``low``, it still does afterwards.
@@ -46,7 +46,7 @@ def bisected(
 
 
 def brentq(function: Callable[[float], float], low: float, high: float, *, xtol: float) -> float:
-    """A zero between ``low`` and ``high``, where the signs of the function differ.
+    """Return a zero between ``low`` and ``high``, where the signs of the function differ.
 
     Args:
         xtol: absolute tolerance of the place, > 0.
@@ -108,7 +108,7 @@ _TOLERANCE = 1e-12
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """delta_G(epsilon; mu), rounded up.
+    """Return delta_G(epsilon; mu), rounded up.
 
     Args:
         epsilon: any finite number; negative values occur in the one-trigger rule.
@@ -183,7 +183,7 @@ def _epsilon_near(sigma: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def mu_of(epsilon: float, delta: float) -> float:
-    """Largest mu with delta_G(epsilon; mu) <= delta, rounded down.
+    """Return the largest mu with delta_G(epsilon; mu) <= delta, rounded down.
 
     Args:
         epsilon: > 0; delta: in (0, 1).
@@ -202,8 +202,9 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 with delta_G(epsilon; mu) <= delta, rounded up; infinite where no
-    float is as large.
+    """Return the smallest epsilon >= 0 with delta_G(epsilon; mu) <= delta, rounded up.
+
+    It is infinite where no float is as large.
 
     For mu above 2^20, where differences of tails lose all digits: delta_G(epsilon; mu) is at most
     Q(epsilon / mu - mu / 2), and Q(z) at most exp(-z^2 / 2), so that mu^2 / 2 + mu z is enough with
@@ -230,7 +231,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def cdp_delta(rho: float, epsilon: float) -> float:
-    """delta for which rho-zCDP implies (epsilon, delta)-DP, rounded up.
+    """Return delta for which rho-zCDP implies (epsilon, delta)-DP, rounded up.
 
     Canonne, Kamath and Steinke 2020, proposition 7 (``cdp2adp.py``, cited by the paper's
     section 4.4 and Appendix B).  Every alpha > 1 gives a valid bound; the best is bisected.
@@ -252,7 +253,7 @@ def cdp_delta(rho: float, epsilon: float) -> float:
 
 
 def cdp_eps(rho: float, delta: float) -> float:
-    """Smallest epsilon such that rho-zCDP implies (epsilon, delta)-DP, rounded up."""
+    """Return the smallest epsilon such that rho-zCDP implies (epsilon, delta)-DP, rounded up."""
     if rho < 0 or not 0 < delta < 1:
         raise ValueError("rho must be >= 0 and delta in (0, 1)")
     low, high = 0.0, rho + 2 * math.sqrt(rho * math.log(1 / delta))

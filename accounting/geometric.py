@@ -41,7 +41,7 @@ _UP = 1 + 1e-12
 
 
 def geometric_sd(scale: float) -> float:
-    """sd of one draw, sqrt(2 q) / (1 - q), to the accuracy of floats."""
+    """Return sd of one draw, sqrt(2 q) / (1 - q), to the accuracy of floats."""
     root = math.sqrt(2 * math.exp(-1 / scale))
     if scale < _TINY:
         root = math.sqrt(2) * math.exp(-0.5 / scale)
@@ -49,12 +49,12 @@ def geometric_sd(scale: float) -> float:
 
 
 def geometric_sd_above(scale: float) -> float:
-    """The same, rounded up."""
+    """Return sd of one draw, sqrt(2 q) / (1 - q), rounded up."""
     return geometric_sd(scale) * _UP
 
 
 def scale_for(sensitivity: int, share: Fraction, epsilon: float) -> float:
-    """The least float that is at least sensitivity / (share epsilon).
+    """Return the least float that is at least sensitivity / (share epsilon).
 
     Args:
         sensitivity: L1 sensitivity of the noised numbers.
@@ -68,7 +68,7 @@ def scale_for(sensitivity: int, share: Fraction, epsilon: float) -> float:
 
 
 def truncated_sd(scale: float, most: int) -> float:
-    """sd of one draw that is truncated to [-most, most]."""
+    """Return sd of one draw that is truncated to [-most, most]."""
     ratio, step = math.exp(-1 / scale), -math.expm1(-1 / scale)
     if most * step < _UNIFORM:  # all values have about the same chance
         return math.sqrt(most * (most + 1) / 3)
@@ -83,8 +83,9 @@ LEAST, MOST = 0.5, 24.0
 
 
 def staircase(scale: float, sensitivity: int) -> tuple[float, int] | None:
-    """(scale, r) of the staircase that replaces geometric noise of ``scale``; ``None`` where the
-    geometric noise has the smaller sd.
+    """Return (scale, r) of the staircase that replaces geometric noise of ``scale``.
+
+    It is ``None`` where the geometric noise has the smaller sd.
 
     Args:
         scale: L / b in lattice units; the returned scale is larger where b is above ``MOST``.
@@ -100,7 +101,7 @@ def staircase(scale: float, sensitivity: int) -> tuple[float, int] | None:
 
 
 def staircase_moments(scale: float, sensitivity: int, step: int) -> tuple[float, float]:
-    """(E |Z|, E Z^2) of the staircase law."""
+    """Return (E |Z|, E Z^2) of the staircase law."""
     q, wide = math.exp(-sensitivity / scale), float(sensitivity)
     rest = -math.expm1(-sensitivity / scale)
     # Sums of q^i, i q^i and i^2 q^i.
@@ -117,7 +118,7 @@ def staircase_moments(scale: float, sensitivity: int, step: int) -> tuple[float,
 
 
 def staircase_margin(scale: float, sensitivity: int, step: int, miss: float) -> int:
-    """The least k with P[|Z| > k] <= ``miss``."""
+    """Return the least k with P[|Z| > k] <= ``miss``."""
     q, rest = math.exp(-sensitivity / scale), -math.expm1(-sensitivity / scale)
     total = (step + q * (sensitivity - step)) / rest
     tail = miss / 2 * (2 * total - 1)

@@ -1,4 +1,4 @@
-"""What a plan promises and what it costs, in words and figures, before any data is read.
+"""The guarantee of a plan and its cost, as text and figures, before any data is read.
 
 ``describe`` gives everything as JSON-able data with full lists per trigger, ``text`` a page
 for a person.  Both are functions of public parameters alone.
@@ -44,7 +44,7 @@ COMPUTATIONAL = (
 
 
 def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str, Any]:
-    """Everything ``dpstream plan`` prints, JSON-able.
+    """Return everything that ``dpstream plan`` prints, JSON-able.
 
     Args:
         tuned: where C and clamps come from, if the job says so.
@@ -268,7 +268,7 @@ def _remembered(plan: Plan) -> str:
 
 
 def warnings_of(plan: Plan, budget: Budget) -> list[str]:
-    """What a person must know before the figures are relied on."""
+    """Return the warnings that a person must read before they rely on the figures."""
     warnings = [] if budget.sound else [NOT_SOUND]
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
@@ -309,18 +309,20 @@ def _shared_windows(plan: Plan) -> list[str]:
 
 
 def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
-    """The same for a person, about 40 lines; figures shortened to 6 digits for reading, none of
-    the guarantee downwards."""
+    """Return the guarantee as about 40 lines of text.
+
+    Figures are shortened to 6 digits, those of the guarantee never downwards.
+    """
     figures = describe(plan, budget, tuned)
-    line, split = plan.timeline, figures["split"]
+    timeline, split = plan.timeline, figures["split"]
     lines = [
         f"Guarantee   {figures['guarantee']['text']}",
         f"Neighbours  {NEIGHBOURS}",
         f"Delta       {COMPUTATIONAL}",
         f"Unit        {figures['unit']['text']}; at most {plan.privacy.contributions} admitted "
         "(record, window) pairs" + (", once for all time" if _for_ever(plan) else ""),
-        f"Windows     {duration(line.window)} every {duration(line.slide)}, a trigger every "
-        f"{duration(line.trigger_every)}, {line.triggers} triggers with the lateness",
+        f"Windows     {duration(timeline.window)} every {duration(timeline.slide)}, a trigger "
+        f"every {duration(timeline.trigger_every)}, {timeline.triggers} triggers with the lateness",
         f"Mechanism   mode {plan.privacy.mode}, strategy {budget.strategy}{_extras(plan)}",
         f"Published   {figures['publishing']}",
         *_budget_lines(split),

@@ -1,4 +1,4 @@
-"""How the noise of cells is mixed from that of components: L, its inverse's norm, its rows.
+"""Mixing of the noise of cells from that of components: L, its inverse's norm, its rows.
 
 Cell c's noise is n_c = sum_j L[c, j] n_j, L a Kronecker product of square factors, the first
 factor's index slowest; cells and components are numbered alike.  Of exact counts x what is
@@ -30,7 +30,7 @@ _FIELD, _FIX = "cells", "mix in a small multiple of the identity, or choose anot
 
 
 class Mixing:
-    """A certified L.
+    """A mixing matrix L with a certified norm of its inverse.
 
     Args:
         factors: square float64 matrices; L is their Kronecker product.
@@ -60,7 +60,7 @@ class Mixing:
 
     @property
     def identity(self) -> bool:
-        """Whether every cell has noise of its own: no mixing at all."""
+        """Return whether every cell has noise of its own: no mixing at all."""
         return all(np.array_equal(f, np.eye(len(f))) for f in self.factors)
 
     @functools.cached_property
@@ -111,7 +111,7 @@ def _check(factor: Float64) -> None:
 
 
 def inverse_norm2(factor: Float64) -> float:
-    """The largest squared norm of a column of the inverse, rounded up.
+    """Return the largest squared norm of a column of the inverse, rounded up.
 
     With Y close to the inverse and R = I - Y F, |R| < 1: F^-1 = (I - R)^-1 Y exists and no column
     is longer than Y's divided by 1 - |R|.  |R|, the spectral norm, is at most the root of the
@@ -165,7 +165,7 @@ class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def cells_of(mixing: "Mixing | None") -> Cells | None:
-    """What a plan says of a mixing; ``None`` where each cell has noise of its own.
+    """Return the cells of a plan with a mixing; ``None`` where each cell has noise of its own.
 
     Such a plan is that of a stream with public keys: the same hash, names and bytes.
     """
@@ -177,7 +177,7 @@ def cells_of(mixing: "Mixing | None") -> Cells | None:
 
 
 def checked_mixing(cells: Cells, mixing: "Mixing | None", rows: int) -> "Mixing":
-    """The mixing of a plan's cells, which a run is handed apart from the plan.
+    """Return the mixing of a plan's cells, which a run gets apart from the plan.
 
     Args:
         rows: cells in the public list.

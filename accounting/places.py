@@ -16,7 +16,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def below(folder: Path, path: str, field: str) -> Path:
-    """A path that starts from a folder.
+    """Return a path that is relative to a folder.
 
     Args:
         field: the public name of what gives it.
@@ -44,8 +44,10 @@ def refuse_url(path: str, field: str) -> None:
 
 
 def files_at(pattern: str) -> set[tuple[int, int]]:
-    """Device and inode of every file of a path, of a glob, or below a folder: what two names of
-    one file (links, hard links, a folder and a file in it) have in common."""
+    """Return device and inode of every file of a path, of a glob, or below a folder.
+
+    Two names of one file (links, hard links, a folder and a file in it) have them in common.
+    """
     files = set[tuple[int, int]]()
     for path in glob.iglob(pattern, recursive=True):
         for folder, _, names in os.walk(path):

@@ -45,7 +45,9 @@ _STEPS = 100
 
 
 def epsilon_of_responses(delta: float, each: float, count: int) -> float:
-    """Least epsilon of ``count`` mechanisms of plain epsilon ``each`` at ``delta``, rounded up.
+    """Return the least epsilon of ``count`` mechanisms of ``each`` plain epsilon at ``delta``.
+
+    It is rounded up.
 
     Args:
         delta: 0 <= delta < 1; 0: the sum of their epsilons.
@@ -108,7 +110,9 @@ class Promise(NamedTuple):
 
 
 def promises(plan: Plan, budget: Budget) -> list[Promise]:
-    """The family that the plan takes first, then the other one where the plan could take it."""
+    """Return the promise of the plan's family, then that of the other one if the plan could take
+    it.
+    """
     other = _other(plan, "blt" if budget.plain else "geometric") if budget.sound else None
     chosen = [_promise(plan, budget, True)]
     return chosen if other is None else [*chosen, _promise(*other, False)]
@@ -174,8 +178,10 @@ def _other(plan: Plan, strategy: StrategyName) -> tuple[Plan, Budget] | None:
 
 
 def promise_lines(plan: Plan, budget: Budget) -> list[str]:
-    """Lines of a plan: both promises of each family; no line where there is one family and one
-    period."""
+    """Return lines with both promises of each family.
+
+    There are none for one family and one period.
+    """
     rows = promises(plan, budget)
     if len(rows) == 1 and rows[0].periods == 1:
         return []

@@ -1,4 +1,4 @@
-"""How much a guarantee promises: what every system warns of, and what it refuses.
+"""The strength of a guarantee: what every system warns of, and what it refuses.
 
 Two figures have a plain meaning.  With (epsilon, 0), whoever sees the output may change the odds
 that they give to "this unit is in the data" by a factor of at most e^epsilon (Wasserman and Zhou
@@ -32,11 +32,11 @@ _LARGEST = 700.0
 
 
 class WeakGuaranteeWarning(UserWarning):
-    """A guarantee promises little; the Python interface warns with this class."""
+    """Warns that a guarantee promises little; issued by the Python interface."""
 
 
 def weaknesses(epsilon: float, delta: float, of: str = "") -> list[str]:
-    """What whoever relies on (epsilon, delta) should know; empty where it promises enough.
+    """Return warnings for whoever relies on (epsilon, delta); empty where it promises enough.
 
     Args:
         of: whose they are, or what epsilon was computed from, where that is not clear.
@@ -54,29 +54,31 @@ def weaknesses(epsilon: float, delta: float, of: str = "") -> list[str]:
 
 
 def limit_weaknesses(limit: tuple[float, float]) -> list[str]:
-    """The same of an account's limit, which is the guarantee of all its runs together."""
+    """Return the same for an account's limit, which is the guarantee of all its runs together."""
     return weaknesses(*limit, " of the account's limit")
 
 
 def weaknesses_of_mu(mu: float) -> list[str]:
-    """The same of a Gaussian-DP parameter."""
+    """Return the same for a Gaussian-DP parameter."""
     epsilon = epsilon_of(mu, STATED_DELTA)
     return weaknesses(epsilon, STATED_DELTA, _at(f"mu {up(mu, 4)}"))
 
 
 def weaknesses_of_rho(rho: float) -> list[str]:
-    """The same of zCDP; ``rho`` may be infinite."""
+    """Return the same for zCDP; ``rho`` may be infinite."""
     epsilon = math.inf if math.isinf(rho) else cdp_eps(rho, STATED_DELTA)
     return weaknesses(epsilon, STATED_DELTA, _at(f"rho {up(rho, 4)}"))
 
 
 def weaknesses_of_budget(kind: str, amount: float) -> list[str]:
-    """The same of a session's budget, of kind ``epsilon`` (pure: it has no delta) or ``rho``."""
+    """Return the same for a session's budget, of kind ``epsilon`` (pure: it has no delta) or
+    ``rho``.
+    """
     return weaknesses_of_rho(amount) if kind == "rho" else weaknesses(amount, 0.0)
 
 
 def refuses(delta: float, allow_large_delta: bool) -> bool:
-    """Whether a delta is refused; one that is none at all is refused elsewhere."""
+    """Return whether a delta is refused; an invalid one is refused elsewhere."""
     return MOST_DELTA < delta < 1 and not allow_large_delta
 
 
@@ -97,7 +99,7 @@ def check_delta(
 
 
 def fix_of(switch: str) -> str:
-    """What to type instead."""
+    """Return the option to type instead."""
     return f"{_SMALLER}, or set {switch}"
 
 

@@ -65,7 +65,7 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def by_size(self) -> bool:
-        """Whether weights go by the number of a unit's pairs."""
+        """Return whether weights go by the number of a unit's pairs."""
         return self.size_share is not None
 
     def check(self, contributions: int, vanishing: bool = False) -> None:
@@ -98,7 +98,7 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def integers(self, contributions: int) -> Int64:
-        """(C,) weights in units of 2^-WEIGHT_BITS, decreasing.
+        """Return (C,) weights in units of 2^-WEIGHT_BITS, decreasing.
 
         By order of the i-th pair, i = 1 .. C, with a sum of squares <= 2^(2 bits).  By size of each
         pair of a unit of n, n = 1 .. C: see the module.
@@ -108,18 +108,22 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _integers(self.offset, self.power, contributions)
 
     def alone(self, contributions: int, keys: int) -> Int64:
-        """(keys,) what a unit of so many pairs adds to the count of each of its keys."""
+        """Return (keys,) the part of a unit of ``contributions`` pairs in the count of each of its
+        keys.
+        """
         weights = self.integers(contributions)
         return np.full(keys, weights[keys - 1]) if self.by_size else weights[:keys]
 
     def norm2(self, contributions: int) -> float:
-        """Squared norm, in 2^-(2 WEIGHT_BITS), that the share of selection pays for."""
+        """Return the squared norm, in 2^-(2 WEIGHT_BITS), that the share of selection pays for."""
         if self.by_size:
             return float(1 << 2 * WEIGHT_BITS)
         return float((self.integers(contributions) ** 2).sum())
 
     def squares(self, contributions: int) -> Float64:
-        """(C,) the most that n pairs move selection, n = 1 .. C, of ``norm2``; rounded up."""
+        """Return (C,) the largest effect of n pairs on selection, n = 1 .. C, of ``norm2``; rounded
+        up.
+        """
         weights = self.integers(contributions)
         if not self.by_size:
             return square_parts(weights, contributions)
@@ -159,7 +163,9 @@ def _floor(ball: Any) -> int:
 
 
 def square_parts(weights: Int64 | None, contributions: int) -> Float64:
-    """(C,) sum of the n largest squared weights for n = 1..C, the whole being 1; rounded up."""
+    """Return (C,) sum of the n largest squared weights for n = 1..C, the whole being 1; rounded
+    up.
+    """
     if weights is None:
         return np.arange(1, contributions + 1) / contributions
     squares = np.cumsum(np.sort(weights.astype(np.float64) ** 2)[::-1])
@@ -179,7 +185,7 @@ SPARED = SelectionWeights(1.5, 2.0)
 def usual_weights(
     contributions: int, *, combine: bool, sticky: bool, fused: bool, skip: bool = False
 ) -> SelectionWeights | None:
-    """The weights of a job that names none.
+    """Return the weights of a job that names none.
 
     Steep where the statistic is combined (steeper where published keys are skipped), mild where
     every record counts and selection has noise of its own; equal where the published count of
@@ -201,7 +207,7 @@ def usual_weights(
 
 
 class Statistic(msgspec.Struct, frozen=True, eq=False):
-    """What a key is tested on: ``weighted * W + counted * U``, both with their noise.
+    """The statistic that a key is tested on: ``weighted * W + counted * U``, both with their noise.
 
     W is the selection stream's count (in 2^-WEIGHT_BITS with weights), U the plain published
     count of units (``counted`` = 0: not used).
@@ -222,7 +228,8 @@ class Statistic(msgspec.Struct, frozen=True, eq=False):
 def precision_weighted(
     weights: Int64, selection_variance: float, count_variance: float, by_size: bool = False
 ) -> tuple[int, int]:
-    """Coefficients that see most: a typical unit's weight over the variance, for each stream.
+    """Return the most sensitive coefficients: a typical unit's weight over the variance of each
+    stream.
 
     The typical unit is public, the mean of the first quarter of the weights (a unit's first
     records are its most common ones; by size of the first `TYPICAL_SIZES`); any coefficients are

@@ -102,7 +102,7 @@ def value_columns(plan: Plan) -> list[str]:
 
 
 def record_schema(plan: Plan) -> pa.Schema:
-    """Canonical records: what ingest hands to BOUND.
+    """Return the schema of canonical records, which ingest passes to BOUND.
 
     ``unit``: keyed 128-bit id; ``stamp``: int64 micros; ``_event_trigger_time``: global
     index of the event's trigger time, only where the stamp is another column;
@@ -127,7 +127,7 @@ def record_schema(plan: Plan) -> pa.Schema:
 
 
 def admitted_schema(plan: Plan) -> pa.Schema:
-    """Admitted (record, window) pairs: what BOUND hands to the key shards.
+    """Return the schema of admitted (record, window) pairs, which BOUND passes to the key shards.
 
     ``window``: window index; ``trigger``: step index, 1 .. T; ``rank``: pairs
     of the unit admitted before this one, 0 .. C-1, only where that order matters.  With a bound
@@ -181,13 +181,13 @@ def empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def ids_of(column: pa.Array) -> Ids:
-    """``(n, 2)`` uint64 view of a 16-byte column without nulls (no copy)."""
+    """Return an ``(n, 2)`` uint64 view of a 16-byte column without nulls (no copy)."""
     words = np.frombuffer(column.buffers()[1] or b"", np.uint64)
     return words[2 * column.offset : 2 * (column.offset + len(column))].reshape(-1, 2)
 
 
 def numbers(column: pa.Array) -> npt.NDArray[Any]:
-    """numpy view of a fixed-width column without nulls."""
+    """Return a numpy view of a fixed-width column without nulls."""
     view: npt.NDArray[Any] = column.to_numpy(zero_copy_only=True)
     return view
 

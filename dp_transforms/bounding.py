@@ -65,10 +65,10 @@ from dpstream.state.store import Admitted, OvertakenError, PerKey, Store, UnitSh
 
 
 class Copies:
-    """When records of each id were last admitted."""
+    """The trigger times at which records of each id were last admitted."""
 
-    def __init__(self, line: Timeline) -> None:
-        self._line, self._ids = line, IdTable()
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline, self._ids = timeline, IdTable()
         self._last = np.zeros(0, np.int64)
 
     def admitted(self, ids: Ids, trigger_time: Int64 | Int32) -> None:
@@ -80,10 +80,10 @@ class Copies:
         np.maximum.at(self._last, slots, trigger_time)
 
     def blocks(self, ids: Ids, trigger_time: Int64) -> Bool:
-        """Whether the id of each record to be decided at these trigger times is another's."""
+        """Return (n,) whether each id counts as taken by an admitted record."""
         slots = self._ids.find(ids)
         last = np.where(slots < 0, 0, np.append(self._last, 0)[slots])
-        return last > dropped_before(self._line, trigger_time)
+        return last > dropped_before(self._timeline, trigger_time)
 
 
 #: Rows -> the (n, 2) ids of their keys.
@@ -364,14 +364,16 @@ def _admit_rows(
         name: (n,) numbers of the ids that name them: one of each is admitted at most.
     """
     event_trigger_time = batch.event_trigger_time[new]
-    line, entry_trigger_time = (
+    timeline, entry_trigger_time = (
         plan.timeline,
         np.maximum(event_trigger_time, batch.trigger_time[new]),
     )
-    window, wanted = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
+    window, wanted = open_windows(timeline, event_trigger_time, entry_trigger_time, batch.least)
     late = 0
     if batch.least or (entry_trigger_time != event_trigger_time).any():
-        late = int((open_windows(line, event_trigger_time, event_trigger_time)[1] - wanted).sum())
+        late = int(
+            (open_windows(timeline, event_trigger_time, event_trigger_time)[1] - wanted).sum()
+        )
     unit, position = batch.unit[new], (batch.stamp[new], batch.partition[new], batch.offset[new])
     order = stamp_order(*position, unit)
     limit, per_key, words = plan.privacy.contributions, None, None
@@ -381,8 +383,8 @@ def _admit_rows(
             key_tests = published.of_keys(ids, window, wanted, units.decided, upto)
     if plan.design.admits_per_key:
         keys = np.ascontiguousarray(ids[:, 0])
-        of = Wanted(unit, *position[1:], window, wanted, keys, key_tests)
-        taken, rank, per_key = _admit_per_key(plan, units, order, of, batch.least, name)
+        wanted_records = Wanted(unit, *position[1:], window, wanted, keys, key_tests)
+        taken, rank, per_key = _admit_per_key(plan, units, order, wanted_records, batch.least, name)
     elif published is not None:
         words, rank = skipping.admit(
             unit, *position[1:], wanted, key_tests, units.counts, limit, order
@@ -411,21 +413,21 @@ def _key_ids(batch: Batch, new: Int64 | slice, key_ids: KeyIdsOf | None) -> Ids:
 
 
 def _admit_per_key(
-    plan: Plan, units: UnitShard, order: Int64, of: Wanted, least: int, name: Int64 | None
+    plan: Plan, units: UnitShard, order: Int64, records: Wanted, least: int, name: Int64 | None
 ) -> tuple[Int64, Int32, PerKey]:
     """(pairs, rank, which windows) of records, at most k of each (unit, window, key)."""
-    privacy, line = plan.privacy, plan.timeline
+    privacy, timeline = plan.privacy, plan.timeline
     if privacy.per_key_bound is None:
         raise InvariantError("per_key_bound is not None")
     # Windows whose last trigger time is decided take no more records of any unit.
-    open_ = max(least, (units.decided - line.triggers) // line.base(1) + 1)
+    open_ = max(least, (units.decided - timeline.triggers) // timeline.base(1) + 1)
     counters = units.counts, units.indices
     limits = privacy.contributions, privacy.per_key_bound
-    taken = units.keys.admit(order, of, *counters, *limits, open_, name)
+    taken = units.keys.admit(order, records, *counters, *limits, open_, name)
     pairs = np.bitwise_count(taken.pairs).astype(np.int64)
     if plan.design.by_size:
-        taken = taken._replace(rank=_by_size(units, of.unit, pairs))
-    per_key = PerKey(of.keys, of.first.astype(np.int32), taken.pairs, taken.fresh)
+        taken = taken._replace(rank=_by_size(units, records.unit, pairs))
+    per_key = PerKey(records.keys, records.first.astype(np.int32), taken.pairs, taken.fresh)
     return pairs, taken.rank, per_key
 
 

@@ -121,23 +121,23 @@ def admit(
 
 
 def open_windows(
-    line: Timeline, event_trigger_time: Int64, entry_trigger_time: Int64, least: int = 0
+    timeline: Timeline, event_trigger_time: Int64, entry_trigger_time: Int64, least: int = 0
 ) -> tuple[Int64, Int64]:
-    """(first open window, how many) of records of an event that enter at ``entry_trigger_time``.
+    """Return (first open window, count of them) of records that enter at ``entry_trigger_time``.
 
     A window is open for a record when it covers the event and ``entry_trigger_time`` is not past
     its last trigger; those before ``least`` are abandoned.
     """
-    stride = line.slide // line.trigger_every
-    width = line.window // line.trigger_every
-    most = np.iinfo(np.int64).max if line.end is None else line.windows - 1
+    stride = timeline.slide // timeline.trigger_every
+    width = timeline.window // timeline.trigger_every
+    most = np.iinfo(np.int64).max if timeline.end is None else timeline.windows - 1
     first, count = np.empty_like(event_trigger_time), np.empty_like(event_trigger_time)
     _open(
         event_trigger_time,
         entry_trigger_time,
         stride,
         width,
-        line.triggers,
+        timeline.triggers,
         least,
         most,
         first,
@@ -273,8 +273,8 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     The step is the later of the event's trigger and the stamp's (or decision's) trigger,
     counted inside the window: a public function of the record alone.
     """
-    line = plan.timeline
-    stride = line.slide // line.trigger_every
+    timeline = plan.timeline
+    stride = timeline.slide // timeline.trigger_every
     event_trigger_time, pairs = batch.event_trigger_time[rows], batch.pairs[rows]
     entry_trigger_time = np.maximum(event_trigger_time, batch.trigger_time[rows])
     rank, nth = batch.rank[rows], np.zeros(len(rows), np.int64)
@@ -287,7 +287,7 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
         if plan.design.skips:  # every pair is the first of its key
             rank = np.zeros_like(index)
     else:
-        window, _ = open_windows(line, event_trigger_time, entry_trigger_time, batch.least)
+        window, _ = open_windows(timeline, event_trigger_time, entry_trigger_time, batch.least)
         if (pairs != 1).any():
             repeated = np.repeat(np.arange(len(rows)), pairs)
             nth = np.arange(len(repeated)) - np.repeat(np.cumsum(pairs) - pairs, pairs)

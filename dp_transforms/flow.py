@@ -145,16 +145,18 @@ class DPStream(beam.PTransform):
     @no_annotations
     def expand(self, pcoll: beam.PCollection) -> Output:
         """Return the sealed releases and the dead letters of the records."""
-        run, line, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
-        if self._clock is None and bounded and line.end is None:
+        run, timeline, bounded = self._run, self._run.plan.timeline, pcoll.is_bounded
+        if self._clock is None and bounded and timeline.end is None:
             raise UsageError("end", "is required for a bounded collection", "give the plan an end")
-        clock = self._clock or (Announced(line.last_trigger_time) if bounded else WallClock(line))
+        clock = self._clock or (
+            Announced(timeline.last_trigger_time) if bounded else WallClock(timeline)
+        )
         threads = Threads(run.performance.threads, run.run_id)
         paced = run.plan.design.skips and not (
             bounded and isinstance(clock, Announced) and one_process(pcoll.pipeline)
         )
         if paced:
-            clock = paced_clock(clock, line, Pace(run))
+            clock = paced_clock(clock, timeline, Pace(run))
         catch_up_limit = None if bounded and not paced else CATCH_UP_LIMIT
         canonical = CanonicaliserFactory(run.plan, run.keys, run.public, run.joined)
         ingest = Records(canonical, reading_threads(threads, catch_up_limit))
@@ -306,14 +308,14 @@ class Release(beam.PTransform):
 
     def buffer(self) -> BufferUntilTriggerTime:
         """Return the stage itself."""
-        run, line = self._run, self._run.plan.timeline
+        run, timeline = self._run, self._run.plan.timeline
         return BufferUntilTriggerTime(
-            line,
+            timeline,
             ReleaseCallback(run, self._catch_up_limit is None),
             RELEASE_TICKS,
             catch_up_limit=self._catch_up_limit,
             threads=self._threads,
-            calls=-(-line.window // line.slide),
+            calls=-(-timeline.window // timeline.slide),
             per_shard=self._catch_up_limit is not None and self._threads.number > 1,
         )
 
@@ -397,7 +399,7 @@ class ReleaseCallback:
 
     def __call__(self) -> ShardCallback:
         """Open store and key on the worker."""
-        run, ring, line = self._run, self._run.keys.ring(), self._run.plan.timeline
+        run, ring, timeline = self._run, self._run.keys.ring(), self._run.plan.timeline
         public = None
         if run.public is not None:
             public = (run.public, public_key_ids(run.plan, ring, run.public))
@@ -408,14 +410,14 @@ class ReleaseCallback:
         def release(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
         ) -> Held:
-            now, later = due_by(line, concat(batches, schema), upto)
+            now, later = due_by(timeline, concat(batches, schema), upto)
             return Held(steps(shard, now, upto, since), later)
 
         def steps(
             shard: int, rows: pa.RecordBatch, upto: int, since: int
         ) -> Iterator[ShardRelease]:
             first = store.retained_windows.first
-            due = (step for step in steps_through(line, rows, upto, since) if step[0] >= first)
+            due = (step for step in steps_through(timeline, rows, upto, since) if step[0] >= first)
             for group in commit_groups(due):
                 with timed("step"):
                     done = stepper.steps(shard, group)
@@ -425,13 +427,16 @@ class ReleaseCallback:
                     yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
             if self._bounded:
                 # Nothing of a window can go before its last shard is done.
-                if upto in (line.last_trigger_time, run.upto):
+                if upto in (timeline.last_trigger_time, run.upto):
                     self._done.add(shard)
                 if len(self._done) < run.shards:
                     return
             with timed("expire"):
-                every, lasting = line.window // line.trigger_every, run.plan.design.remembered_for
-                expire(store, line, every, lasting)
+                every, lasting = (
+                    timeline.window // timeline.trigger_every,
+                    run.plan.design.remembered_for,
+                )
+                expire(store, timeline, every, lasting)
 
         return release
 
@@ -465,8 +470,7 @@ class SealFactory:
 def run_in_memory(
     run: Run, source: Iterable[pa.RecordBatch]
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """The pure function behind ``DPStream``: the same stages without Beam, for tests and
-    simulation.
+    """Run the same stages as ``DPStream`` without Beam, for tests and simulation.
 
     Returns:
         (sealed releases in order of (trigger time, window), dead letters).

@@ -52,7 +52,7 @@ from dpstream.state.idtable import shard_of
 
 
 class Tools(NamedTuple):
-    """What a thread needs to bound records: the stage, and ids of keys."""
+    """The tools of a thread that bounds records: the stage, and ids of keys."""
 
     decide: ShardCallback
     ids: IdsOf
@@ -181,7 +181,7 @@ def _split(
 
 
 def one_process(pipeline: beam.Pipeline) -> bool:
-    """Whether a pipeline's engine is one process that ends each stage before the next begins."""
+    """Return whether the engine is one process that ends each stage before the next begins."""
     if isinstance(pipeline.runner, DirectRunner):
         return True
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # 0.1 s
@@ -237,14 +237,14 @@ class Conductor(beam.DoFn):
         rows: Any = beam.DoFn.StateParam(ROWS),  # noqa: B008
         armed: Any = beam.DoFn.StateParam(ARMED),  # noqa: B008
     ) -> None:
-        """A shard's records are complete."""
+        """Note that a shard's records are complete."""
         self._announced = armed.read()
         self._held[shard] = list(rows.read())
         rows.clear()
 
     @guarded("trigger_time")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """All steps of all shards.
+        """Yield all steps of all shards.
 
         Raises:
             RunError: the engine has given some shards only.

@@ -1,4 +1,4 @@
-"""PACE: how far BOUND may decide, and which records wait for the next pass.
+"""PACE: the limit of BOUND's decisions, and the records that wait for the next pass.
 
 **The clock** (mechanism.md section 9).  Where pairs on published keys are skipped, BOUND decides
 what lies behind a test only when all key shards have committed the test.  So the public clock stops
@@ -25,29 +25,31 @@ from dpstream.state.store import Store
 
 
 def next_test(plan: Plan, after: int) -> int | None:
-    """Return the first trigger time after ``after`` at which a window tests its keys, or begins
-    and remembers what others have published; ``None``: none.
+    """Return the first trigger time after ``after`` at which a window tests keys, or ``None``.
+
+    A window also counts that begins and remembers published keys of others.
     """
-    line, design = plan.timeline, plan.design
+    timeline, design = plan.timeline, plan.design
     times = []
     # The oldest open windows, and the first that opens later: those behind it test later still.
-    at = line.windows_at(after + 1)
-    behind = at.stop if len(at) else -(-after // line.base(1))
-    last = None if line.end is None else line.windows - 1
+    at = timeline.windows_at(after + 1)
+    behind = at.stop if len(at) else -(-after // timeline.base(1))
+    last = None if timeline.end is None else timeline.windows - 1
     for window in (*at, *([behind] if last is None or behind <= last else [])):
-        step = max(0, after - line.base(window)) + 1
+        step = max(0, after - timeline.base(window)) + 1
         test = design.selection_step_index(step)
         if test <= design.tests:
-            times.append(line.base(window) + int(design.test_triggers[test - 1]))
+            times.append(timeline.base(window) + int(design.test_triggers[test - 1]))
     if design.remembers:
-        begins = after // line.base(1) + 1
-        times += [line.base(begins)] if last is None or begins <= last else []
+        begins = after // timeline.base(1) + 1
+        times += [timeline.base(begins)] if last is None or begins <= last else []
     return min(times, default=None)
 
 
 def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
-    """Trigger times from ``first`` on behind which records see other keys as published, and the
-    last one: BOUND decides up to each in turn.
+    """Return trigger times from ``first`` on after which published keys change, and the last one.
+
+    BOUND decides up to each in turn.
 
     Args:
         through: the last one; ``None``: of the job, which has an end.
@@ -60,14 +62,15 @@ def stops(plan: Plan, first: int = 1, through: int | None = None) -> list[int]:
 
 
 def last_tests(plan: Plan, trigger_time: int) -> dict[int, int]:
-    """Windows that are open at a trigger time or the one before -> step of their last test before
-    it.
+    """Return the step of the last test before a trigger time, by open window.
+
+    Windows are included that are open at the trigger time or the one before.
 
     A window that has just closed is asked by no record, but its last test is a stop like any other.
     """
-    line, tests = plan.timeline, {}
-    for window in {*line.windows_at(trigger_time - 1), *line.windows_at(trigger_time)}:
-        number = plan.design.selection_step_index(trigger_time - line.base(window)) - 1
+    timeline, tests = plan.timeline, {}
+    for window in {*timeline.windows_at(trigger_time - 1), *timeline.windows_at(trigger_time)}:
+        number = plan.design.selection_step_index(trigger_time - timeline.base(window)) - 1
         if number:
             tests[window] = int(plan.design.test_triggers[number - 1])
     return tests

@@ -71,8 +71,10 @@ class PublishedPaths:
         units_step_index: int,
         remembered: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
-        """Decoded noise (units of 2^-DECODE_BITS) of each stream at a step, and of
-        the count of units at its step ``units_step_index``.
+        """Return the decoded noise (units of 2^-DECODE_BITS) of each stream, and of the count of
+        units.
+
+        That of the count of units is at its step ``units_step_index``.
 
         Args:
             remembered: (n,) which keys are published untested; ``None``: none.
@@ -135,12 +137,14 @@ class MixedPaths:
         units_step_index: int,
         remembered: Bool | None = None,
     ) -> tuple[list[Int64], Int64 | None]:
-        """As ``PublishedPaths.noise``, in units of 2^-MIXED_BITS; no count of units is mixed."""
+        """Return noise like ``PublishedPaths.noise``, in units of 2^-MIXED_BITS, without a count of
+        units.
+        """
         cells = self._cells.find(states.table.ids[slots])
         return [stream.at(step_index)[cells] for stream in self._streams], None
 
     def norms(self, states: KeyShard, slots: Int64) -> Float64:
-        """(n,) sd of each cell in sds of a component."""
+        """Return (n,) sd of each cell in sds of a component."""
         return np.asarray(self._norms[self._cells.find(states.table.ids[slots])])
 
 

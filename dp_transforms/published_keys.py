@@ -1,4 +1,4 @@
-"""Keys that windows have published at their tests, and what later windows know of them.
+"""Keys that windows have published at their tests, and that later windows remember.
 
 They are read from committed releases, and from nowhere else.  A key that a test selects is
 published at the test's own trigger, so the releases of the tests' steps name every key with the
@@ -58,7 +58,7 @@ from dpstream.state.store import NEVER, OvertakenError, Store
 
 
 class Remembered:
-    """Selected keys in order of time, and which of them windows remember.
+    """Selected keys in order of time, and those that each window remembers.
 
     Args:
         lasting: trigger times that a selection is remembered for; ``None``: for ever.
@@ -105,21 +105,21 @@ class Remembered:
         self._windows[window] = remembered
 
     def has_begun(self, window: int) -> bool:
-        """Whether the window's start was taken."""
+        """Return whether the start of the window was read."""
         return window in self._windows
 
     def of(self, window: int) -> Int64:
-        """Slots of the keys that a window remembers."""
+        """Return the slots of the keys that a window remembers."""
         return np.flatnonzero(self._windows[window])
 
     def knows(self, window: int, ids: Ids) -> Bool:
-        """(n,) which of the key ids (n, 2) a window remembers."""
+        """Return (n,) whether a window remembers each of the key ids (n, 2)."""
         remembered = self._windows[window]
         slots = self._keys.find(ids)
         return np.append(remembered, False)[np.where(slots < len(remembered), slots, -1)]
 
     def holds(self, ids: Ids) -> Bool:
-        """(n,) which of the key ids (n, 2) were selected at any time up to ``through``."""
+        """Return (n,) whether each of the key ids (n, 2) was ever selected up to ``through``."""
         return np.asarray(self._keys.find(ids) >= 0)
 
     def end(self, before: int) -> None:
@@ -142,7 +142,7 @@ class Remembered:
 
 
 class RememberedKeys:
-    """What windows remember, as the store has it; of a thread.
+    """The keys that windows remember, as the store has them; of a thread.
 
     Args:
         plan, store: of the run.
@@ -154,28 +154,29 @@ class RememberedKeys:
         self._read = Remembered(plan.design.remembered_for)
 
     def at(self, window: int) -> Remembered:
-        """With the window's start taken, at which all its shards' tests must be committed.
+        """Return remembered keys after the window's start, when all tests of its shards are
+        committed.
 
         Each selection is read once; also those of windows that are open at that time are begun.
         """
         if self._read.has_begun(window):
             return self._read
-        line, lasting = self._plan.timeline, self._plan.design.remembered_for
-        start = line.base(window)
+        timeline, lasting = self._plan.timeline, self._plan.design.remembered_for
+        start = timeline.base(window)
         if start < self._read.through:  # long closed: not asked for in order
             self._read = Remembered(lasting)
         selections = self._since(start)
-        for other in line.windows_at(start + 1):
-            at = line.base(other)
+        for other in timeline.windows_at(start + 1):
+            at = timeline.base(other)
             if other <= window and at >= self._read.through and not self._read.has_begun(other):
                 fresh = [s for s in selections if self._read.through < s.trigger_time <= at]
                 self._read.begin(other, at, fresh)
-        span = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        span = 2 * (timeline.triggers // max(1, timeline.base(1)) + 1)
         self._read.end(window - span)
         return self._read
 
     def begun(self, window: int) -> bool:
-        """Whether the window's start was taken."""
+        """Return whether the start of the window was read."""
         return self._read.has_begun(window)
 
     def _since(self, start: int) -> list[Selection]:
@@ -189,8 +190,10 @@ class RememberedKeys:
         return sorted(selections, key=lambda selection: selection.trigger_time)
 
     def unknown(self, ids: Ids) -> Bool:
-        """(n,) which selected keys (n, 2) must be noted: where a run remembers for good, a key that
-        was selected before is there already."""
+        """Return (n,) whether each selected key (n, 2) must be noted.
+
+        Where a run remembers for good, a key that was selected before is there already.
+        """
         if self._plan.design.remembered_for is not None:
             return np.ones(len(ids), np.bool_)
         return ~self._read.holds(ids)
@@ -216,7 +219,7 @@ class _Window:
 
 
 class PublishedKeys:
-    """Which keys the windows of a run have published; each thread has its own.
+    """The keys that the windows of a run have published; each thread has its own.
 
     Args:
         plan, store: of the run.
@@ -229,8 +232,10 @@ class PublishedKeys:
         self._remembered = RememberedKeys(plan, store, every) if plan.design.remembers else None
 
     def of_keys(self, ids: Ids, first: Int64, count: Int64, decided: int, upto: int) -> Int32:
-        """(n,) bit k: the record's window ``first + k`` has published its key by a test at or
-        before trigger time ``decided``, or remembers it and has begun by then.
+        """Return (n,) bits of the windows that have published each record's key.
+
+        Bit k: window ``first + k`` has published it by a test at or before trigger time
+        ``decided``, or remembers it and has begun by then.
 
         Args:
             ids: (n, 2) of the records' keys; first, count: (n,) their open windows.
@@ -295,8 +300,8 @@ class PublishedKeys:
 
     def _forget(self, window: int) -> None:
         """Let go of windows that have closed long before this one opened."""
-        line = self._plan.timeline
-        span = 2 * (line.triggers // max(1, line.base(1)) + 1)
+        timeline = self._plan.timeline
+        span = 2 * (timeline.triggers // max(1, timeline.base(1)) + 1)
         for other in [w for w in self._windows if w < window - span]:
             del self._windows[other]
 

@@ -41,7 +41,7 @@ ShardRelease = tuple[tuple[int, int], pa.RecordBatch]
 
 
 def steps_through(
-    line: Timeline, rows: pa.RecordBatch, upto: int, since: int = 0
+    timeline: Timeline, rows: pa.RecordBatch, upto: int, since: int = 0
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     """Yield (window, trigger, its rows) of every step of a shard up to a trigger time, by time.
 
@@ -49,7 +49,7 @@ def steps_through(
         rows: admitted pairs of one key shard; none may lie beyond ``upto``.
         since: steps of this trigger time and earlier ones were emitted; they are left out.
     """
-    stride = line.slide // line.trigger_every
+    stride = timeline.slide // timeline.trigger_every
     window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
     # Rank of a row's step: by trigger time, then by window.
     step_trigger_time = window.astype(np.int64) * stride + trigger
@@ -61,7 +61,7 @@ def steps_through(
     nothing = chunk = rows.slice(0, 0)
     first = 0
     for trigger_time in range(since + 1, upto + 1):
-        for index in line.windows_at(trigger_time):
+        for index in timeline.windows_at(trigger_time):
             name = trigger_time * width + index
             begin = end = 0
             if index < width:
@@ -70,11 +70,11 @@ def steps_through(
                 first = begin
                 chunk = rows.take(pa.array(order[begin : max(end, begin + COMMIT_ROWS)]))
             of_step = chunk.slice(begin - first, end - begin) if begin < end else nothing
-            yield index, trigger_time - line.base(index), of_step
+            yield index, trigger_time - timeline.base(index), of_step
 
 
 def due_by(
-    line: Timeline, rows: pa.RecordBatch, upto: int
+    timeline: Timeline, rows: pa.RecordBatch, upto: int
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return (rows of steps up to a trigger time, rows of later ones: events ahead of stamps).
 
@@ -82,7 +82,7 @@ def due_by(
         rows: of any kind that have a window and a trigger.
     """
     window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
-    later = window.astype(np.int64) * (line.slide // line.trigger_every) + trigger > upto
+    later = window.astype(np.int64) * (timeline.slide // timeline.trigger_every) + trigger > upto
     if not later.any():
         return rows, rows.slice(0, 0)
     return rows.filter(pa.array(~later)), rows.filter(pa.array(later))
@@ -158,12 +158,12 @@ def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
 
 
 def in_order(
-    line: Timeline,
+    timeline: Timeline,
     gathered: dict[tuple[int, int], list[pa.RecordBatch]],
     sealed: Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch],
 ) -> list[pa.RecordBatch]:
     """Return sealed releases in order of (trigger time, window)."""
-    stride = line.base(1)
+    stride = timeline.base(1)
     order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))
     return [sealed(*name, gathered[name]) for name in order]
 
@@ -174,7 +174,7 @@ def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 class Gather(beam.DoFn):
-    """Steps of the shards of a (window, trigger) -> all of them together, once.
+    """Gathers the steps of the shards of a (window, trigger), and emits them together once.
 
     The unbounded form of a GroupByKey, which would wait for the end of the input.  Each step
     says of which shard it is, so that one that comes twice counts once.

@@ -33,7 +33,7 @@ _ONCE = encoder_of("dense", 1)
 
 
 def spent2(bases: Sequence[Sequence[Basis]], sds: Float64, contributions: int) -> float:
-    """mu^2 of publishing residual tables together, rounded up.
+    """Return mu^2 of publishing residual tables together, rounded up.
 
     One of C records moves each table's L^-1 M x by a column, squared norm at most ``cost2``; C of
     them by at most C times that norm (the triangle inequality).  Tables have independent noise, so
@@ -73,10 +73,10 @@ def published(
     axes: Sequence[Sequence[int]],
     bases: Sequence[Sequence[Basis]],
     sds: Sequence[float],
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: tuple[bytes, ...],
 ) -> list[Float64]:
-    """(n - 1 on each axis) noisy M x of each table of counts.
+    """Return (n - 1 on each axis) noisy M x of each table of counts.
 
     Args:
         tables: exact counts: PRIVATE; axes: numbers of the attributes of each, which name its
@@ -84,13 +84,13 @@ def published(
         sds: s of each table.
         run_name: run id, committed before, and digest of the plan.
     """
-    digest = InputDigest(keys)
+    digest = InputDigest(ring)
     for table, numbers in zip(tables, axes, strict=True):
         digest.add(_label(numbers), numbered(table.size), table.reshape(-1))
     name = (*run_name, digest.value)
     each = zip(tables, axes, bases, sds, strict=True)
     return [
-        _published(table, _label(numbers), of_axes, sd, keys, name)
+        _published(table, _label(numbers), of_axes, sd, ring, name)
         for table, numbers, of_axes, sd in each
     ]
 
@@ -104,14 +104,14 @@ def _published(
     name: str,
     bases: Sequence[Basis],
     sd: float,
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: tuple[bytes, ...],
 ) -> Float64:
     exact, bits = reduced(table, bases), table_bits(bases)
     node = sd / float(_ONCE.sd_factors[0])
     noise = StreamNoise(name, _ONCE, _ONCE.strategy.col2, 1.0, 1.0, node)
     sampler = ContinuousGaussian(node)
-    stream = NoiseStream(keys, run_name, (0, 0), "value", noise, sampler)
+    stream = NoiseStream(ring, run_name, (0, 0), "value", noise, sampler)
     factors = [basis.root for basis in bases] or [np.ones((1, 1))]
     # Units of 2^-bits where those are the finer ones: what is mixed is rounded to 2^-MIXED_BITS.
     finer = max(0, bits - MIXED_BITS)

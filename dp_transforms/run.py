@@ -33,7 +33,7 @@ class Performance(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a worker needs to take part in a run.
+    """The parameters with which a worker takes part in a run.
 
     Attributes:
         plan: the public plan, with the rules that the run was begun with; defaults that it does
@@ -71,7 +71,7 @@ class Run(NamedTuple):
         return calibrated(self.plan, self.open().identity.calibration).budget
 
     def explicit(self) -> Plan:
-        """The plan with the defaults that were committed when the run began.
+        """Return the plan with the defaults that were committed when the run began.
 
         Above all it says when keys are tested.  Every stage uses this plan.  Its hash is not the
         run's.

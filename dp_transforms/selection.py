@@ -48,8 +48,9 @@ def _fill_thresholds(
 
 
 class NoisyThresholds:
-    """Noisy thresholds (``need`` above) of the next steps of each key's round, each noise node
-    drawn once.
+    """Noisy thresholds (``need`` above) of the next steps of each key's round.
+
+    Each noise node is drawn once.
 
     Args:
         terms: (noise stream, coefficient) of each part of the statistic.
@@ -79,7 +80,7 @@ class NoisyThresholds:
         self._round = np.zeros(0, np.int64)
 
     def statistic(self, states: KeyShard, slots: Int64) -> Int64:
-        """Exact statistic of the slots."""
+        """Return the exact statistic of the slots."""
         units: Int64 = states.units[slots]
         if not self._weighted:
             return units
@@ -130,7 +131,7 @@ class NoisyThresholds:
         return total
 
     def at(self, slots: Int64, step_index: Int64) -> Int64:
-        """Noisy thresholds of one covered step each."""
+        """Return the noisy threshold of one covered step for each slot."""
         return self.thresholds[slots, step_index % self.horizon].astype(np.int64)
 
     def _grow(self, size: int) -> None:
@@ -153,7 +154,7 @@ def step_index_of(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> I
 
 
 def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
-    """Slots that are tested: more units than mu_count, and (sticky) not yet selected."""
+    """Return the slots to test: more units than mu_count, and (sticky) not yet selected."""
     tested = states.units[slots] > plan.privacy.pre_threshold
     if not plan.design.restarts:
         tested &= states.round[slots] == 0
@@ -163,7 +164,7 @@ def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
 def select(
     plan: Plan, thresholds: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
 ) -> Bool:
-    """Which candidates pass at window trigger ``trigger``."""
+    """Return (n,) whether each candidate passes at window trigger ``trigger``."""
     step_index = step_index_of(plan, states, slots, trigger)
     thresholds.ensure(states, slots, step_index)
     return thresholds.statistic(states, slots) >= thresholds.at(slots, step_index)
@@ -203,12 +204,12 @@ def predict(
 
 
 def wait_for_test(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> None:
-    """Between two tests: set ``due`` of unselected slots to the next one."""
+    """Set ``due`` of unselected slots to the next test, between two tests."""
     states.due[slots] = plan.design.test_triggers[plan.design.selection_step_index(trigger) - 1]
 
 
 def next_publication(plan: Plan, trigger: int) -> int:
-    """The publication calendar of sticky mode: next public trigger after ``trigger``."""
+    """Return the next public trigger after ``trigger`` in the calendar of sticky mode."""
     every, last = plan.design.refresh_every, plan.timeline.triggers
     if trigger >= last:
         return NEVER
@@ -216,5 +217,5 @@ def next_publication(plan: Plan, trigger: int) -> int:
 
 
 def publishes(plan: Plan, trigger: int) -> bool:
-    """Whether all selected keys are published at this trigger (refresh, or window close)."""
+    """Return whether all selected keys are published at this trigger (refresh, or window close)."""
     return trigger % plan.design.refresh_every == 0 or trigger == plan.timeline.triggers

@@ -87,7 +87,7 @@ def admit(
     limit: int,
     order: Int64,
 ) -> tuple[Int64, Int32]:
-    """What is admitted of each record; ``counts`` is updated.
+    """Return the admitted pairs of each record as words; ``counts`` is updated.
 
     Args:
         unit: (n,) slot of each record's unit.
@@ -106,17 +106,17 @@ def admit(
 
 
 def pairs_in(words: Int64 | Int32) -> Int64:
-    """Admitted pairs that words, or sums of them, hold."""
+    """Return the number of admitted pairs that words, or sums of them, hold."""
     return np.asarray(words & _PAIRS, np.int64)
 
 
 def exhausted(contributions: int) -> int:
-    """The count of a unit that has no pair and no index left."""
+    """Return the count of a unit that has no pair and no index left."""
     return contributions + (contributions << _TAKEN)
 
 
 def laid_out(rank: Int32, nth: Int64) -> tuple[Int32, Int32]:
-    """(rank, index) of the ``nth`` pair of records whose words are ``rank``; -1: it takes none.
+    """Return (rank, index) of the ``nth`` pair of records whose words are ``rank``; -1 if none.
 
     Args:
         rank: (n,) word of each pair's record; nth: (n,) number of the pair's window, 0 first.

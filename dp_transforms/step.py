@@ -76,7 +76,7 @@ class TakenSteps:
         self._reshards = reshards
 
     def before_reshard(self, window: int, trigger: int, ids: Ids) -> Bool:
-        """Return (n,) which of the key ids (n, 2) took the step on their shard of an earlier
+        """Return (n,) whether each key id (n, 2) took the step on its shard of an earlier
         layout.
         """
         ahead = np.zeros(len(ids), np.bool_)
@@ -130,7 +130,7 @@ class Stepper:
 
     Args:
         plan: the public plan.
-        keys: key ring.
+        ring: key ring.
         store: the store of the states; its identity names the noise.
         public: (table, ids) of this job's public keys, or ``None``.
         look_ahead: steps of noise computed ahead (performance only).
@@ -140,13 +140,13 @@ class Stepper:
     def __init__(
         self,
         plan: Plan,
-        keys: KeyRing,
+        ring: KeyRing,
         store: Store,
         public: tuple[pa.Table, Ids] | None = None,
         look_ahead: int | None = None,
         mixing: Mixing | None = None,
     ) -> None:
-        self.keys, self.store = keys, store
+        self.keys, self.store = ring, store
         # The numbers of the run, not of this program or processor.
         self.plan, self.budget = calibrated(plan, store.identity.calibration)
         self._run_name = run_name(store.identity)

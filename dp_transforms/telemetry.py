@@ -1,5 +1,4 @@
-"""The only module of the flow that logs or counts, with an allow-list; and the one way out for
-errors.
+"""The only module of the flow that logs, counts (by an allow-list) or lets errors leave.
 
 Beam puts the text of an exception into logs and job messages, and an exception of a library
 can quote a record.  ``guarded`` wraps every DoFn method and the coder: what leaves is the
@@ -120,7 +119,7 @@ def timed(stage: str) -> Iterator[None]:
 
 
 class Latency:
-    """Seconds by bucket: when a release appears is seen by everybody who watches the sink.
+    """Latency in seconds, by bucket; everybody who watches the sink sees when a release appears.
 
     Attributes:
         counts: one for each of ``LATENCY_SECONDS``, and one for what is longer.
@@ -140,7 +139,7 @@ class Latency:
 
 
 class Deliveries:
-    """What this process knows of the public clock: trigger times that passed, releases in the sink.
+    """The public clock of this process: trigger times that passed, releases in the sink.
 
     Attributes:
         last_instant: the last trigger time (micros) that a release was delivered for, ``None``

@@ -63,7 +63,7 @@ class Tally:
     Args:
         plan: the plan the records were made canonical with; its timeline ends with the first
             hours, so that no later event time passes ingest.
-        keys: key ring for the sampling keys.
+        ring: key ring for the sampling keys.
         run_name: run id and digest of the question, committed before the first draw.
         histograms: what is counted: ``CONTRIBUTIONS`` first, then value streams by name.
         values_per_unit: m.
@@ -72,7 +72,7 @@ class Tally:
     def __init__(
         self,
         plan: Plan,
-        keys: KeyRing,
+        ring: KeyRing,
         run_name: tuple[bytes, ...],
         histograms: Sequence[Histogram],
         values_per_unit: int,
@@ -82,8 +82,8 @@ class Tally:
                 "plan.timeline.end is not None and histograms[0].name == CONTRIBUTIONS"
             )
         self._plan, self._end = plan, plan.timeline.end
-        self._sample = keys.sample
-        self._prefix = keys.name((b"choice sample", *run_name))
+        self._sample = ring.sample
+        self._prefix = ring.name((b"choice sample", *run_name))
         self._histograms = tuple(histograms)
         measured = [s for s in plan.design.streams if s.column is not None]
         places = {s.name: (f"v{plan.design.streams.index(s)}", s.mid) for s in measured}
@@ -97,11 +97,13 @@ class Tally:
         """Count canonical records whose stamp, too, lies in the first hours; any order."""
         stamp = numbers(records.column("stamp"))
         records = records.filter(pa.array(stamp < self._end))
-        line = self._plan.timeline
+        timeline = self._plan.timeline
         event_trigger_time = event_trigger_times(self._plan, records)
-        stamp_trigger_time = np.maximum(1, line.trigger_time_of(numbers(records.column("stamp"))))
+        stamp_trigger_time = np.maximum(
+            1, timeline.trigger_time_of(numbers(records.column("stamp")))
+        )
         _, windows = open_windows(
-            line, event_trigger_time, np.maximum(event_trigger_time, stamp_trigger_time)
+            timeline, event_trigger_time, np.maximum(event_trigger_time, stamp_trigger_time)
         )
         units = ids_of(records.column("unit"))
         slots = self._units.intern(units)
@@ -114,7 +116,7 @@ class Tally:
             _keep(slots[counted], sampling_keys, cells, self._sampling_keys, self._cells)
 
     def counts(self) -> list[Int64]:
-        """(cells,) exact histogram of each figure: PRIVATE, for ``noisy`` only."""
+        """Return (cells,) exact histogram of each figure: PRIVATE, for ``noisy`` only."""
         size, first = self._units.size, self._histograms[0]
         pairs = self._pairs[:size]
         cell = np.searchsorted(np.array(first.candidates), pairs[pairs > 0], side="left")
@@ -159,25 +161,25 @@ class Tally:
 
 
 def noisy(
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: tuple[bytes, ...],
     histograms: Sequence[Histogram],
     counts: Sequence[Int64],
 ) -> list[Int64]:
-    """A x + rounded Gaussians of each histogram, (nodes,): the only way out for them.
+    """Return A x + rounded Gaussians of each histogram, (nodes,): the only ones that are released.
 
     A node's name is (run name, digest of all counts, histogram, number of the node, sd); the same
     name gives the same noise, so a run that is resumed gives the same answer of the same counts
     again.  Rounded, not discrete Gaussians: the histograms of a question are one Gaussian-DP
     mechanism.
     """
-    digest = InputDigest(keys)
+    digest = InputDigest(ring)
     for of, cells in zip(histograms, counts, strict=True):
         digest.add(of.name, numbered(len(cells)), cells)
     out = []
     for of, cells in zip(histograms, counts, strict=True):
         exact = encoder_matrix(of.cells) @ cells
-        noise = OneShot(keys, (b"choice noise", *run_name, of.name.encode()), digest.value)
+        noise = OneShot(ring, (b"choice noise", *run_name, of.name.encode()), digest.value)
         drawn = noise.rounded_gaussian(numbered(len(exact)), of.sigma)
         out.append(np.asarray(exact + drawn, np.int64))
     return out

@@ -1,1 +1,1 @@
-"""What a person touches: the project file, sources, sinks, generators, the command line."""
+"""The interface for users: the project file, sources, sinks, generators, the command line."""

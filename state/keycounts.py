@@ -1,4 +1,4 @@
-"""How many records of each (unit, window, key) were admitted: what a bound per key goes by.
+"""Counts of the admitted records of each (unit, window, key), which a bound per key needs.
 
 BOUND admits at most k records of a (unit, window, key) and at most C pairs of a unit (mechanism.md
 section 4).  A record that exceeds k takes nothing; the first pair of each (unit, window, key) is
@@ -240,8 +240,10 @@ def _rehash(
 
 
 def numbered(name: Int64 | None) -> tuple[Int64, Bool]:
-    """Numbers of ids that name records, and for each whether a record of it is admitted: of none
-    yet.  Both are empty where positions name records."""
+    """Return the number of the record that each id names, and (records,) whether one is admitted.
+
+    No record is admitted yet.  Both are empty where positions name records.
+    """
     if name is None:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     return name, np.zeros(int(name.max(initial=-1)) + 1, np.bool_)
@@ -294,7 +296,7 @@ class KeyCounts:
     def admit(
         self,
         order: Int64,
-        of: Wanted,
+        records: Wanted,
         pairs: Int32,
         indices: Int32,
         limit: int,
@@ -319,10 +321,10 @@ class KeyCounts:
         )
         for begin in range(0, rows, _ROWS_AT_ONCE):
             end = min(rows, begin + _ROWS_AT_ONCE)
-            self._reserve(int(of.wanted[order[begin:end]].sum()), least)
+            self._reserve(int(records.wanted[order[begin:end]].sum()), least)
             parts = self._parts()
             counters = pairs, indices, limit, bound
-            self.size, _ = _admit(order, begin, end, *of, *counters, *parts, *names, *taken)
+            self.size, _ = _admit(order, begin, end, *records, *counters, *parts, *names, *taken)
         return taken
 
     def enter(self, unit: Int64, first: Int32, taken: UInt64, keys: UInt64) -> None:

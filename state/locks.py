@@ -85,23 +85,23 @@ def free(path: Path) -> Iterator[bool | None]:
 
 
 @contextlib.contextmanager
-def private_folder(beside: Path, field: str) -> Iterator[Path]:
+def private_folder(parent: Path, field: str) -> Iterator[Path]:
     """Yield a new folder that only its owner can read; it is removed at the end unless renamed.
 
     Abandoned folders beside it are removed.  Files that are to be renamed belong in the empty
     folder ``files`` in it.
 
     Args:
-        beside: the parent folder.
+        parent: the parent folder.
         field: the name of the parent folder in an error.
 
     Raises:
         RunError: it cannot be made.
     """
-    sweep(beside)
+    sweep(parent)
     with contextlib.ExitStack() as stack:
         with file_errors(field, "has a folder that cannot be written"):
-            folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=beside))
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=parent))
             stack.callback(_discard, folder)
             stack.enter_context(held(folder / _MAKING))
             (folder / _MAKING).rename(folder / _LOCK)  # from here on it may be looked at
@@ -109,9 +109,9 @@ def private_folder(beside: Path, field: str) -> Iterator[Path]:
         yield folder / "files"
 
 
-def sweep(beside: Path) -> None:
+def sweep(parent: Path) -> None:
     """Remove abandoned folders of launchers; a folder that cannot be removed stays."""
-    for folder in beside.glob(f"{_FOLDER}*"):
+    for folder in parent.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):
             if folder.name.startswith(_GONE):  # whoever began that was killed
                 shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 
 class TooLargeError(Exception):
-    """The arrays declare more bytes than the limit."""
+    """Signals that arrays declare more bytes than the limit."""
 
 
 #: What a damaged file raises.

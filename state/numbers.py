@@ -54,7 +54,7 @@ def mask_of(column: pa.Array | pa.ChunkedArray) -> Bool:
 
 
 def valid_of(column: pa.Array | pa.ChunkedArray) -> Bool:
-    """Return where a column is not NULL."""
+    """Return (n,) whether each value of a column is not NULL."""
     column = _one(column)
     valid = column.buffers()[0]
     if pa.types.is_null(column.type):

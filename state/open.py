@@ -77,7 +77,7 @@ class SqliteBackend(Backend):
 
     @property
     def path(self) -> str:
-        """The store's file."""
+        """The path of the store's file."""
         return self.url.partition(":")[2]
 
     @override
@@ -227,7 +227,7 @@ def key_schema(plan: Plan) -> "pa.Schema":
 
 
 def design_of_run(plan: Plan, identity: "RunIdentity") -> Design:
-    """Return what the plan's settings mean in a run that was begun."""
+    """Return the design of the plan in a run that was begun."""
     return begun(plan, identity.calibration).design
 
 

@@ -1,4 +1,4 @@
-"""What of a store may go, and when; all of it follows from the plan and from progress.
+"""The parts of a store that may be deleted, and when: a function of the plan and of progress.
 
 **Positions.**  A record decided at trigger time c has a stamp before it, and an event time at most
 ``max_skew`` ahead of its stamp, so every window it can belong to starts before trigger time c + s,
@@ -43,17 +43,19 @@ _NOTED = 64
 _SHARE = 16
 
 
-def skew_trigger_times(line: Timeline) -> int:
+def skew_trigger_times(timeline: Timeline) -> int:
     """Return by how many trigger times an event time may be ahead of its stamp."""
-    return -(-line.max_skew // line.trigger_every)
+    return -(-timeline.max_skew // timeline.trigger_every)
 
 
-def period_trigger_time(line: Timeline, event_trigger_time: Int64) -> Int64:
-    """Last trigger time at which a record of these events' periods can be stamped."""
-    if line.period is None:
-        raise InvariantError("line.period is not None")
-    period = (event_trigger_time - 1) // (line.period // line.trigger_every)
-    trigger_time = ((period + 1) * line.period + line.allowed_lateness) // line.trigger_every
+def period_trigger_time(timeline: Timeline, event_trigger_time: Int64) -> Int64:
+    """Return the last trigger time at which a record of these events' periods can be stamped."""
+    if timeline.period is None:
+        raise InvariantError("timeline.period is not None")
+    period = (event_trigger_time - 1) // (timeline.period // timeline.trigger_every)
+    trigger_time = (
+        (period + 1) * timeline.period + timeline.allowed_lateness
+    ) // timeline.trigger_every
     return np.minimum(trigger_time, NEVER)
 
 
@@ -68,13 +70,15 @@ class Reached(NamedTuple):
     complete: int
     open: dict[int, int]
 
-    def trigger(self, line: Timeline, window: int) -> int:
-        """Last trigger of a window that all shards have committed; of one that was abandoned,
-        what is said here means nothing."""
-        return line.triggers if window < self.complete else self.open.get(window, 0)
+    def trigger(self, timeline: Timeline, window: int) -> int:
+        """Return the last trigger of a window that all shards have committed.
+
+        The number of an abandoned window has no meaning.
+        """
+        return timeline.triggers if window < self.complete else self.open.get(window, 0)
 
 
-def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
+def reached(store: Store, timeline: Timeline, remember: bool = False) -> Reached:
     """Return the progress of the key shards; reads little more than what is open.
 
     That a window is complete never changes, so the store keeps a note of how many were found to
@@ -86,7 +90,7 @@ def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
     noted = int(store.metadata(_COMPLETE) or 0)
     window = max(noted, store.retained_windows.first)
     completed = store.completed(store.identity.shards, window)
-    while completed.get(window, 0) == line.triggers:
+    while completed.get(window, 0) == timeline.triggers:
         del completed[window]
         window += 1
     if remember and window >= noted + _NOTED:
@@ -94,26 +98,28 @@ def reached(store: Store, line: Timeline, remember: bool = False) -> Reached:
     return Reached(window, completed)
 
 
-def settled_trigger_time(line: Timeline, windows: int) -> int:
+def settled_trigger_time(timeline: Timeline, windows: int) -> int:
     """Return the last trigger time whose records all belong to the first ``windows`` windows."""
-    if line.end is not None and windows >= line.windows:
-        return line.last_trigger_time
-    return max(0, line.base(windows) - skew_trigger_times(line))
+    if timeline.end is not None and windows >= timeline.windows:
+        return timeline.last_trigger_time
+    return max(0, timeline.base(windows) - skew_trigger_times(timeline))
 
 
-def dropped_before(line: Timeline, trigger_time: Int64) -> Int64:
-    """The last trigger time whose positions may be gone when some trigger time is decided.
+def dropped_before(timeline: Timeline, trigger_time: Int64) -> Int64:
+    """Return the last trigger time whose positions may be deleted when a trigger time is decided.
 
     Positions go with windows that are complete, and a window is complete only after its last
     trigger time was decided.  So this bounds ``forgotten`` from above, and is a function of the
     plan alone, whenever a store really drops what it may.
     """
-    stride = line.slide // line.trigger_every
-    windows = np.maximum(0, (trigger_time - 1 - line.triggers) // stride + 1)
-    return np.asarray(np.maximum(0, windows * stride - skew_trigger_times(line)), np.int64)
+    stride = timeline.slide // timeline.trigger_every
+    windows = np.maximum(0, (trigger_time - 1 - timeline.triggers) // stride + 1)
+    return np.asarray(np.maximum(0, windows * stride - skew_trigger_times(timeline)), np.int64)
 
 
-def expire(store: Store, line: Timeline, least: int = 1, remembered_for: int | None = None) -> int:
+def expire(
+    store: Store, timeline: Timeline, least: int = 1, remembered_for: int | None = None
+) -> int:
     """Drop positions, counters of closed periods, and selections that are no longer remembered, as
     far as nothing can ask for them any more.
 
@@ -126,11 +132,11 @@ def expire(store: Store, line: Timeline, least: int = 1, remembered_for: int | N
     Returns:
         Shards that gave something up.
     """
-    windows = reached(store, line, remember=True).complete
-    trigger_time, changed = settled_trigger_time(line, windows), 0
+    windows = reached(store, timeline, remember=True).complete
+    trigger_time, changed = settled_trigger_time(timeline, windows), 0
     if trigger_time == 0:
         return 0
-    last = line.base(windows - 1) + line.triggers
+    last = timeline.base(windows - 1) + timeline.triggers
     for shard in range(store.identity.shards):
         progress = store.unit_progress(shard)
         # Never before the shard itself is past the last trigger of these windows.
@@ -141,24 +147,24 @@ def expire(store: Store, line: Timeline, least: int = 1, remembered_for: int | N
             changed += 1
     if remembered_for is not None and changed:
         # The first window that may still begin, or be asked for, looks back that far.
-        store.forget_selections(line.base(windows) - remembered_for)
+        store.forget_selections(timeline.base(windows) - remembered_for)
     return changed
 
 
-def drop_releases(store: Store, line: Timeline, before: int) -> None:
+def drop_releases(store: Store, timeline: Timeline, before: int) -> None:
     """Drop the releases of the windows before ``before``, all complete and all in the sink.
 
     The note comes first: a run that begins meanwhile skips the windows.
     """
     retained = store.retained_windows
-    if not before <= reached(store, line).complete:
+    if not before <= reached(store, timeline).complete:
         raise InvariantError("only complete windows give up their releases")
     if before > retained.dropped:
         store.retained_windows = msgspec.structs.replace(retained, dropped=before)
     store.drop_releases(before)
 
 
-def drop_delivered(store: Store, line: Timeline, delivered: int, keep: int) -> int:
+def drop_delivered(store: Store, timeline: Timeline, delivered: int, keep: int) -> int:
     """Drop releases that have been in the sink for long enough; how many windows gave theirs up.
 
     A few windows at a time, so that the work of it is shared by many trigger times.
@@ -168,13 +174,13 @@ def drop_delivered(store: Store, line: Timeline, delivered: int, keep: int) -> i
         keep: how long (micros, of the stream's time) the releases of a window that has ended,
             its lateness included, are kept.
     """
-    ends = line.start + line.window + line.allowed_lateness
-    ended = (line.instant_of(delivered) - keep - ends) // line.slide + 1
+    ends = timeline.start + timeline.window + timeline.allowed_lateness
+    ended = (timeline.instant_of(delivered) - keep - ends) // timeline.slide + 1
     dropped = store.retained_windows.dropped
-    if ended - dropped < max(1, keep // line.slide // _SHARE):
+    if ended - dropped < max(1, keep // timeline.slide // _SHARE):
         return 0
-    before = min(ended, reached(store, line).complete)
+    before = min(ended, reached(store, timeline).complete)
     if before <= dropped:
         return 0
-    drop_releases(store, line, before)
+    drop_releases(store, timeline, before)
     return before - dropped

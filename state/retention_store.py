@@ -35,7 +35,7 @@ BEGIN, ANEW, REPLAY = "begin", "anew", "replay"
 
 
 class RetainedWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which windows a store still keeps; all of it is public.
+    """The windows that a store still keeps; all of it is public.
 
     Attributes:
         dropped: releases of windows before it are gone from the outbox; the sink has them.
@@ -53,7 +53,7 @@ class RetainedWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(self.dropped, self.abandoned)
 
     def epoch_of(self, window: int, present: int) -> int:
-        """Epoch in which a window's releases are drawn; ``present``: that of the store."""
+        """Return the epoch that draws a window's releases; ``present``: that of the store."""
         return next((epoch for epoch, before in self.epochs if window < before), present)
 
 
@@ -88,8 +88,11 @@ class KeyPiece(NamedTuple):
 
 
 class UnitPiece(NamedTuple):
-    """Some units of a shard: (n, 2) ids, admitted pairs, the last trigger time at which a record
-    of theirs can be decided (``NEVER``: at any), and first pairs (``UnitShard.indices``)."""
+    """Some units of a shard.
+
+    (n, 2) ids, admitted pairs, the last trigger time at which a record of theirs can be decided
+    (``NEVER``: at any), and first pairs (``UnitShard.indices``).
+    """
 
     ids: Ids
     counts: Int32
@@ -98,18 +101,21 @@ class UnitPiece(NamedTuple):
 
 
 class PositionPiece(NamedTuple):
-    """Some applied positions of a unit shard: (n, 2) ids of their units, and the records
-    (``Admitted``), whose own ``unit`` says nothing outside of the shard."""
+    """Some applied positions of a unit shard.
+
+    (n, 2) ids of their units, and the records (``Admitted``), whose own ``unit`` has no meaning
+    outside of the shard.
+    """
 
     ids: Ids
     records: "Admitted"
 
     def at(self, rows: Int64) -> "PositionPiece":
-        """Some of the positions."""
+        """Return the positions of some rows."""
         return PositionPiece(self.ids[rows], self.records.at(rows))
 
     def of_units(self, slots: Int64) -> "Admitted":
-        """The records, of units of these slots."""
+        """Return the records with the slots of their units."""
         return msgspec.structs.replace(self.records, unit=slots.astype(np.int32))
 
 
@@ -175,7 +181,7 @@ class RetentionStore(ABC):
 
     @property
     def retained_windows(self) -> RetainedWindows:
-        """Which windows the store still keeps, and of which epochs those before are."""
+        """The windows that the store still keeps, and the epochs of those before."""
         text = self.metadata(RETAINED_WINDOWS)
         return (
             RetainedWindows() if text is None else msgspec.json.decode(text, type=RetainedWindows)
@@ -183,12 +189,12 @@ class RetentionStore(ABC):
 
     @retained_windows.setter
     def retained_windows(self, retained: RetainedWindows) -> None:
-        """Replaced as a whole."""
+        """Replace all retained windows."""
         self.set_metadata(RETAINED_WINDOWS, msgspec.json.encode(retained).decode())
 
     @property
     def reshards(self) -> dict[int, list[ReshardProgress]]:
-        """Window -> how far its shards were at each reshard in its midst."""
+        """The progress of a window's shards at each reshard within it, by window."""
         text = self.metadata(_RESHARDS)
         return (
             {} if text is None else msgspec.json.decode(text, type=dict[int, list[ReshardProgress]])
@@ -196,19 +202,23 @@ class RetentionStore(ABC):
 
     @reshards.setter
     def reshards(self, reshards: dict[int, list[ReshardProgress]]) -> None:
-        """Replaced as a whole."""
+        """Replace all progress at reshards."""
         self.set_metadata(_RESHARDS, msgspec.json.encode(reshards).decode() if reshards else None)
 
     @property
     def restoring(self) -> bool:
-        """Restored from a backup and not yet up to what the sink has: nothing new is published
-        before everything that was published has been compared."""
+        """Return whether the store was restored from a backup and is behind the sink.
+
+        Nothing new is published before everything that was published has been compared.
+        """
         return self.metadata(RESTORE) is not None
 
     @property
     def anew(self) -> bool:
-        """Restored into a new epoch that has not begun: nothing was ever published of what it
-        will release."""
+        """Return whether the store was restored into a new epoch that has not begun.
+
+        Nothing that the epoch will release was ever published.
+        """
         return self.metadata(RESTORE) == ANEW
 
     def begin_restoring(self, anew: bool = False) -> None:
@@ -225,8 +235,11 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
-        """(window, shard, last committed trigger) of every (window, shard) that has anything; 0
-        where a copy put keys or releases from ahead and no step was committed since.
+        """Return (window, shard, last committed trigger) of every (window, shard) that has
+        anything.
+
+        The trigger is 0 where a copy put keys or releases from ahead and no step was committed
+        since.
 
         Args:
             first: leave out the windows before it; the call reads no more than is asked for.
@@ -277,11 +290,12 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager[None]:
-        """All reads of the block see one state of the store, whatever others commit meanwhile."""
+        """Let all reads of the block see one state of the store, whatever others commit."""
 
     @abstractmethod
     def key_pieces(self, window: int, shard: int) -> Iterator[KeyPiece]:
-        """All keys of a (window, shard), as of its last committed step; pairs with their keys.
+        """Yield all keys of a (window, shard) as of its last committed step, and pairs with their
+        keys.
 
         Keys that took step ``committed + 1`` in a commit of a part of it are ``done``, and the
         part's releases are ``released_ahead`` at that trigger.
@@ -289,9 +303,11 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        """What tests of a shard selected behind trigger time ``after`` and up to ``upto`` (all,
-        where it is ``None``), in order of trigger time and window: of committed steps, of commits
-        of a part of one, and of those that wait in the thread's own group.
+        """Return the selections of a shard's tests after trigger time ``after`` and up to ``upto``.
+
+        Without ``upto`` all are returned.  They are in order of trigger time and window, and
+        include those of committed steps, of commits of a part of one, and of those that wait in the
+        thread's own group.
 
         Only what was committed as ``StepResult.selected`` is there, and it outlives the releases.
         """
@@ -306,8 +322,10 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
-        """Releases that other shards committed before a reshard (or an interrupted commit left)
-        for keys that are now this shard's; ``None``: there are none.
+        """Return the releases that other shards committed ahead for keys of this shard, or
+        ``None``.
+
+        They were committed before a reshard, or are left from an interrupted commit.
 
         ``commit_step`` of this step commits and returns them together with the step's own.
         They may stay until the window closes."""
@@ -316,25 +334,27 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def filling(self) -> AbstractContextManager[None]:
-        """``put_*`` are for a store that was just created, inside this block only.  All of it is
-        durable when the block ends; a store whose block did not end is refused by whoever
-        opens it (or is not at its place yet)."""
+        """Fill a store that was just created; ``put_*`` may be called inside this block only.
+
+        All of it is durable when the block ends.  A store whose block did not end is not at its
+        place yet, or is refused by whoever opens it.
+        """
 
     @abstractmethod
     def put_step(
         self, window: int, shard: int, trigger: int, releases: pa.RecordBatch | None
     ) -> None:
-        """An outbox row and progress up to it (``None``: dropped); triggers come in order."""
+        """Put an outbox row (``None``: dropped) and progress up to it; triggers come in order."""
 
     @abstractmethod
     def put_released_ahead(
         self, window: int, shard: int, trigger: int, releases: pa.RecordBatch
     ) -> None:
-        """A row of ``released_ahead``, once for each (window, shard, trigger)."""
+        """Put a row of ``released_ahead``, once for each (window, shard, trigger)."""
 
     @abstractmethod
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
-        """Keys that the (window, shard) has not got yet; windows come one after the other."""
+        """Put keys that the (window, shard) does not have yet; windows come one after the other."""
 
     @abstractmethod
     def put_selection(self, shard: int, selection: Selection) -> None:
@@ -342,11 +362,11 @@ class RetentionStore(ABC):
 
     @abstractmethod
     def put_units(self, shard: int, piece: UnitPiece) -> None:
-        """Units that the shard has not got yet."""
+        """Put units that the shard does not have yet."""
 
     @abstractmethod
     def put_positions(self, shard: int, piece: PositionPiece) -> None:
-        """Applied positions of units that were put before; the counts stay as they were put."""
+        """Put applied positions of units that were put before; the counts stay as they were put."""
 
     @abstractmethod
     def put_unit_progress(self, shard: int, progress: UnitProgress) -> None:

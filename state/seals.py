@@ -1,4 +1,4 @@
-"""Digests that stand with everything a store keeps, so that damage is noticed where it is read.
+"""Digests of everything a store keeps, by which damage is detected when it is read.
 
 A digest covers the bytes and the name of their place (table, row, column): a flipped bit, a lost
 piece and a row that stands in another's place are all noticed, up to collisions of 128 bits.  It
@@ -31,7 +31,7 @@ def digest(name: str, data: bytes | memoryview) -> bytes:
 
 
 def place_of(name: str) -> bytes:
-    """Return what represents a row's name in the digests of its columns."""
+    """Return the prefix that represents a row's name in the digests of its columns."""
     place = hashlib.blake2b(name.encode(), digest_size=_PLACE, person=b"dpstream-place")
     return place.digest()
 

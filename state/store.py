@@ -1,4 +1,4 @@
-"""The Store contract: what the flow needs of a database, and nothing about any database.
+"""The Store contract: the needs of the flow, and nothing about any database.
 
 One step is one (window, key shard, trigger).  A worker asks the store for the ``KeyShard`` of
 a window, lets the store load the keys of its micro-batch and the keys that are due, changes
@@ -49,7 +49,7 @@ Calibrate = Callable[[], str]
 
 
 class RunIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What identifies a store's run; fixed when it is created, before the first draw.
+    """The identity of a store's run; fixed when it is created, before the first draw.
 
     Attributes:
         plan_hash: hash of the public plan.
@@ -165,7 +165,7 @@ class KeyShard:
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step changes: everything that must be durable before its releases are published.
+    """The changes of a step: everything that must be durable before its releases are published.
 
     Attributes:
         changed: slots whose units, values, round or base changed.
@@ -226,7 +226,7 @@ class UnitShard:
 
 
 class PerKey(NamedTuple):
-    """What was decided on records of which at most k of a (unit, window, key) are admitted.
+    """The decisions on records of which at most k of a (unit, window, key) are admitted.
 
     Attributes:
         keys: (n,) first 64 bits of the ids of their keys.
@@ -248,7 +248,7 @@ class PerKey(NamedTuple):
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Admitted records, columnar: where they stood and what was decided.
+    """Admitted records, columnar: their positions and the decisions on them.
 
     Attributes:
         partition, offset: position of each record.
@@ -284,7 +284,10 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class OvertakenError(Exception):
-    """Another worker committed a step or a decision first: read what it committed, do the rest."""
+    """Signals that another worker committed a step or a decision first.
+
+    Read what it committed, and do the rest.
+    """
 
 
 class Store(RetentionStore):
@@ -293,7 +296,7 @@ class Store(RetentionStore):
     identity: RunIdentity
 
     def at_work(self, stage: str, shard: int) -> AbstractContextManager[Any]:
-        """Held while a thread works on the states of a shard of BOUND or RELEASE.
+        """Hold the states of a shard of BOUND or RELEASE while a thread works on them.
 
         The threads of a process share them.  A runner may give a bundle to a process whose
         earlier attempt at it, long taken for lost, is still in the midst of it: the new one
@@ -305,7 +308,7 @@ class Store(RetentionStore):
 
     @abstractmethod
     def key_shard(self, window: int, shard: int) -> KeyShard:
-        """The states of a (window, shard), as of its last committed step.
+        """Return the states of a (window, shard), as of its last committed step.
 
         Which keys it holds is the store's affair until ``load_keys`` names those of a step.
         """
@@ -367,7 +370,7 @@ class Store(RetentionStore):
 
     @abstractmethod
     def unit_shard(self, shard: int) -> UnitShard:
-        """The counters of a unit shard, as of its last committed decision.
+        """Return the counters of a unit shard, as of its last committed decision.
 
         Which units it holds is the store's affair until ``load_units`` names them.
         """

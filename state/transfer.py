@@ -81,7 +81,7 @@ Confirm = Callable[[RunIdentity], None]
 
 
 class Abandon(NamedTuple):
-    """What to give up because it cannot be replayed.
+    """The records and windows that are given up because they cannot be replayed.
 
     Attributes:
         trigger_time: records up to it count as decided; windows that begin before it get no more
@@ -92,15 +92,15 @@ class Abandon(NamedTuple):
     trigger_time: int
     limit: int
 
-    def windows(self, line: Timeline) -> int:
+    def windows(self, timeline: Timeline) -> int:
         """Return the first window that begins at or after the trigger time."""
-        return -(-self.trigger_time // (line.slide // line.trigger_every))
+        return -(-self.trigger_time // (timeline.slide // timeline.trigger_every))
 
 
 def copy_store(
     source: Store,
     target: Store,
-    line: Timeline,
+    timeline: Timeline,
     progress: Progress | None = None,
     abandon: Abandon | None = None,
 ) -> None:
@@ -115,14 +115,14 @@ def copy_store(
     for name in NOTES:
         target.set_metadata(name, source.metadata(name))
     if abandon is not None:
-        old, first = source.retained_windows, abandon.windows(line)
+        old, first = source.retained_windows, abandon.windows(timeline)
         epochs = (*old.epochs, (source.identity.epoch, first))
         target.retained_windows = RetainedWindows(old.dropped, first, epochs)
     with source.snapshot():
         committed: dict[int, list[int]] = {}
         for window, shard, trigger in source.progress():
             committed.setdefault(window, [0] * source.identity.shards)[shard] = trigger
-        reshards = {} if abandon else _reshards(source, line, committed)
+        reshards = {} if abandon else _reshards(source, timeline, committed)
         target.reshards = reshards
         total = len(committed) + source.identity.shards
         tell = progress or (lambda done, of: None)
@@ -130,7 +130,7 @@ def copy_store(
             for done, window in enumerate(sorted(committed), 1):
                 _copy_steps(source, target, window, committed[window], reshards.get(window, []))
                 if abandon is None:
-                    _copy_keys(source, target, line, window, committed[window])
+                    _copy_keys(source, target, timeline, window, committed[window])
                 tell(done, total)
             for shard in range(source.identity.shards):
                 _copy_units(source, target, shard, abandon)
@@ -140,13 +140,13 @@ def copy_store(
 
 
 def _reshards(
-    source: Store, line: Timeline, committed: dict[int, list[int]]
+    source: Store, timeline: Timeline, committed: dict[int, list[int]]
 ) -> dict[int, list[ReshardProgress]]:
     """Return reshards that still matter after the copy: of windows that are not complete."""
     before, out = source.reshards, {}
     for window, triggers in committed.items():
         low = min(triggers)
-        if low == line.triggers:
+        if low == timeline.triggers:
             continue
         reshards = [reshard for reshard in before.get(window, []) if max(reshard.progress) > low]
         if max(triggers) > low:
@@ -195,11 +195,11 @@ def _copy_steps(
 
 
 def _copy_keys(
-    source: Store, target: Store, line: Timeline, window: int, committed: Sequence[int]
+    source: Store, target: Store, timeline: Timeline, window: int, committed: Sequence[int]
 ) -> None:
     shards = target.identity.shards
     for shard, trigger in enumerate(committed):
-        if trigger == line.triggers:
+        if trigger == timeline.triggers:
             continue  # closed here: its keys are gone
         for piece in source.key_pieces(window, shard):
             if piece.done.any() and trigger > min(committed):

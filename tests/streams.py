@@ -181,20 +181,24 @@ def generate(
         heavy: the first user sends a third of all records.
     """
     rng = np.random.default_rng(seed)
-    line = plan.timeline
-    assert line.end is not None
+    timeline = plan.timeline
+    assert timeline.end is not None
     user = rng.integers(0, users, records)
     if heavy:
         user[rng.random(records) < 1 / 3] = 0
     key = zipf(rng, records, keys)
-    span = np.where(key % 3 == 0, (line.end - line.start) // 3, line.end - line.start)
-    event = line.start + (rng.random(records) * span).astype(np.int64) // tick * tick
+    span = np.where(
+        key % 3 == 0, (timeline.end - timeline.start) // 3, timeline.end - timeline.start
+    )
+    event = timeline.start + (rng.random(records) * span).astype(np.int64) // tick * tick
     stamp = event.copy()
     if plan.stamp != "event_time":
-        slack = line.allowed_lateness + line.window
+        slack = timeline.allowed_lateness + timeline.window
         delay = rng.choice([0, tick, STEP, slack // 4, slack], records) * rng.random(records)
-        delay = np.where(rng.random(records) < 0.1, -2 * rng.random(records) * line.max_skew, delay)
-        stamp = np.maximum(line.start, event + delay.astype(np.int64) // tick * tick)
+        delay = np.where(
+            rng.random(records) < 0.1, -2 * rng.random(records) * timeline.max_skew, delay
+        )
+        stamp = np.maximum(timeline.start, event + delay.astype(np.int64) // tick * tick)
     value = np.round(rng.normal(1.0, 5.0, records), 2)
     row = np.arange(records)
     return Stream(user, key, event, stamp, value, row % partitions, row // partitions)

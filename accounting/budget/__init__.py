@@ -1,1 +1,1 @@
-"""From a plan to its budget: shares, calibration, thresholds and tests."""
+"""The budget of a plan: shares, calibration, thresholds and tests."""

@@ -1,4 +1,4 @@
-"""From a plan to noise: one Gaussian-DP budget, divided over streams, and the thresholds.
+"""Allocation of one Gaussian-DP budget of a plan to streams, their noise, and the thresholds.
 
 ``allocate`` turns (epsilon, delta) into mu, divides mu^2 between key selection, a published
 count of units and the value streams so that the joint condition holds for EVERY way a unit
@@ -61,7 +61,7 @@ _SLACK = 1e-12
 
 
 class Encoder(msgspec.Struct, frozen=True, eq=False):
-    """How the prefixes of one or more streams are noised; shared, read-only.
+    """The encoder by which prefixes of one or more streams are noised; shared, read-only.
 
     Attributes:
         strategy: with the coefficients that are in force.
@@ -73,7 +73,7 @@ class Encoder(msgspec.Struct, frozen=True, eq=False):
 
 
 def encoder_of(name: str, triggers: int) -> Encoder:
-    """The encoder of a run that begins now."""
+    """Return the encoder of a run that begins now."""
     return _encoder(strategy_of(name, triggers))
 
 
@@ -132,8 +132,10 @@ class StreamNoise(msgspec.Struct, frozen=True):
         return self.encoder.strategy.triggers
 
     def steps_at(self, triggers: Int64) -> Int64:
-        """Steps of a published stream that hold the data of triggers: its only one where keys are
-        published once, at the close."""
+        """Return the steps of a published stream that hold the data of triggers.
+
+        It is its only step where keys are published once, at the close.
+        """
         return np.minimum(triggers, self.triggers)
 
     @property
@@ -143,7 +145,7 @@ class StreamNoise(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True, eq=False):
-    """What a plan spends and draws; all public.
+    """The budget of a plan: its guarantee and its noise; all public.
 
     Attributes:
         epsilon, delta: the guarantee for one unit (of one period).
@@ -191,12 +193,14 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def plain(self) -> bool:
-        """Whether noise is two-sided geometric, which is charged its epsilon; ``mu`` is 0 then."""
+        """Return whether noise is two-sided geometric, which is charged its epsilon; ``mu`` is 0
+        then.
+        """
         return any(noise.scale for noise in self.streams)
 
     @property
     def strategy(self) -> str:
-        """How published prefixes are noised: what ``auto`` came to."""
+        """The strategy of published prefixes, with ``auto`` resolved."""
         return self.streams[-1].strategy
 
 
@@ -285,8 +289,10 @@ def allocate_mechanism(plan: Mechanism) -> Budget:
 
 
 def lifetime_epsilon(plan: Mechanism, budget: Budget) -> float:
-    """Epsilon of a person of all periods, of a stream without end of `OPEN_PERIODS`; at the delta
-    of one period for Gaussian noise (public keys)."""
+    """Return epsilon of a person over all periods, or over `OPEN_PERIODS` of a stream without end.
+
+    It is at the delta of one period for Gaussian noise (public keys).
+    """
     periods = plan.periods or OPEN_PERIODS
     if budget.plain or periods == 1:
         return periods * budget.epsilon
@@ -319,7 +325,7 @@ def _checked(plan: Mechanism) -> Budget:
 
 
 def mean_log_sd(budget: Budget) -> float:
-    """Logarithm of the geometric mean over columns of their mean sd over the triggers.
+    """Return the logarithm of the geometric mean over columns of their mean sd over the triggers.
 
     What families are compared by: public, and the same whatever units columns are in.
     """
@@ -436,7 +442,8 @@ def _geometric_stream(
 
 
 def lone_chance(plan: Resolved, budget: Budget) -> float:
-    """The chance that a key of a single person is ever selected, at most; 0 with public keys.
+    """Return the chance that a key of a single person is ever selected, at most; 0 with public
+    keys.
 
     A key of the unit's first pair, whose weight is the largest, has more of it than the others.
     """
@@ -444,15 +451,17 @@ def lone_chance(plan: Resolved, budget: Budget) -> float:
         return 0.0
     if budget.weights is None:
         return budget.b
-    of = budget.statistic
+    statistic = budget.statistic
     least = plan.privacy.pre_threshold
-    return max(budget.b, lone_tail(budget.tau, least, of.sd, of.rounding, of.alone))
+    return max(
+        budget.b, lone_tail(budget.tau, least, statistic.sd, statistic.rounding, statistic.alone)
+    )
 
 
 def plain_count(
     plan: Resolved, units: StreamNoise | None, values: tuple[StreamNoise, ...]
 ) -> StreamNoise | None:
-    """The published plain count a combined statistic uses, ``None`` without ``combine``."""
+    """Return the published plain count a combined statistic uses, ``None`` without ``combine``."""
     if not plan.privacy.combine:
         return None
     return units or next(noise for noise in values if noise.name == "count")

@@ -1,4 +1,4 @@
-"""What a run's defaults and calibration came to: computed once, when the run begins.
+"""The numbers that a run commits when it begins: its defaults and its calibration.
 
 Sigma names the noise (``dp_transforms.noise.paths``), and thresholds, coefficients and sds show
 in what is released.  Computed by every worker, they would follow its processor (numpy, BLAS and
@@ -38,7 +38,7 @@ FORMAT = 1
 
 
 class Calibrated(NamedTuple):
-    """A plan with its defaults spelled out, and its budget; the plan's hash is NOT the run's."""
+    """A plan with its defaults filled in, and its budget; the plan's hash is NOT the run's."""
 
     plan: Plan
     budget: Budget
@@ -105,7 +105,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def calibrate(plan: Plan) -> str:
-    """The numbers of a run that begins now; all public.
+    """Return the numbers of a run that begins now as text; all public.
 
     Raises:
         UsageError, PolicyError: the plan cannot be run, as ``allocate`` says.
@@ -114,7 +114,7 @@ def calibrate(plan: Plan) -> str:
 
 
 def committed_text(plan: Plan, budget: Budget) -> str:
-    """A budget as it is committed with the run id."""
+    """Return a budget as the text that is committed with the run id."""
     selection, units = budget.selection, budget.units
     counts = [noise for noise in (selection, units) if noise is not None]
     counts = counts[:1] if units is selection else counts
@@ -146,7 +146,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
 
 @functools.lru_cache(maxsize=16)
 def calibrated(plan: Plan, text: str) -> Calibrated:
-    """What was committed when a run began.
+    """Return the plan and budget that were committed when a run began.
 
     Args:
         plan: the run's plan; text: what ``calibrate`` gave then.
@@ -171,7 +171,7 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
 
 @functools.lru_cache(maxsize=16)
 def begun(plan: Plan, text: str) -> Plan:
-    """The plan as a run has it: what its settings mean there.  Its hash is the same.
+    """Return the plan with the defaults of its run; its hash is the same.
 
     Args:
         text: as for ``calibrated``.

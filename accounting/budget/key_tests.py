@@ -1,4 +1,4 @@
-"""How keys are tested: what of delta is the tests', their noise's encoder, and their thresholds.
+"""The tests of keys: their part of delta, the encoder of their noise, and their thresholds.
 
 Of Gaussian noise `budget.thresholds` has the rules and their proofs; here is which of them holds in
 a plan.
@@ -63,7 +63,7 @@ _SUM_SLACK = 1e-9
 
 
 def tau_of(noise: "StreamNoise", b: float, pre_threshold: int, at: Int64) -> Int64:
-    """(tests,) thresholds of a stream of counts, in 2^-DECODE_BITS.
+    """Return (tests,) thresholds of a stream of counts, in 2^-DECODE_BITS.
 
     Args:
         noise: two-sided geometric noise of the counts; truncated where there is one test.
@@ -84,7 +84,7 @@ def plain_thresholds(
     pre_threshold: int,
     at: Int64,
 ) -> Int64:
-    """tau_t of each test: mu_count + 1 + q_t, a union over the tests, rounded up.
+    """Return tau_t of each test: mu_count + 1 + q_t, a union over the tests, rounded up.
 
     Args:
         strategy: of the count that is tested; scale: of its nodes' noise.
@@ -167,7 +167,7 @@ LAST_TEST, LAST_COMBINED = 3.5, 4.5
 
 
 def delta_split(plan: Mechanism) -> tuple[float, float, float]:
-    """(mu, theta, b)."""
+    """Return (mu, theta, b)."""
     privacy = plan.privacy
     epsilon, delta, count = privacy.epsilon, privacy.delta, privacy.contributions
     if not plan.design.selects:
@@ -206,7 +206,7 @@ def _even(privacy: Privacy) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def testing_strategy(name: str, tests: int, last: float) -> Strategy:
-    """The encoder of a selection stream that nobody sees but its tests, of a run that begins now.
+    """Return the encoder of a selection stream that only tests read, for a run that begins now.
 
     Late tests select most keys, so they get the smaller error: of all encoders the one with the
     smallest squared error of the tests, the first of which counts 1 and the last ``last``.  It is
@@ -218,14 +218,14 @@ def testing_strategy(name: str, tests: int, last: float) -> Strategy:
 
 
 def last_test(plan: Resolved) -> float:
-    """What the last test counts in a plan."""
+    """Return the weight of the last test in a plan."""
     if plan.privacy.combine:
         return LAST_COMBINED
     return float(LAST_TEST ** (1 - beyond_hundred(plan.design.triggers)))
 
 
 def thresholds_of_tests(plan: Mechanism, tail: float, statistic: Statistic) -> Int64:
-    """Thresholds of the tests: for all keys of a unit together where that is proven.
+    """Return thresholds of the tests, for all keys of a unit together where that is proven.
 
     Not where one person is several units of a window, whose indices repeat; nor where a key is
     selected again and again (``rounds``), or the selection stream goes on as a published count

@@ -1,4 +1,4 @@
-"""How mu^2 is divided: what a unit can cost each stream, and shares that no unit can exceed.
+"""Division of mu^2: the cost of a unit to each stream, and shares that no unit can exceed.
 
 A unit of C admitted pairs that touches n selections, n = 1..C, costs at most
 
@@ -40,24 +40,24 @@ _STEPS = 10_000
 
 @functools.lru_cache(maxsize=64)
 def strategy_of(name: str, triggers: int) -> Strategy:
-    """The strategy of a plan; shared, stateless."""
+    """Return the strategy of a plan; shared, stateless."""
     return make_strategy(name, triggers)
 
 
 class Costs(NamedTuple):
-    """(C,) fractions for n = 1..C selections: s(n), n/C and g(n)."""
+    """(C,) costs as fractions of mu^2 for n = 1..C selections: s(n), n/C and g(n)."""
 
     selected: Float64
     counted: Float64
     values: Float64
 
     def most(self, selection: float, units: float, values: float) -> float:
-        """Largest fraction of mu^2 any unit can use (safe: <= 1)."""
+        """Return the largest fraction of mu^2 any unit can use (safe: <= 1)."""
         total = self.selected * selection + self.counted * units + self.values * values
         return float(np.max(total))
 
     def largest(self, selection: float, units: float, values: float) -> float:
-        """Largest t with ``most(S, t U, t V) <= 1``, rounded down; S in [0, 1)."""
+        """Return the largest t with ``most(S, t U, t V) <= 1``, rounded down; S in [0, 1)."""
         free = 1 - self.selected * selection
         return float(np.min(free / (self.counted * units + self.values * values))) * (1 - SLACK)
 
@@ -71,7 +71,7 @@ class Shares(NamedTuple):
 
 
 def costs_of(plan: Resolved) -> Costs:
-    """What a unit can cost the plan's streams."""
+    """Return the costs of a unit to the plan's streams."""
     privacy, count = plan.privacy, plan.privacy.contributions
     weights, counted = plan.design.weights, square_parts(None, count)
     selected = counted if weights is None else weights.squares(count)
@@ -84,7 +84,7 @@ def costs_of(plan: Resolved) -> Costs:
 
 @functools.lru_cache(maxsize=64)
 def per_key_squares(bound: int, contributions: int) -> Float64:
-    """(C,) largest sum of squares of a unit's pairs per key, for n = 1..C keys.
+    """Return (C,) largest sum of squares of a unit's pairs per key, for n = 1..C keys.
 
     Each key has 1 .. ``bound`` pairs, C in all.  Squares are convex, so at the largest as many keys
     as possible are full, at most one stands in between and the rest have one pair.  With a bound of
@@ -104,7 +104,7 @@ def per_key_squares(bound: int, contributions: int) -> Float64:
 
 @functools.lru_cache(maxsize=64)
 def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> Float64:
-    """(C,) g(n) for n = 1..C without a bound per key.
+    """Return (C,) g(n) for n = 1..C without a bound per key.
 
     ``sticky``: a (window, key) is selected once, so n selections are n keys, and the worst
     is C-n+1 pairs on one of them: ((C-n+1)^2 + n - 1) / C^2.
@@ -130,7 +130,7 @@ def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> 
 
 
 def divide(plan: Resolved) -> Shares:
-    """The plan's own shares, or the best known for its kind."""
+    """Return the plan's own shares, or the best known for its kind."""
     costs, values = costs_of(plan), float(bool(plan.design.streams))
     units = float(plan.design.units_apart)
     if not plan.design.selects:
@@ -162,7 +162,9 @@ def _selection_share(plan: Resolved, costs: Costs) -> float:
 
 
 def knee(costs: Costs) -> float:
-    """The share S of selection with the largest S^2 V(S), V what the joint condition leaves.
+    """Return the share S of selection with the largest S^2 V(S).
+
+    V is the share that the joint condition leaves for values.
 
     V(S) is a falling, concave chain of lines, one for each number n of selections: flat while a
     unit with all its pairs in one key costs most, steep (C of V for each 1 of S) where one with
@@ -194,7 +196,7 @@ def knee(costs: Costs) -> float:
 
 
 def spared(costs: Costs, triggers: int) -> float:
-    """The share of selection where every record counts and published keys are skipped.
+    """Return the share of selection where every record counts and published keys are skipped.
 
     Skipping publishes a fifth more keys from the same budget, and those last ones are small: a
     record of each of C moves values, so that their noise is soon more than what they count.  The
@@ -208,7 +210,7 @@ def spared(costs: Costs, triggers: int) -> float:
 
 
 def beyond_hundred(triggers: int) -> float:
-    """How far T is on the way from 100 to 1,000 triggers, in logarithms; within 0 and 1."""
+    """Return log10(T / 100), within 0 and 1."""
     return min(1.0, max(0.0, math.log10(triggers) - 2))
 
 

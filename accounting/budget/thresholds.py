@@ -85,7 +85,7 @@ _UNITS = float(1 << DECODE_BITS)
 
 
 def isf(log_tail: float) -> float:
-    """Upper quantile z >= 0 with P[N(0,1) > z] <= e^log_tail, rounded up.
+    """Return the upper quantile z >= 0 with P[N(0,1) > z] <= e^log_tail, rounded up.
 
     Args:
         log_tail: natural logarithm of the tail probability, <= 0; far below the range of a
@@ -106,7 +106,7 @@ def _quantiles(log_tails: Float64) -> Float64:
 
 
 def fixed_point(values: Float64) -> Int64:
-    """(T,) reals to int64 in units of 2^-DECODE_BITS, rounded up.
+    """Return (T,) reals to int64 in units of 2^-DECODE_BITS, rounded up.
 
     Raises:
         OverflowError: if a value does not fit int64.
@@ -126,7 +126,7 @@ def thresholds(
     units: int = 1,
     shares: Float64 | None = None,
 ) -> Int64:
-    """tau_t for every trigger, a union bound over all T of them, rounded up.
+    """Return tau_t for every trigger, a union bound over all T of them, rounded up.
 
     Args:
         tail: b, the chance a (key, round) of one person may be selected, in (0, 1).
@@ -153,7 +153,7 @@ def joint_thresholds(
     rounding: Float64,
     adds: Int64,
 ) -> Int64:
-    """tau_t for every test, for all keys of a unit together, rounded up.
+    """Return tau_t for every test, for all keys of a unit together, rounded up.
 
     Args:
         total: C b, the chance that any key of one person alone may be selected, in (0, 1).
@@ -189,7 +189,7 @@ def joint_thresholds(
 def size_thresholds(
     total: float, mu_count: int, sd: Float64, rounding: Float64, adds: Int64
 ) -> Int64:
-    """tau of the one test where weights go by the number of a unit's pairs, rounded up.
+    """Return tau of the one test where weights go by the number of a unit's pairs, rounded up.
 
     Args:
         total: C b, the chance that any key of one person alone may be selected, in (0, 1).
@@ -227,7 +227,7 @@ def _log_tails(
 
 
 def lone_tail(tau: Int64, mu_count: int, sd: Float64, rounding: Float64, alone: int) -> float:
-    """The chance that a key that one unit touches alone is ever selected, at most, rounded up.
+    """Return an upper bound of the chance that a key of one unit is ever selected, rounded up.
 
     Args:
         tau: (tests,) as ``thresholds`` and ``joint_thresholds`` give it.
@@ -239,7 +239,8 @@ def lone_tail(tau: Int64, mu_count: int, sd: Float64, rounding: Float64, alone: 
 
 
 def one_trigger_tail(epsilon: float, delta: float, mu: float, contributions: int) -> float:
-    """Largest proven b for T = 1, rounded down (mechanism.md section 4, the sharper rule).
+    """Return the largest proven b for T = 1, rounded down (mechanism.md section 4, the sharper
+    rule).
 
     j of the unit's C pairs go to keys it touches alone, the rest to a Gaussian mechanism of
     mu_j = mu sqrt((C-j)/C).  Adding a unit needs delta_G(epsilon; mu_j) + j b <= delta for

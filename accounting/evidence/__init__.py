@@ -1,1 +1,1 @@
-"""What an observer can learn: distinguishability, bounds from trials, the design of an audit."""
+"""Evidence about privacy: distinguishability, bounds from trials, the design of an audit."""

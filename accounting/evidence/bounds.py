@@ -1,4 +1,4 @@
-"""From trials on two neighbours to a lower bound of what a mechanism really costs.
+"""Lower bounds of the privacy loss of a mechanism, from trials on two neighbours.
 
 A trial is one number (a score) computed from what was published; scores of data set D are
 ``without``, those of D' (one unit more) ``added``.  The test "score > cutoff" has a false positive
@@ -45,7 +45,7 @@ _MARGIN = 0.25
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a plan says about everything it publishes.
+    """The claim of a plan about everything it publishes.
 
     Attributes:
         epsilon, delta: the guarantee of one unit.
@@ -64,7 +64,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def mu_of_plain(epsilon: float) -> float:
-    """The mu-GDP that plain epsilon implies, rounded up.
+    """Return the mu-GDP that plain epsilon implies, rounded up.
 
     The trade-off of randomised response has its corner at false positives and negatives of
     1 / (1 + e^epsilon) each, and the Gaussian curve through it lies below (convexity).
@@ -73,7 +73,7 @@ def mu_of_plain(epsilon: float) -> float:
 
 
 def claim_of(plan: Plan, budget: Budget) -> Claim:
-    """The claim of a plan, as `accounting.guarantee` prints it."""
+    """Return the claim of a plan, as `accounting.guarantee` prints it."""
     return Claim(
         epsilon=budget.epsilon,
         delta=budget.delta,
@@ -85,7 +85,7 @@ def claim_of(plan: Plan, budget: Budget) -> Claim:
 
 
 class ProvenBound(msgspec.Struct, frozen=True):
-    """What the trials of one family prove.
+    """The lower bounds that the trials of one family prove.
 
     Attributes:
         mu: lower bound, 0 if nothing is proven; epsilon: the same at ``delta_gaussian``.
@@ -105,12 +105,12 @@ class ProvenBound(msgspec.Struct, frozen=True):
     trials: tuple[int, int]
 
     def refutes(self, claim: Claim) -> bool:
-        """Whether the claim cannot hold."""
+        """Return whether the claim cannot hold."""
         return self.mu > claim.mu or self.epsilon_plain > claim.epsilon
 
 
 def rate_above(hits: int, trials: int, tail: float) -> float:
-    """Clopper-Pearson upper bound of a chance; wrong with probability ``tail`` at most."""
+    """Return Clopper-Pearson upper bound of a chance; wrong with probability ``tail`` at most."""
     return float(_rates_above(np.array([hits]), trials, tail)[0])
 
 
@@ -121,12 +121,14 @@ def _rates_above(hits: Int64, trials: int, tail: float) -> Float64:
 
 
 def rate_below(hits: int, trials: int, tail: float) -> float:
-    """Clopper-Pearson lower bound of a chance; wrong with probability ``tail`` at most."""
+    """Return Clopper-Pearson lower bound of a chance; wrong with probability ``tail`` at most."""
     return 1 - rate_above(trials - hits, trials, tail)
 
 
 def least_mu(false_positives: float, false_negatives: float, slack: float) -> float:
-    """Smallest mu >= 0 that the claim's curve allows at these rates, in both orders of the data."""
+    """Return the smallest mu >= 0 that the claim allows at these rates, in both orders of the
+    data.
+    """
     return float(_least_mus(np.array([false_positives]), np.array([false_negatives]), slack)[0])
 
 
@@ -141,34 +143,34 @@ def _least_mus(false_positives: Float64, false_negatives: Float64, slack: float)
 
 
 def least_epsilon(false_positives: float, false_negatives: float, delta: float) -> float:
-    """Smallest epsilon >= 0 of an (epsilon, delta)-DP mechanism with these rates."""
+    """Return the smallest epsilon >= 0 of an (epsilon, delta)-DP mechanism with these rates."""
     a, f = false_positives, false_negatives
     pairs = [(1 - f - delta, a), (1 - a - delta, f)]
     return max([0.0, *(math.log(high / low) for high, low in pairs if high > low > 0)])
 
 
 class Scores(NamedTuple):
-    """(n,) scores of trials on D and (m,) on D', by one statistic."""
+    """The (n,) scores of trials on D and (m,) on D', by one statistic."""
 
     without: Float64
     added: Float64
 
 
 class Parts(NamedTuple):
-    """How many trials of a side fit statistics, and how many more choose among them."""
+    """The numbers of trials of a side that fit statistics, and that choose among them."""
 
     fit: int
     choose: int
 
     @classmethod
     def of(cls, trials: int) -> "Parts":
-        """Sizes for ``trials`` a side."""
+        """Return the parts of ``trials`` a side."""
         least = min(_LEAST, trials // 4)
         return cls(max(least, int(trials * _FIT)), max(least, int(trials * _CHOOSE)))
 
 
 def bound(statistics: Sequence[Scores], claim: Claim, tail: float) -> ProvenBound:
-    """Lower bounds from trials, each scored by one or more statistics.
+    """Return lower bounds from trials, each scored by one or more statistics.
 
     Args:
         statistics: scores of the same trials; the first `Parts.fit` of each side are left out
@@ -238,7 +240,7 @@ def _proven(
 
 
 def fitted_weights(without: Float64, added: Float64) -> Float64:
-    """(d,) weights of the linear statistic that tells the two sides apart best.
+    """Return (d,) weights of the linear statistic that best distinguishes the two sides.
 
     Fisher's discriminant of columns scaled to sd 1.  Unlike the statistic of a plan it needs no
     claim: it finds noise that is used twice, effects beyond a bound, publication by data.
@@ -261,7 +263,9 @@ def fitted_weights(without: Float64, added: Float64) -> Float64:
 
 
 def trade_off(scores: Scores) -> tuple[Float64, Float64]:
-    """Empirical (false positives, false negatives) of every cutoff, from none to all flagged."""
+    """Return empirical (false positives, false negatives) of every cutoff, from none to all
+    flagged.
+    """
     cutoffs = np.unique(np.concatenate(scores))
     without, added = np.sort(scores.without), np.sort(scores.added)
     positive = 1 - np.searchsorted(without, cutoffs, side="right") / len(without)
@@ -270,7 +274,9 @@ def trade_off(scores: Scores) -> tuple[Float64, Float64]:
 
 
 def claimed_curve(claim: Claim, false_positives: Float64) -> Float64:
-    """Least false negatives the claim allows, (epsilon, delta) and mu-GDP with slack together."""
+    """Return the least false negatives that the claim allows, by (epsilon, delta) and mu-GDP
+    together.
+    """
     a = np.asarray(false_positives, np.float64)
     gaussian = np.maximum(
         norm.cdf(norm.isf(a) - claim.mu) - claim.slack,

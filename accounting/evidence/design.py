@@ -49,7 +49,7 @@ MAX_PREFIXES = 128
 
 
 def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
-    """(p, p) covariance of the released prefixes at steps ``at`` (rising) for node sd 1.
+    """Return (p, p) covariance of the released prefixes at steps ``at`` (rising) for node sd 1.
 
     Rounding of nodes and of the decoder is left out: it only makes the statistic slightly
     worse than the best, never a bound wrong.
@@ -85,7 +85,9 @@ def _tree_covariance(strategy: TreeStrategy, at: Int64) -> Float64:
 
 
 def calendar(plan: Plan) -> Int64:
-    """Triggers of a window at which a key that is selected at once is published (sticky)."""
+    """Return the triggers of a window at which a key that is selected at once is published
+    (sticky).
+    """
     last = plan.timeline.triggers
     triggers = set(range(plan.design.refresh_every, last + 1, plan.design.refresh_every)) | {last}
     if plan.design.selects:
@@ -120,30 +122,30 @@ class Seen:
         return np.array([self._tests(t) for t in triggers.tolist()], np.int64)
 
     def moved(self, triggers: Int64) -> Float64:
-        """(p,) effect on the prefixes of one grid unit at each of these triggers."""
+        """Return (p,) effect on the prefixes of one grid unit at each of these triggers."""
         step_indices = self._steps(triggers)
         return np.asarray(
             (step_indices <= self._step_indices[:, None]).sum(axis=1, dtype=np.float64)
         )
 
     def weights(self, moved: Float64) -> Float64:
-        """(p,) weights of the likelihood ratio of an effect."""
+        """Return (p,) weights of the likelihood ratio of an effect."""
         return np.asarray(self._inverse @ moved)
 
     def square(self, moved: Float64) -> float:
-        """mu^2 of an effect."""
+        """Return mu^2 of an effect."""
         return float(moved @ self.weights(moved))
 
 
 def layouts(plan: Plan) -> Int64:
-    """Numbers n of keys over which a unit's pairs are tried."""
+    """Return the numbers n of keys over which a unit's pairs are tried."""
     most = plan.privacy.contributions
     grid = np.geomspace(1, most, min(most, 64)).round().astype(np.int64)
     return np.unique(np.concatenate([[1, _fewest(plan), most], grid]))
 
 
 def spread(plan: Plan, keys: int) -> tuple[int, int]:
-    """(pairs that count on the first key, on each other key) of a unit that touches n keys.
+    """Return (pairs that count on the first key, on each other key) of a unit that touches n keys.
 
     Of as few keys as its C pairs take, all but the first are full.
     """
@@ -221,7 +223,7 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
     mu: float
 
     def weights(self, plan: Plan) -> tuple[Float64, Float64]:
-        """(p, columns) weights of the likelihood ratio, for key 0 and for each other key."""
+        """Return (p, columns) weights of the likelihood ratio, for key 0 and for each other key."""
         first, rest = [], []
         for column in self.columns:
             seen = Seen(plan, column.noise, self.at)
@@ -234,7 +236,7 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
         return seen.moved(self.when[: 1 if column.once else records]) * column.effect
 
     def with_mu(self, plan: Plan) -> "TrialDesign":
-        """The same with the mu that its statistic sees."""
+        """Return the same design with the mu that its statistic measures."""
         square = 0.0
         for column in self.columns:
             seen = Seen(plan, column.noise, self.at)
@@ -243,14 +245,17 @@ class TrialDesign(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(self, mu=math.sqrt(square))
 
     def expected(self) -> Float64:
-        """(p, columns) what the others add to a key; known to the adversary."""
+        """(p, columns) the contribution of others to a key; known to the adversary."""
         fed = np.searchsorted(np.array(self.feeds), self.at, side="right") * self.others
         return np.stack([fed * c.other for c in self.columns], axis=1)
 
 
 def designs(plan: Plan, budget: Budget) -> list[TrialDesign]:
-    """Trials that read published values: the layout that shows most; and, where a unit counts
-    less than C times per key in some column, C records of it on one key, one after the other."""
+    """Return trials that read published values.
+
+    They have the layout that shows most.  Where a unit counts less than C times per key in some
+    column, others have C records of it on one key, one after the other.
+    """
     best = _best(plan, budget)
     count = plan.privacy.contributions
     most = min(plan.design.per_key or count, count)
@@ -270,7 +275,7 @@ def designs(plan: Plan, budget: Budget) -> list[TrialDesign]:
 
 
 def others_needed(plan: Plan, budget: Budget, above: float) -> int:
-    """Units that put a key ``above`` sds over the threshold of its first test."""
+    """Return how many units put a key ``above`` sds over the threshold of its first test."""
     if budget.tau is None or budget.statistic is None:
         return 0
     alone, sd = budget.statistic.alone, float(budget.statistic.sd[0])
@@ -338,9 +343,13 @@ def _pattern(plan: Plan, keys: int, heavy: int, each: int) -> Int64:
 def _starts(plan: Plan, at: Int64) -> list[int]:
     """Triggers at which a unit's first record may come: one after each that is read, inside the
     first window (and no other)."""
-    line = plan.timeline
-    length = min(line.window, line.slide, (line.end or line.start + line.window) - line.start)
-    most = max(1, length // line.trigger_every)
+    timeline = plan.timeline
+    length = min(
+        timeline.window,
+        timeline.slide,
+        (timeline.end or timeline.start + timeline.window) - timeline.start,
+    )
+    most = max(1, length // timeline.trigger_every)
     return [int(t) for t in (1, *(at[:-1] + 1)) if t <= most] or [1]
 
 

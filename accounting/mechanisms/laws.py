@@ -59,30 +59,30 @@ class Law(Protocol):
     label: ClassVar[bytes]
 
     def lower(self) -> Iterator[Any]:
-        """P[Z <= -1], P[Z <= -2], and so on, for ever."""
+        """Yield P[Z <= -1], P[Z <= -2], and so on, for ever."""
         ...
 
     def invert(self, uniform: Any) -> int | None:
-        """Z at a ball within [0, 1/2], or ``None`` where it holds more than one Z."""
+        """Return Z at a ball within [0, 1/2], or ``None`` where it holds more than one Z."""
         ...
 
 
 @dataclass(frozen=True)
 class RoundedGaussianLaw:
-    """round(N) of a Gaussian N of sd ``sigma``."""
+    """The law of round(N), with N a Gaussian of sd ``sigma``."""
 
     sigma: float
     label: ClassVar[bytes] = b""
 
     def lower(self) -> Iterator[Any]:
-        """P[Z <= -k] = erfc((2 k - 1) / (2 sqrt(2) sigma)) / 2."""
+        """Yield P[Z <= -k] = erfc((2 k - 1) / (2 sqrt(2) sigma)) / 2."""
         twice, odd = 2 * flint.arb(self.sigma) * flint.arb(2).sqrt(), 1
         while True:
             yield (flint.arb(odd) / twice).erfc() / 2
             odd += 2
 
     def invert(self, uniform: Any) -> int | None:
-        """-floor(sigma sqrt(2) erfinv(1 - 2 u) + 1/2): an edge has probability 0."""
+        """Return -floor(sigma sqrt(2) erfinv(1 - 2 u) + 1/2): an edge has probability 0."""
         scale = flint.arb(self.sigma) * flint.arb(2).sqrt()
         return _negative((scale * (1 - 2 * uniform).erfinv() + flint.arb("0.5")).floor())
 
@@ -95,7 +95,7 @@ class DiscreteLaplaceLaw:
     label: ClassVar[bytes] = b"discrete Laplace"
 
     def lower(self) -> Iterator[Any]:
-        """P[Z <= -k] = q^k / (1 + q)."""
+        """Yield P[Z <= -k] = q^k / (1 + q)."""
         ratio = (-1 / flint.arb(self.scale)).exp()
         value = 1 / (1 + ratio)
         while True:
@@ -103,7 +103,7 @@ class DiscreteLaplaceLaw:
             yield value
 
     def invert(self, uniform: Any) -> int | None:
-        """The largest k with u <= q^k / (1 + q), negated."""
+        """Return the largest k with u <= q^k / (1 + q), negated."""
         scale = flint.arb(self.scale)
         at_least = -uniform.log() - (1 + (-1 / scale).exp()).log()
         return _negative((scale * at_least).floor())
@@ -111,14 +111,17 @@ class DiscreteLaplaceLaw:
 
 @dataclass(frozen=True)
 class TruncatedGeometricLaw:
-    """P[Z = j] = q^|j| (1 - q) / (1 + q - 2 q^(k + 1)) for |j| <= k = ``most``, as above else."""
+    """The truncated law P[Z = j] = q^|j| (1 - q) / (1 + q - 2 q^(k + 1)), |j| <= k = ``most``.
+
+    q is as in `DiscreteLaplaceLaw`.
+    """
 
     scale: float
     most: int
     label: ClassVar[bytes] = b"truncated geo"
 
     def lower(self) -> Iterator[Any]:
-        """P[Z <= -j] = (q^j - q^(k + 1)) / (1 + q - 2 q^(k + 1)), 0 beyond k."""
+        """Yield P[Z <= -j] = (q^j - q^(k + 1)) / (1 + q - 2 q^(k + 1)), 0 beyond k."""
         scale = flint.arb(self.scale)
         for j in range(1, self.most + 1):
             yield (-flint.arb(j) / scale).exp() * self._up_to(self.most + 1 - j) / self._total()
@@ -126,7 +129,7 @@ class TruncatedGeometricLaw:
             yield flint.arb(0)
 
     def invert(self, uniform: Any) -> int | None:
-        """The largest j with u <= P[Z <= -j], negated; an edge has probability 0."""
+        """Return the largest j with u <= P[Z <= -j], negated; an edge has probability 0."""
         scale = flint.arb(self.scale)
         beyond = (-flint.arb(self.most + 1) / scale).exp()
         return _negative((-scale * (uniform * self._total() + beyond).log()).floor())
@@ -143,8 +146,10 @@ class TruncatedGeometricLaw:
 
 @dataclass(frozen=True)
 class DiscreteStaircaseLaw:
-    """P[|Z| = i L + j] proportional to q^i for j < r and to q^(i + 1) for r <= j < L, of which
-    q = e^(-L / scale), L = ``sensitivity`` and r = ``step``, 1 <= r <= L."""
+    """The staircase law with P[|Z| = i L + j] ~ q^i for j < r and ~ q^(i + 1) for r <= j < L.
+
+    q = e^(-L / scale), L = ``sensitivity`` and r = ``step``, 1 <= r <= L.
+    """
 
     scale: float
     sensitivity: int
@@ -152,7 +157,7 @@ class DiscreteStaircaseLaw:
     label: ClassVar[bytes] = b"staircase"
 
     def lower(self) -> Iterator[Any]:
-        """P[Z <= -k], by the sums of what is nearer to 0."""
+        """Yield P[Z <= -k], from the sums of the values nearer to 0."""
         ratio, half = self._ratio(), self._half()
         beyond, weight = half, flint.arb(1)
         while True:
@@ -162,7 +167,7 @@ class DiscreteStaircaseLaw:
             weight *= ratio
 
     def invert(self, uniform: Any) -> int | None:
-        """The largest k with u <= P[Z <= -k], negated; an edge has probability 0.
+        """Return the largest k with u <= P[Z <= -k], negated; an edge has probability 0.
 
         Of weights that add up to S on one side (0 included), S q^i lie at i L or beyond it.
         """
@@ -192,13 +197,13 @@ class DiscreteStaircaseLaw:
 
 @dataclass(frozen=True)
 class DiscreteGaussianLaw:
-    """P[Z = k] proportional to e^(-k^2 / (2 sigma^2)); ``sigma`` is a parameter, not the sd."""
+    """The law with P[Z = k] ~ e^(-k^2 / (2 sigma^2)); ``sigma`` is a parameter, not the sd."""
 
     sigma: float
     label: ClassVar[bytes] = b"discrete Gauss"
 
     def lower(self) -> Iterator[Any]:
-        """Tails of the series over its sum; what is cut off widens the balls."""
+        """Yield tails of the series over its sum; the truncated rest widens the balls."""
         tails = self._tails()
         total = 1 + 2 * tails[0]
         for tail in tails:
@@ -207,7 +212,9 @@ class DiscreteGaussianLaw:
             yield flint.arb(0).union(tails[-1] / total)
 
     def invert(self, uniform: Any) -> int | None:
-        """Found by comparing with each tail in turn: only for what a table leaves open."""
+        """Return Z by comparison with each tail in turn; only for uniforms that a table does not
+        settle.
+        """
         last = 0
         for k, tail in enumerate(self.lower(), 1):
             if uniform > tail:
@@ -233,7 +240,7 @@ class DiscreteGaussianLaw:
 
 
 def settle(law: Law, uniform: Uniform) -> int:
-    """Z at a real uniform of as many bits as it takes: the exact inverse of the law's CDF.
+    """Return Z at a real uniform of as many bits as it takes: the exact inverse of the law's CDF.
 
     Args:
         uniform: its first bits, as (integer, number of bits), after n further draws.
@@ -284,7 +291,7 @@ class Table(NamedTuple):
 
 
 def rounded_gaussian(sigma: float) -> Table:
-    """Table of the rounded Gaussian, 0 < sigma <= MAX_SIGMA.
+    """Return the table of the rounded Gaussian, 0 < sigma <= MAX_SIGMA.
 
     Raises:
         ValueError: sigma is outside this range.
@@ -304,7 +311,7 @@ def rounded_gaussian(sigma: float) -> Table:
 
 
 def discrete_laplace(scale: float) -> Table:
-    """Exact table of the two-sided geometric law.
+    """Return the exact table of the two-sided geometric law.
 
     Raises:
         ValueError: scale is not within LEAST_TABLE_SCALE .. MAX_TABLE_SCALE.
@@ -315,7 +322,7 @@ def discrete_laplace(scale: float) -> Table:
 
 
 def discrete_gaussian(sigma: float) -> Table:
-    """Exact table of the discrete Gaussian.
+    """Return the exact table of the discrete Gaussian.
 
     Raises:
         ValueError: sigma is not within LEAST_TABLE_SIGMA .. MAX_SIGMA.

@@ -71,7 +71,7 @@ _TRUNCATION_PRECISION = 192
 
 
 class Truncation(NamedTuple):
-    """Where noise is truncated.
+    """The bound of truncated noise.
 
     Attributes:
         most: k.
@@ -83,7 +83,7 @@ class Truncation(NamedTuple):
 
 
 def truncation(scale: float, delta: float, groups: int) -> Truncation:
-    """k, the least whole number with P[Z = k] <= delta / groups (at least 1), and its coin.
+    """Return k, the least whole number with P[Z = k] <= delta / groups (at least 1), and its coin.
 
     With q = e^(-1 / scale) and d = delta / groups this is q^k (1 - q + 2 d q) <= d (1 + q).  The
     two sides are never equal, because q is transcendental, so that some precision decides.
@@ -155,7 +155,7 @@ class SelectionOptimum:
         return int(np.searchsorted(self.edges, np.uint64(_WORD >> 1), "left")) + 1
 
     def chance(self, count: int) -> Any:
-        """p_n of n units, at most 1; a ball of the current precision."""
+        """Return p_n of n units, at most 1; a ball of the current precision."""
         if count <= 0:
             return flint.arb(0)
         delta, epsilon = self._numbers()
@@ -172,7 +172,7 @@ class SelectionOptimum:
         return flint.arb(1) if chance >= 1 else chance
 
     def settle(self, uniform: Uniform) -> int:
-        """M for a real uniform, of as many bits as are needed.
+        """Return M for a real uniform, of as many bits as are needed.
 
         Args:
             uniform: a function from a number of further draws to the first bits of the uniform, as
@@ -235,7 +235,7 @@ class SelectionOptimum:
 
 @functools.lru_cache(maxsize=16)
 def selection_optimum(epsilon: float, delta: float) -> SelectionOptimum | None:
-    """The chances of (epsilon, delta); ``None`` where there are more than MOST_COUNTS."""
+    """Return the chances of (epsilon, delta); ``None`` where there are more than MOST_COUNTS."""
     try:
         return SelectionOptimum(epsilon, delta)
     except ValueError:

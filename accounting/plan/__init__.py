@@ -1,1 +1,1 @@
-"""What a job asks for: plan, timeline, privacy unit, and the canonical form that names noise."""
+"""The plan of a job: timeline, privacy unit, and the canonical form that names noise."""

@@ -1,4 +1,4 @@
-"""What the settings of a plan mean together: resolved once, read by budget, step and guarantee.
+"""The joint meaning of a plan's settings: resolved once, read by budget, step and guarantee.
 
 A job's mode, its key list, its columns and the options of selection decide a handful of things
 about the flow.  They are decided here and nowhere else.
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 
 def remembers(plan: "Plan") -> bool:
-    """Whether a window publishes from its start what an earlier one has selected."""
-    line, privacy = plan.timeline, plan.privacy
+    """Return whether a window publishes keys of earlier windows from its start."""
+    timeline, privacy = plan.timeline, plan.privacy
     if plan.public_keys is not None or privacy.mode != "sticky":
         return False
-    several = line.end is None or line.windows > 1
+    several = timeline.end is None or timeline.windows > 1
     return several and plan.remember != "never"
 
 
 def remembered_for(plan: "Plan") -> int | None:
-    """Trigger times that a selection is remembered for; ``None``: for the run."""
+    """Return how many trigger times a selection is remembered for; ``None``: for the run."""
     if not isinstance(plan.remember, int):
         return None
     return plan.remember // plan.timeline.trigger_every
@@ -75,23 +75,23 @@ def check_remember(plan: "Plan") -> None:
 
 
 def suits(plan: "Plan") -> bool:
-    """Whether the records and the time axis of a plan go with skipping.
+    """Return whether the records and the time axis of a plan go with skipping.
 
     Records that ids name are decided one trigger time after the other, by what is kept beside their
     decisions (`dp_transforms.bounding`), and published keys are not looked up there.  An event
     ahead of its stamp counts at a later trigger time than it is decided at, which passes over files
     that join cannot tell apart.
     """
-    line = plan.timeline
-    return plan.record_id is None and line.max_skew == 0 and _apart(line)
+    timeline = plan.timeline
+    return plan.record_id is None and timeline.max_skew == 0 and _apart(timeline)
 
 
-def _apart(line: "Timeline") -> bool:
+def _apart(timeline: "Timeline") -> bool:
     """Whether windows are far enough apart: bits of a record's windows share a word with its
     indices, and a live stream waits at each test."""
-    if line.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
+    if timeline.windows_per_record > limits.MAX_SKIPPING_WINDOWS:
         return False
-    return line.end is not None or line.slide >= limits.LEAST_SKIPPING_SLIDE
+    return timeline.end is not None or timeline.slide >= limits.LEAST_SKIPPING_SLIDE
 
 
 def skips(
@@ -101,7 +101,7 @@ def skips(
     suited: bool,
     remembers: bool = False,
 ) -> bool:
-    """Whether pairs on published keys take no selection weight.
+    """Return whether pairs on published keys take no selection weight.
 
     Args:
         selects: keys are selected, not public; triggers: T.
@@ -123,7 +123,9 @@ def skips(
 
 
 def weights_of(privacy: "Privacy", skipping: bool) -> SelectionWeights | None:
-    """The weights of a unit's pairs: the job's own, unless it named none and skips unasked."""
+    """Return the weights of a unit's pairs: the job's own, unless it named none and skips
+    unasked.
+    """
     if not (skipping and privacy.skip is None and privacy.usual_weights):
         return privacy.weights
     kind = {"combine": privacy.combine, "sticky": True, "fused": False}
@@ -131,9 +133,11 @@ def weights_of(privacy: "Privacy", skipping: bool) -> SelectionWeights | None:
 
 
 def hindrance(plan: "Plan") -> str | None:
-    """The field of the job that keeps a plan with weights from skipping; ``None``: it skips, or
-    has none to spare."""
-    privacy, line = plan.privacy, plan.timeline
+    """Return the field of the job that keeps a plan with weights from skipping, or ``None``.
+
+    ``None`` means that the plan skips, or has no weights to spare.
+    """
+    privacy, timeline = plan.privacy, plan.timeline
     if plan.design.skips or not plan.design.weighted:
         return None
     named = {
@@ -143,8 +147,8 @@ def hindrance(plan: "Plan") -> str | None:
         "per_key_bound": privacy.per_key_bound not in (None, 1),
         "contributions": privacy.contributions > limits.MAX_SKIPPING,
         "table.record_id": plan.record_id is not None,
-        "max_skew": line.max_skew > 0,
-        "slide": not _apart(line),
+        "max_skew": timeline.max_skew > 0,
+        "slide": not _apart(timeline),
     }
     return next((field for field, hinders in named.items() if hinders), "one test a window")
 
@@ -213,7 +217,7 @@ class Design(msgspec.Struct, frozen=True):
 
     @property
     def inverse_norm2(self) -> float:
-        """How much more a record adds to what is noised, squared: 1 where keys are noised apart."""
+        """The factor, squared, by which a mixing enlarges a record's effect: 1 without a mixing."""
         return 1.0 if self.cells is None else self.cells.inverse_norm2
 
     @property
@@ -223,24 +227,29 @@ class Design(msgspec.Struct, frozen=True):
 
     @property
     def by_size(self) -> bool:
-        """Whether selection weights go by the number of a unit's pairs."""
+        """Return whether selection weights go by the number of a unit's pairs."""
         return self.weights is not None and self.weights.by_size
 
     @property
     def once_per_key(self) -> bool:
-        """Whether only the first record of a (unit, window, key) counts."""
+        """Return whether only the first record of a (unit, window, key) counts."""
         return self.per_key == 1
 
     @property
     def counts_units(self) -> bool:
-        """Whether the published count of records is one of units, which geometric noise can test:
-        a single test takes truncated noise, of a count that is noised once."""
+        """Return whether the published count of records is one of units.
+
+        Geometric noise can test it: a single test takes truncated noise, of a count that is noised
+        once.
+        """
         counted = any(stream.name == COUNT for stream in self.streams)
         return counted and self.once_per_key and (self.tests > 1 or self.value_steps == 1)
 
     @property
     def published_once(self) -> bool:
-        """Whether a key is published a single time a window: at its only test, at the close."""
+        """Return whether a key is published a single time a window: at its only test, at the
+        close.
+        """
         return self.selects and not self.restarts and self.tests == 1 and not self.remembers
 
     @property
@@ -250,12 +259,13 @@ class Design(msgspec.Struct, frozen=True):
 
     @property
     def admits_per_key(self) -> bool:
-        """Whether there is a bound per key, which BOUND keeps."""
+        """Return whether there is a bound per key, which BOUND keeps."""
         return self.per_key is not None
 
     @property
     def packs_indices(self) -> bool:
-        """Whether a unit's count in the store holds its indices too (`dp_transforms.skipping`).
+        """Return whether a unit's count in the store holds its indices too
+        (`dp_transforms.skipping`).
 
         With a bound per key the marks of the pairs that take one say how many they are.
         """
@@ -263,22 +273,22 @@ class Design(msgspec.Struct, frozen=True):
 
     @property
     def units_apart(self) -> bool:
-        """Whether a published count of units has a stream of its own."""
+        """Return whether a published count of units has a stream of its own."""
         return self.units_from == "own stream"
 
     @property
     def selection_published(self) -> bool:
-        """Whether the selection stream goes on as the published count of units."""
+        """Return whether the selection stream goes on as the published count of units."""
         return self.selects and self.units_from == "selection"
 
     @property
     def window_sets(self) -> bool:
-        """Whether a key's unit set is kept until its window closes."""
+        """Return whether a key's unit set is kept until its window closes."""
         return self.unit_sets == "window"
 
     @property
     def tests(self) -> int:
-        """Tests of a key in one window = steps of the selection stream."""
+        """The number of tests of a key in one window = steps of the selection stream."""
         return len(self.test_triggers)
 
     @property
@@ -293,7 +303,7 @@ class Design(msgspec.Struct, frozen=True):
         return bisect.bisect_left(self.schedule, trigger) + 1
 
     def selects_at(self, trigger: int) -> bool:
-        """Whether keys are tested at a trigger."""
+        """Return whether keys are tested at a trigger."""
         if self.schedule is None:
             return trigger % self.select_every == 0 or trigger == self.triggers
         return trigger in self.schedule
@@ -301,9 +311,9 @@ class Design(msgspec.Struct, frozen=True):
 
 def design_of(plan: "Plan") -> Design:
     """Resolve a plan."""
-    line = plan.timeline
-    selects, met = plan.public_keys is None, line.periods_met
-    given = plan.privacy, plan.aggregates, selects, line.triggers, met, plan.cells
+    timeline = plan.timeline
+    selects, met = plan.public_keys is None, timeline.periods_met
+    given = plan.privacy, plan.aggregates, selects, timeline.triggers, met, plan.cells
     return resolve(*given, suits(plan), remembers(plan), remembered_for(plan))
 
 
@@ -318,7 +328,7 @@ def resolve(
     remembers: bool = False,
     remembered_for: int | None = None,
 ) -> Design:
-    """What settings mean together.
+    """Return the design of some settings.
 
     Args:
         aggregates: the published columns.

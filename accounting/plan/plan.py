@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def suits_sizes(plan: "Plan") -> bool:
-    """Whether selection weights may go by the number of a unit's pairs in a plan."""
+    """Return whether selection weights may go by the number of a unit's pairs in a plan."""
     return _hindrance(plan) is None
 
 
@@ -68,15 +68,16 @@ def check_sizes(plan: "Plan") -> None:
 
 def _hindrance(plan: "Plan") -> str | None:
     """What is missing, in words."""
-    line, privacy = plan.timeline, plan.privacy
+    timeline, privacy = plan.timeline, plan.privacy
     needs = {
         "mode 'sticky' and selected keys": plan.public_keys is None and privacy.mode == "sticky",
         "per_key_bound = 1": privacy.per_key_bound == 1,
-        "one trigger a window": line.triggers == 1,
+        "one trigger a window": timeline.triggers == 1,
         "all records of a unit in one window (budget.covers as long as window)": (
-            line.period == line.window or (line.end is not None and line.windows == 1)
+            timeline.period == timeline.window
+            or (timeline.end is not None and timeline.windows == 1)
         ),
-        "max_skew = 0": line.max_skew == 0,
+        "max_skew = 0": timeline.max_skew == 0,
         "no mechanism.skip": not privacy.skip,
         "no mechanism.selection_share beside it": privacy.selection_share is None,
     }
@@ -131,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     remember: Literal["run", "never"] | int | None = None
 
     def once(self) -> "Plan":
-        """The plan of one answer at the end of its time; only that time is checked.
+        """Return the plan of one answer at the end of its time; only that time is checked.
 
         Raises:
             UsageError, PolicyError: see `Timeline.check` and `Timeline.once`.
@@ -339,12 +340,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @functools.cached_property
     def design(self) -> Design:
-        """What the settings mean together, resolved once."""
+        """The joint meaning of the settings, resolved once."""
         return design_of(self)
 
     @property
     def hash(self) -> str:
-        """128-bit hex digest of every public parameter, of the canonical form below."""
+        """The 128-bit hex digest of every public parameter in the canonical form below."""
         return plan_hash(self)
 
 
@@ -357,11 +358,11 @@ class Resolved(Protocol):
 
     @property
     def design(self) -> Design:
-        """What the settings mean together."""
+        """The joint meaning of the settings."""
 
 
 class Mechanism(msgspec.Struct, frozen=True):
-    """What ``accounting.budget.allocation`` divides a budget for.
+    """The mechanism that ``accounting.budget.allocation`` divides a budget for.
 
     Attributes:
         privacy: epsilon, delta, C and the options of selection.
@@ -379,25 +380,25 @@ class Mechanism(msgspec.Struct, frozen=True):
 
     @property
     def once(self) -> bool:
-        """Whether a key is tested a single time, in the one window there is."""
+        """Return whether a key is tested a single time, in the one window there is."""
         return self.windows == 1 and self.design.tests == 1
 
 
 def mechanism_of(plan: Plan) -> Mechanism:
-    """The mechanism of a stream's plan."""
-    line = plan.timeline
-    windows = None if line.end is None else line.windows
-    return Mechanism(plan.privacy, plan.design, windows, line.periods_met, line.periods)
+    """Return the mechanism of a stream's plan."""
+    timeline = plan.timeline
+    windows = None if timeline.end is None else timeline.windows
+    return Mechanism(plan.privacy, plan.design, windows, timeline.periods_met, timeline.periods)
 
 
 def plan_hash(plan: "Plan") -> str:
-    """128-bit hex digest of every public parameter."""
+    """Return 128-bit hex digest of every public parameter."""
     encoded = msgspec.json.encode(canonical(plan), order="sorted")
     return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-plan").hexdigest()
 
 
 def canonical(plan: "Plan") -> dict[str, Any]:
-    """Every public parameter by its frozen name, as JSON-able values."""
+    """Return every public parameter by its frozen name, as JSON-able values."""
     form = {
         "source": plan.source,
         "unit": _field(plan.unit),
@@ -446,16 +447,16 @@ def _aggregate(aggregate: "Aggregate") -> dict[str, Any]:
     }
 
 
-def _timeline(line: "Timeline") -> dict[str, Any]:
+def _timeline(timeline: "Timeline") -> dict[str, Any]:
     return {
-        "start": line.start,
-        "end": line.end,
-        "window": line.window,
-        "slide": line.slide,
-        "trigger_every": line.trigger_every,
-        "allowed_lateness": line.allowed_lateness,
-        "max_skew": line.max_skew,
-        "period": line.period,
+        "start": timeline.start,
+        "end": timeline.end,
+        "window": timeline.window,
+        "slide": timeline.slide,
+        "trigger_every": timeline.trigger_every,
+        "allowed_lateness": timeline.allowed_lateness,
+        "max_skew": timeline.max_skew,
+        "period": timeline.period,
     }
 
 

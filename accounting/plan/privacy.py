@@ -1,4 +1,4 @@
-"""What a job promises, and how its budget is divided."""
+"""The guarantee of a job, and the division of its budget."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ StrategyName = Literal["tree", "toeplitz", "blt", "dense", "geometric", "auto"]
 
 
 class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is promised and how the budget is divided.
+    """The guarantee, and the division of its budget.
 
     Attributes:
         epsilon, delta: the guarantee for one unit (per period, if the timeline has one).

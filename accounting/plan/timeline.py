@@ -107,7 +107,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def once(self) -> "Timeline":
-        """The time of one answer: all of it as one window with one trigger.
+        """Return the timeline of one answer: all of its time as one window with one trigger.
 
         Raises:
             UsageError: it has no end.
@@ -132,13 +132,16 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def triggers(self) -> int:
-        """T: public triggers of a window, those of the lateness included."""
+        """T: the number of public triggers of a window, those of the lateness included."""
         return (self.window + self.allowed_lateness) // self.trigger_every
 
     @property
     def horizon(self) -> int:
-        """No event at or after it (micros): the end; without one, where triggers of a window or
-        a period could have a number beyond 32 bits."""
+        """The time (micros) at which events end; without an end, the last that 32-bit numbers
+        allow.
+
+        Triggers of a window or a period behind it could have a number beyond 32 bits.
+        """
         if self.end is not None:
             return self.end
         last = self.start + limits.MAX_TRIGGER_TIME * self.trigger_every
@@ -189,24 +192,26 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.base(self.windows - 1) + self.triggers
 
     def base(self, window: int) -> int:
-        """Global index of the trigger time at which window ``window`` starts (its step 0)."""
+        """Return the global index of the trigger time at which window ``window`` starts (its step
+        0).
+        """
         return window * (self.slide // self.trigger_every)
 
     def instant_of(self, trigger_time: int) -> int:
-        """Instant of global trigger time ``trigger_time`` in micros."""
+        """Return the instant of global trigger time ``trigger_time`` in micros."""
         return self.start + trigger_time * self.trigger_every
 
     def window_bounds(self, window: int) -> tuple[int, int]:
-        """``[start, end)`` of a window in micros."""
+        """Return ``[start, end)`` of a window in micros."""
         begin = self.start + window * self.slide
         return begin, begin + self.window
 
     def trigger_time_of(self, times: Int64) -> Int64:
-        """Global trigger index (>= 1 inside the job) of each instant."""
+        """Return the global trigger index (>= 1 inside the job) of each instant."""
         return (times - self.start) // self.trigger_every + 1
 
     def windows_at(self, trigger_time: int) -> range:
-        """Windows that have a step at global trigger time ``trigger_time``, oldest first."""
+        """Return windows that have a step at global trigger time ``trigger_time``, oldest first."""
         stride = self.slide // self.trigger_every
         first = max(0, -(-(trigger_time - self.triggers) // stride))
         last = (trigger_time - 1) // stride
@@ -215,7 +220,9 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return range(first, last + 1)
 
     def on_time(self, event: Int64, stamp: Int64) -> Bool:
-        """Which records lie inside the job: start <= event < end and event <= stamp + skew."""
+        """Return whether each record is inside the job: start <= event < end and event <= stamp +
+        skew.
+        """
         end = self.horizon
         ok = (event >= self.start) & (event < end)
         # On this side of the inequality nothing overflows: the event is clipped into the job.
@@ -224,13 +231,13 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ok
 
     def period_of(self, event: Int64) -> Int64:
-        """Privacy period of each event time (0 for all without periods)."""
+        """Return the privacy period of each event time (0 for all without periods)."""
         if self.period is None:
             return np.zeros(len(event), np.int64)
         return (event - self.start) // self.period
 
     def period_closed(self, event: Int64, stamp: Int64) -> Bool:
-        """Whether the record's privacy period is closed at its stamp."""
+        """Return whether each record's privacy period is closed at its stamp."""
         if self.period is None:
             return np.zeros(len(event), np.bool_)
         period_end = self.start + (self.period_of(event) + 1) * self.period
@@ -248,13 +255,13 @@ _CUT = 1e-12
 
 
 def growing(triggers: int, tests: int) -> tuple[int, ...]:
-    """The distinct values of ceil(T (j/n)^2), j = 1 .. n, the last of them T."""
+    """Return the distinct values of ceil(T (j/n)^2), j = 1 .. n, the last of them T."""
     square = tests * tests
     return tuple(sorted({-(-triggers * j * j // square) for j in range(1, tests + 1)}))
 
 
 def schedule_of(privacy: "Privacy", triggers: int, skips: bool) -> tuple[int, ...] | None:
-    """Triggers at which keys are tested, ``None`` where they are ``select_every`` apart.
+    """Return triggers at which keys are tested, ``None`` where they are ``select_every`` apart.
 
     Args:
         skips: pairs on published keys take no selection weight.
@@ -270,7 +277,7 @@ def schedule_of(privacy: "Privacy", triggers: int, skips: bool) -> tuple[int, ..
 
 @functools.lru_cache(maxsize=64)
 def triggers_of_tests(triggers: int, select_every: int, schedule: tuple[int, ...] | None) -> Int64:
-    """(tests,) window triggers of the tests, rising; read-only."""
+    """Return (tests,) window triggers of the tests, rising; read-only."""
     if schedule is None:
         steps = np.arange(1, -(-triggers // select_every) + 1, dtype=np.int64)
         at = np.minimum(steps * select_every, triggers)
@@ -281,8 +288,10 @@ def triggers_of_tests(triggers: int, select_every: int, schedule: tuple[int, ...
 
 
 def shares_of_tests(tests: int) -> Float64:
-    """(tests,) parts of the thresholds' delta, of sum at most 1: half of it at the last test, where
-    most keys are selected."""
+    """Return (tests,) parts of the thresholds' delta, of sum at most 1.
+
+    Half of it is for the last test, where most keys are selected.
+    """
     if tests == 1:
         return np.ones(1)
     return np.append(np.full(tests - 1, (0.5 - _CUT) / (tests - 1)), 0.5)

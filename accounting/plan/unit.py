@@ -1,4 +1,4 @@
-"""The privacy unit: its identity in a ledger, and what runs cost one or several units.
+"""The privacy unit: its identity in a ledger, and the cost of runs to one or several units.
 
 Runs on different units add up in the account of a data set under conditions, which are stated here.
 
@@ -83,7 +83,7 @@ _SEVERAL = (
 
 
 class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What tells privacy units apart; all public.
+    """The public properties that distinguish privacy units.
 
     Attributes:
         name: of the unit: as the ledger declares it, or its column's.
@@ -115,7 +115,7 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @classmethod
     def read(cls, text: str) -> "UnitIdentity":
-        """The unit of a canonical text.
+        """Return the unit of a canonical text.
 
         Raises:
             PolicyError: it is none of a version that this program knows.
@@ -124,7 +124,7 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def description(self) -> str:
-        """For people; exact."""
+        """The unit as exact text for people."""
         who = f"{self.name} ({self.type})"
         if self.period is None:
             return f"{who}, all records"
@@ -146,22 +146,24 @@ def _read(text: str) -> UnitIdentity:
 
 
 def identity_of(plan: "Plan", name: str | None = None) -> UnitIdentity:
-    """The unit of a plan; ``name`` is what the ledger calls it, if it says so."""
-    line, called = plan.timeline, name or plan.unit.column
-    if line.period is None:
+    """Return the unit of a plan, with the ledger's ``name`` for it if there is one."""
+    timeline, called = plan.timeline, name or plan.unit.column
+    if timeline.period is None:
         return UnitIdentity(called, plan.unit.type)
-    phase = line.start % line.period
-    return UnitIdentity(called, plan.unit.type, plan.event_time, line.period, phase)
+    phase = timeline.start % timeline.period
+    return UnitIdentity(called, plan.unit.type, plan.event_time, timeline.period, phase)
 
 
 def together(plan: "Plan") -> int | None:
-    """The most units of one person whose effects are taken to add up; ``None``: all of them."""
+    """Return the most units of one person whose effects are taken to add up; ``None``: all of
+    them.
+    """
     met = plan.timeline.periods_met
     return None if plan.design.selects and met > 1 else met
 
 
 def several_mu(mu: float, units: int, together: int | None) -> float:
-    """mu of so many units of one person at once: sqrt(k min(k, together)) mu, rounded up."""
+    """Return mu of ``units`` of one person together: sqrt(k min(k, together)) mu, rounded up."""
     alike = units if together is None else min(units, together)
     return mu if units == 1 else math.sqrt(units * alike) * mu * _UP
 
@@ -216,7 +218,7 @@ class Composed(NamedTuple):
 
 
 def composed(charges: Sequence[Charged]) -> Composed:
-    """What each entry costs the common unit of all.
+    """Return the cost of each entry to the common unit of all.
 
     Raises:
         PolicyError: the costs do not add up.
@@ -233,14 +235,14 @@ def composed(charges: Sequence[Charged]) -> Composed:
 
 
 def cost_to(common: UnitIdentity | None, charge: Charged) -> Spend:
-    """What one run costs the common unit of runs that it is one of, as ``composed`` has it."""
+    """Return the cost of one run to a common unit of several runs, as in ``composed``."""
     if common is None:
         return charge
     return _cost(charge, _parts(common, UnitIdentity.read(charge.identity), charge))
 
 
 def common_unit(units: Iterable[UnitIdentity]) -> UnitIdentity:
-    """The finest unit of which all the others' units are complete parts.
+    """Return the finest unit that consists of complete units of all entries.
 
     Raises:
         PolicyError: there is none, or nothing bounds how many.
@@ -347,7 +349,7 @@ class Account:
             self._total = None
 
     def within(self, more: Sequence[Charged], epsilon: float, delta: float) -> bool:
-        """Whether all runs and some more together satisfy (epsilon, delta) per common unit.
+        """Return whether all runs and some more together satisfy (epsilon, delta) per common unit.
 
         Raises:
             PolicyError: their costs do not add up.
@@ -355,7 +357,7 @@ class Account:
         return self._with(more).within(epsilon, delta)
 
     def cost_with(self, more: Sequence[Charged], epsilon: float, delta: float) -> str:
-        """What all runs and some more together would spend, and per which unit, as a text.
+        """Return the cost of all runs and some more together, and its unit, as text.
 
         Args:
             epsilon, delta: of a limit: the cost is given at its delta, or, where no epsilon is
@@ -376,7 +378,7 @@ class Account:
     def limit_for(
         self, more: Sequence[Charged], epsilon: float, delta: float
     ) -> tuple[float, float] | None:
-        """The least limit found that has room for all runs and some more.
+        """Return the least limit found that has room for all runs and some more.
 
         Args:
             epsilon, delta: of the present limit.  Delta stays where some epsilon is enough; else it
@@ -401,7 +403,7 @@ class Account:
         return (epsilon, delta) if fits and usable else None
 
     def total(self) -> Total:
-        """What all runs cost their common unit together.
+        """Return the cost of all runs to their common unit.
 
         Raises:
             PolicyError: their costs do not add up.

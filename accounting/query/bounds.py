@@ -98,7 +98,7 @@ Points = tuple[tuple[float, float], tuple[float, float]]
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one bound, or a pair, leaves out; public, an estimate.
+    """The values outside one bound, or a pair of bounds; public, an estimate.
 
     Attributes:
         of: ``groups`` of a unit, ``rows`` of a unit in a group, ``values``, or how many times given
@@ -121,36 +121,41 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def cut_of(
-    of: Histogram, estimate: Float64, what: str, bounds: tuple[int, int], grid: float, sums: bool
+    histogram: Histogram,
+    estimate: Float64,
+    what: str,
+    bounds: tuple[int, int],
+    grid: float,
+    sums: bool,
 ) -> Cut:
-    """The cut of bounds in grid units, by the prefixes that they were chosen from.
+    """Return the cut of bounds in grid units, by the prefixes that they were chosen from.
 
     Args:
         estimate: (cells,) of ``accounting.tuning.answer.prefixes``.
         what: see ``Cut.of``; grid: size of a unit of it; sums: whether sizes add up to the figure.
     """
     low, high = bounds
-    edges, total = np.array(of.candidates, np.float64), max(float(estimate[-1]), 0.0)
+    edges, total = np.array(histogram.candidates, np.float64), max(float(estimate[-1]), 0.0)
     prefixes = np.clip(np.concatenate([[0.0], estimate]), 0, total)
     # A cell is labelled by its edge away from 0: see ``bounds.cells_of_values``.
     under = float(prefixes[np.searchsorted(edges, low, "left" if low <= 0 else "right")])
     over = total - float(prefixes[np.searchsorted(edges, high, "right" if high >= 0 else "left")])
     amount = at_most = None
     if sums:
-        sides = [tail.sizes(of.rank_error) for tail in tails(of, estimate, bounds)]
+        sides = [tail.sizes(histogram.rank_error) for tail in tails(histogram, estimate, bounds)]
         inside, beyond, most = (math.fsum(side[i] for side in sides) for i in range(3))
         amount = beyond / (inside + beyond) if inside + beyond > 0 else 0.0
         slow = 1.0 if math.isinf(most) else most / (inside + most) if inside + most > 0 else 0.0
         at_most = max(amount, slow)
     values = max(total, 1.0)
-    within = min(1.0, of.rank_error / values)
+    within = min(1.0, histogram.rank_error / values)
     ends = low * grid, high * grid
     return Cut(what, *ends, under / values, over / values, within, amount, at_most)
 
 
-def tails(of: Histogram, estimate: Float64, bounds: tuple[int, int]) -> "tuple[Tail, Tail]":
-    """Values above 0, and those below it by their size; bounds in grid units."""
-    edges, total = np.array(of.candidates, np.float64), max(float(estimate[-1]), 0.0)
+def tails(histogram: Histogram, estimate: Float64, bounds: tuple[int, int]) -> "tuple[Tail, Tail]":
+    """Return the tails of values above 0 and of those below it; bounds in grid units."""
+    edges, total = np.array(histogram.candidates, np.float64), max(float(estimate[-1]), 0.0)
     prefixes = np.clip(np.concatenate([[0.0], estimate]), 0, total)
     up, down = edges > 0, edges < 0
     above = Tail(edges[up], total - prefixes[1:][up], total - prefixes[up.argmax()], bounds[1])
@@ -172,7 +177,7 @@ class Tail(NamedTuple):
     bound: float
 
     def sizes(self, rank_error: float) -> tuple[float, float, float]:
-        """Sizes added up within the bound; an estimate of those beyond it, and its most."""
+        """Return the sum of sizes within the bound, an estimate of that beyond it, and its most."""
         if not len(self.edges) or self.bound <= 0:
             return 0.0, 0.0, 0.0
         above, inner = self._falling(), int((self.edges <= self.bound).sum())
@@ -197,7 +202,8 @@ class Tail(NamedTuple):
         return inside, seen * self._excess(points, since, seen + margin, self.bound), most
 
     def widest(self, rank_error: float, noise: Callable[[Float64], Float64]) -> int:
-        """The bound of least error, among the edges from this bound to _FARTHER times as far.
+        """Return the bound of least error, among the edges from this bound to _FARTHER times as
+        far.
 
         The error is the root of the square of the sizes that are expected beyond, by the number
         beyond this bound and the log-normal law, plus that of the noise.
@@ -275,7 +281,8 @@ _SLACK = 1e-12
 
 
 class BoundsDesign(msgspec.Struct, frozen=True):
-    """Histograms of what a query chooses, in the order of the columns, groups last; public.
+    """The histograms for the settings that a query chooses, in the columns' order, groups last;
+    public.
 
     Attributes:
         law: family of the noise of their nodes; ``sigma`` of a histogram is its sd or scale.
@@ -287,8 +294,8 @@ class BoundsDesign(msgspec.Struct, frozen=True):
 
     @property
     def reserved(self) -> dict[str, float]:
-        """What each costs: part of mu^2 or of epsilon; for ``allocate_query``."""
-        return {of.name: of.share for of in self.histograms}
+        """The cost of each histogram: part of mu^2 or of epsilon; for ``allocate_query``."""
+        return {histogram.name: histogram.share for histogram in self.histograms}
 
 
 class Settled(NamedTuple):
@@ -306,7 +313,7 @@ class Settled(NamedTuple):
 
 
 def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
-    """The histograms of a plan, ``None`` where all bounds are given.
+    """Return the histograms of a plan, ``None`` where all bounds are given.
 
     Raises:
         UsageError: the plan is refused, or the budget allows no answer at all.
@@ -347,7 +354,7 @@ def design_bounds(plan: QueryPlan) -> BoundsDesign | None:
 
 
 def candidates(column: QueryColumn) -> tuple[int, ...]:
-    """Edges that a column's bounds are chosen from, in grid units."""
+    """Return the edges that a column's bounds are chosen from, in grid units."""
     if column.kind == "count":
         return magnitudes(_COUNT)
     most = _MOST // column.most_rows
@@ -361,7 +368,7 @@ def _with_beyond(edges: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settled:
-    """Bounds from the noisy nodes of each histogram, and what they cut: post-processing."""
+    """Return bounds from the noisy nodes of each histogram, and their cuts: post-processing."""
     least = TAIL if plan.grouped else 0.0
     means = {column.rows_histogram for column in plan.columns if column.kind == "mean"}
     widened = _Widened.of(plan, design)
@@ -430,28 +437,30 @@ class _Widened(NamedTuple):
         by_histogram = {c.rows_histogram: noise[c.name] for c in added}
         return cls(kinds, by_histogram | {c.name: noise[c.name] for c in added})
 
-    def bounds(self, of: Histogram, estimate: Float64, bounds: tuple[int, int]) -> tuple[int, int]:
+    def bounds(
+        self, histogram: Histogram, estimate: Float64, bounds: tuple[int, int]
+    ) -> tuple[int, int]:
         """Bounds in grid units of a histogram, from those of ``clamp_of``."""
-        kind, (low, high) = self.kinds.get(of.name), bounds
+        kind, (low, high) = self.kinds.get(histogram.name), bounds
         if kind is None:
             return bounds
-        if of.name in self.noise:
-            low, high = self._of_least_error(kind, of, estimate, bounds)
+        if histogram.name in self.noise:
+            low, high = self._of_least_error(kind, histogram, estimate, bounds)
         if kind == "sum":  # noise is that of the wider one
             return -max(-low, high), max(-low, high)
         return low, high
 
     def _of_least_error(
-        self, kind: str, of: Histogram, estimate: Float64, bounds: tuple[int, int]
+        self, kind: str, histogram: Histogram, estimate: Float64, bounds: tuple[int, int]
     ) -> tuple[int, int]:
-        by_bound, (low, high) = self.noise[of.name], bounds
-        up, down = tails(of, estimate, bounds)
+        by_bound, (low, high) = self.noise[histogram.name], bounds
+        up, down = tails(histogram, estimate, bounds)
         if kind != "mean":  # of two bounds, only the wider one
             if high >= -low:
-                return low, up.widest(of.rank_error, lambda b: by_bound * b)
-            return -down.widest(of.rank_error, lambda b: by_bound * b), high
-        high = up.widest(of.rank_error, lambda b: by_bound * (b - low) / 2)
-        return -down.widest(of.rank_error, lambda b: by_bound * (b + high) / 2), high
+                return low, up.widest(histogram.rank_error, lambda b: by_bound * b)
+            return -down.widest(histogram.rank_error, lambda b: by_bound * b), high
+        high = up.widest(histogram.rank_error, lambda b: by_bound * (b - low) / 2)
+        return -down.widest(histogram.rank_error, lambda b: by_bound * (b + high) / 2), high
 
 
 def _with_bounds(column: QueryColumn, chosen: Mapping[str, tuple[int, int]]) -> QueryColumn:
@@ -474,7 +483,7 @@ def _with_bounds(column: QueryColumn, chosen: Mapping[str, tuple[int, int]]) -> 
 
 
 def not_estimated(plan: QueryPlan, cuts: Container[str], grouped: bool) -> tuple[str, ...]:
-    """Bounds of a plan whose cut no histogram told, so that nothing is said of it.
+    """Return the bounds of a plan whose cut is not known, because no histogram measured it.
 
     Args:
         cuts: by histogram; grouped: the answer has groups.
@@ -489,19 +498,21 @@ def not_estimated(plan: QueryPlan, cuts: Container[str], grouped: bool) -> tuple
     return tuple(out)
 
 
-def _geometric(of: Histogram, epsilon: float) -> Histogram:
+def _geometric(histogram: Histogram, epsilon: float) -> Histogram:
     """The same with two-sided geometric noise."""
-    scale = VALUES * of.col2 / (of.share * epsilon) * (1 + _SLACK)
-    sd = math.sqrt(2) * scale * factor_of(of.cells, of.targets)
-    far = float(-special.ndtri(0.05 / (2 * of.cells)))
+    scale = VALUES * histogram.col2 / (histogram.share * epsilon) * (1 + _SLACK)
+    sd = math.sqrt(2) * scale * factor_of(histogram.cells, histogram.targets)
+    far = float(-special.ndtri(0.05 / (2 * histogram.cells)))
     return msgspec.structs.replace(
-        of, sensitivity=float(VALUES * of.col2), sigma=scale, rank_error=sd * far
+        histogram, sensitivity=float(VALUES * histogram.col2), sigma=scale, rank_error=sd * far
     )
 
 
-def cells_of_values(of: Histogram, values: Int64) -> Int64:
-    """(n,) cell of each value, labelled by the edge away from 0; values beyond are clamped."""
-    edges = np.array(of.candidates)
+def cells_of_values(histogram: Histogram, values: Int64) -> Int64:
+    """Return (n,) cell of each value, labelled by the edge away from 0; values beyond are
+    clamped.
+    """
+    edges = np.array(histogram.candidates)
     values = np.clip(values, edges[0], edges[-1])
     up = np.searchsorted(edges, values, side="left")
     down = np.searchsorted(edges, values, side="right") - 1

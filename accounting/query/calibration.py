@@ -1,4 +1,4 @@
-"""From a query's plan to its noise: one Gaussian-DP budget, or plain epsilon with geometric noise.
+"""Calibration of a query's noise: one Gaussian-DP budget, or plain epsilon with geometric noise.
 
 A plan has one family of noise for all of its parts; `query.families` chooses it.
 
@@ -67,7 +67,7 @@ _SLACK = 1e-12
 
 
 def half_width(law: str) -> float:
-    """Half-width of a 95% interval in sds where several noises of a law are combined."""
+    """Return Half-width of a 95% interval in sds where several noises of a law are combined."""
     return _NORMAL if law == "gaussian" else math.log(1 / MISS) / math.sqrt(2)
 
 
@@ -97,7 +97,7 @@ class PartNoise(msgspec.Struct, frozen=True):
 
     @property
     def sd(self) -> float:
-        """sd of the noise as drawn, in lattice units."""
+        """The sd of the noise as drawn, in lattice units."""
         if self.law == "gaussian":
             return math.sqrt(self.scale**2 + 1 / 12)
         if self.step is not None:
@@ -126,7 +126,7 @@ class PartNoise(msgspec.Struct, frozen=True):
 
 
 class QueryBudget(msgspec.Struct, frozen=True):
-    """What a query spends and draws; all public, and plain numbers (it can be committed as JSON).
+    """The budget and noise of a query; all public plain numbers (it can be committed as JSON).
 
     Attributes:
         epsilon, delta: the guarantee for one unit.
@@ -150,12 +150,12 @@ class QueryBudget(msgspec.Struct, frozen=True):
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Selection weights of a unit of 1, 2, .. groups; empty without a weighted count."""
+        """The selection weights of a unit of 1, 2, .. groups; empty without a weighted count."""
         return () if self.selection is None else self.selection.weights
 
     @property
     def quantile(self) -> float:
-        """Half-width of a 95% interval in sds where several noises are combined."""
+        """The half-width of a 95% interval in sds where several noises are combined."""
         return half_width("gaussian" if self.mu is not None else "geometric")
 
     @property
@@ -195,14 +195,14 @@ def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None)
 
 
 def share_of_bounds(column: QueryColumn, chosen: Container[str]) -> float:
-    """Part of a column's share that histograms took, of those that were ``chosen`` from."""
+    """Return the part of a column's share that histograms took, of ``chosen`` fields."""
     if column.name in chosen:
         return OF_COUNTS if column.kind == "count" else OF_VALUES
     return OF_COUNTS if column.rows_histogram in chosen else 0.0
 
 
 def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, float]:
-    """sd of the noise of each column's count or sum, over the most that one unit adds to it.
+    """Return sd of the noise of each column's count or sum, over the most that one unit adds to it.
 
     Args:
         reserved: see ``allocate_query``; bounds need not be chosen yet.
@@ -218,7 +218,7 @@ def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, 
 
 
 class Cost(NamedTuple):
-    """What a query costs one unit; see `accounting.composition.Spend`.
+    """The cost of a query to one unit; see `accounting.composition.Spend`.
 
     Attributes:
         epsilon, delta: the guarantee.
@@ -234,14 +234,16 @@ class Cost(NamedTuple):
 
 
 def cost_of(plan: QueryPlan) -> Cost:
-    """Cost of a plan whose family is chosen; geometric noise of public groups has delta 0."""
+    """Return the cost of a plan whose family is chosen; geometric noise of public groups has delta
+    0.
+    """
     if plan.mechanism == "gaussian":
         return Cost(plan.epsilon, plan.delta, *mu_of_query(plan))
     return Cost(plan.epsilon, plan.delta if plan.selects else 0.0, None, 0.0)
 
 
 def mu_of_query(plan: QueryPlan) -> tuple[float, float]:
-    """(mu, delta_tau) of a Gaussian query."""
+    """Return (mu, delta_tau) of a Gaussian query."""
     delta_tau = plan.delta * THETA if plan.selects else 0.0
     return mu_of(plan.epsilon, (plan.delta - delta_tau) * (1 - _SLACK)), delta_tau
 
@@ -379,7 +381,7 @@ def _check_ranges(budget: QueryBudget) -> None:
 
 
 def expected(plan: QueryPlan, budget: QueryBudget) -> list[dict[str, Any]]:
-    """Noise and 95% interval of every column before any data is read.
+    """Return the noise and 95% interval of every column before any data is read.
 
     Returns:
         For each column its name and kind, and for each of its parts sd and half-width of the

@@ -1,4 +1,4 @@
-"""How exact a question would be in each family of noise, and which family it takes.
+"""Comparison of a question's error in each family of noise, and the choice of its family.
 
 The families are Gaussian and two-sided geometric noise; a question takes one for all of it.
 
@@ -98,7 +98,7 @@ class Outlook(NamedTuple):
     selections: list[dict[str, float]]
 
     def lines(self, group: str = "group") -> list[str]:
-        """Thresholds and noise as text.
+        """Return thresholds and noise as text.
 
         Args:
             group: what a group is called.
@@ -111,7 +111,7 @@ class Outlook(NamedTuple):
 
 
 def outlook(gridded: Gridded) -> Outlook:
-    """The outlook of a query."""
+    """Return the expected accuracy of a query."""
     plan, columns = _sketched(gridded), []
     budget = gridded.budget(plan)
     for row, column in zip(expected(plan, budget), gridded.plan.columns, strict=True):
@@ -229,13 +229,13 @@ class Families(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Digest of the plan as the question states it, whichever family is taken."""
+        """The digest of the plan as the question states it, whichever family is taken."""
         if self.stated.mechanism == "auto":
             return f"{self.stated.digest} {self.optimise}"
         return f"{self.options[0].plan.digest} {self.options[0].bits}"
 
     def of(self, mu: float | None) -> Gridded:
-        """The option that a charge paid for.
+        """Return the option that a charge with this ``mu`` paid for.
 
         Args:
             mu: of the charge; ``None``: a plain charge, of geometric noise.
@@ -248,7 +248,7 @@ class Families(msgspec.Struct, frozen=True):
         return required(next(named, None), "the charge is of one of the question's families")
 
     def taken(self, limit: Limit | None = None) -> Gridded:
-        """The option that is taken.
+        """Return the option that is taken.
 
         Args:
             limit: of the account; ``None``: without an account or a limit.
@@ -261,11 +261,11 @@ class Families(msgspec.Struct, frozen=True):
             return _by_limit(options[0], options[1], limit)
         return min(options, key=error_of)
 
-    def described(self, taken: Gridded, limit: Limit | None = None) -> list[dict[str, Any]]:
-        """Each family as a row of a plan, JSON-able.
+    def described(self, chosen: Gridded, limit: Limit | None = None) -> list[dict[str, Any]]:
+        """Return each family as a row of a plan, JSON-able.
 
         Returns:
-            For each family ``mechanism``, whether it is ``taken``, its ``columns`` (see
+            For each family ``mechanism``, whether it is ``chosen``, its ``columns`` (see
             `Outlook`), its ``cost``, and how many more such ``questions`` the limit allows
             (``None`` without a limit).
         """
@@ -275,7 +275,7 @@ class Families(msgspec.Struct, frozen=True):
             rows.append(
                 {
                     "mechanism": option.plan.mechanism,
-                    "taken": option == taken,
+                    "taken": option == chosen,
                     "columns": outlook(option).columns,
                     "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
                     "questions": None if limit is None else limit.holds(cost),
@@ -285,7 +285,7 @@ class Families(msgspec.Struct, frozen=True):
 
 
 def family_lines(families: Sequence[dict[str, Any]]) -> list[str]:
-    """Rows of `Families.described` as text, the family that is taken first."""
+    """Return rows of `Families.described` as text; the family that is taken comes first."""
     lines = []
     for family in sorted(families, key=lambda family: not family["taken"]):
         noise = [
@@ -303,7 +303,7 @@ def family_lines(families: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Families:
-    """A question in each of its families.
+    """Return a question in each of its families.
 
     Args:
         plan_of: from a number of grid bits to the plan (`grids.finest`).
@@ -357,7 +357,7 @@ def _by_limit(gaussian: Gridded, geometric: Gridded, limit: Limit) -> Gridded:
 
 @functools.lru_cache(maxsize=256)
 def error_of(option: Gridded) -> float:
-    """The error that families of one question are compared by; see the module."""
+    """Return the error that families of one question are compared by; see the module."""
     plan = option.plan
     assumed = {
         c.name: _COUNTED if c.kind == "count" else _ASSUMED for c in plan.columns if c.automatic

@@ -52,8 +52,11 @@ class Gridded(NamedTuple):
     bits: int
 
     def sketched(self) -> QueryPlan:
-        """The plan with bounds (0, 1), and the most rows and groups, where they are the query's to
-        choose: for estimates, and because what can be drawn for it can be for all it may choose."""
+        """The plan with placeholders for automatic settings: bounds (0, 1), the most rows and
+        groups.
+
+        It is for estimates.  What can be drawn for it can be drawn for every choice.
+        """
         plan = self.plan
         open_ = {c.name: ASSUMED for c in plan.columns if c.automatic}
         columns = []
@@ -67,12 +70,12 @@ class Gridded(NamedTuple):
         return regridded(worst, open_, self.bits)
 
     def budget(self, plan: QueryPlan) -> QueryBudget:
-        """Noise and thresholds of the plan with its bounds."""
+        """Return the noise and thresholds of the plan with its bounds."""
         return allocate_query(plan, {} if self.design is None else self.design.reserved)
 
 
 def finest(plan_of: Callable[[int], QueryPlan]) -> Gridded:
-    """The plan with the most bits whose noise can be drawn.
+    """Return the plan with the most bits whose noise can be drawn.
 
     Args:
         plan_of: the plan of so many bits.
@@ -94,7 +97,8 @@ def finest(plan_of: Callable[[int], QueryPlan]) -> Gridded:
 
 
 def finer_sums(plan: QueryPlan, bits: int) -> QueryPlan:
-    """A geometric plan whose sums of whole numbers have finer steps where their sd is smaller so.
+    """Return a geometric plan with finer steps for sums of whole numbers where these lower their
+    sd.
 
     The sd of a sum is then the least of a few, each of which does not rise with epsilon, nor when
     kappa or a bound falls.  Only the sd on steps of 1 decides whether it is, so that the sd of the
@@ -148,7 +152,7 @@ def _stepped(plan: QueryPlan, steps: Mapping[str, float]) -> QueryPlan:
 
 
 def grid_of(column: QueryColumn, integral: bool, bits: int) -> float:
-    """The step of a column, its bounds given or not.
+    """Return the step of a column, its bounds given or not.
 
     Args:
         integral: its values are whole numbers.
@@ -162,7 +166,7 @@ def grid_of(column: QueryColumn, integral: bool, bits: int) -> float:
 
 
 def grids_of(plan: QueryPlan) -> dict[str, tuple[float, int, int]]:
-    """(step, low, high) of every column but units, for stage 1."""
+    """Return (step, low, high) of every column but units, for stage 1."""
     out = {}
     for column in plan.columns:
         if column.kind != "units":
@@ -171,7 +175,7 @@ def grids_of(plan: QueryPlan) -> dict[str, tuple[float, int, int]]:
 
 
 def regridded(plan: QueryPlan, bounds: Mapping[str, tuple[float, float]], bits: int) -> QueryPlan:
-    """The plan with bounds for its automatic columns, each on its own grid."""
+    """Return the plan with bounds for its automatic columns, each on its own grid."""
     columns = tuple(
         _bounded(column, *bounds[column.name], bits) if column.name in bounds else column
         for column in plan.columns

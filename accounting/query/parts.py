@@ -92,13 +92,13 @@ class Windows(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def windows_of(cells: int, size: int) -> Windows:
-    """The windows of a tree's prefixes."""
+    """Return the windows of a tree's prefixes."""
     factor = tree_of(cells).factor
-    start, of = np.divmod(np.arange(cells * size), size)
+    start, offset = np.divmod(np.arange(cells * size), size)
     ahead, behind = np.zeros((cells, cells)), np.zeros((cells, cells))
-    np.add.at(ahead, (start, np.minimum(start + of, cells - 1)), 1 / size)
-    there = start - 1 - of >= 0
-    np.add.at(behind, (start[there], (start - 1 - of)[there]), 1 / size)
+    np.add.at(ahead, (start, np.minimum(start + offset, cells - 1)), 1 / size)
+    there = start - 1 - offset >= 0
+    np.add.at(behind, (start[there], (start - 1 - offset)[there]), 1 / size)
     both = ahead, behind
     variances = [((w @ factor) * w).sum(axis=1) for w in both]
     totals = [w @ factor[:, -1] for w in both]
@@ -109,7 +109,7 @@ def windows_of(cells: int, size: int) -> Windows:
 
 @functools.lru_cache(maxsize=16)
 def tree_of(cells: int) -> Tree:
-    """The tree over ``cells`` cells."""
+    """Return the tree over ``cells`` cells."""
     matrix = encoder_matrix(cells)
     sums = np.tril(np.ones((cells, cells)))
     prefixes = sums @ np.linalg.pinv(matrix.astype(np.float64))
@@ -120,31 +120,33 @@ def tree_of(cells: int) -> Tree:
 
 
 def cells_of(column: QueryColumn) -> int:
-    """Cells of a column's range: a power of two, at most ``LEAVES``."""
+    """Return the number of cells of a column's range: a power of two, at most ``LEAVES``."""
     lo, hi = column.grid_bounds()
     return int(min(LEAVES, 1 << (hi - lo).bit_length()))
 
 
 def levels_of(column: QueryColumn) -> int:
-    """Levels of its tree, without making it."""
+    """Return the number of levels of its tree, without making it."""
     return cells_of(column).bit_length()
 
 
 def rank_factor(column: QueryColumn) -> float:
-    """Largest sd of a prefix less half of the total, for node noise of sd 1."""
+    """Return the largest sd of a prefix less half of the total, for node noise of sd 1."""
     factor = tree_of(cells_of(column)).factor
     variance = factor.diagonal() - factor[:, -1] + factor[-1, -1] / 4
     return float(np.sqrt(variance.max()))
 
 
 def cell_at(column: QueryColumn, values: Int64) -> Int64:
-    """(n,) cell of values in grid units, which are clamped."""
+    """Return (n,) cell of values in grid units, which are clamped."""
     lo, hi = column.grid_bounds()
     return np.asarray((np.clip(values, lo, hi) - lo) * cells_of(column) // _width(column))
 
 
 def value_at(column: QueryColumn, position: Float64) -> Float64:
-    """Values at positions in cells (2.5: the middle of the third), on the grid and in bounds."""
+    """Return values at positions in cells (2.5: the middle of the third), on the grid and in
+    bounds.
+    """
     lo, hi = column.grid_bounds()
     steps = np.floor(position * (_width(column) / cells_of(column)))
     return np.asarray(np.clip(lo + steps, lo, hi) * column.grid)
@@ -198,7 +200,7 @@ class QueryPart(msgspec.Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """L: the most one partial is, in grid units, without its nodes."""
+        """L: the most that one partial is, in grid units, without its nodes."""
         return max(abs(self.low), abs(self.high))
 
     @property
@@ -207,14 +209,16 @@ class QueryPart(msgspec.Struct, frozen=True):
         return 1 << self.refine
 
     def squared(self, groups: int) -> float:
-        """Largest squared L2 effect of a unit in so many groups, in grid units."""
+        """Return the largest squared L2 effect of a unit in ``groups`` groups, in grid units."""
         square = float(groups * self.most**2)
         if self.norm is not None:
             square = min(square, self.norm**2)
         return square * self.nodes
 
     def absolute(self, groups: int) -> float:
-        """Largest L1 effect of a unit in so many groups, in grid units, rounded up."""
+        """Return the largest L1 effect of a unit in ``groups`` groups, in grid units, rounded
+        up.
+        """
         most = float(groups * self.most)
         if self.norm is not None:
             most = min(most, math.sqrt(groups) * self.norm * (1 + _SLACK))
@@ -228,7 +232,9 @@ class QueryPart(msgspec.Struct, frozen=True):
 
 
 def parts_of(plan: QueryPlan) -> tuple[QueryPart, ...]:
-    """Parts of all columns, column by column; automatic bounds must have been filled in."""
+    """Return the parts of all columns, in their order; automatic bounds must have been filled
+    in.
+    """
     total = math.fsum(column.share for column in plan.columns)
     parts: list[QueryPart] = []
     for column in plan.columns:
@@ -237,7 +243,7 @@ def parts_of(plan: QueryPlan) -> tuple[QueryPart, ...]:
 
 
 def parts_by_column(plan: QueryPlan, parts: Sequence[QueryPart]) -> dict[str, list[int]]:
-    """Numbers of each column's parts."""
+    """Return the numbers of each column's parts."""
     indices: dict[str, list[int]] = {column.name: [] for column in plan.columns}
     for index, part in enumerate(parts):
         if part.column:
@@ -246,19 +252,21 @@ def parts_by_column(plan: QueryPlan, parts: Sequence[QueryPart]) -> dict[str, li
 
 
 def middle_of(column: QueryColumn) -> int:
-    """What is taken from each value of a mean or a variance, in grid units."""
+    """Return the number that is subtracted from each value of a mean or a variance, in grid
+    units.
+    """
     lo, hi = column.grid_bounds()
     return (lo + hi) // 2
 
 
 def half_of(column: QueryColumn) -> int:
-    """h: the most that a centred value is, in grid units."""
+    """Return h: the largest magnitude of a centred value, in grid units."""
     lo, hi = column.grid_bounds()
     return max(hi - middle_of(column), middle_of(column) - lo)
 
 
 def centre_of(column: QueryColumn) -> int:
-    """What is taken from each square, in squared grid units."""
+    """Return the number that is subtracted from each square, in squared grid units."""
     return half_of(column) ** 2 // 2
 
 

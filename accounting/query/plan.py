@@ -1,4 +1,4 @@
-"""What one query asks for and promises; public, and fixed before a row is read.
+"""The plan of one query: its request and its guarantee; public, fixed before a row is read.
 
 A query is answered once, so it has no timeline.  Stage 1 gives, for each (unit, group), integer
 *partials* of every column (``accounting.query.parts``); what bounds them stands here.  The digest
@@ -71,7 +71,7 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def automatic(self) -> bool:
-        """Whether its bounds are the query's to choose."""
+        """Return whether the query chooses the bounds of this column."""
         if self.low is not None or self.high is not None:
             return False
         return self.kind in BOUNDED or (self.kind == "count" and self.per == "group")
@@ -83,13 +83,13 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def aggregate(self) -> Aggregate:
-        """The column as a stream's, for what both have in common; it must have bounds."""
+        """The column as one of a stream, for what both have in common; it must have bounds."""
         if self.low is None or self.high is None:
             raise InvariantError("self.low is not None and self.high is not None")
         return Aggregate(self.name, "mean", self.name, (self.low, self.high), self.grid)
 
     def grid_bounds(self) -> tuple[int, int]:
-        """(low, high) in grid units, snapped inward."""
+        """Return (low, high) in grid units, snapped inward."""
         return self.aggregate.grid_bounds()
 
 
@@ -128,11 +128,11 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def grouped(self) -> bool:
-        """Whether a unit can be in several groups, or groups are selected."""
+        """Return whether a unit can be in several groups, or groups are selected."""
         return self.selects or self.automatic_groups or self.most_groups > 1
 
     def norm_of(self, column: QueryColumn) -> float | None:
-        """R of a column."""
+        """Return R of a column."""
         return self.norm if column.norm is None else column.norm
 
     def check(self) -> None:
@@ -162,7 +162,7 @@ class QueryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def canonical(plan: QueryPlan) -> dict[str, Any]:
-    """Every public parameter by its frozen name, as JSON-able values."""
+    """Return every public parameter by its frozen name, as JSON-able values."""
     chosen = {"automatic_groups": True} if plan.automatic_groups else {}
     return chosen | {
         "version": 1,

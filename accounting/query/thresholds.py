@@ -1,4 +1,4 @@
-"""Which groups are published: size-aware weights, the statistic, and tau (mechanism.md section 11).
+"""Selection of groups: size-aware weights, the statistic, and tau (mechanism.md section 11).
 
 **Weights.**  A unit of n groups (after bounding) adds w_n to the selection count of each.  Its
 columns' parts then move by sum_j V_j f_j(n) of mu^2, f_j(n) = squared effect in n groups over the
@@ -52,7 +52,7 @@ _SLACK = 1e-12
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """How groups are selected; all public.
+    """The parameters of the selection of groups; all public.
 
     Attributes:
         share: S of mu^2, 0 where the tested count is all there is (geometric).
@@ -80,13 +80,13 @@ class Selection(msgspec.Struct, frozen=True):
     optimum: float = 0.0
 
     def need(self, min_units: int) -> int:
-        """Q must be larger than this."""
+        """Return the number that Q must exceed."""
         return (min_units - 1) * self.most + self.threshold
 
     def even_chance(
         self, groups: int, min_units: int = 1, count: float = 1.0, sooner: float = 0.0
     ) -> float:
-        """Units of so many groups each that a group needs to be released with chance 1/2.
+        """Return how many units, of ``groups`` groups each, give a group a release chance of 1/2.
 
         Args:
             count: what each adds to U, in lattice units.
@@ -101,7 +101,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def count_tested(parts: Sequence[QueryPart], units: frozenset[str]) -> int | None:
-    """The published count that joins the test: of units, else of rows where one is the most.
+    """Return the published count that joins the test: of units, else of rows where one is the most.
 
     Args:
         units: names of the columns that count units.
@@ -121,7 +121,7 @@ def weights_of(
     groups: int,
     reserved: float = 0.0,
 ) -> tuple[int, ...]:
-    """(kappa,) weights in 2^-WEIGHT_BITS, rounded down, not capped.
+    """Return (kappa,) weights in 2^-WEIGHT_BITS, rounded down, not capped.
 
     Args:
         share: S; shares: V_j of each part, as fractions of mu^2; reserved: what every unit
@@ -138,7 +138,7 @@ def weights_of(
 
 
 def coefficient(weights: Sequence[int], sigma: float, part: QueryPart, part_sigma: float) -> int:
-    """d of Q for a = _WEIGHTED: what a typical unit's point of U is worth in points of W.
+    """Return d of Q for a = _WEIGHTED: the points of W that a typical unit's point of U is worth.
 
     Precision weighting: a typical unit's weight over the variance, for each of the two.
     """
@@ -151,7 +151,7 @@ def coefficient(weights: Sequence[int], sigma: float, part: QueryPart, part_sigm
 def alone_of(
     weights: Sequence[int], weighted: int, counted: int, part: QueryPart | None
 ) -> tuple[int, ...]:
-    """(kappa,) alone_t: the most a unit alone in t groups adds to Q of one of them."""
+    """Return (kappa,) alone_t: the most a unit alone in t groups adds to Q of one of them."""
     extra = 0 if part is None else counted * math.ceil(part.alone)
     return tuple(weighted * w + extra for w in weights)
 
@@ -159,14 +159,14 @@ def alone_of(
 def tau_of(
     alone: Sequence[int], sd: float, rounding: float, delta_tau: float, isfs: Sequence[float] = ()
 ) -> float:
-    """tau: see the module; rounded up."""
+    """Return tau: see the module; rounded up."""
     isfs = isfs or tails(delta_tau, len(alone))
     worst = max(most + sd * isf_t for most, isf_t in zip(alone, isfs, strict=True))
     return (worst + rounding) * (1 + _SLACK / 10)
 
 
 def tails(delta_tau: float, groups: int) -> tuple[float, ...]:
-    """isf(delta_tau / t) for t = 1 .. kappa, rounded up."""
+    """Return isf(delta_tau / t) for t = 1 .. kappa, rounded up."""
     log = math.log(delta_tau)
     return tuple(isf(log - math.log(t)) for t in range(1, groups + 1))
 
@@ -182,7 +182,7 @@ def gaussian_selection(
     tested: int | None,
     reserved: float = 0.0,
 ) -> Selection:
-    """The selection of a Gaussian query: weights, coefficients, tau.
+    """Return the selection of a Gaussian query: weights, coefficients, tau.
 
     Args:
         share: S; shares, sigmas: V_j and noise of each part; tested: number of U's part.

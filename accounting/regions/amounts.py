@@ -28,7 +28,7 @@ Number = int | float | str | Decimal | Fraction
 
 
 def exact(value: Number, field: str) -> Fraction:
-    """A number as the decimal that it is written as.
+    """Return a number as the decimal that it is written as.
 
     Raises:
         UsageError: it is no number, infinite or NaN.
@@ -45,7 +45,7 @@ def exact(value: Number, field: str) -> Fraction:
 
 
 def charge_of(value: Number, field: str = "budget") -> int:
-    """A charge in millionths, rounded up.
+    """Return a charge in millionths, rounded up.
 
     Raises:
         UsageError: it is not above 0, above ``limits.MAX_EPSILON``, or no number.
@@ -72,7 +72,7 @@ def check_amount(amount: int, field: str = "budget") -> None:
 
 
 def initial_of(value: Number, field: str = "initial budget") -> int:
-    """An initial budget in millionths, rounded down.
+    """Return an initial budget in millionths, rounded down.
 
     Raises:
         UsageError: it is negative, above ``limits.MAX_EPSILON``, or no number.
@@ -86,7 +86,7 @@ def initial_of(value: Number, field: str = "initial budget") -> int:
 
 
 def initials_of(values: Float64) -> tuple[Int64, Bool]:
-    """Initial budgets of records in millionths, rounded down, and which records have one.
+    """Return (n,) initial budgets in millionths, rounded down, and (n,) whether a record has one.
 
     A budget above ``limits.MAX_EPSILON`` (an infinite one too) is that; a negative or missing one
     (NaN) is none, 0.  Every other one is the largest m of which m / 10^6, as a float, is not

@@ -38,7 +38,7 @@ _RARE = 4
 
 
 def stacked(parts: Sequence[Int64]) -> Int64:
-    """Boxes of several arrays in one, edge by edge in memory."""
+    """Return the boxes of several arrays in one, edge by edge in memory."""
     shape = parts[0].shape[1], 2, sum(map(len, parts))
     # Without a place of its own, numpy would keep the layout of what it is given.
     edges = np.concatenate(
@@ -48,13 +48,13 @@ def stacked(parts: Sequence[Int64]) -> Int64:
 
 
 def taken(boxes: Int64, at: Int64 | Bool) -> Int64:
-    """Some of the boxes, edge by edge in memory."""
+    """Return some of the boxes, edge by edge in memory."""
     numbers = np.flatnonzero(at) if at.dtype == np.bool_ else at
     return np.take(boxes.transpose(1, 2, 0), numbers, axis=2).transpose(2, 0, 1)
 
 
 def overlapped(boxes: Int64, box: Int64, sizes: Int64 | None = None) -> Int64:
-    """Which boxes share a point with one box.
+    """Return the numbers of the boxes that share a point with one box.
 
     Args:
         boxes: (n, d, 2).
@@ -95,7 +95,7 @@ def overlapped(boxes: Int64, box: Int64, sizes: Int64 | None = None) -> Int64:
 
 
 def cut(boxes: Int64, box: Int64) -> Int64:
-    """(n, d, 2) the parts of boxes in one box, which all of them overlap."""
+    """Return (n, d, 2) the parts of boxes in one box, which all of them overlap."""
     inside = stacked([boxes])
     np.maximum(inside[:, :, 0], box[:, 0], out=inside[:, :, 0])
     np.minimum(inside[:, :, 1], box[:, 1], out=inside[:, :, 1])
@@ -103,7 +103,7 @@ def cut(boxes: Int64, box: Int64) -> Int64:
 
 
 def cuts(boxes: Int64, box: Int64) -> Int64:
-    """(n,) how many pieces each of the boxes has outside of a box that it overlaps."""
+    """Return (n,) how many pieces each of the boxes has outside of a box that it overlaps."""
     counts = (boxes[:, :, 0] < box[:, 0]).sum(axis=1) + (boxes[:, :, 1] > box[:, 1]).sum(axis=1)
     return np.asarray(counts, np.int64)
 
@@ -140,7 +140,7 @@ def split(boxes: Int64, box: Int64) -> Split:
 
 
 def without(boxes: Int64, others: Int64) -> Int64:
-    """Disjoint boxes of the points of ``boxes`` (disjoint too) that are in none of the others."""
+    """Return disjoint boxes of the points of disjoint ``boxes`` that are in none of the others."""
     for other in others:
         met = overlapped(boxes, other)
         if len(met):
@@ -151,7 +151,7 @@ def without(boxes: Int64, others: Int64) -> Int64:
 
 
 def union(boxes: Int64) -> Int64:
-    """Disjoint boxes of the same points; the boxes themselves where they are disjoint."""
+    """Return disjoint boxes of the same points; the boxes themselves where they are disjoint."""
     if disjoint(boxes):
         return boxes
     pieces = boxes[:1]
@@ -161,7 +161,7 @@ def union(boxes: Int64) -> Int64:
 
 
 def disjoint(boxes: Int64) -> bool:
-    """Whether no two boxes share a point.
+    """Return whether no two boxes share a point.
 
     Halves of the space are looked at apart as long as that makes each smaller; a pair that
     overlaps has a point in common and is together in the half with that point.
@@ -207,7 +207,7 @@ def _halves(boxes: Int64, indices: Int64) -> list[Int64] | None:
 
 
 def replaced(values: Int64, at: Int64, others: Int64) -> Int64:
-    """Boxes (or a number of each) without those of some numbers, and with others; order moves.
+    """Return boxes (or a number of each) without some of them and with others; the order changes.
 
     Args:
         values: (n, d, 2) or (n,).
@@ -226,7 +226,9 @@ def replaced(values: Int64, at: Int64, others: Int64) -> Int64:
 
 
 def volumes(boxes: Int64) -> Float64:
-    """(n,) points of each box; products in the order of the dimensions, so that all agree."""
+    """Return (n,) points of each box, multiplied in the order of the dimensions, so that all
+    agree.
+    """
     product = np.ones(len(boxes))
     for place in range(boxes.shape[1]):
         product *= boxes[:, place, 1] - boxes[:, place, 0]
@@ -234,13 +236,14 @@ def volumes(boxes: Int64) -> Float64:
 
 
 def points(boxes: Int64) -> int:
-    """How many points disjoint boxes have, exactly."""
+    """Return the exact number of points of disjoint boxes."""
     widths = (boxes[:, :, 1] - boxes[:, :, 0]).astype(object)
     return int(widths.prod(axis=1).sum()) if len(boxes) else 0
 
 
 def checked(space: Space, boxes: Any) -> Int64:
-    """The boxes of a query or of an entry: inside of the space, not empty, disjoint.
+    """Return the boxes of a query or of an entry, checked: inside of the space, not empty,
+    disjoint.
 
     Raises:
         UsageError: for any other; no edge is named.
@@ -288,7 +291,7 @@ class BoxIndex:
         self._widest = int((boxes[:, self._place, 1] - lower).max(initial=0))
 
     def overlapped(self, box: Int64) -> Int64:
-        """(k,) numbers of the boxes that share a point with one (d, 2), in no order."""
+        """Return (k,) numbers of the boxes that share a point with one (d, 2), in no order."""
         low, high = box[self._place].tolist()
         first = int(np.searchsorted(self._lower, low - self._widest, "right"))
         last = int(np.searchsorted(self._lower, high, "left"))
@@ -316,7 +319,9 @@ def _mixed(values: Int64 | _Words, salt: int) -> _Words:
 
 
 def sums(boxes: Int64, start: int = 0) -> list[_Words]:
-    """For each dimension, the first of which is number ``start``, (n,) a mix of both edges."""
+    """Return (n,) a mix of both edges for each dimension, the first of which has number
+    ``start``.
+    """
     return [
         _mixed(_mixed(low, 2 * place + 1) + high.astype(np.uint64), 2 * place + 2)
         for place, (low, high) in enumerate(boxes.transpose(1, 2, 0), start)
@@ -326,7 +331,7 @@ def sums(boxes: Int64, start: int = 0) -> list[_Words]:
 def neighbours(
     boxes: Int64, labels: Int64 | None, place: int, others: _Words
 ) -> tuple[Int64, Int64]:
-    """Neighbours of one label in one dimension.
+    """Return the neighbours of one label in one dimension.
 
     Args:
         boxes: (n, d, 2), disjoint.

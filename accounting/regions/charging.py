@@ -122,7 +122,7 @@ def ask(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> tuple[Deci
 
 
 def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
-    """The state after a charge that was decided before: what a ledger's entry does.
+    """Return the state after a charge that was decided before, as for a ledger's entry.
 
     Args:
         spent: the state before, which stays as it is.
@@ -151,7 +151,7 @@ def charge(spent: Spent, boxes: Any, amount: int) -> Spent:
 def renewed(
     spent: Spent, amounts: Int64, at: Int64, changed: Int64, changed_amounts: Int64
 ) -> Spent:
-    """The state with other amounts, and with other regions in place of some; coarsened if full."""
+    """Return the state with other amounts, and with other regions for some; coarsened if full."""
     if len(changed) == len(at) and (changed == spent.boxes[at]).all():
         amounts[at] = changed_amounts
         return Spent(spent.space, spent.kind, spent.boxes, amounts, spent.cap)
@@ -228,7 +228,8 @@ def _divided(met: Int64, box: Int64, room: int) -> Bool:
 
 
 def closable(space: Space, boxes: Any) -> Int64:
-    """Boxes that may be closed: of whole cells of the grid, so that nothing beside them is.
+    """Return the boxes that may be closed: of whole cells of the grid, so that nothing beside them
+    is.
 
     Raises:
         UsageError: for any other.
@@ -242,7 +243,7 @@ def closable(space: Space, boxes: Any) -> Int64:
 
 
 def close(spent: Spent, boxes: Any) -> Spent:
-    """The state with some boxes closed; under a full cap also what could not be cut off them.
+    """Return the state with some boxes closed; with a full cap also what could not be divided.
 
     Args:
         spent: the state before, which stays as it is.

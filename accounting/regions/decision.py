@@ -1,4 +1,4 @@
-"""May a query spend an amount on some boxes?  Decided on the spent budget alone, never on data.
+"""Decision whether a query may spend an amount on some boxes, by the spent budget alone.
 
 A query is accepted if and only if EVERY point of its (snapped) boxes has
 
@@ -56,7 +56,7 @@ from dpstream.accounting.regions.spent import Spent
 
 
 def outward(space: Space, boxes: Int64) -> Int64:
-    """(n, d, 2) the least boxes of whole cells that contain the boxes; they may overlap.
+    """Return (n, d, 2) the least boxes of whole cells that contain the boxes; they may overlap.
 
     The cells of a dimension begin at 0; the last one ends with the values, and the coordinate of
     missing values is a cell of its own.
@@ -69,7 +69,7 @@ def outward(space: Space, boxes: Int64) -> Int64:
 
 
 def snapped(space: Space, boxes: Int64) -> Int64:
-    """Disjoint boxes of all cells that disjoint boxes have a point in, as few as clubbing makes."""
+    """Return disjoint boxes of all cells in which disjoint boxes have a point, clubbed to few."""
     outer = outward(space, boxes)
     if len(outer) == 1:
         return outer
@@ -79,7 +79,7 @@ def snapped(space: Space, boxes: Int64) -> Int64:
 
 
 class Decision(NamedTuple):
-    """What a query may do; public.
+    """The decision on a query; public.
 
     Attributes:
         accepted: whether every point has enough; with ``drop``, whether any has.
@@ -101,7 +101,7 @@ class Decision(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What one analyst has charged, and the quota: the most for any one point, in millionths."""
+    """The charges of one analyst and the quota: the most for any one point, in millionths."""
 
     spent: Spent
     quota: int

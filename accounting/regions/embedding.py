@@ -1,4 +1,4 @@
-"""A table's space in a wider one: where records of the wider space were before.
+"""Embedding of a table's space in a wider one: the former places of the wider space's records.
 
 **Why nobody's budget is whole again.**  A record has one point in each space, and its coordinates
 in the wider one decide those that it had: f(p') = p.  A box B of the old space that was charged
@@ -73,7 +73,8 @@ class Embedding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sides: tuple[Side, ...]
 
     def boxes(self, charges: Sequence[Int64]) -> list[Int64]:
-        """Of each charge, (m, d', 2) disjoint boxes of all points whose records were in its boxes.
+        """Return, for each charge, (m, d', 2) disjoint boxes of all points whose records were in
+        its boxes.
 
         Args:
             charges: (k, d, 2) disjoint boxes of each; the same list gives the same boxes.
@@ -133,7 +134,7 @@ def _ranges(sides: Int64, pieces: tuple[Piece, ...]) -> tuple[Int64, Int64]:
 
 
 def embedding(old: Space, new: Space) -> Embedding:
-    """How the old space lies in the new one.
+    """Return the embedding of the old space in the new one.
 
     Raises:
         UsageError: it does not; names the dimension, and says why.

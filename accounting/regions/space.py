@@ -33,7 +33,7 @@ _FAR = 1 << 61
 
 
 class Coordinates(NamedTuple):
-    """Where records are in one dimension.
+    """The coordinates of records in one dimension.
 
     Attributes:
         at: (n,) int64 in 0 .. size - 1; 0 where not usable.
@@ -45,7 +45,7 @@ class Coordinates(NamedTuple):
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
-    """What all dimensions have.
+    """The interface of all dimensions.
 
     Attributes:
         name: the column's, public.
@@ -59,7 +59,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def values(self) -> int:
-        """Coordinates that stand for values."""
+        """The number of coordinates that stand for values."""
         raise NotImplementedError
 
     @property
@@ -87,7 +87,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def coordinates(self, values: Any, null: Bool | None = None) -> Coordinates:
-        """Where values are.
+        """Return the coordinates of values.
 
         Args:
             values: (n,) array of the column.
@@ -104,7 +104,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
         return Coordinates(at, np.ones_like(inside) if self.missing == "point" else inside)
 
     def edge(self, value: Any) -> int:
-        """The first coordinate at or above a value of a predicate, from 0 to ``values``.
+        """Return the first coordinate at or above a value of a predicate, from 0 to ``values``.
 
         ``low <= x < high`` is the half-open range from ``edge(low)`` to ``edge(high)``.
 
@@ -152,11 +152,11 @@ class Integer(Dimension, frozen=True, kw_only=True, tag="integer"):
 
     @property
     def values(self) -> int:
-        """high - low."""
+        """The number of values: high - low."""
         return self.high - self.low if max(abs(self.low), abs(self.high)) <= _FAR else 0
 
     def edge(self, value: Any) -> int:
-        """A number that is not whole is the next one above it: x >= 2.5 is x >= 3."""
+        """Return the coordinate of a number, rounded up: x >= 2.5 is x >= 3."""
         above = exact(value, self.name).__ceil__()
         return self._clipped(Fraction(above - self.low))
 
@@ -176,13 +176,13 @@ class Timestamp(Dimension, frozen=True, kw_only=True, tag="timestamp"):
 
     @property
     def values(self) -> int:
-        """Steps, the last one perhaps shorter."""
+        """The number of steps; the last one may be shorter."""
         if max(abs(self.low), abs(self.high)) > _FAR or self.step < 1:
             return 0
         return -((self.low - self.high) // self.step)
 
     def edge(self, value: Any) -> int:
-        """Of microseconds."""
+        """Return the first coordinate at or above a time in microseconds."""
         instant = exact(value, self.name)
         return (
             self.values if instant >= self.high else self._clipped((instant - self.low) / self.step)
@@ -211,14 +211,14 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
 
     @property
     def values(self) -> int:
-        """Steps from low to high."""
+        """The number of steps from low to high."""
         if self.step <= 0:
             return 0
         low, high, step = (exact(v, self.name) for v in (self.low, self.high, self.step))
         return int((high - low) / step)
 
     def check(self) -> None:
-        """Also refuse a grid that does not end at ``high``, or whose lines floats cannot tell."""
+        """Check also that the grid ends at ``high`` and that floats distinguish its lines."""
         super().check()
         low, step, scale = self.lines()
         if low + step * self.values != exact(self.high, self.name) * scale:
@@ -233,12 +233,12 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
             )
 
     def edge(self, value: Any) -> int:
-        """Of a multiple of the step; below and above the range, its ends."""
+        """Return the coordinate of a multiple of the step; below and above the range, its ends."""
         low, step = exact(self.low, self.name), exact(self.step, self.name)
         return self._clipped((exact(value, self.name) - low) / step)
 
     def lines(self) -> tuple[int, int, int]:
-        """(low, step, scale), whole numbers: line k is (low + k step) / scale."""
+        """Return (low, step, scale), whole numbers: line k is (low + k step) / scale."""
         low, step = exact(self.low, self.name), exact(self.step, self.name)
         scale = low.denominator * step.denominator
         return int(low * scale), int(step * scale), scale
@@ -263,11 +263,11 @@ class Category(Dimension, frozen=True, kw_only=True, tag="category"):
 
     @property
     def values(self) -> int:
-        """How many codes there are."""
+        """The number of codes."""
         return len(self.codes)
 
     def check(self) -> None:
-        """Also refuse a code that is there twice, or that numpy's texts cannot hold."""
+        """Check also that codes are distinct and that numpy's texts can hold them."""
         super().check()
         if len(set(self.codes)) < len(self.codes) or any("\0" in code for code in self.codes):
             raise UsageError(
@@ -275,7 +275,7 @@ class Category(Dimension, frozen=True, kw_only=True, tag="category"):
             )
 
     def edge(self, value: Any) -> int:
-        """The coordinate of a code: it alone is the range from there to the next."""
+        """Return the coordinate of a code: it alone is the range from there to the next."""
         if value not in self.codes:
             raise UsageError(self.name, "has no such code", "use one of the listed codes")
         return self.codes.index(value)
@@ -308,11 +308,11 @@ class Budget(Dimension, frozen=True, kw_only=True, tag="budget"):
 
     @property
     def values(self) -> int:
-        """The budgets 0, step, ..., most."""
+        """The number of budgets 0, step, ..., most."""
         return initial_of(self.most, self.name) // self.step + 1 if self.step > 0 else 0
 
     def check(self) -> None:
-        """Also refuse a code point for missing budgets: they have none."""
+        """Check also that there is no code point for missing budgets, which do not exist."""
         super().check()
         if self.missing != "refuse":
             raise UsageError(
@@ -320,7 +320,7 @@ class Budget(Dimension, frozen=True, kw_only=True, tag="budget"):
             )
 
     def edge(self, value: Number) -> int:
-        """The least initial budget that is not below a number."""
+        """Return the least initial budget that is not below a number."""
         if exact(value, self.name) <= 0:
             return 0
         return min(-(-charge_of(value, self.name) // self.step), self.values)
@@ -386,8 +386,9 @@ class Space:
 
     @cached_property
     def without_budget(self) -> Int64:
-        """(1, d, 2) the box of the points without an initial budget of any kind: nobody can read
-        them."""
+        """The (1, d, 2) box of the points without an initial budget of any kind: nobody can read
+        them.
+        """
         box = self.everything.copy()
         for place, dimension in enumerate(self.dimensions):
             if isinstance(dimension, Budget):
@@ -395,7 +396,7 @@ class Space:
         return box
 
     def place(self, name: str) -> int:
-        """The number of a dimension.
+        """Return the number of a dimension.
 
         Raises:
             UsageError: if there is none of that name.
@@ -406,7 +407,7 @@ class Space:
         raise UsageError("dimension", "is not one of the table", "use one of its dimensions")
 
     def budget_place(self, kind: str) -> int:
-        """The number of the initial budget of a kind.
+        """Return the number of the initial budget of a kind.
 
         Raises:
             UsageError: if records have none of that kind.
@@ -417,7 +418,7 @@ class Space:
         raise UsageError("budget", "is of a kind that records do not have", "pay with the other")
 
     def box(self, **ranges: tuple[Any, Any]) -> Int64:
-        """(1, d, 2) the box low <= x < high in values, of all in the dimensions that are not named.
+        """Return (1, d, 2) the box low <= x < high in values, with all of each dimension not named.
 
         ``None`` for low or high is no bound; without both, missing values are in the box too.
 
@@ -437,7 +438,7 @@ class Space:
         return box
 
     def coordinates(self, columns: dict[str, Any]) -> tuple[Int64, Bool]:
-        """(n, d) coordinates of records and (n,) which of them are usable.
+        """Return (n, d) coordinates of records and (n,) whether each is usable.
 
         Raises:
             UsageError: if a dimension has no column, or one of the wrong type.

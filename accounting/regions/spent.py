@@ -1,4 +1,4 @@
-"""What every point of a space has spent of one kind of budget: disjoint boxes that fill it.
+"""The spent amount of one kind of budget at every point of a space: disjoint boxes that fill it.
 
 The state is a value: a charge makes a new one from it, and from the same entries in the same order
 every reader makes the same one.  Epsilon and rho have one each, because a query pays one of them
@@ -54,12 +54,12 @@ class Spent:
 
     @cached_property
     def step(self) -> int:
-        """Millionths of one coordinate of it."""
+        """The millionths of one coordinate of it."""
         dimension = self.space.dimensions[self.place]
         return instance(dimension, Budget).step
 
     def most_in(self, boxes: Any) -> int:
-        """The most that a point of the boxes has spent, in millionths.
+        """Return the most that a point of the boxes has spent, in millionths.
 
         Raises:
             UsageError: if they are none, or no boxes of the space.
@@ -70,17 +70,17 @@ class Spent:
         return self.most_over(checked_boxes)
 
     def most_over(self, boxes: Int64) -> int:
-        """``most_in`` of boxes that were checked."""
+        """Return ``most_in`` of boxes that were checked."""
         sizes = self.space.sizes
         return max(int(self.amounts[overlapped(self.boxes, b, sizes)].max()) for b in boxes)
 
     def least_over(self, boxes: Int64) -> int:
-        """The least that a point of boxes that were checked has spent, in millionths."""
+        """Return the least that a point of boxes that were checked has spent, in millionths."""
         sizes = self.space.sizes
         return min(int(self.amounts[overlapped(self.boxes, b, sizes)].min()) for b in boxes)
 
     def near(self, boxes: Int64) -> Int64:
-        """Numbers, rising, of the regions that meet or touch one of the boxes."""
+        """Return the numbers, rising, of the regions that meet or touch one of the boxes."""
         sizes, mask = self.space.sizes, np.zeros(len(self.boxes), np.bool_)
         for low, high in boxes.transpose(0, 2, 1):
             wider = np.stack([np.maximum(low - 1, 0), np.minimum(high + 1, sizes)], axis=1)
@@ -91,7 +91,7 @@ class Spent:
 def untouched(
     space: Space, kind: Literal["epsilon", "rho"], cap: int = limits.MAX_REGIONS
 ) -> Spent:
-    """Nothing spent anywhere.
+    """Return the state in which nothing is spent anywhere.
 
     Raises:
         UsageError: if records have no budget of the kind, or the cap is out of range.
@@ -103,7 +103,7 @@ def untouched(
 def restored(
     space: Space, kind: Literal["epsilon", "rho"], boxes: Any, amounts: Any, cap: int
 ) -> Spent:
-    """A state from its arrays, as they were kept.
+    """Return a state from its stored arrays.
 
     Raises:
         UsageError: as for ``untouched``.

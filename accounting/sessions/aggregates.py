@@ -1,4 +1,4 @@
-"""What a session's query asks of the records in its boxes, and what one record does to that.
+"""The aggregates of a session's query over the records in its boxes, and one record's effect.
 
 | aggregate | integer sums per cell |
 | --- | --- |
@@ -56,7 +56,7 @@ class Line(NamedTuple):
     by: int
 
     def at(self, coordinate: int) -> int:
-        """The value of a coordinate, in units."""
+        """Return the value of a coordinate, in units."""
         return self.first + self.by * coordinate
 
     @property
@@ -66,12 +66,12 @@ class Line(NamedTuple):
 
     @property
     def step(self) -> float:
-        """From one coordinate's value to the next."""
+        """The distance of two neighbouring coordinates' values."""
         return float(self.unit * self.by)
 
 
 def line_of(dimension: Dimension) -> Line:
-    """How a dimension's coordinates are numbers; a real value counts as the grid line below it.
+    """Return a dimension's coordinates as numbers; a real value counts as the grid line below it.
 
     Raises:
         UsageError: they are none, or too many to be summed.
@@ -123,8 +123,10 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of its figures in the answer: of quantiles one for each, unless it has a label
-        of its own and there is one."""
+        """The names of its figures in the answer.
+
+        Quantiles have one name each, unless there is only one and it has a label.
+        """
         if self.what != "quantiles" or (self.label and len(self.at) == 1):
             return (self.name,)
         return tuple(f"{self.name}_{figures.exact(q)}" for q in self.at)
@@ -159,22 +161,22 @@ COUNT = Aggregate("count")
 
 
 def sum_of(column: str) -> Aggregate:
-    """The sum of a column."""
+    """Return the sum of a column."""
     return Aggregate("sum", column)
 
 
 def average(column: str) -> Aggregate:
-    """The average of a column, of the records that have a value."""
+    """Return the average of a column, of the records that have a value."""
     return Aggregate("average", column)
 
 
 def quantiles(column: str, at: Sequence[float]) -> Aggregate:
-    """Quantiles of a column, all for one price."""
+    """Return several quantiles of a column, all for one price."""
     return Aggregate("quantiles", column, tuple(map(float, at)))
 
 
 def median(column: str) -> Aggregate:
-    """The median of a column."""
+    """Return the median of a column."""
     return Aggregate("quantiles", column, (0.5,), label=f"median_{column}")
 
 
@@ -196,7 +198,7 @@ class Leaves(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a scan has to find for each cell, beside how many records there are.
+    """The figures that a scan must compute for each cell, beside the number of records.
 
     Attributes:
         columns: whose coordinates are summed.
@@ -254,7 +256,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     def needs(self, space: Space, boxes: Int64) -> Needs:
-        """What a scan of the boxes has to find."""
+        """Return the figures that a scan of the boxes must compute."""
         columns = [a.column for a in self.aggregates if a.what in ("sum", "average")]
         trees = dict.fromkeys(a.column for a in self.aggregates if a.what == "quantiles")
         return Needs(
@@ -264,20 +266,22 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def leaves_of(space: Space, boxes: Int64, column: str) -> Leaves:
-    """The leaves of a column's tree: over its range in all boxes, whatever the cells."""
+    """Return the leaves of a column's tree: over its range in all boxes, for any cells."""
     low, high = Cells().ranges(space, boxes, column).bounds[0].tolist()
     size = cells_of(tree_column("", low, high, (0.5,)))
     return Leaves(column, low, high, max(high - low, size), size)
 
 
 def tree_column(name: str, low: int, high: int, at: Sequence[float]) -> QueryColumn:
-    """A column of quantiles of coordinates in [low, high)."""
+    """Return a column of quantiles of coordinates in [low, high)."""
     last = max(high - 1, low + 1)  # a range of one coordinate has a second one, of nobody
     return QueryColumn(name, "quantiles", low, last, rows=1, at=tuple(at))
 
 
 def canonical(question: Question, boxes: Any) -> bytes:
-    """What a question says, in a form that never changes: names its noise, with the run id."""
+    """Return the canonical form of a question, which never changes and names its noise with the run
+    id.
+    """
     aggregates = [
         [a.what, a.column, [float(q) for q in a.at], float(a.share), a.name]
         for a in question.aggregates

@@ -1,4 +1,4 @@
-"""From a question's amount to the noise of every cell: exact, in whole millionths.
+"""Calibration of a question's amount to the noise of every cell: exact, in whole millionths.
 
 A cell's amount a is divided over the aggregates by their shares, and of an average over its two
 sums as SQL's AVG is (``accounting.query.parts``): part j has a_j, sum a_j = a exactly.
@@ -50,7 +50,7 @@ _LEAST = 2.0**-10
 
 
 class Measure(NamedTuple):
-    """How an aggregate is measured in cells of one range of its column.
+    """The measure of an aggregate in cells of one range of its column.
 
     Attributes:
         column: as a query's, in coordinates (a sum: in units of its lattice).
@@ -67,7 +67,7 @@ class Measure(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """How an aggregate is measured in every cell.
+    """The measures of an aggregate in every cell.
 
     Attributes:
         each: by range; of: (cells,) int64 which of them each cell has.
@@ -79,7 +79,7 @@ class Measures(NamedTuple):
 
 
 def calibrated(space: Space, question: Question, boxes: Int64) -> tuple[Measures, ...]:
-    """The measures of a question's aggregates, in their order.
+    """Return the measures of a question's aggregates, in their order.
 
     Args:
         boxes: (m, d, 2) that the query reads.
@@ -158,7 +158,7 @@ def _column(aggregate: Aggregate, line: Line | None, low: int, high: int) -> Que
 
 
 def scale_of(kind: Kind, part: QueryPart, amount: Fraction) -> float:
-    """Scale of geometric noise, or sd of Gaussian noise, that costs no more than an amount.
+    """Return the scale of geometric noise, or sd of Gaussian noise, that costs at most ``amount``.
 
     Args:
         part: of one record's group; amount: epsilon or rho, exactly.
@@ -191,12 +191,12 @@ class Expected(NamedTuple):
 
     @property
     def most(self) -> float:
-        """Half-width of the interval in the cell where it is largest."""
+        """The half-width of the interval in the cell where it is largest."""
         return float(self.within.max())
 
 
 def expected(space: Space, question: Question, boxes: Int64) -> list[Expected]:
-    """The errors of a question's aggregates, in their order.
+    """Return the errors of a question's aggregates, in their order.
 
     Args:
         boxes: (m, d, 2) that the query would read.

@@ -31,7 +31,7 @@ class Axis(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many ranges."""
+        """The number of ranges."""
         return len(self.edges) - 1
 
 
@@ -49,12 +49,12 @@ class Cells(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Ranges along each axis."""
+        """The number of ranges along each axis."""
         return tuple(axis.count for axis in self.axes)
 
     @property
     def count(self) -> int:
-        """How many cells."""
+        """The number of cells."""
         product = 1
         for axis in self.axes:
             product *= axis.count
@@ -78,7 +78,9 @@ class Cells(msgspec.Struct, frozen=True):
             )
 
     def inside(self, space: Space, boxes: Int64) -> Int64:
-        """(k, d, 2) the parts of boxes that are in a cell: what the batch asks and pays for."""
+        """Return (k, d, 2) the parts of boxes that are in a cell: what the batch reads and pays
+        for.
+        """
         hull = space.everything[0].copy()
         for axis in self.axes:
             hull[space.place(axis.name)] = axis.edges[0], axis.edges[-1]
@@ -86,7 +88,7 @@ class Cells(msgspec.Struct, frozen=True):
         return cut(taken(boxes, met), hull)
 
     def ranges(self, space: Space, boxes: Int64, name: str) -> "Ranges":
-        """In which coordinates of a column the values of each cell are.
+        """Return the coordinates of a column in which the values of each cell are.
 
         Args:
             boxes: (m, d, 2) that the query reads, one or more; name: a dimension's.
@@ -107,8 +109,8 @@ class Cells(msgspec.Struct, frozen=True):
         bounds = np.minimum(bounds, values)
         bounds[:, 0] = np.minimum(bounds[:, 0], values - 1)
         bounds[:, 1] = np.maximum(bounds[:, 1], bounds[:, 0] + 1)
-        distinct, of = np.unique(bounds, axis=0, return_inverse=True)
-        return Ranges(distinct, of.reshape(-1)[which])
+        distinct, range_numbers = np.unique(bounds, axis=0, return_inverse=True)
+        return Ranges(distinct, range_numbers.reshape(-1)[which])
 
 
 def _check_axis(axis: Axis, dimension: Dimension) -> None:
@@ -149,7 +151,7 @@ class Ranges(NamedTuple):
 
 
 def along(space: Space, name: str, edges: Sequence[Any] | None = None) -> Axis:
-    """An axis from edges in values (``Dimension.edge``), the last one not in it.
+    """Return an axis from edges in values (``Dimension.edge``); the last one is excluded.
 
     Without edges: every value has a range, that of missing values too if there is one.  A
     category's ranges are single codes, so that it has no edges.
@@ -168,7 +170,9 @@ def along(space: Space, name: str, edges: Sequence[Any] | None = None) -> Axis:
 
 
 def evenly(space: Space, name: str, low: Any, high: Any, parts: int) -> Axis:
-    """An axis of ``parts`` ranges of as many coordinates each, or nearly, from low to high."""
+    """Return an axis of ``parts`` ranges with equal numbers of coordinates, or nearly, in [low,
+    high).
+    """
     dimension = space.dimensions[space.place(name)]
     first, last = dimension.edge(low), dimension.edge(high)
     if not 0 < parts <= last - first:

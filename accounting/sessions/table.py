@@ -86,7 +86,7 @@ class SessionTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def warnings(self) -> list[str]:
-        """Of initial budgets that may promise a record little."""
+        """The warnings of initial budgets that may promise a record little."""
         budgets = [d for d in self.dimensions if isinstance(d, Budget)]
         return [
             f"a record's initial budget may be {of.kind} {of.most}: {weakness}"
@@ -96,7 +96,9 @@ class SessionTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """32 hexadecimal digits of all that is fixed: what the plan's hash is for other kinds."""
+        """The digest, in 32 hexadecimal digits, of all that is fixed; other kinds have the plan's
+        hash.
+        """
         lines = [_FORM, self.name, self.cap, [_canonical(d) for d in self.dimensions]]
         text = msgspec.json.encode(lines)
         return hashlib.blake2b(text, digest_size=16, person=b"dpstream-session").hexdigest()
@@ -135,14 +137,14 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True):
     default_rho: int | None = None
 
     def of(self, kind: str, analyst: str) -> int | None:
-        """An analyst's quota of a kind of budget; ``None``: none."""
+        """Return an analyst's quota of a kind of budget; ``None``: none."""
         if kind == "epsilon":
             return self.epsilon.get(analyst, self.default_epsilon)
         return self.rho.get(analyst, self.default_rho)
 
 
 def quota_of(value: Number, field: str = "quota") -> int:
-    """A quota in millionths, rounded down.
+    """Return a quota in millionths, rounded down.
 
     Raises:
         UsageError: it is no number from 0 to ``limits.MAX_EPSILON``.
@@ -151,7 +153,7 @@ def quota_of(value: Number, field: str = "quota") -> int:
 
 
 class Unlock(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of an initial budget may be used by when.
+    """The part of an initial budget that may be used at each time.
 
     Attributes:
         start: microseconds since 1970; share: of the initial budget, for each day, as a decimal.
@@ -167,7 +169,9 @@ class Unlock(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def usable(self, at: int) -> Fraction:
-        """The share of every initial budget that may be used at an instant in microseconds."""
+        """Return the share of every initial budget that may be used at an instant in
+        microseconds.
+        """
         if at < self.start:
             return Fraction()
         days = 1 + (at - self.start) // _DAY
@@ -181,5 +185,5 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     unlock: Unlock | None = None
 
     def usable(self, at: int) -> int:
-        """Millionths of every initial budget that may be used at an instant, rounded down."""
+        """Return the millionths of every initial budget usable at an instant, rounded down."""
         return MICRO if self.unlock is None else int(self.unlock.usable(at) * MICRO)

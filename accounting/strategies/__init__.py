@@ -28,7 +28,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def make_strategy(name: str, triggers: int, parameters: Float64 | None = None) -> Strategy:
-    """The strategy of that name for ``triggers`` public triggers.
+    """Return the strategy of that name for ``triggers`` public triggers.
 
     Args:
         parameters: those of a run that was begun before (``Strategy.parameters``); by default

@@ -1,4 +1,4 @@
-"""What a noise strategy is: an encoder of a stream, its noise, and a streaming decoder.
+"""The interface of a noise strategy: an encoder of a stream, its noise, and a streaming decoder.
 
 Symbols are listed in ``strategies/README.md``.  A strategy for T public triggers turns the
 step inputs x (int64, one per trigger) into nodes ``y = A x + z`` with z independent Gaussians
@@ -34,7 +34,7 @@ from dpstream.accounting.limits import DECODE_BITS
 
 
 class Responses(NamedTuple):
-    """How far things move in a pass with node noises of at most 1, and what an error moves.
+    """The largest changes in a pass with node noises of at most 1, and those that an error causes.
 
     Attributes:
         decoder: (T, T) row t has the weights of z in n_t.
@@ -68,7 +68,7 @@ class Generators(NamedTuple):
         return np.concatenate([self.theta, self.out, self.into, self.gain[:, None]], axis=1)
 
     def matrix(self) -> Float64:
-        """(T, T) A."""
+        """Return (T, T) A."""
         size = len(self.gain)
         matrix, buffers = np.diag(1 / self.gain), np.zeros(self.theta.shape)
         for t in range(size):
@@ -110,7 +110,7 @@ class Generators(NamedTuple):
         return Responses(decoder, step, buffers, steps, filled)
 
     def prefix(self, noise: Sequence[Any], step_index: int) -> Any:
-        """n_t before rounding, as a ball at the precision in force.
+        """Return n_t before rounding, as a ball at the precision in force.
 
         Args:
             noise: balls of the first node noises, at least ``step_index`` of them.
@@ -229,8 +229,11 @@ class Strategy(ABC):
 
     @property
     def rounding(self) -> Float64:
-        """(T,) D_t: the most n_t differs from its ideal (node and decode rounding); here that of
-        decoding alone."""
+        """(T,) D_t: the largest distance of n_t from its ideal, by rounding of nodes and of
+        decoding.
+
+        Here it is that of decoding alone.
+        """
         return np.full(self.triggers, ROUND_UP / (1 << DECODE_BITS) * (1 + _SLACK))
 
     @property
@@ -240,16 +243,22 @@ class Strategy(ABC):
 
     @abstractmethod
     def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        """Upper bound of |A a|^2 over a >= 1 on ``pieces`` distinct steps, sum(a) = ``total``, for
-        each total."""
+        """Return an upper bound of |A a|^2 over a >= 1 on ``pieces`` steps with each sum ``total``.
+
+        The steps are distinct.
+        """
 
     @abstractmethod
     def matrix(self) -> npt.NDArray[Any]:
-        """Dense encoder (nodes, T), nodes in the order in which they complete (small T)."""
+        """Return the dense encoder (nodes, T), nodes in the order in which they complete (small
+        T).
+        """
 
     def nodes_through(self, step_index: int | Int64) -> Int64:
-        """Number of nodes that are complete after step ``step_index`` (0 for step 0); one a step,
-        unless the strategy says otherwise."""
+        """Return the number of nodes that are complete after step ``step_index`` (0 for step 0).
+
+        It is one a step, unless the strategy overrides it.
+        """
         return np.asarray(step_index, np.int64).copy()
 
     @property
@@ -260,15 +269,18 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def state_columns(self) -> int:
-        """Numbers of state a path carries from step to step (0: ``fold`` starts at step 0)."""
+        """The number of state values that a path carries to the next step (0: ``fold`` starts at
+        step 0).
+        """
 
     def first_node(self, step_index: Int64) -> Int64:
-        """First node whose noise ``fold`` needs to go on after ``step_index``."""
+        """Return the first node whose noise ``fold`` needs to go on after ``step_index``."""
         return self.nodes_through(step_index) if self.state_columns else np.zeros_like(step_index)
 
     def last_node(self, step_index: Int64, upto: Int64) -> Int64:
-        """(n,) number of the first node that ``fold`` no longer needs to go from ``step_index`` to
-        ``upto``."""
+        """Return (n,) the first node that ``fold`` does not need from ``step_index`` to
+        ``upto``.
+        """
         return np.maximum(self.first_node(step_index), self.nodes_through(upto))
 
     @abstractmethod
@@ -277,8 +289,9 @@ class Strategy(ABC):
 
 
 def heavy_split(gram: Float64, pieces: int, total: int | Int64) -> float | Float64:
-    """|A a|^2 of ``total`` on ``pieces`` neighbours, one on each and the rest on the middle one;
-    rounded up.
+    """Return |A a|^2 of ``total`` on ``pieces`` neighbours, rounded up.
+
+    Each has one, and the middle one the rest.
 
     Args:
         gram: (T,) the largest Gram entry of two columns by their lag; not negative, falling.

@@ -64,7 +64,7 @@ _FEW = 64
 
 
 def prefix_weights(importance: Float64) -> tuple[Float64, float]:
-    """(d of sum 1, floor of tr(V X^-1)).
+    """Return (d of sum 1, floor of tr(V X^-1)).
 
     Args:
         importance: (T,) c, positive: what the squared error of each prefix counts.
@@ -81,7 +81,7 @@ def prefix_weights(importance: Float64) -> tuple[Float64, float]:
 
 
 def prefix_optimum(importance: Float64, buffers: int) -> Generators:
-    """The optimum's encoder with so many buffers; columns of norm about 1.
+    """Return the optimum's encoder with ``buffers`` buffers; columns of norm about 1.
 
     Args:
         importance: (T,) as for ``prefix_weights``; ones: all prefixes alike.
@@ -156,7 +156,7 @@ _BUFFERS = ((1, 1), (4, 2), (20, 3), (150, 4), (600, 5), (MAX_DENSE_TRIGGERS, 6)
 
 @functools.lru_cache(maxsize=16)
 def rising_parameters(triggers: int, last: float = 1.0) -> Float64:
-    """Parameters of a run that begins now: 24 bits are kept of each number.
+    """Return the parameters of a run that begins now, each with 24 bits.
 
     Args:
         last: what the squared error of the last prefix counts, the first one counting 1 and those
@@ -252,8 +252,10 @@ class DenseStrategy(Strategy):
 
     @override
     def fold(self, ranges: Ranges) -> None:
-        """See base; the state is the buffers, n_t, and the sum of magnitudes that n_t's float error
-        is a multiple of."""
+        """Fold as in the base; the state is the buffers, n_t, and a sum of magnitudes.
+
+        The float error of n_t is a multiple of that sum.
+        """
         from dpstream.accounting.strategies.kernels import fold_generators
 
         given = ranges.noise_error * self.reach + 2.0**-40
@@ -262,7 +264,7 @@ class DenseStrategy(Strategy):
         ranges.settle(open_, lambda row, at: self.exact(ranges.exact(row, at), at))
 
     def exact(self, noise: ExactNoise, step_index: int) -> int:
-        """n_t * 2^DECODE_BITS at ``step_index``, whatever precision that takes."""
+        """Return n_t * 2^DECODE_BITS at ``step_index``, with whatever precision it takes."""
 
         def prefix(bits: int) -> Any:
             return self._generators.prefix(noise(bits), step_index)

@@ -70,7 +70,9 @@ _ITERATIONS, _FEW, _LONG = 400, 150, 200
 
 @functools.lru_cache(maxsize=16)
 def prefix_identity(triggers: int) -> Float64:
-    """(p, T) the best P of the search, read-only; (0, T) where no P is better than the identity."""
+    """Return (p, T) the best P of the search, read-only; (0, T) if no P is better than the
+    identity.
+    """
     widths = next(widths for most, widths in _WIDTHS if triggers <= most)
     starts = [start for width in widths if len(start := _levels(triggers, width))]
     best = np.zeros((0, triggers))
@@ -84,7 +86,7 @@ def prefix_identity(triggers: int) -> Float64:
 
 
 def squared_error(extra: Float64) -> float:
-    """tr(M (A^T A)^-1 M^T) of a p-identity, whose columns have norm 1.
+    """Return tr(M (A^T A)^-1 M^T) of a p-identity, whose columns have norm 1.
 
     Args:
         extra: (p, T) P.
@@ -148,7 +150,7 @@ IDENTITY = np.zeros(1)
 
 @functools.lru_cache(maxsize=16)
 def mixed_rows(triggers: int) -> Float64:
-    """Parameters of the p-identity for T prefixes: p, S, P and W; read-only."""
+    """Return parameters of the p-identity for T prefixes: p, S, P and W; read-only."""
     extra = prefix_identity(triggers)
     if not len(extra):
         return IDENTITY
@@ -282,8 +284,11 @@ class GeometricStrategy(Strategy):
 
     @override
     def fold(self, ranges: Ranges) -> None:
-        """See base; the state is the sum of u_j, the sum of magnitudes that bounds its float error,
-        the largest error bound of a mixed row, and the p mixed rows."""
+        """Fold as in the base; the state has four parts.
+
+        They are the sum of u_j, the sum of magnitudes that bounds its float error, the largest
+        error bound of a mixed row, and the p mixed rows.
+        """
         from dpstream.accounting.strategies.kernels import fold_geometric
 
         tables = self._alone, self._rows, np.ascontiguousarray(self._decoder)
@@ -316,7 +321,9 @@ class GeometricStrategy(Strategy):
 
 @functools.lru_cache(maxsize=16)
 def geometric_encoders(triggers: int) -> tuple[GeometricStrategy, ...]:
-    """Encoders to choose from: noise for each step, and the p-identity where there is one."""
+    """Return the encoders to choose from: noise for each step, and the p-identity if there is
+    one.
+    """
     identity = GeometricStrategy(triggers, IDENTITY)
     mixed = GeometricStrategy(triggers)
     return (identity, mixed) if len(mixed.parameters) > 1 else (identity,)

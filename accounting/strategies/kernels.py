@@ -43,7 +43,7 @@ fill_impulse = njit(cache=True, nogil=True)(impulse)
 
 @njit(cache=True, nogil=True)
 def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
-    """round(2^DECODE_BITS * I / (2^(level+1) - 1)); the divisor is odd, so no ties."""
+    """Return round(2^DECODE_BITS * I / (2^(level+1) - 1)); the divisor is odd, so no ties."""
     scaled = total << DECODE_BITS
     # Constant divisors, of all but one block in eight, compile to multiplications.
     if level == 0:
@@ -60,7 +60,7 @@ def decode_block(total: int, level: int) -> int:  # pragma: no cover - compiled
 def fold_tree(
     noise: Int32, starts: Int64, step_index: Int64, upto: Int64, stack: Int64, out: Int64
 ) -> None:  # pragma: no cover - compiled
-    """Compiled body of ``TreeStrategy.fold``."""
+    """Run the compiled body of ``TreeStrategy.fold``."""
     levels = stack.shape[1]
     width = out.shape[1]
     # Sum of the decoded blocks of a level and above.
@@ -100,8 +100,10 @@ def fold_blt(
     tables: Float64,
     given: float,
 ) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
-    """Every local rounding error reaches a prefix through a bounded linear response: 1 for an
-    error of w or n, ``responses[i]`` for one of buffer i.  Four buffers in registers, whatever
+    """Run the compiled body of a BLT's ``fold``.
+
+    Every local rounding error reaches a prefix through a bounded linear response: 1 for an error of
+    w or n, ``responses[i]`` for one of buffer i.  There are four buffers in registers, whatever
     their number: those without weight stay out of every sum.
 
     Args:
@@ -152,7 +154,7 @@ def fold_generators(
     responses: Float64,
     given: float,
 ) -> tuple[Int64, Int64]:  # pragma: no cover - compiled
-    """As ``fold_blt``, with numbers of its own for each step.
+    """Fold as in ``fold_blt``, with numbers of its own for each step.
 
     Args:
         table: ``Generators.table``.
@@ -260,7 +262,9 @@ def fold_geometric(
 def largest_response(
     theta: float, omega: float, decoder: Float64
 ) -> float:  # pragma: no cover - compiled
-    """The most that 1 added to a buffer (theta, omega) at any step moves a later prefix."""
+    """Return the largest change of a later prefix by 1 added to a buffer (theta, omega) at any
+    step.
+    """
     value, largest = 0.0, 0.0
     for k in range(1, decoder.size):
         value = theta * value - omega * decoder[k - 1]
@@ -272,7 +276,7 @@ def largest_response(
 def round_where_open(
     values: Float64, error: float, out: Int64
 ) -> Int64:  # pragma: no cover - compiled
-    """floor(2^D v + ROUND_UP) of each value; returns where ``error`` could change it."""
+    """Put floor(2^D v + ROUND_UP) into ``out``; return the indices that ``error`` could change."""
     count = 0
     for i in range(values.size):
         scaled = values[i] * _SCALE + ROUND_UP

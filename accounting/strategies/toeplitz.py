@@ -73,14 +73,14 @@ class ConvolutionStrategy(Strategy):
 
     @abstractmethod
     def coefficients(self) -> Float64:
-        """(T,) c_k, first column of the encoder, within 1e-13 of the exact numbers."""
+        """Return (T,) c_k, first column of the encoder, within 1e-13 of the exact numbers."""
 
     @abstractmethod
     def _inverse(self) -> Sequence[Any]:
         """(T,) balls of 1/c(x) at the current precision."""
 
     def decoder_balls(self, bits: int) -> list[Any]:
-        """(T,) b_k as balls of that precision."""
+        """Return (T,) b_k as balls of that precision."""
         with precision(bits):
             return _running_sums(self._inverse())
 
@@ -151,7 +151,7 @@ class ConvolutionStrategy(Strategy):
         """``fold`` in floats; returns the (rows, steps) whose rounding these cannot settle."""
 
     def exact(self, noise: ExactNoise, step_index: int) -> int:
-        """n_t * 2^DECODE_BITS at ``step_index``, whatever precision that takes."""
+        """Return n_t * 2^DECODE_BITS at ``step_index``, with whatever precision it takes."""
 
         def prefix(bits: int) -> Any:
             decoder = self._balls if bits == FIRST_PRECISION else self.decoder_balls(bits)

@@ -42,7 +42,7 @@ MISSED = 0.05
 
 @functools.lru_cache(maxsize=1024)
 def least_budget(law: LawName, most: int) -> float:
-    """Least rho or epsilon of one count whose noise is within ``most`` with 95%."""
+    """Return the least rho or epsilon of one count whose noise is within ``most`` with 95%."""
 
     def geometric_missed(epsilon: float) -> float:
         return 2 * math.exp(-epsilon * most) / (1 + math.exp(epsilon)) - MISSED
@@ -57,7 +57,7 @@ def least_budget(law: LawName, most: int) -> float:
 
 
 def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -> Fraction:
-    """Least budget of a level at which single counts have no larger margins than they have.
+    """Return the least budget of a level whose single counts have margins no larger than now.
 
     Margins of sums grow with it, and so does step 1's noise.
 
@@ -71,7 +71,7 @@ def same_margins(noise: Draws, budget: Fraction, groups: int, gamma: Fraction) -
 
 
 def least_of(noise: Noise) -> Fraction:
-    """Least budget of one count with no larger margin than this noise has, a little above it."""
+    """Return a budget, just above the least, of one count with no larger margin than this noise."""
     return Fraction(least_budget(noise.law, margin(noise))) * (1 + Fraction(1, 10**6))
 
 
@@ -95,7 +95,7 @@ BIASED = (
 def describe(
     plan: TablePlan, delta: float = DELTA, groups: Mapping[Level, int] | None = None
 ) -> dict[str, Any]:
-    """Every public figure of a plan, JSON-able; figures of the guarantee are rounded up.
+    """Return every public figure of a plan, JSON-able; figures of the guarantee are rounded up.
 
     Args:
         delta: that epsilon is stated for.
@@ -163,7 +163,7 @@ def _same_margins(plan: TablePlan, delta: float) -> dict[str, Any]:
 
 
 def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
-    """Epsilon of a record by each accounting, of US and of Puerto Rico the larger.
+    """Return epsilon of a record by each accounting, the larger one of US and of Puerto Rico.
 
     Raises:
         PolicyError: a budget is infinite.
@@ -235,7 +235,7 @@ def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
 
 
 def figures(plan: TablePlan, table: Table, noise: Draws) -> list[dict[str, Any]]:
-    """Each kind of figure of a table at a level, with its exact 95% margin."""
+    """Return each kind of figure of a table at a level, with its exact 95% margin."""
     out, parameters = list[dict[str, Any]](), plan.parameters
 
     def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:
@@ -278,7 +278,7 @@ def _notes(plan: TablePlan) -> list[str]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """The same for a person; figures of the guarantee are shortened upwards."""
+    """Return the figures as text; those of the guarantee are shortened upwards."""
     lines = [
         f"Guarantee   {figures['guarantee']['text']}",
         f"Unit        {figures['unit']}; a household and its persons are two units",

@@ -1,4 +1,4 @@
-"""What an execution costs one record, by every accounting that holds, and by those published.
+"""The cost of an execution to one record, by every accounting that holds and the published ones.
 
 **Geometric noise.**  Between neighbours a count moves by one, and the privacy loss of geometric
 noise with parameter e is +e or -e only: +e with probability e^e / (e^e + 1).  That is randomized
@@ -58,7 +58,7 @@ _ORDERS = np.unique(np.concatenate([np.arange(101, 1001) / 100, 1 + np.logspace(
 
 
 class Spent(NamedTuple):
-    """What a table spends at one level.
+    """The budget of a table at one level.
 
     Attributes:
         groups: s, groups of the level that a record is in at most.
@@ -91,7 +91,7 @@ def total(spent: Sequence[Spent]) -> Fraction:
 
 
 def rounded_up(figure: Fraction) -> float:
-    """A float that is, as a person writes it, no less; the figure itself where it is one."""
+    """Return the least float whose decimal text is at least the figure."""
     near = float(figure)
     while Fraction(repr(near)) < figure:
         near = math.nextafter(near, math.inf)
@@ -99,7 +99,7 @@ def rounded_up(figure: Fraction) -> float:
 
 
 def mu_of_rho(rho: Fraction) -> float:
-    """mu of rounded Gaussian noise of this rho, rounded up."""
+    """Return mu of rounded Gaussian noise of this rho, rounded up."""
     mu = math.sqrt(float(2 * rho))
     while Fraction(mu) ** 2 < 2 * rho:
         mu = math.nextafter(mu, math.inf)
@@ -107,29 +107,31 @@ def mu_of_rho(rho: Fraction) -> float:
 
 
 def gaussian_epsilon(rho: Fraction, delta: float) -> float:
-    """Epsilon of rounded Gaussian noise: one Gaussian mechanism, exact, rounded up."""
+    """Return epsilon of rounded Gaussian noise: one Gaussian mechanism, exact, rounded up."""
     return epsilon_of(mu_of_rho(rho), delta)
 
 
 def zcdp_epsilon(rho: Fraction, delta: float) -> float:
-    """Epsilon of rho-zCDP by the best conversion, rounded up."""
+    """Return epsilon of rho-zCDP by the best conversion, rounded up."""
     return cdp_eps(rounded_up(rho) * _UP, delta)
 
 
 def zcdp_epsilon_analytic(rho: Fraction, delta: float) -> float:
-    """rho + 2 sqrt(rho ln(1/delta)), rounded up: valid, and never the least."""
+    """Return rho + 2 sqrt(rho ln(1/delta)), rounded up: valid, and never the least."""
     above = rounded_up(rho)
     return (above + 2 * math.sqrt(above * math.log(1 / delta))) * _UP
 
 
 def renyi_sum(order: Float64, epsilon: float) -> Float64:
-    """(n,) Renyi divergences of geometric noise of parameter ``epsilon`` shifted by one, exact."""
+    """Return (n,) Renyi divergences of geometric noise of parameter ``epsilon`` shifted by one,
+    exact.
+    """
     above = np.logaddexp(order * epsilon, (1 - order) * epsilon)
     return np.asarray((above - np.logaddexp(epsilon, 0)) / (order - 1))
 
 
 def renyi_integral(order: Float64, epsilon: float) -> Float64:
-    """(n,) the published figures, an integral where the sum belongs: no bound."""
+    """Return (n,) the published figures, an integral where the sum belongs: no bound."""
     odd = epsilon * (2 * order - 1)
     more = np.log(2 * order / odd) + (order - 1) * epsilon
     less = np.log(2 * (order - 1) / odd) - order * epsilon
@@ -138,7 +140,7 @@ def renyi_integral(order: Float64, epsilon: float) -> Float64:
 
 
 def renyi_epsilon(spent: Sequence[Spent], delta: float, *, integral: bool = False) -> float:
-    """Epsilon of geometric noise by Renyi divergences, rounded up.
+    """Return epsilon of geometric noise by Renyi divergences, rounded up.
 
     Of each level the worse kind of group counts, s times.
 
@@ -162,7 +164,7 @@ _SLACK = 1e-13
 
 
 def geometric_losses(spent: Sequence[Spent], delta: float) -> float:
-    """Epsilon of geometric noise, rounded up."""
+    """Return epsilon of geometric noise, rounded up."""
     times: dict[Fraction, int] = {}
     for each in spent:
         for epsilon in each.releases[0]:
@@ -205,7 +207,7 @@ def _plus(mass: Float64, atoms: Float64) -> Float64:
 
 @functools.lru_cache(maxsize=64)
 def gaussian_losses(spent: tuple[Spent, ...], delta: float) -> float:
-    """Epsilon of discrete Gaussian noise, rounded up.
+    """Return epsilon of discrete Gaussian noise, rounded up.
 
     Args:
         delta: above 1e-12.

@@ -1,4 +1,4 @@
-"""Estimates of figures, and exact margins: the smallest m that the error does not exceed with 95%.
+"""Estimates of figures, and exact margins: the smallest m that the error exceeds with at most 5%.
 
 **Margins.**  A figure is one measured count, or a sum of measured counts, each with noise of its
 own.  Laws of sums are convolved, not taken to be normal: P(|Z| <= m) is a sum of chances of
@@ -79,14 +79,14 @@ class Chances(NamedTuple):
         return float(self.mass @ (values - mean) ** 2)
 
     def at_most(self, value: Float64 | Int64) -> Float64:
-        """(m,) chances of no more than each value."""
+        """Return (m,) chances of no more than each value."""
         before = np.concatenate([[0.0], np.cumsum(self.mass)])
         places = np.floor(value).astype(np.int64) - self.lowest + 1
         return np.asarray(before[np.clip(places, 0, len(self.mass))])
 
 
 def chances(noise: Noise) -> Chances:
-    """Law of the noise of one count."""
+    """Return the law of the noise of one count."""
     if noise.scale == 0:
         return Chances(0, np.ones(1))
     laplace = noise.law == "discrete laplace"
@@ -104,7 +104,9 @@ def chances(noise: Noise) -> Chances:
 
 
 def summed(law: Chances, count: int) -> Chances:
-    """Law of the sum of ``count`` independent draws of one law, by powers of its transform."""
+    """Return the law of the sum of ``count`` independent draws of one law, by powers of its
+    transform.
+    """
     if count == 0:
         return Chances(0, np.ones(1))
     if count == 1:
@@ -125,7 +127,7 @@ def summed(law: Chances, count: int) -> Chances:
 
 
 def plus(one: Chances, other: Chances) -> Chances:
-    """Law of the sum of two independent integers."""
+    """Return the law of the sum of two independent integers."""
     length = len(one.mass) + len(other.mass) - 1
     size = 1 << length.bit_length()
     full = np.fft.irfft(np.fft.rfft(one.mass, size) * np.fft.rfft(other.mass, size), size)
@@ -133,13 +135,13 @@ def plus(one: Chances, other: Chances) -> Chances:
 
 
 def tail(noise: Noise, margin: int) -> float:
-    """P(|Z| > margin) of the noise of one count."""
+    """Return P(|Z| > margin) of the noise of one count."""
     law = chances(noise)
     return float(law.mass[np.abs(law.values) > margin].sum())
 
 
 def least_margin(missed: Callable[[int], float], most: int) -> int:
-    """Smallest m in 0 .. ``most`` at which no more than 5% is missed; ``missed`` falls."""
+    """Return the smallest m in 0 .. ``most`` that at most 5% exceed; ``missed`` falls."""
     low, high = -1, most
     while high - low > 1:
         middle = (low + high) // 2
@@ -151,7 +153,7 @@ def least_margin(missed: Callable[[int], float], most: int) -> int:
 
 
 def margin(noise: Noise, count: int = 1, *, clipped: bool = False) -> int:
-    """95% margin of a sum of ``count`` measured counts.
+    """Return 95% margin of a sum of ``count`` measured counts.
 
     Args:
         clipped: counts below 0 become 0 before they are summed.
@@ -168,7 +170,7 @@ def margin(noise: Noise, count: int = 1, *, clipped: bool = False) -> int:
 
 
 def quantile(noise: Noise, chance: float) -> int:
-    """Smallest k with P(Z <= k) >= ``chance``: a true zero exceeds it at most 1 - chance often.
+    """Return the smallest k with P(Z <= k) >= ``chance``, which a true zero seldom exceeds.
 
     Args:
         chance: in (0, 1).
@@ -199,13 +201,13 @@ class Estimates(NamedTuple):
 
 
 def weight(first: Noise, detail: Noise, cells: int) -> float:
-    """w, the weight of step 1's total against the sum of ``cells`` cells."""
+    """Return w, the weight of step 1's total against the sum of ``cells`` cells."""
     u, v = chances(first).variance, chances(detail).variance
     return cells * v / (u + cells * v) if v else 0.0
 
 
 def combine(first: Int64, cells: Int64, weight: float, *, allow_negative: bool) -> Estimates:
-    """Estimates of some groups of one detail.
+    """Return the estimates of some groups of one detail.
 
     Args:
         first: (g,) noisy totals of step 1.
@@ -233,7 +235,9 @@ def _ranks(n: int) -> Int64:
 
 
 def variance(first: Noise, detail: Noise, cells: int, part: int) -> float:
-    """Variance of the estimate of a sum of ``part`` of the cells, before it is rounded."""
+    """Return the variance of the estimate of a sum of ``part`` of the cells, before it is
+    rounded.
+    """
     w = weight(first, detail, cells)
     return part * chances(detail).variance * (1 - part * w / cells)
 
@@ -241,7 +245,7 @@ def variance(first: Noise, detail: Noise, cells: int, part: int) -> float:
 def published_margin(
     parameters: Parameters, first: Noise | None, detail: Noise, cells: int, part: int
 ) -> int:
-    """Exact 95% margin of a published figure: the sum of ``part`` of a group's measured cells.
+    """Return the exact 95% margin of the published sum of ``part`` of a group's measured cells.
 
     Args:
         first: noise of the group's step 1, ``None`` without one.
@@ -261,7 +265,7 @@ def _published_margin(
 
 
 def combined_margin(first: Noise, detail: Noise, cells: int, part: int) -> int:
-    """Exact 95% margin of the published sum of ``part`` of the cells: 1, a half or all of them.
+    """Return the exact 95% margin of the published sum of ``part`` cells: 1, a half or all of them.
 
     With A the noise of these cells and U that of step 1 less that of the other cells, the figure's
     error is A + floor((D + c) / m), D = floor(w (U - A) + 1/2), m = cells / part, with some c in 0
@@ -298,7 +302,7 @@ def _missed(of: Chances, others: Chances, w: float, ways: int, c: int) -> Callab
 
 
 def bias(first: Noise, weight: float, low: float, high: float, truth: int) -> float:
-    """Expected error of a total whose detail was chosen because ``low`` <= y < ``high``.
+    """Return the expected error of a total whose detail was chosen because ``low`` <= y < ``high``.
 
     0 where that has no chance.
     """

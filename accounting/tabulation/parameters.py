@@ -1,4 +1,4 @@
-"""What an execution was asked for, resolved: public, and fixed before a record is read.
+"""The resolved parameters of an execution: public, and fixed before a record is read.
 
 **Levels** of population groups are a kind of region and a level of iterations, each with a budget.
 
@@ -33,22 +33,24 @@ class Level(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As parameters name budgets: ``level_1_usa``, ``level_2_pr_state``."""
+        """The name in parameters of budgets: ``level_1_usa``, ``level_2_pr_state``."""
         return f"level_{self.iteration_level}_{self.region_type.lower().replace('-', '_')}"
 
     @property
     def label(self) -> str:
-        """As parameters name thresholds: ``(USA, 1)``."""
+        """The label in parameters of thresholds: ``(USA, 1)``."""
         return f"({self.region_type}, {self.iteration_level})"
 
     @property
     def detailed(self) -> bool:
-        """Whether it takes iterations that are not COARSE_ONLY; else those not DETAILED_ONLY."""
+        """Return whether it takes iterations that are not COARSE_ONLY; else those not
+        DETAILED_ONLY.
+        """
         return self.region_type in _LARGE
 
     @property
     def puerto_rico(self) -> bool:
-        """Whether its records are those of Puerto Rico, which no other level counts."""
+        """Return whether its records are those of Puerto Rico, which no other level counts."""
         return self.region_type in PR_REGIONS
 
 
@@ -103,12 +105,12 @@ class Detail(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many cells are measured."""
+        """The number of measured cells."""
         return max(self.cells) + 1
 
 
 class Table(NamedTuple):
-    """What is measured.
+    """The measured tables.
 
     Attributes:
         name: ``t1t2`` of persons, ``t3`` and ``t4`` of households.
@@ -124,7 +126,7 @@ class Table(NamedTuple):
     data_cells: tuple[tuple[int, ...], ...] = ()
 
     def published(self, detail: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Numbered data cells that a detail yields, each with the measured cells it is the sum of.
+        """Return the numbered data cells of a detail, each with the measured cells that it sums.
 
         A data cell is there if it is a union of measured cells.
         """
@@ -208,11 +210,13 @@ class Parameters(msgspec.Struct, frozen=True):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """Levels that run, those without a budget too, in public order."""
+        """The levels that run, also without a budget, in public order."""
         return (US_LEVELS if self.run_us else ()) + (PR_LEVELS if self.run_pr else ())
 
     def budget(self, table: str, level: Level) -> Fraction | float:
-        """Budget of a level as it was written, 0 if it is off or infinite if it is exact."""
+        """Return the budget of a level as it was written, 0 if it is off or infinite if it is
+        exact.
+        """
         return written(self.budgets.get(table, {}).get(level, 0.0))
 
     @property
@@ -222,5 +226,5 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 def written(figure: float) -> Fraction | float:
-    """A figure as a person writes it, exactly: 0.1 is a tenth; what is infinite stays so."""
+    """Return a figure exactly as a person writes it: 0.1 is a tenth; infinity stays."""
     return figure if figure == float("inf") else Fraction(repr(float(figure)))

@@ -89,7 +89,7 @@ class Stability(NamedTuple):
 def stability(
     alone: Members, combined: Members, ethnicity: Members, max_race_codes: int
 ) -> Stability:
-    """s of the level that takes these iterations.
+    """Return s of the level that takes these iterations.
 
     Args:
         alone, combined, ethnicity: (m, 2) pairs (iteration, code) of the iterations of each kind
@@ -130,7 +130,7 @@ VERSION = 2
 
 
 class Cost(NamedTuple):
-    """What a record pays: the guarantee, and the figure that the ledger composes with.
+    """The cost of a record: the guarantee, and the figure that the ledger composes with.
 
     Attributes:
         epsilon, delta: of the execution alone; delta is 0 where epsilon is pure.
@@ -164,16 +164,18 @@ class TablePlan(msgspec.Struct, frozen=True):
 
     @property
     def unit(self) -> str:
-        """The privacy unit: what one row of a data file is."""
+        """The privacy unit: one row of a data file."""
         return UNITS[self.parameters.program]
 
     @property
     def law(self) -> LawName:
-        """Of all noise."""
+        """The law of all noise."""
         return law_of(self.parameters)
 
     def measured(self) -> list[tuple[Table, Level, Draws]]:
-        """Tables and levels with a budget and groups, in public order, with their noise."""
+        """Return the tables and levels with a budget and groups, in public order, with their
+        noise.
+        """
         out = []
         for table in self.parameters.tables:
             for level, stability in self.stability.items():
@@ -184,14 +186,14 @@ class TablePlan(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """Whether a budget is infinite: counts without noise, and no guarantee at all."""
+        """Return whether a budget is infinite: counts without noise, and no guarantee at all."""
         return any(
             self.parameters.budget(table.name, level) == math.inf
             for table, level, _ in self.measured()
         )
 
     def spent(self, *, puerto_rico: bool) -> tuple[Spent, ...]:
-        """What a record of Puerto Rico, or any other, spends.
+        """Return the budgets that a record of Puerto Rico, or any other, spends.
 
         Raises:
             PolicyError: a budget is infinite.
@@ -221,7 +223,7 @@ class TablePlan(msgspec.Struct, frozen=True):
         return max(total(self.spent(puerto_rico=side)) for side in (False, True))
 
     def cost(self, delta: float = DELTA) -> Cost:
-        """What the ledger is charged.
+        """Return the cost that the ledger is charged.
 
         Args:
             delta: that epsilon is stated for, where it is not pure.
@@ -238,12 +240,12 @@ class TablePlan(msgspec.Struct, frozen=True):
 
 
 def thresholds_json(thresholds: tuple[float, ...]) -> list[float | str]:
-    """Thresholds as JSON has them: an infinite one is a text."""
+    """Return thresholds for JSON, with an infinite one as text."""
     return [float(x) if math.isfinite(x) else repr(float(x)) for x in thresholds]
 
 
 def canonical(plan: TablePlan) -> dict[str, Any]:
-    """Every public parameter by its frozen name, as JSON-able values.
+    """Return every public parameter by its frozen name, as JSON-able values.
 
     Levels and tables are listed by what they are: one that is off or has no groups is not there.
     """

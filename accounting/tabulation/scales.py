@@ -1,4 +1,4 @@
-"""From the budget of a level to the scales of its noise.
+"""The scales of a level's noise, from its budget.
 
 A unit is in at most s groups of a level, and changes one measured cell of each by one.  So a level
 of budget rho is s releases of rho / s each, one for each group (mechanism.md section 12):
@@ -55,14 +55,14 @@ class Draws(NamedTuple):
 
 
 def law_of(parameters: Parameters) -> LawName:
-    """The law that all noise of an execution is of."""
+    """Return the law of all noise of an execution."""
     if parameters.definition == "puredp":
         return "discrete laplace"
     return "rounded gauss" if parameters.noise == "rounded" else "discrete gauss"
 
 
 def draws(parameters: Parameters, table: Table, level: Level, stability: int) -> Draws | None:
-    """Noise of a table at a level.
+    """Return the noise of a table at a level.
 
     Args:
         stability: s of the level.
@@ -91,7 +91,7 @@ def draws(parameters: Parameters, table: Table, level: Level, stability: int) ->
 
 
 def scale_of(law: LawName, budget: Fraction, field: str = "budget") -> float:
-    """Least scale in the sampler's range whose noise on one count costs no more than ``budget``.
+    """Return the least scale of the sampler whose noise on one count costs at most ``budget``.
 
     Args:
         budget: rho (Gaussian laws) or epsilon, exact and positive.

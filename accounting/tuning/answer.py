@@ -1,4 +1,4 @@
-"""What a tuning said and what it cost: C, clamps and figures from noisy counts, words.
+"""The result of a tuning and its cost: C, bounds and figures from noisy counts, as text.
 
 All of it is post-processing of noisy counts, and of the plan: no further look at data.  `Tuned` is
 what a plan tells about a tuning.
@@ -59,12 +59,12 @@ class Coverage(NamedTuple):
     part: Float64
 
     def at(self, pairs: float) -> float:
-        """Part that a bound of so many pairs in the first hours keeps."""
+        """Return the part of records that a bound of ``pairs`` pairs in the first hours keeps."""
         return float(np.interp(pairs, self.edges, self.part))
 
 
 class PerKey(msgspec.Struct, frozen=True):
-    """What another bound per key would make of the same histogram.
+    """The effect of another bound per key on the same histogram.
 
     Attributes:
         bound: k; contributions: C that is weighed best with it.
@@ -78,17 +78,19 @@ class PerKey(msgspec.Struct, frozen=True):
     sd: float
 
 
-def coverage_of(of: Histogram, estimate: Float64) -> Coverage:
-    """Pairs are summed as survivors: sum over c of #{units with >= c pairs}, linear inside a wide
-    cell.  Survivors below the rank error are noise and count as none (a few units with very many
+def coverage_of(histogram: Histogram, estimate: Float64) -> Coverage:
+    """Return the part of all pairs that each candidate bound keeps.
+
+    Pairs are summed as survivors: sum over c of #{units with >= c pairs}, linear inside a wide
+    cell. Survivors below the rank error are noise and count as none (a few units with very many
     pairs stay unseen); beyond the largest candidate a unit counts with that candidate.
 
     Args:
         estimate: (cells,) noisy prefixes of the histogram of pairs per unit.
     """
-    edges = np.array([0, *of.candidates], np.float64)
+    edges = np.array([0, *histogram.candidates], np.float64)
     above = estimate[-1] - np.concatenate([[0.0], estimate[:-1]])  # units with > edges[t] pairs
-    above[above < max(of.rank_error, _FLOAT_ERROR)] = 0.0
+    above[above < max(histogram.rank_error, _FLOAT_ERROR)] = 0.0
     width = np.diff(edges)
     mass = width * above[:-1] + (width - 1) / 2 * (above[1:] - above[:-1])
     sums = np.concatenate([[0.0], np.cumsum(mass)])
@@ -96,12 +98,12 @@ def coverage_of(of: Histogram, estimate: Float64) -> Coverage:
 
 
 def errors(part: Float64, sd: Float64, records: int) -> Float64:
-    """(n,) root of both squares, in records, for a key of so many."""
+    """Return (n,) root mean square errors, in records, of a key of ``records`` records."""
     return np.asarray(np.hypot((1 - part) * records, sd), np.float64)
 
 
 def best(part: Float64, sd: Float64, records: int) -> int:
-    """Index of the bound with the least error of a key of so many records.
+    """Return the index of the bound with the least error of a key of ``records`` records.
 
     Args:
         part: (n,) of all pairs that each bound keeps; sd: (n,) of its noise in records.
@@ -118,7 +120,7 @@ def best(part: Float64, sd: Float64, records: int) -> int:
 def per_key(
     bounds: Float64, part: Float64, noise: NoiseOf, records: int, own: int | None, most: float
 ) -> tuple[PerKey, ...]:
-    """What each bound per key but the job's own would come to, where it can be run and helps.
+    """Return the effect of each bound per key but the job's own, where it can be run and helps.
 
     Args:
         bounds: (n,) C of each candidate; part: (n,) of all pairs that it keeps.
@@ -139,41 +141,41 @@ def per_key(
 _SLACK = 1e-12
 
 
-def prefixes(of: Histogram, noisy: Int64) -> Float64:
-    """(cells,) non-decreasing estimates of the prefixes of the histogram.
+def prefixes(histogram: Histogram, noisy: Int64) -> Float64:
+    """Return (cells,) non-decreasing estimates of the prefixes of the histogram.
 
     Args:
         noisy: (nodes,) A x + noise.
     """
     from scipy.optimize import isotonic_regression  # slow to load, and a plan needs none of it
 
-    nodes = encoder_matrix(of.cells).T.astype(np.float64) @ noisy.astype(np.float64)
-    counts = covariance_of(of.cells) @ nodes
+    nodes = encoder_matrix(histogram.cells).T.astype(np.float64) @ noisy.astype(np.float64)
+    counts = covariance_of(histogram.cells) @ nodes
     return np.asarray(isotonic_regression(np.cumsum(counts)).x, np.float64)
 
 
-def answers(of: Histogram, estimate: Float64) -> bool:
-    """Whether the noisy total is large enough to read a quantile from."""
-    return bool(estimate[-1] >= max(1 - _FLOAT_ERROR, of.answered_from))
+def answers(histogram: Histogram, estimate: Float64) -> bool:
+    """Return whether the noisy total is large enough to read a quantile from."""
+    return bool(estimate[-1] >= max(1 - _FLOAT_ERROR, histogram.answered_from))
 
 
 def quantile_cell(estimate: Float64, target: float) -> int:
-    """First cell t with prefix_t >= target * total."""
+    """Return the first cell t with prefix_t >= target * total."""
     return int(np.argmax(estimate >= target * estimate[-1] - _FLOAT_ERROR))
 
 
-def cover_cell(of: Histogram, estimate: Float64, cover: float) -> int:
-    """First cell whose candidate, as a bound, keeps ``cover`` of all pairs."""
-    return int(np.argmax(coverage_of(of, estimate).part[1:] >= cover * (1 - _SLACK)))
+def cover_cell(histogram: Histogram, estimate: Float64, cover: float) -> int:
+    """Return the first cell whose candidate, as a bound, keeps ``cover`` of all pairs."""
+    return int(np.argmax(coverage_of(histogram, estimate).part[1:] >= cover * (1 - _SLACK)))
 
 
-def clamp_of(of: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
-    """(low, high) candidates that at most ``tail`` of the values lie beyond, at each end.
+def clamp_of(histogram: Histogram, estimate: Float64, tail: float) -> tuple[int, int]:
+    """Return (low, high) candidates that at most ``tail`` of the values exceed at each end.
 
     Cells are labelled by their edge away from 0, so a low bound above 0 and a high bound below
     0 take the candidate nearer to 0.
     """
-    edges, last = of.candidates, of.cells - 1
+    edges, last = histogram.candidates, histogram.cells - 1
     before = np.concatenate([[0.0], estimate[:-1]])
     low = int(np.flatnonzero(before <= tail * estimate[-1] + _FLOAT_ERROR)[-1])
     high = quantile_cell(estimate, 1 - tail)
@@ -233,7 +235,7 @@ def read_off(
     noise_with: Callable[[ChosenBounds], NoiseOf],
     per_key_bound: int | None = None,
 ) -> Figures:
-    """C and clamps from the noisy nodes of each histogram: post-processing.
+    """Return C and bounds from the noisy nodes of each histogram: post-processing.
 
     Args:
         noise_with: what the job's noise would be with these clamps, by C and bound per key; public.
@@ -277,24 +279,24 @@ def read_off(
 
 
 def expectation(design: TuningDesign) -> list[dict[str, Any]]:
-    """What accuracy to expect, from public figures alone."""
+    """Return the accuracy to expect, from public figures alone."""
     return [
         {
-            "name": of.name,
-            "candidates": len(of.candidates),
-            "sensitivity": of.sensitivity,
-            "share_of_mu_squared": of.share,
-            "sigma": of.sigma,
-            "rank_error_95": of.rank_error,
-            "units_for_5_points": of.good_from,
-            "no_answer_below": of.answered_from,
+            "name": histogram.name,
+            "candidates": len(histogram.candidates),
+            "sensitivity": histogram.sensitivity,
+            "share_of_mu_squared": histogram.share,
+            "sigma": histogram.sigma,
+            "rank_error_95": histogram.rank_error,
+            "units_for_5_points": histogram.good_from,
+            "no_answer_below": histogram.answered_from,
         }
-        for of in design.histograms
+        for histogram in design.histograms
     ]
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """Where a job's C and clamps come from; all public.
+    """The origin of a job's C and bounds; all public.
 
     Attributes:
         how: ``private`` (charged), ``proxy`` (other data) or ``public``.
@@ -312,7 +314,7 @@ class Tuned(msgspec.Struct, frozen=True):
     mu: float = 0.0
 
     def describe(self, plan: Plan, budget: Budget) -> dict[str, Any]:
-        """``how``, ``words`` and, for a private tuning, its cost and the total, JSON-able.
+        """Return ``how``, ``words`` and, for a private tuning, its cost and the total, JSON-able.
 
         The total is one Gaussian mechanism with mu^2 = mu_tuning^2 + mu_stream^2, the deltas
         of the stream's thresholds added, at the sum of both deltas; rounded up.  Where the
@@ -348,7 +350,7 @@ class Tuned(msgspec.Struct, frozen=True):
         }
 
     def warnings(self) -> list[str]:
-        """What a reader of the plan must know."""
+        """Return the warnings that a reader of the plan must know."""
         return [FROM_PROXY.format(clamps=self._bounds_text())] if self.how == "proxy" else []
 
     def _bounds_text(self) -> str:
@@ -356,7 +358,7 @@ class Tuned(msgspec.Struct, frozen=True):
 
 
 def rule_text(question: Question) -> str:
-    """How C follows from the first hours."""
+    """Return the rule by which C follows from the first hours, as text."""
     if question.key_records is not None:
         return (
             f"the bound with the least error of a key of {question.key_records:,} records, noise "

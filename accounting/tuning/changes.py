@@ -1,4 +1,4 @@
-"""What one change of the job would give: fewer triggers, another C, fewer columns, public keys.
+"""The effects of one change of the job: fewer triggers, another C, fewer columns, public keys.
 
 Unlike ``starred`` these change what is published, when, or of which records; each is one change of
 the job that works as it is written, all else as it is.  What the job cannot be run with is
@@ -30,7 +30,7 @@ from dpstream.accounting.weights import STEEP, SelectionWeights
 
 
 def per_key_text(bound: int | None) -> str:
-    """What a bound per key makes of the figures."""
+    """Return the effect of a bound per key on the figures, as text."""
     if bound is None:
         return "every record counts"
     what = "one record of a unit counts" if bound == 1 else f"{bound} records of a unit count"
@@ -38,7 +38,7 @@ def per_key_text(bound: int | None) -> str:
 
 
 def duration_text(micros: int) -> str:
-    """A length of time as a job writes it."""
+    """Return a length of time as a job writes it."""
     names = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
     for name, seconds in names:
         number, rest = divmod(micros, seconds * MICROS_PER_SECOND)
@@ -48,13 +48,13 @@ def duration_text(micros: int) -> str:
 
 
 def written(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a plan as a job has them: equal weights have a name there."""
+    """Return settings of a plan as a job has them, where equal weights have a name."""
     equal = {"mechanism.weights": "uniform"}
     return {k: equal.get(k) if v is None else v for k, v in settings.items()}
 
 
 def settings_text(settings: dict[str, Any]) -> str:
-    """Settings as they stand in a job."""
+    """Return settings as a job writes them."""
     return ", ".join(_word(field, value) for field, value in settings.items())
 
 
@@ -68,7 +68,7 @@ def _word(field: str, value: Any) -> str:
 
 
 def toml(value: Any) -> str:
-    """A value as TOML writes it."""
+    """Return a value as TOML writes it."""
     if isinstance(value, SelectionWeights) and value.size_share is not None:
         return f"{{ size_share = {exact(value.size_share)} }}"
     if isinstance(value, SelectionWeights):
@@ -120,20 +120,24 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def gain(self) -> float:
-        """Keys over noise; 0 where nothing is known."""
+        """The expected keys over noise; 0 where nothing is known."""
         gain = (self.keys or 1.0) / self.noise
         return gain if math.isfinite(gain) else 0.0
 
     @property
     def helps(self) -> bool:
-        """Better for any data: in neither figure worse, the same records, and no list needed."""
+        """Return whether it is better for any data: no figure worse, the same records, no list
+        needed.
+        """
         if self.cut or self.another or self.keys is None:
             return False
         return self.keys >= 0.995 and self.noise <= 1.005 and self.gain >= _HELPS
 
 
 def changes(plan: Plan, ways: Ways) -> list[Change]:
-    """Ways to noise the job as it stands, the starred one first, then other changes by gain."""
+    """Return the ways to noise the job unchanged, the starred one first, then other changes by
+    gain.
+    """
     rows = [_of_way(plan, ways.starred, starred=True)]
     for way, effect in (
         (ways.fuller, "more keys, no more noise"),
@@ -214,20 +218,22 @@ def _others(plan: Plan) -> Iterator[Other]:
 
 def _triggers(plan: Plan) -> Iterator[Other]:
     """Fewer triggers: at the window's end alone, and about a quarter."""
-    line = plan.timeline
-    longest = math.gcd(line.window, line.slide, line.allowed_lateness, line.period or 0)
-    times = longest // line.trigger_every
+    timeline = plan.timeline
+    longest = math.gcd(
+        timeline.window, timeline.slide, timeline.allowed_lateness, timeline.period or 0
+    )
+    times = longest // timeline.trigger_every
     if times < 2:
         return
     divisors = [m for m in range(2, times) if times % m == 0 and m <= 4]
     for factor in (times, *divisors[-1:]):
-        every = line.trigger_every * factor
-        once = (line.window + line.allowed_lateness) // every == 1
+        every = timeline.trigger_every * factor
+        once = (timeline.window + timeline.allowed_lateness) // every == 1
         effect = "published once, at the window's end" if once else "published less often"
 
         def change(every: int = every) -> Plan:
-            timeline = msgspec.structs.replace(line, trigger_every=every)
-            return msgspec.structs.replace(plan, timeline=timeline)
+            changed = msgspec.structs.replace(timeline, trigger_every=every)
+            return msgspec.structs.replace(plan, timeline=changed)
 
         yield {"release_every": duration_text(every)}, effect, change
 

@@ -1,4 +1,4 @@
-"""What a job's user asks first: will anything appear, how exact is it, what would help.
+"""The first questions of a job's user: will anything appear, how exact is it, what would help.
 
 All of it is public: a function of the plan, of two numbers that a person states (units in a window
 and keys there are), and of the reference population (``reference``).  As text it is about 25 lines,
@@ -55,7 +55,7 @@ def outlook(
     keys: int | None = None,
     job: Plan | None = None,
 ) -> dict[str, Any]:
-    """Answers to the three questions, JSON-able.
+    """Return the answers to the three questions, JSON-able.
 
     Args:
         plan, budget: what is in force, of a run that was begun what was committed then.
@@ -85,7 +85,7 @@ def outlook(
 
 
 def exactness(plan: Plan, budget: Budget) -> list[dict[str, Any]]:
-    """``exact`` of `outlook`, without a search for better ways."""
+    """Return ``exact`` of `outlook`, without a search for better ways."""
     return _exact(plan, describe(plan, budget))
 
 
@@ -186,7 +186,7 @@ def outlook_text(
     keys: int | None = None,
     job: Plan | None = None,
 ) -> str:
-    """The answers for a person, about 25 lines."""
+    """Return the answers for a person, about 25 lines."""
     figures, sections = describe(plan, budget, tuned), outlook(plan, budget, units, keys, job)
     lines = [
         f"Guarantee   {figures['guarantee']['text']}",
@@ -209,14 +209,14 @@ def outlook_text(
 
 
 def _windows(plan: Plan) -> str:
-    line = plan.timeline
-    slide = "" if line.slide == line.window else f" every {duration(line.slide)}"
-    times = -(-line.triggers // plan.design.refresh_every)
-    often = f"published every {duration(line.trigger_every * plan.design.refresh_every)}"
+    timeline = plan.timeline
+    slide = "" if timeline.slide == timeline.window else f" every {duration(timeline.slide)}"
+    times = -(-timeline.triggers // plan.design.refresh_every)
+    often = f"published every {duration(timeline.trigger_every * plan.design.refresh_every)}"
     often = "published once each" if times == 1 else f"{often}, {times:,} times each"
     if plan.design.restarts:
-        often = f"a key is tested, and published, up to {line.triggers:,} times each"
-    return f"in windows of {duration(line.window)}{slide}, {often}"
+        often = f"a key is tested, and published, up to {timeline.triggers:,} times each"
+    return f"in windows of {duration(timeline.window)}{slide}, {often}"
 
 
 def _appears_lines(plan: Plan, appearance: dict[str, Any]) -> list[str]:
@@ -277,8 +277,8 @@ def _shares_lines(shares: dict[str, Any]) -> list[str]:
     if len(shares["of"]) < 2:
         return []
     why = f"; {shares['why']}" if shares["why"] else ""
-    of = "epsilon" if shares["law"] == "geometric" else "mu^2"
-    words = f"shares of {of}: {parts}{why}"
+    unit = "epsilon" if shares["law"] == "geometric" else "mu^2"
+    words = f"shares of {unit}: {parts}{why}"
     return textwrap.wrap(words, 100, initial_indent="Budget      ", subsequent_indent=" " * 12)
 
 
@@ -318,7 +318,7 @@ def _against(ratio: float | None, name: str) -> str:
 def coverage(
     plan: Plan, budget: Budget, units: int | None, records: int | None, keys: int
 ) -> dict[str, Any]:
-    """What the budget covers, JSON-able.
+    """Return the records that the budget covers, JSON-able.
 
     Args:
         units, records: assumed numbers in one window; ``None``: not given.  Without records each
@@ -335,7 +335,7 @@ def coverage(
         ``epsilon_always``: of a unit with records in all windows (``None``: no end, or no
         guarantee).
     """
-    line, bound = plan.timeline, plan.privacy.contributions
+    timeline, bound = plan.timeline, plan.privacy.contributions
     windows = _windows_covered(plan)
     each = max(1.0, records / units) if units and records else 1.0
     counted = math.ceil(bound / each)  # in the last of them with a part of its records
@@ -347,9 +347,9 @@ def coverage(
     middle = math.ceil(windows / 2) if windows is not None else counted + 1
     figures = describe(plan, budget)
     periods, selection = figures["periods"], figures["selection"]
-    ends = line.end is not None and periods
+    ends = timeline.end is not None and periods
     return {
-        "covers": "lifetime" if line.period is None else "window" if windows == 1 else "period",
+        "covers": "lifetime" if timeline.period is None else "window" if windows == 1 else "period",
         "windows": windows,
         "units_needed": selection and selection["units_for_half_chance_last"],
         "column": figures["columns"][0] if figures["columns"] else None,
@@ -364,18 +364,18 @@ def coverage(
 
 def _windows_covered(plan: Plan) -> int | None:
     """Windows that one budget covers."""
-    line = plan.timeline
-    if line.period is not None:
-        return max(1, line.period // line.slide)
-    return None if line.end is None else line.windows
+    timeline = plan.timeline
+    if timeline.period is not None:
+        return max(1, timeline.period // timeline.slide)
+    return None if timeline.end is None else timeline.windows
 
 
 def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
-    """The figures of `coverage` as text."""
-    line, bound = plan.timeline, plan.privacy.contributions
+    """Return the figures of `coverage` as text."""
+    timeline, bound = plan.timeline, plan.privacy.contributions
     what = {
-        "window": f"each window of {duration(line.window)} separately",
-        "period": f"each period of {duration(line.period or 1)}",
+        "window": f"each window of {duration(timeline.window)} separately",
+        "period": f"each period of {duration(timeline.period or 1)}",
         "lifetime": "the whole stream",
     }[covered["covers"]]
     several = covered["windows"]
@@ -391,9 +391,9 @@ def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
     ]
     windows, counted = covered["windows"], covered["windows_counted"]
     if windows is None or counted < windows:
-        of = "windows" if windows is None else f"{windows:,} windows"
+        spans = "windows" if windows is None else f"{windows:,} windows"
         lines.append(
-            f"            a unit with records in all {of} counts in at most {counted:,} of them"
+            f"            a unit with records in all {spans} counts in at most {counted:,} of them"
         )
     if covered["share_cut"] is not None:
         share = covered["share_cut"]
@@ -420,7 +420,7 @@ def _published(covered: dict[str, Any]) -> str:
 
 
 def warnings_of(covered: dict[str, Any]) -> list[str]:
-    """Warnings to read before the budget is spent."""
+    """Return the warnings to read before the budget is spent."""
     out, windows, counted = list[str](), covered["windows"], covered["windows_counted"]
     if windows is not None and 2 * counted < windows:
         out.append(

@@ -82,18 +82,18 @@ class Histogram(msgspec.Struct, frozen=True):
 
     @property
     def answered_from(self) -> int:
-        """With a noisy total below this nothing is answered."""
+        """The noisy total below which nothing is answered."""
         return math.ceil(self.rank_error / POOR)
 
 
 def magnitudes(most: int) -> tuple[int, ...]:
-    """1, 2, 3 and (4 .. 7) 2^k up to ``most``, and ``most`` itself: steps of 14 to 25%."""
+    """Return 1, 2, 3 and (4 .. 7) 2^k up to ``most``, and ``most`` itself: steps of 14 to 25%."""
     grown = (m << k for k in range(max(1, most.bit_length())) for m in (4, 5, 6, 7))
     return tuple(sorted({x for x in (1, 2, 3, *grown) if x < most} | {most}))
 
 
 def value_candidates(lo: int, hi: int) -> tuple[int, ...]:
-    """Candidate clamps within [lo, hi] (grid units): both ends, 0 and +-magnitudes."""
+    """Return the candidate bounds within [lo, hi] (grid units): both ends, 0 and +-magnitudes."""
     up = magnitudes(hi) if hi > 0 else ()
     down = magnitudes(-lo) if lo < 0 else ()
     inner = {0, *up, *(-x for x in down)}
@@ -101,18 +101,20 @@ def value_candidates(lo: int, hi: int) -> tuple[int, ...]:
 
 
 def pair_candidates(scale: Fraction, most: int) -> tuple[int, ...]:
-    """Candidate pairs per unit in the first hours: up to what ``scale`` takes to ``most``."""
+    """Return the candidate pairs per unit in the first hours, at most ``most`` after scaling."""
     return magnitudes(max(1, math.ceil(most / scale)))
 
 
 def contributions_of(pairs: int, scale: Fraction, most: int) -> int:
-    """C of a candidate: pairs in the first hours, extrapolated, at most ``most``."""
+    """Return C of a candidate: pairs in the first hours, extrapolated, at most ``most``."""
     return max(1, min(most, math.ceil(scale * pairs)))
 
 
 @functools.lru_cache(maxsize=32)
 def encoder_matrix(cells: int) -> Int64:
-    """(nodes, cells) 0/1 matrix A of a binary tree over the cells, leaves first; read-only."""
+    """Return (nodes, cells) 0/1 matrix A of a binary tree over the cells, leaves first;
+    read-only.
+    """
     rows, width = [], 1
     while True:
         for begin in range(0, cells, width):
@@ -129,7 +131,8 @@ def encoder_matrix(cells: int) -> Int64:
 
 @functools.lru_cache(maxsize=32)
 def covariance_of(cells: int) -> Float64:
-    """(cells, cells) covariance of a tree's least-squares cells for node noise of sd 1; read-only.
+    """Return (cells, cells) covariance of a tree's least-squares cells for node noise of sd 1;
+    read-only.
 
     It is inv(A^T A), so that the estimate of noisy nodes y is this times A^T y.
     """
@@ -141,13 +144,15 @@ def covariance_of(cells: int) -> Float64:
 
 @functools.lru_cache(maxsize=32)
 def factor_of(cells: int, targets: tuple[float, ...]) -> float:
-    """``worst_factor`` of the tree over so many cells."""
+    """Return ``worst_factor`` of the tree over so many cells."""
     return worst_factor(encoder_matrix(cells), targets)
 
 
 def worst_factor(matrix: Int64, targets: tuple[float, ...]) -> float:
-    """Largest sd, for node noise of sd 1, of prefix_t - q * total over cells t, q in targets
-    and q = 0 (prefixes and the total themselves), by least squares over all nodes."""
+    """Return the largest sd, for node noise of sd 1, of prefix_t - q * total by least squares.
+
+    It is over cells t, and q in ``targets`` and q = 0 (prefixes and the total themselves).
+    """
     encoder, cells = matrix.astype(np.float64), matrix.shape[1]
     covariance = np.linalg.inv(encoder.T @ encoder)
     worst = 0.0
@@ -167,7 +172,7 @@ def histogram(
     share: float,
     mu: float,
 ) -> Histogram:
-    """A histogram with its noise and accuracy; ``per_unit`` is m.
+    """Return a histogram with its noise and accuracy; ``per_unit`` is m.
 
     Raises:
         UsageError: the noise would exceed what the sampler's table covers.
@@ -257,7 +262,7 @@ def design(question: Question, private: bool = True) -> TuningDesign:
 
 
 def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
-    """A question and its mechanism by frozen names: what the digest of a tuning is made from.
+    """Return a question and its mechanism by frozen names, for the digest of a tuning.
 
     What is computed stands with 9 digits: the last bits of a figure differ between processors,
     and the same question must not be another request, with a charge of its own, on the next one.
@@ -277,17 +282,17 @@ def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
     }
     drawn = [
         {
-            "name": of.name,
-            "candidates": list(of.candidates),
-            "cells": of.cells,
-            "targets": list(of.targets),
-            "col2": of.col2,
-            "sensitivity": f"{of.sensitivity:.9g}",
-            "share": f"{of.share:.9g}",
-            "sigma": f"{of.sigma:.9g}",
-            "rank_error": f"{of.rank_error:.9g}",
+            "name": of_histogram.name,
+            "candidates": list(of_histogram.candidates),
+            "cells": of_histogram.cells,
+            "targets": list(of_histogram.targets),
+            "col2": of_histogram.col2,
+            "sensitivity": f"{of_histogram.sensitivity:.9g}",
+            "share": f"{of_histogram.share:.9g}",
+            "sigma": f"{of_histogram.sigma:.9g}",
+            "rank_error": f"{of_histogram.rank_error:.9g}",
         }
-        for of in design.histograms
+        for of_histogram in design.histograms
     ]
     return {"question": fields, "mu": f"{design.mu:.9g}", "histograms": drawn}
 

@@ -1,4 +1,4 @@
-"""What a plan would give on a public reference population: nothing here knows any data.
+"""The expected figures of a plan on a public reference population; it reads no data.
 
 The population says how many keys of what size there are and how many records units have:
 
@@ -60,13 +60,13 @@ class Published(NamedTuple):
     chances: Float64
 
     def by(self, time: float) -> Float64:
-        """(keys,) chances of being published by a part of the window."""
+        """Return (keys,) chances of being published by a part of the window."""
         before = int(np.searchsorted(self.times, time * (1 + 1e-9), side="right"))
         return self.chances[before - 1] if before else np.zeros(self.chances.shape[1])
 
 
 def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Published:
-    """When keys are published.
+    """Return the chances that keys are published, by test.
 
     A key is published by a test with the chance of passing the easiest so far, a lower bound of
     passing any.
@@ -78,28 +78,28 @@ def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Publ
     statistic = required(budget.statistic, "keys are tested")
     tau = required(budget.tau, "tests have thresholds")
     step = -(-len(tau) // _TESTS)
-    looked = np.arange(len(tau) - 1, -1, -step)[::-1]
-    times = plan.design.test_triggers[looked] / plan.design.triggers
-    need, sd = tau[looked] / 2.0**DECODE_BITS, statistic.sd[looked]
-    weighs = _mean_weights(plan, budget)
+    tests = np.arange(len(tau) - 1, -1, -step)[::-1]
+    times = plan.design.test_triggers[tests] / plan.design.triggers
+    threshold, sd = tau[tests] / 2.0**DECODE_BITS, statistic.sd[tests]
+    weights = _mean_weights(plan, budget)
     # Weights taken while q goes from 0 to each point of the grid.
-    summed = np.append(0.0, np.cumsum(np.diff(_GRID) * (weighs[1:] + weighs[:-1]) / 2))
-    chances = np.zeros((len(looked), len(units)))
+    weight_sums = np.append(0.0, np.cumsum(np.diff(_GRID) * (weights[1:] + weights[:-1]) / 2))
+    chances = np.zeros((len(tests), len(units)))
     best, before, taken, heavy = np.full(len(units), -np.inf), 0.0, 0.0, 0.0
     for j, time in enumerate(times.tolist()):
         skipped = float(mass @ special.ndtr(best)) if plan.design.skips else 0.0
         passed = time - before
         # q grows evenly between two tests; where all is published it stands.
         takes = max(passed * (1 - skipped), 1e-9)
-        ends = np.interp([taken, taken + takes], _GRID, summed)
+        ends = np.interp([taken, taken + takes], _GRID, weight_sums)
         heavy += passed * float(ends[1] - ends[0]) / takes
         before, taken = time, taken + takes
         adds = statistic.weighted * heavy + statistic.counted * time
-        best = np.maximum(best, (units * adds - need[j]) / sd[j])
+        best = np.maximum(best, (units * adds - threshold[j]) / sd[j])
         chances[j] = special.ndtr(best)
     tested = budget.selection
     if tested is not None and tested.most:  # one test, at the close
-        counts = (tested.most, tested.sooner, tested.scale, float(need[-1]))
+        counts = (tested.most, tested.sooner, tested.scale, float(threshold[-1]))
         chances[-1] = _passed(np.floor(units), *counts)
     return Published(times, chances)
 
@@ -201,25 +201,27 @@ class ReferenceFigures(msgspec.Struct, frozen=True):
     noise: dict[str, float]
 
     def noise_against(self, other: "ReferenceFigures") -> float:
-        """This one's sd over the other's: root mean square over the running sums of both."""
+        """Return this one's sd over the other's: root mean square over the running sums of both."""
         names = self.noise.keys() & other.noise.keys()
         squares = [(self.noise[name] / other.noise[name]) ** 2 for name in names]
         return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
 
     def keys_against(self, other: "ReferenceFigures") -> float:
-        """Ratio of expected keys; not a number where neither publishes any."""
+        """Return the ratio of expected keys; not a number where neither publishes any."""
         if math.isinf(self.keys) or other.keys <= 0:
             return math.nan if self.keys <= 0 else math.inf
         return self.keys / other.keys
 
     def early_against(self, other: "ReferenceFigures") -> float | None:
-        """Ratio of expected keys by a tenth of the window; ``None`` where there are none."""
+        """Return the ratio of expected keys by a tenth of the window; ``None`` where there are
+        none.
+        """
         there = 0 < other.early < math.inf and math.isfinite(self.early)
         return self.early / other.early if there else None
 
 
 def reference_figures(plan: Plan, budget: Budget, of: int | None = None) -> ReferenceFigures:
-    """A plan's standing on the reference population.
+    """Return the figures of a plan on the reference population.
 
     Args:
         of: C of the job that it is compared with: a smaller C keeps fewer of a unit's records, so
@@ -238,7 +240,7 @@ def reference_figures(plan: Plan, budget: Budget, of: int | None = None) -> Refe
 
 
 def mean_over_keys(figures: Float64) -> float:
-    """Mean of a figure over all keys of the reference population.
+    """Return the mean of a figure over all keys of the reference population.
 
     Args:
         figures: (sizes,) of a key of each of ``SIZES`` units.
@@ -252,7 +254,7 @@ def _of_density(figures: Float64) -> float:
 
 
 def published_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Published:
-    """When keys of ``SIZES`` units are published.
+    """Return the chances that keys of ``SIZES`` units are published, by test.
 
     Args:
         of: as for ``reference_figures``.
@@ -264,7 +266,8 @@ def published_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Publis
 
 
 def typical_sd(sd: Float64) -> float:
-    """Root mean square of the sd at a window's last trigger and of that over all triggers.
+    """Return the root mean square of the sd at a window's last trigger and of that over all
+    triggers.
 
     The last is looked at most.  By itself it would favour the tree where T is a power of two, whose
     noise is least there and half as large again as that of others on the way.
@@ -273,27 +276,29 @@ def typical_sd(sd: Float64) -> float:
 
 
 def final_sd(plan: Plan, budget: Budget) -> float:
-    """sd at close of the first published column, in records at the bound."""
+    """Return sd at close of the first published column, in records at the bound."""
     if budget.values:
         return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
     return float(required(budget.units, "budget.units is there").sd[-1])
 
 
 def mean_contributions(contributions: int) -> float:
-    """Mean records of a reference unit that a bound C keeps."""
+    """Return the mean records of a reference unit that a bound C keeps."""
     return harmonic(contributions)
 
 
 def harmonic(count: int) -> float:
-    """1 + 1/2 + ... + 1/count: a sum, and beyond it the expansion by Euler and Maclaurin, whose
-    error is below count^-4 / 120."""
+    """Return 1 + 1/2 + ... + 1/count.
+
+    Beyond a limit it is the expansion by Euler and Maclaurin, whose error is below count^-4 / 120.
+    """
     if count <= _SUMMED:
         return float((1 / np.arange(1, count + 1)).sum())
     return math.log(count) + float(np.euler_gamma) + 1 / (2 * count) - 1 / (12 * count**2)
 
 
 def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
-    """Expected published keys of one window at its close.
+    """Return the expected published keys of one window at its close.
 
     Args:
         units: that have records in the window; keys: K, that there are.

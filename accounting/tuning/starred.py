@@ -78,7 +78,7 @@ class Way(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What was found; the last two are ``None`` where they gain less than 3%.
+    """The best ways; the last two are ``None`` where they gain less than 3%.
 
     Attributes:
         starred: nearly the most keys, and of those the least noise.
@@ -92,7 +92,7 @@ class Ways(NamedTuple):
 
 
 def ways(plan: Plan) -> Ways:
-    """The best ways to noise a job.
+    """Return the best ways to noise a job.
 
     Raises:
         UsageError, PolicyError: the job itself cannot be run.
@@ -207,7 +207,9 @@ def _figures_of(plan: Plan, settings: dict[str, Any]) -> ReferenceFigures | None
 
 
 def with_privacy(plan: Plan, **settings: Any) -> Plan:
-    """The plan with other fields of ``Privacy``; weights among them are named by the job."""
+    """Return the plan with other fields of ``Privacy``; weights among them count as the job's
+    own.
+    """
     if "weights" in settings:
         settings = {"usual_weights": False} | settings
     privacy = msgspec.structs.replace(plan.privacy, **settings)
@@ -215,7 +217,7 @@ def with_privacy(plan: Plan, **settings: Any) -> Plan:
 
 
 def usual(plan: Plan) -> SelectionWeights | None:
-    """The weights that the plan's job would have if it named none."""
+    """Return the weights that the plan's job would have if it named none."""
     privacy = plan.privacy
     return usual_weights(
         privacy.contributions,
@@ -230,7 +232,7 @@ _ABSOLUTE = math.sqrt(2 / math.pi)
 
 
 def resolved(plan: Plan) -> Plan:
-    """The plan with one family of noise in the place of ``auto``; with public keys as it is.
+    """Return the plan with one family of noise in place of ``auto``; unchanged with public keys.
 
     Geometric noise is charged plain, so that ``optimise = "lifetime"`` takes Gaussian noise.  So do
     settings that only Gaussian noise has: weights that a job names, combined statistics, rounds,
@@ -295,7 +297,8 @@ def _least(plan: Plan) -> Plan:
 
 
 def mean_loss(plan: Plan, budget: Budget) -> float:
-    """Mean |released - true| over the keys of the reference, in counts of records or units.
+    """Return the mean |released - true| over the keys of the reference, in counts of records or
+    units.
 
     Args:
         plan: with private keys.

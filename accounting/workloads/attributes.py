@@ -43,7 +43,7 @@ class Attribute:
         return len(self.values) or len(self.edges) - 1
 
     def cells(self, column: npt.ArrayLike) -> Int64:
-        """(rows,) cell of each value of a column; -1 where it has none."""
+        """Return (rows,) the cell of each value of a column; -1 where it has none."""
         column = np.asarray(column)
         if self.edges:
             cells = np.searchsorted(np.array(self.edges), column, side="right") - 1
@@ -55,7 +55,7 @@ class Attribute:
         return np.where(values[order[at]] == column, order[at], -1).astype(np.int64)
 
     def canonical(self) -> bytes:
-        """The bytes that a hash of the domain is made of: equal iff the attributes are."""
+        """Return the bytes for a hash of the domain: equal iff the attributes are."""
         if self.edges:
             body = b"e" + struct.pack(f"<{len(self.edges)}d", *self.edges)
         elif isinstance(self.values[0], str):
@@ -66,12 +66,12 @@ class Attribute:
 
 
 def framed(body: bytes) -> bytes:
-    """Bytes behind their length, so that a sequence of them has one reading."""
+    """Return bytes after their length, so that a sequence of them has one reading."""
     return struct.pack("<Q", len(body)) + body
 
 
 def of_values(name: str, values: Iterable[Any]) -> Attribute:
-    """An attribute of listed values.
+    """Return an attribute of listed values.
 
     Raises:
         PolicyError: none, too many, of two types, one twice, or what no record can hold.
@@ -95,7 +95,7 @@ def of_values(name: str, values: Iterable[Any]) -> Attribute:
 
 
 def of_size(name: str, size: int) -> Attribute:
-    """An attribute of the codes 0 .. size - 1.
+    """Return an attribute of the codes 0 .. size - 1.
 
     Raises:
         PolicyError: not a size, or too large a one.
@@ -109,7 +109,7 @@ def of_size(name: str, size: int) -> Attribute:
 
 
 def of_edges(name: str, edges: Iterable[Any]) -> Attribute:
-    """An attribute of bins.
+    """Return an attribute of bins.
 
     Raises:
         PolicyError: fewer than two edges, not finite numbers, not increasing, or too many.
@@ -127,7 +127,7 @@ def of_edges(name: str, edges: Iterable[Any]) -> Attribute:
 
 
 def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
-    """A whole domain.
+    """Return a domain from all its attributes.
 
     Raises:
         PolicyError: no attribute, too many, two of one name, or a name that is no text.
@@ -144,7 +144,7 @@ def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
 
 
 def normal(value: str | int) -> str | int:
-    """A value as records have it: text in normal form (NFC)."""
+    """Return a value as records have it: text in normal form (NFC)."""
     return unicodedata.normalize("NFC", value) if isinstance(value, str) else value
 
 

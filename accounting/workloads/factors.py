@@ -73,7 +73,7 @@ class Factor:
 
     @functools.cached_property
     def scale(self) -> Float64 | None:
-        """(rows,) what each row is multiplied by; None: nothing."""
+        """(rows,) the factor of each row; ``None``: 1."""
         if not self.relative:
             return None
         if self.matrix is not None:
@@ -82,8 +82,7 @@ class Factor:
         return np.asarray((hi - lo + 1.0) ** -0.5)
 
     def apply(self, x: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[Any]:
-        """W x along an axis: that axis of n cells becomes one of rows queries (exact in
-        integers)."""
+        """Return W x along an axis, whose n cells become rows (exact for integers)."""
         if self.matrix is not None:
             product = np.moveaxis(np.tensordot(self.matrix, x, (1, axis)), 0, axis)
         elif self.kind == "identity":
@@ -100,11 +99,11 @@ class Factor:
         return product * self.scale.reshape([-1 if k == axis else 1 for k in range(product.ndim)])
 
     def dense(self) -> Float64:
-        """(rows, n) the matrix itself; for small ones."""
+        """Return (rows, n) the matrix itself; for small ones."""
         return np.asarray(self.apply(np.eye(self.size)), dtype=np.float64)
 
     def gram(self) -> Float64:
-        """(n, n) W^T W."""
+        """Return (n, n) W^T W."""
         if self.matrix is not None:
             rows = self.matrix if self.scale is None else self.matrix * self.scale[:, None]
             return np.asarray(rows.T @ rows)
@@ -130,7 +129,7 @@ class Factor:
 
     @functools.cached_property
     def reversible(self) -> bool:
-        """Whether the Gram matrix stays the same when the cells are reversed."""
+        """Return whether the Gram matrix stays the same when the cells are reversed."""
         if self.matrix is None:
             return self.kind in _REVERSIBLE or self.size == 1
         gram = self.gram()
@@ -138,11 +137,13 @@ class Factor:
 
     @property
     def marginal(self) -> bool:
-        """Each cell or all together: what tables of counts are made of."""
+        """Return whether it is all single cells or their total, as in tables of counts."""
         return self.kind in ("identity", "total")
 
     def variances(self, covariance: Float64) -> Float64:
-        """(rows,) variance of each answer, if the cells' errors have this (n, n) covariance."""
+        """Return (rows,) variance of each answer, if the cells' errors have this (n, n)
+        covariance.
+        """
         if self.matrix is not None:
             variances = np.einsum("qi,qi->q", self.matrix @ covariance, self.matrix)
         elif self.kind == "identity":
@@ -172,8 +173,9 @@ class Factor:
 
     @functools.cached_property
     def masses(self) -> tuple[float, float]:
-        """The same, summed over the queries: trace of the Gram matrix along ones, and of the
-        rest."""
+        """The sums of ``parts`` over the queries: trace of the Gram matrix along ones, and of the
+        rest.
+        """
         if self.kind == "range" and self.rows > _LISTED:
             lengths = np.arange(1.0, self.size + 1)
             counts = (self.size + 1 - lengths) / (lengths if self.relative else 1.0)
@@ -183,7 +185,7 @@ class Factor:
         return float(along.sum()), float(rest.sum())
 
     def canonical(self) -> bytes:
-        """The bytes that a hash of the workload is made of."""
+        """Return the bytes that a hash of the workload is made of."""
         head = framed(self.kind.encode()) + struct.pack(
             "<QQ?", self.size, self.width, self.relative
         )
@@ -191,7 +193,7 @@ class Factor:
 
 
 def interval(kind: str, size: int, width: int = 0, relative: bool = False) -> Factor:
-    """A factor of intervals.
+    """Return a factor of intervals.
 
     Raises:
         PolicyError: a width outside 1 .. n, or a kind that there is not.
@@ -208,7 +210,7 @@ def interval(kind: str, size: int, width: int = 0, relative: bool = False) -> Fa
 
 
 def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor:
-    """A factor that is written out; equal rows are asked, and weigh, as often as they stand there.
+    """Return an explicit factor; equal rows are asked, and weigh, as often as they occur.
 
     Raises:
         PolicyError: not a matrix of finite numbers within limits, or a row of nothing.

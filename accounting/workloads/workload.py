@@ -80,7 +80,7 @@ class Workload:
 
     @functools.cached_property
     def rows(self) -> tuple[int, ...]:
-        """(products,) number of queries of each."""
+        """(products,) the number of queries of each."""
         return tuple(product.rows for product in self.products)
 
     @functools.cached_property
@@ -90,7 +90,7 @@ class Workload:
 
     @functools.cached_property
     def weights(self) -> Float64:
-        """(products,) weight of each."""
+        """(products,) the weight of each."""
         return np.array([product.weight for product in self.products])
 
     @functools.cached_property
@@ -100,24 +100,28 @@ class Workload:
 
     @functools.cached_property
     def marginal(self) -> bool:
-        """Whether every product is a table of counts (identity and total factors only)."""
+        """Return whether every product is a table of counts (identity and total factors only)."""
         return all(f.kind == "identity" for product in self.products for f in product.factors)
 
     def factors_of(self, product: Product) -> list[Factor]:
-        """One factor for each attribute: those not named are totals."""
+        """Return one factor for each attribute: those not named are totals."""
         factors = [interval("total", size) for size in self.sizes]
         for axis, factor in zip(product.axes, product.factors, strict=True):
             factors[axis] = factor
         return factors
 
     def axes(self, product: Product) -> list["Workload"]:
-        """One workload for each attribute, whose product it is (weight aside)."""
+        """Return one workload for each attribute; their product is this one, apart from its
+        weight.
+        """
         named = dict(zip(product.axes, product.factors, strict=True))
         return [self.part(axis, named.get(axis)) for axis in range(len(self.sizes))]
 
     def part(self, axis: int, factor: Factor | None) -> "Workload":
-        """The workload of one attribute, None its total; the same object for the same factor, so
-        that what is computed of it can be kept."""
+        """Return the workload of one attribute; ``None``: of its total.
+
+        The same factor gives the same object, so that what is computed of it can be cached.
+        """
         if (axis, factor) not in self._single:
             named = {} if factor is None else {0: factor}
             self._single[axis, factor] = workload_of([self.attributes[axis]], [(1.0, named)])
@@ -128,7 +132,7 @@ class Workload:
         return {}
 
     def gram(self) -> Float64:
-        """(n, n) V over all cells; for domains that one matrix is solved for."""
+        """Return (n, n) V over all cells; for domains that one matrix is solved for."""
         total = np.zeros((self.cells, self.cells))
         for product in self.products:
             grams = [factor.gram() for factor in self.factors_of(product)]
@@ -136,7 +140,7 @@ class Workload:
         return total
 
     def apply(self, x: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Answers of each product, an array with one axis for each attribute (summed out: length
+        """Return the answers of each product, with one axis for each attribute (summed out: length
         1).
 
         Args:
@@ -160,7 +164,7 @@ class Workload:
         return blocks
 
     def relative(self) -> "Workload":
-        """The same queries, each divided by its norm."""
+        """Return the same queries, each divided by its norm."""
         return replace(
             self,
             products=tuple(
@@ -200,7 +204,7 @@ class Workload:
 def workload_of(
     attributes: Sequence[Attribute], products: Sequence[tuple[float, dict[int, Factor]]]
 ) -> Workload:
-    """A workload of (weight, factor by number of attribute).
+    """Return a workload of (weight, factor by number of attribute).
 
     Raises:
         PolicyError: no product, too many, or a weight that is not positive and finite.
@@ -234,7 +238,7 @@ def workload_of(
 def marginals(
     attributes: Sequence[Attribute], ways: Sequence[int], kind: str = "identity"
 ) -> Workload:
-    """All tables of so many attributes each (``kind`` range: all their range queries)."""
+    """Return all tables of so many attributes each (``kind`` range: all their range queries)."""
     factors = [interval(kind, attribute.size) for attribute in attributes]
     products = [
         Product(1.0, axes, tuple(factors[axis] for axis in axes))
@@ -245,7 +249,7 @@ def marginals(
 
 
 def over(sizes: Sequence[int], kinds: Sequence[str]) -> Workload:
-    """One product of intervals over attributes of these sizes, named by their numbers."""
+    """Return one product of intervals over attributes of these sizes, named by their numbers."""
     attributes = [of_size(str(axis), size) for axis, size in enumerate(sizes)]
     factors = {
         axis: interval(kind, size)
@@ -255,7 +259,7 @@ def over(sizes: Sequence[int], kinds: Sequence[str]) -> Workload:
 
 
 def of_matrix(matrix: npt.ArrayLike) -> Workload:
-    """Explicit queries over the cells of one attribute.
+    """Return explicit queries over the cells of one attribute.
 
     Raises:
         PolicyError: see ``factors.explicit``.
@@ -266,7 +270,8 @@ def of_matrix(matrix: npt.ArrayLike) -> Workload:
 
 
 def codes(sizes: Sequence[int], cells: Int64) -> Int64:
-    """(rows,) number of each row's cell in the flat histogram; -1 where an attribute has none.
+    """Return (rows,) the number of each row's cell in the flat histogram; -1 for a missing
+    attribute.
 
     Args:
         cells: (attributes, rows) as ``Attribute.cells`` gives them.
@@ -284,7 +289,7 @@ _FORMS = {"values": of_values, "edges": of_edges, "size": of_size}
 
 
 def from_dict(text: Any) -> Workload:
-    """The workload that a JSON object describes.
+    """Return the workload that a JSON object describes.
 
     Raises:
         PolicyError: a key, name, factor or number that there may not be.
@@ -320,7 +325,7 @@ def from_dict(text: Any) -> Workload:
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Workload:
-    """The workload of an NPZ file: ``W``, a query of all cells in each row.
+    """Return the workload of an NPZ file: ``W``, a query of all cells in each row.
 
     Raises:
         PolicyError: no ``W``, or not a query matrix.

@@ -1,4 +1,5 @@
-"""Timers say when, records say what: the stateful stage that waits for a trigger time.
+"""The stateful stage that waits for a trigger time; a timer fires it, and records decide its
+content.
 
 Rows of a shard wait in a bag until the watermark passes a trigger time that the clock has
 announced; a callback then works on them and says which rows must wait on.  One timer per shard:
@@ -64,7 +65,7 @@ class BufferUntilTriggerTime(beam.DoFn):
     """Holds the batches of a shard until a trigger time is complete, then hands them to a callback.
 
     Args:
-        line: public time axis.
+        timeline: public time axis.
         make: builds the worker-side callback.
         ticks: milliseconds between the trigger time and the timer's instant: a stage must fire
             after the one that feeds it.
@@ -88,7 +89,7 @@ class BufferUntilTriggerTime(beam.DoFn):
 
     def __init__(
         self,
-        line: Timeline,
+        timeline: Timeline,
         make: Callable[[], ShardCallback],
         ticks: int = 0,
         *,
@@ -99,7 +100,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         per_shard: bool = False,
     ) -> None:
         self._calls, self._per_shard = calls, per_shard
-        self._line, self._make, self._ticks = line, make, ticks
+        self._timeline, self._make, self._ticks = timeline, make, ticks
         self._catch_up_limit, self._anew, self._threads = catch_up_limit, anew, threads
 
     @guarded("hold")
@@ -151,7 +152,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         trigger_time = (
             through if self._catch_up_limit is None else min(through, done + self._catch_up_limit)
         )
-        timer.set(instant(self._line, trigger_time, self._ticks))
+        timer.set(instant(self._timeline, trigger_time, self._ticks))
         return trigger_time
 
     @on_timer(TRIGGER_TIME)
@@ -163,11 +164,11 @@ class BufferUntilTriggerTime(beam.DoFn):
         progress: Any = beam.DoFn.StateParam(PROGRESS),  # noqa: B008
         timer: Any = beam.DoFn.TimerParam(TRIGGER_TIME),  # noqa: B008
     ) -> Iterator[Any]:
-        """Its trigger time is complete: run what is due on the shard, keep what is not."""
+        """Run what is due on the shard at its complete trigger time, and keep the rest."""
         since, done, upto, *announced = progress.read()
         if upto <= done:
             return
-        deliveries.passed(map(self._line.instant_of, range(done + 1, upto + 1)))
+        deliveries.passed(map(self._timeline.instant_of, range(done + 1, upto + 1)))
         if shard in self._pending:  # its rows may wait for this trigger time
             yield from self._emitted()
         batches = list(rows.read())
@@ -175,7 +176,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         if self._threads.number > 1:
             least = _WORTH_A_THREAD * (upto - max(done, since)) * self._calls
             small = sum(batch.num_rows for batch in batches) < least
-            self._pending[shard] = _Pending(rows, instant(self._line, upto, self._ticks))
+            self._pending[shard] = _Pending(rows, instant(self._timeline, upto, self._ticks))
             self._workers.ask(work, small)
             rows.clear()
         else:
@@ -191,7 +192,7 @@ class BufferUntilTriggerTime(beam.DoFn):
 
     @guarded("trigger_time")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """What the threads made of the shards whose timers fired, in the order they did.
+        """Yield the outputs of the shards whose timers fired, in the order in which they fired.
 
         Beam writes a bundle's state when this has ended, so rows can still be put back.
         """
@@ -242,7 +243,7 @@ def outputs_of(
     since: int,
     threads: Any = None,
 ) -> Iterator[tuple[int, bool, Any]]:
-    """Yield (shard, whether it is rows that wait on, output or rows) of a call.
+    """Yield (shard, whether the rows wait on, output or rows) of a call.
 
     Args:
         own: the shard's callback; ``None``: the thread's, which ``Workers`` give as ``threads``.

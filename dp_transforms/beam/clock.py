@@ -44,13 +44,15 @@ _PACED_SECONDS, _PACED_LOOK_SECONDS = 0.2, 0.02
 _HERE_SECONDS = 0.02
 
 
-def instant(line: Timeline, trigger_time: int, ticks: int = 0) -> Timestamp:
-    """Instant of a trigger time, up to the next millisecond, and some milliseconds on."""
-    return Timestamp(micros=-(-line.instant_of(trigger_time) // TICK) * TICK + ticks * TICK)
+def instant(timeline: Timeline, trigger_time: int, ticks: int = 0) -> Timestamp:
+    """Return the instant of a trigger time, rounded up to a millisecond, plus ``ticks``
+    milliseconds.
+    """
+    return Timestamp(micros=-(-timeline.instant_of(trigger_time) // TICK) * TICK + ticks * TICK)
 
 
 class Announced(beam.PTransform):
-    """All trigger times at once: for input whose extent is known when the run begins.
+    """Announces all trigger times at once, for input whose extent is known when the run begins.
 
     Args:
         through: the last trigger time.
@@ -62,16 +64,16 @@ class Announced(beam.PTransform):
         self.first, self.through = first, through
 
     def expand(self, begin: Any) -> beam.PCollection:
-        """One clock tick."""
+        """Return one clock tick."""
         clock_ticks = beam.Create([(self.first, self.first, self.through)], reshuffle=False)
         return begin | clock_ticks.with_output_types(ClockTick)
 
 
 class WallClock(beam.PTransform):
-    """A trigger time is announced when a clock on the wall has reached it.
+    """Announces a trigger time when a wall clock has reached it.
 
     Args:
-        line: public time axis.
+        timeline: public time axis.
         first: first trigger time to announce; those of the past come in one clock tick.
         now: the clock, in seconds since the epoch.
         pace: the last trigger time that may be announced, for the next one to announce: of a run
@@ -81,28 +83,28 @@ class WallClock(beam.PTransform):
 
     def __init__(
         self,
-        line: Timeline,
+        timeline: Timeline,
         first: int = 1,
         now: Callable[[], float] = time.time,
         pace: Callable[[int], int] | None = None,
         last: int | None = None,
     ) -> None:
         super().__init__()
-        self._given, self._last = (line, first, now), last
-        self._clock = _PublicClock(line, first, now, pace, last)
+        self._given, self._last = (timeline, first, now), last
+        self._clock = _PublicClock(timeline, first, now, pace, last)
 
     def paced(self, pace: Callable[[int], int]) -> "WallClock":
-        """The same clock, which waits."""
+        """Return the same clock with waiting."""
         return WallClock(*self._given, pace, self._last)
 
     def expand(self, begin: Any) -> beam.PCollection:
-        """A clock tick for each trigger time, as long as the pipeline lives or the plan goes on."""
+        """Return a clock tick for each trigger time, while the pipeline and the plan last."""
         ticks = beam.ParDo(self._clock).with_output_types(ClockTick)
         return begin | "Clock" >> beam.Create([0], reshuffle=False) | "Ticks" >> ticks
 
 
 def paced_clock(
-    clock: beam.PTransform, line: Timeline, pace: Callable[[int], int]
+    clock: beam.PTransform, timeline: Timeline, pace: Callable[[int], int]
 ) -> beam.PTransform:
     """Return a clock that emits no trigger time after the one that ``pace`` allows.
 
@@ -110,7 +112,7 @@ def paced_clock(
         UsageError: the clock is not one of this module's.
     """
     if isinstance(clock, Announced):
-        clock = WallClock(line, clock.first, Ended(line), last=clock.through)
+        clock = WallClock(timeline, clock.first, Ended(timeline), last=clock.through)
     if not isinstance(clock, WallClock):
         raise UsageError(
             "clock",
@@ -123,8 +125,8 @@ def paced_clock(
 class Ended:
     """A clock that shows the end of a job."""
 
-    def __init__(self, line: Timeline) -> None:
-        self._end = line.instant_of(line.last_trigger_time) / 1e6 + 1
+    def __init__(self, timeline: Timeline) -> None:
+        self._end = timeline.instant_of(timeline.last_trigger_time) / 1e6 + 1
 
     def __call__(self) -> float:
         """Return that time."""
@@ -160,13 +162,13 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
 
     def __init__(
         self,
-        line: Timeline,
+        timeline: Timeline,
         first: int,
         now: Callable[[], float],
         pace: Callable[[int], int] | None = None,
         last: int | None = None,
     ) -> None:
-        self._line, self._first, self._now, self._pace = line, first, now, pace
+        self._timeline, self._first, self._now, self._pace = timeline, first, now, pace
         self._last = last
 
     @beam.DoFn.unbounded_per_element()
@@ -178,26 +180,27 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
         estimator: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008
     ) -> Iterator[Any]:
         """Announce what has been reached, then wait for the next trigger time."""
-        line, left = self._line, tracker.current_restriction()
+        timeline, left = self._timeline, tracker.current_restriction()
         now = int(self._now() * 1_000_000)
-        through = min((now - line.start) // line.trigger_every, left.stop - 1)
+        through = min((now - timeline.start) // timeline.trigger_every, left.stop - 1)
         if self._pace is not None and through >= left.start:
             through = min(through, _allowed(self._pace, left.start))
         if through >= left.start:
             if not tracker.try_claim(through):
                 return
             # Until a shard has it, no stage may pass the first of its trigger times.
-            at = instant(line, left.start, -1)
+            at = instant(timeline, left.start, -1)
             yield TimestampedValue((self._first, left.start, through), at)
-            estimator.set_watermark(instant(line, through + 1, -1))
+            estimator.set_watermark(instant(timeline, through + 1, -1))
         if through + 1 < left.stop:
-            due = line.instant_of(max(through, left.start - 1) + 1)
+            due = timeline.instant_of(max(through, left.start - 1) + 1)
             wait = min(_LOOK, max(0, due - now))
             give_back(tracker, wait / 1_000_000)
 
     def initial_restriction(self, element: int) -> OffsetRange:
         """From the first trigger time on."""
-        last = _FOREVER if self._line.end is None else self._last or self._line.last_trigger_time
+        timeline = self._timeline
+        last = _FOREVER if timeline.end is None else self._last or timeline.last_trigger_time
         return OffsetRange(self._first, max(self._first, last + 1))
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
@@ -217,7 +220,7 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
 
     def initial_estimator_state(self, element: int, restriction: OffsetRange) -> Timestamp:
         """Just before the timers of the first trigger time."""
-        return instant(self._line, restriction.start, -1)
+        return instant(self._timeline, restriction.start, -1)
 
     def create_watermark_estimator(self, state: Timestamp) -> ManualWatermarkEstimator:
         """Set by the clock itself."""
@@ -252,14 +255,14 @@ def give_back(tracker: Any, seconds: float) -> None:
 
 
 class ToShards(beam.DoFn):
-    """A clock tick -> an empty batch for every shard."""
+    """Turns a clock tick into an empty batch for every shard."""
 
     def __init__(self, shards: int, schema: pa.Schema) -> None:
         self._shards, self._schema = shards, schema
 
     @guarded("clock")
     def process(self, element: ClockTick) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """One for each."""
+        """Yield one clock tick for each shard."""
         first, begin, through = element
         metadata = {FIRST: str(first), BEGIN: str(begin), THROUGH: str(through)}
         batch = empty(self._schema).replace_schema_metadata(metadata)
@@ -268,7 +271,7 @@ class ToShards(beam.DoFn):
 
 
 def clock_tick_of(batch: pa.RecordBatch) -> ClockTick | None:
-    """The clock tick that an element of a shard carries, if it is one."""
+    """Return the clock tick that an element of a shard carries, if it is one."""
     metadata = batch.schema.metadata
     if not metadata or THROUGH not in metadata:
         return None

@@ -1,4 +1,4 @@
-"""DELIVERED: records in the store through which trigger time every release has reached the sink.
+"""The stage that records in the store through which trigger time all releases reached the sink.
 
 A stream without end whose runner has lost its state begins again after that trigger time: what was
 committed beyond it is emitted once more, and nothing before it.
@@ -38,7 +38,7 @@ Name = tuple[int, int]
 
 
 class Outlet(Protocol):
-    """What DELIVERED needs of a sink while a restored store catches up with it."""
+    """The part of a sink that DELIVERED needs while a restored store catches up with it."""
 
     def caught_up(self, upto: int) -> bool:
         """Return whether all that is published lies at or before a trigger time."""
@@ -48,8 +48,10 @@ class Outlet(Protocol):
 
 
 class Delivered(beam.PTransform):
-    """(What the sink wrote, names it withheld, what the dead letters' sink gave, clock ticks) ->
-    nothing, but the note is kept.
+    """Records the trigger times that the sinks have passed.
+
+    Its inputs are: what the sink wrote, names it withheld, what the dead letters' sink gave, clock
+    ticks.  It has no output.
 
     The sinks' watermarks pass a trigger time when all of its releases, and all that was refused
     before it, have gone through them.  The names are checked against the plan: a release that is
@@ -67,7 +69,7 @@ class Delivered(beam.PTransform):
         self._run, self._make = run, DeliveredCallback(run, outlet, keep)
 
     def expand(self, pcolls: Any) -> beam.PCollection:
-        """One shard, which writes down each trigger time."""
+        """Record each trigger time on one shard."""
         written, withheld, refused, clock_ticks = pcolls
         typed = tuple[int, pa.RecordBatch]
         nothing = beam.FlatMap(_nothing).with_output_types(typed)
@@ -84,10 +86,10 @@ class Delivered(beam.PTransform):
         )
 
     def buffer(self) -> BufferUntilTriggerTime:
-        """The stage itself."""
-        line = self._run.plan.timeline
+        """Return the stage itself."""
+        timeline = self._run.plan.timeline
         return BufferUntilTriggerTime(
-            line, self._make, DELIVERED_TICKS, catch_up_limit=CATCH_UP_LIMIT
+            timeline, self._make, DELIVERED_TICKS, catch_up_limit=CATCH_UP_LIMIT
         )
 
 
@@ -96,30 +98,30 @@ def _nothing(element: Any) -> tuple[()]:
 
 
 def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
-    """A name on its way to the one shard: written, or withheld."""
+    """Return (shard, row) of a release's name: written, or withheld."""
     columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
     return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
 
 
 class DeliveredCallback:
-    """Builds the worker side: write down the trigger time."""
+    """Builds the worker side, which writes down the trigger time."""
 
     def __init__(self, run: Run, outlet: Outlet, keep: int | None = None) -> None:
         self._run, self._outlet, self._keep = run, outlet, keep
 
     def __call__(self) -> ShardCallback:
         """Open the store on the worker."""
-        store, line = self._run.open(), self._run.plan.timeline
+        store, timeline = self._run.open(), self._run.plan.timeline
         outlet, keep = self._outlet, self._keep
 
         def delivered(shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int) -> Held:
             names, restoring = concat(batches, NAMES), store.restoring
             if restoring and not outlet.caught_up(upto):
                 return Held(iter(()), names)
-            now, later = due_by(line, names, upto)
+            now, later = due_by(timeline, names, upto)
             # What came while the store caught up is all still here, from the note on.
             since = delivered_through(store) if restoring else since
-            absent = unwritten(now) | missing(line, store, now, since, upto)
+            absent = unwritten(now) | missing(timeline, store, now, since, upto)
             if absent:
                 outlet.publish(sorted(absent))
             if restoring:
@@ -129,30 +131,29 @@ class DeliveredCallback:
                 # Should another worker have been faster, its trigger time is as good.
                 store.swap_metadata(DELIVERED, before, str(upto))
             if keep is not None:
-                drop_delivered(store, line, upto, keep)
+                drop_delivered(store, timeline, upto, keep)
             return Held(iter(()), later)
 
         return delivered
 
 
 def unwritten(names: pa.RecordBatch) -> set[Name]:
-    """Releases that the sink has not written yet."""
+    """Return the releases that the sink has not written yet."""
     return _names(names.filter(pc.invert(names.column("written"))))
 
 
 def missing(
-    line: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
+    timeline: Timeline, store: Store, names: pa.RecordBatch, since: int, upto: int
 ) -> set[Name]:
-    """Releases of the trigger times after ``since`` that are committed, and that the sink was not
-    given.
+    """Return the committed releases of trigger times after ``since`` that the sink did not get.
 
     A runner that loses an element (Prism did, where it split a bundle) must not lose a release.
     """
     first = store.retained_windows.first
     due = {
-        (window, trigger_time - line.base(window))
+        (window, trigger_time - timeline.base(window))
         for trigger_time in range(since + 1, upto + 1)
-        for window in line.windows_at(trigger_time)
+        for window in timeline.windows_at(trigger_time)
         if window >= first
     }
     return due - _names(names)
@@ -164,7 +165,7 @@ def _names(names: pa.RecordBatch) -> set[Name]:
 
 
 class Resume(NamedTuple):
-    """Where a stream continues whose runner has lost its state.
+    """The point from which a stream continues whose runner has lost its state.
 
     Attributes:
         first: first trigger time whose steps are run or read back.
@@ -196,9 +197,9 @@ def resume_point(run: Run) -> Resume:
     """Return where to continue, from the store alone; see `state.retention` for which records
     matter.
     """
-    store, line = run.open(), run.plan.timeline
-    settled = settled_trigger_time(line, reached(store, line).complete)
-    begin = line.instant_of(settled) if settled else line.start - line.max_skew
+    store, timeline = run.open(), run.plan.timeline
+    settled = settled_trigger_time(timeline, reached(store, timeline).complete)
+    begin = timeline.instant_of(settled) if settled else timeline.start - timeline.max_skew
     return Resume(delivered_through(store) + 1, begin)
 
 
@@ -207,16 +208,16 @@ def released_through(run: Run) -> int:
 
     Windows without steps count as completed.
     """
-    store, line = run.open(), run.plan.timeline
-    done, past = reached(store, line), line.base(store.retained_windows.first)
-    latest = [line.base(window) + last for window, last in done.open.items() if last]
+    store, timeline = run.open(), run.plan.timeline
+    done, past = reached(store, timeline), timeline.base(store.retained_windows.first)
+    latest = [timeline.base(window) + last for window, last in done.open.items() if last]
     if done.complete > store.retained_windows.abandoned:
-        latest.append(line.base(done.complete - 1) + line.triggers)
+        latest.append(timeline.base(done.complete - 1) + timeline.triggers)
     trigger_time = max(latest, default=0)
     if trigger_time <= past:
         return past
     # A shard takes trigger times in order: whoever has begun on this one is through with those
     # before.
-    windows = (w for w in line.windows_at(trigger_time) if w >= store.retained_windows.first)
-    complete = all(done.trigger(line, w) >= trigger_time - line.base(w) for w in windows)
+    windows = (w for w in timeline.windows_at(trigger_time) if w >= store.retained_windows.first)
+    complete = all(done.trigger(timeline, w) >= trigger_time - timeline.base(w) for w in windows)
     return trigger_time if complete else trigger_time - 1

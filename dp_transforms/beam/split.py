@@ -1,4 +1,4 @@
-"""Rows on their way to the shard that works on them: gathered over all shards, then split."""
+"""The exchange of rows: gathered over all shards, then split by the shard that processes them."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -23,12 +23,12 @@ IdsOf = Callable[[pa.RecordBatch], Ids]
 
 
 def unit_ids() -> IdsOf:
-    """What gives the ids of the units of records."""
+    """Return the function that gives the ids of the units of records."""
     return lambda records: ids_of(records.column("unit"))
 
 
 class KeyIds:
-    """Builds, with the secret of a run, what gives the ids of the keys of rows."""
+    """Builds, with the secret of a run, the function that gives the ids of the keys of rows."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -40,7 +40,7 @@ class KeyIds:
 
 
 def reading_threads(threads: Threads, catch_up_limit: int | None) -> Threads:
-    """Threads of the stages that read.
+    """Return the threads of the stages that read.
 
     A stream's bundles are small, and its stages work side by side: what is read next would wait for
     the shards that BOUND and RELEASE work on.

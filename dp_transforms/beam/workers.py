@@ -1,4 +1,4 @@
-"""Work of one stage on several threads, handed back in the order in which it was given.
+"""Work of one stage on several threads, with results in the order of the calls.
 
 A runner calls a stage from one thread and fires the timers of its shards one by one.  The calls of
 a bundle are asked for as they come and collected when it ends: what comes out, and in which order,
@@ -26,7 +26,7 @@ _LOCK = threading.Lock()
 
 
 class Threads(NamedTuple):
-    """How many threads a stage may use, and for which run.
+    """The number of threads that a stage may use, and the run.
 
     Attributes:
         number: of threads; 1: the runner's own.
@@ -37,7 +37,9 @@ class Threads(NamedTuple):
     run_id: str = ""
 
     def ahead(self, each: int) -> int:
-        """How many calls may be under way while the next are prepared, ``each`` for a thread."""
+        """Return how many calls may be under way while the next are prepared, ``each`` for a
+        thread.
+        """
         return each * self.number if self.number > 1 else 0
 
 
@@ -76,7 +78,7 @@ class Workers(Generic[Tool]):
             self._pending.append(self._pool.submit(self._work, work))
 
     def answers(self, leave: int = 0) -> Iterator[Any]:
-        """What the calls gave, in order; waits until at most ``leave`` of them are left.
+        """Yield the results of the calls in order; wait until at most ``leave`` of them are left.
 
         Raises:
             Whatever the first call raised that failed, first in the order of the calls.  Those

@@ -1,1 +1,1 @@
-"""Records on their way in: columns in canonical form, keyed ids, refused rows."""
+"""Ingest of records: columns in canonical form, keyed ids, refused rows."""

@@ -1,4 +1,4 @@
-"""Columns as they arrive -> canonical columns: one meaning for every spelling, row by row.
+"""Conversion of columns to canonical ones: one meaning for every spelling, row by row.
 
 Each function returns the canonical column and a mask of the rows that have one.  What a row
 becomes depends on that row alone: a bad neighbour in the batch never changes it.
@@ -78,7 +78,7 @@ def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 def identity(
     column: pa.Array | pa.ChunkedArray, declared: str, nulls: bool = False
 ) -> tuple[pa.Array, Bool]:
-    """A unit or key column of a declared type; missing or mistyped rows are masked out.
+    """Return a unit or key column of a declared type; missing or mistyped rows are masked out.
 
     Args:
         column: rows in any Arrow layout.
@@ -275,7 +275,7 @@ def measure(column: pa.Array) -> tuple[Float64, Bool]:
 
 
 def instant(column: pa.Array) -> tuple[Int64, Bool]:
-    """A time column as int64 micros since the epoch (floored).
+    """Return a time column as int64 micros since the epoch (floored).
 
     Timestamps of any unit and zone (without zone: UTC), dates, whole numbers of micros, or
     RFC 3339 text.

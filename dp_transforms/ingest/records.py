@@ -1,4 +1,4 @@
-"""RECORDS: everything is made canonical once, at ingest.
+"""RECORDS: the stage that brings all input into canonical form once.
 
 A source batch becomes canonical records (schema ``batches.record_schema``) and dead letters.
 Whether and how a record is accepted is a function of this record and the plan alone, so a
@@ -66,7 +66,7 @@ class Canonicaliser:
 
     Args:
         plan: the public plan.
-        keys: key ring for the ids.
+        ring: key ring for the ids.
         public_ids: (m, 2) ids of a public key list, or ``None``.
         joined: see ``dp_transforms.run.Run``: records of partitions that came later are late as if
             they were stamped then, whatever their own stamps.
@@ -75,14 +75,14 @@ class Canonicaliser:
     def __init__(
         self,
         plan: Plan,
-        keys: KeyRing,
+        ring: KeyRing,
         public_ids: Ids | None = None,
         joined: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.plan, self.keys = plan, keys
-        line = plan.timeline
+        self.plan, self.keys = plan, ring
+        timeline = plan.timeline
         self._joined = np.array([first for first, _ in joined], np.int64)
-        came = [np.iinfo(np.int64).min, *(line.instant_of(done) for _, done in joined)]
+        came = [np.iinfo(np.int64).min, *(timeline.instant_of(done) for _, done in joined)]
         self._came = np.array(came, np.int64)
         self.schema = record_schema(plan)
         self._public = None if public_ids is None else id_array(public_ids)
@@ -148,7 +148,7 @@ class Canonicaliser:
     def _times(
         self, batch: pa.RecordBatch, reason: "_Reasons", partition: Int64
     ) -> tuple[Int64, Int64]:
-        plan, line = self.plan, self.plan.timeline
+        plan, timeline = self.plan, self.plan.timeline
         event, ok = columns.instant(batch.column(plan.event_time))
         reason.unless("time", ok)
         if plan.stamp == "event_time":
@@ -156,18 +156,20 @@ class Canonicaliser:
         else:
             stamp, ok = columns.instant(batch.column(plan.stamp))
             reason.unless("time", ok)
-        inside = line.on_time(event, stamp)
+        inside = timeline.on_time(event, stamp)
         reason.unless("time", inside)
-        event = np.where(inside, event, line.start)
-        stamp = np.where(inside, stamp, line.start)
+        event = np.where(inside, event, timeline.start)
+        stamp = np.where(inside, stamp, timeline.start)
         # Late for the last window it belongs to is late for all; a closed period likewise.
-        last = (event - line.start) // line.slide
-        final_trigger_time = last * (line.slide // line.trigger_every) + line.triggers
+        last = (event - timeline.start) // timeline.slide
+        final_trigger_time = last * (timeline.slide // timeline.trigger_every) + timeline.triggers
         came = stamp
         if len(self._joined):
             after = np.searchsorted(self._joined, partition, side="right")
             came = np.maximum(stamp, self._came[after])
-        late = (line.trigger_time_of(came) > final_trigger_time) | line.period_closed(event, came)
+        late = (timeline.trigger_time_of(came) > final_trigger_time) | timeline.period_closed(
+            event, came
+        )
         reason.unless("late", ~late)
         return event, stamp
 
@@ -307,7 +309,7 @@ class Records(beam.DoFn):
 
     @guarded("records")
     def finish_bundle(self) -> Iterator[beam.utils.windowed_value.WindowedValue]:
-        """Yield what threads are still at when the bundle ends.
+        """Yield the output of threads that still work when the bundle ends.
 
         It gets the least timestamp: a bundle ends with work under way for bounded input only, whose
         times nobody looks at.
@@ -333,7 +335,7 @@ class Records(beam.DoFn):
 
 
 def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
-    """A public key list in canonical form (NFC, typed), each key once.
+    """Return a public key list in canonical form (NFC, typed), each key once.
 
     Raises:
         UsageError: a row is not a key of the declared types.
@@ -349,10 +351,10 @@ def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
     return distinct.sort_by([(name, "ascending") for name in names]).cast(key_schema(plan))
 
 
-def public_key_ids(plan: Plan, keys: KeyRing, table: pa.Table) -> Ids:
+def public_key_ids(plan: Plan, ring: KeyRing, table: pa.Table) -> Ids:
     """Return (m, 2) keyed ids of a public key list in canonical form (`canonical_public_keys`)."""
     fields = [(f.type, one_array(table.column(f.column))) for f in plan.key]
-    return typed_ids(keys.key, fields)
+    return typed_ids(ring.key, fields)
 
 
 class CanonicaliserFactory:

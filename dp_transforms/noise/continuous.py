@@ -1,4 +1,4 @@
-"""Gaussian by inverse CDF at a 128-bit uniform named by its node, in floats and exactly.
+"""Gaussian noise by inverse CDF at a 128-bit uniform named by its node, in floats and exactly.
 
 For strategies with a real encoder (``accounting.strategies.toeplitz``): the node noise is the real
 number N = sigma * Phi^-1((u + 1/2) / 2^128) with u the 128 bits of the node.  ``draw`` gives
@@ -51,7 +51,7 @@ class ContinuousGaussian:
         ).digest()
 
     def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Float64, Int64]:
-        """Noises of nodes ``first[i] .. last[i] - 1`` of each row's name.
+        """Return the noise of nodes ``first[i] .. last[i] - 1`` of each row's name.
 
         Args:
             prf: AES under the node key.

@@ -68,7 +68,7 @@ _WORDS = 8
 
 
 def frame(context: Int64, components: Sequence[Component]) -> tuple[Ids, Int64]:
-    """Length-prefixed, typed rows as blocks for ``Prf.mac``.
+    """Return length-prefixed, typed rows as blocks for ``Prf.mac``.
 
     Args:
         context: (n,) int64 mixed into the first block (a privacy period, or 0).
@@ -138,7 +138,7 @@ def _joined(
 def typed_ids(
     prf: Prf, fields: Sequence[tuple[str, pa.Array]], context: Int64 | None = None
 ) -> Ids:
-    """Keyed 128-bit ids of typed, length-prefixed rows.
+    """Return keyed 128-bit ids of typed, length-prefixed rows.
 
     Args:
         prf: AES under the id key of the purpose.
@@ -273,7 +273,7 @@ def _reduce(value: Words, exponent: int, out: Words) -> None:  # pragma: no cove
 
 
 def key_ids(plan: Plan, prf: Prf, batch: pa.RecordBatch) -> Ids:
-    """(n, 2) ids of the key columns of canonical rows.
+    """Return (n, 2) ids of the key columns of canonical rows.
 
     They are computed where rows are split and again where they are worked on.  Rows that carried
     them in between would save that MAC and hold 16 bytes more each for as long as they are

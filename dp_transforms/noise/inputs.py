@@ -39,11 +39,11 @@ class InputDigest:
     """PRIVATE: the digest of an answer's exact numbers, of which parts may come from workers.
 
     Args:
-        keys: key ring of the deployment.
+        ring: key ring of the deployment.
     """
 
-    def __init__(self, keys: KeyRing) -> None:
-        self._keys, self._halves = keys, np.zeros(2, np.uint64)
+    def __init__(self, ring: KeyRing) -> None:
+        self._ring, self._halves = ring, np.zeros(2, np.uint64)
 
     def add(self, label: str, items: Ids, *columns: Int64) -> "InputDigest":
         """Take in the numbers of some items; each item of a label is added once.
@@ -89,11 +89,11 @@ class InputDigest:
 
     def _head(self, kind: bytes, label: str) -> Ids:
         """The MACs' state after the block of their label."""
-        prefix = self._keys.name((b"input digest", kind, label.encode()))
-        return self._keys.inputs.blocks(prefix.reshape(1, 2))
+        prefix = self._ring.name((b"input digest", kind, label.encode()))
+        return self._ring.inputs.blocks(prefix.reshape(1, 2))
 
     def _take(self, head: Ids, items: Ids, first: Int64 | int, second: Int64) -> None:
-        prf = self._keys.inputs
+        prf = self._ring.inputs
         state = prf.blocks(items ^ head)
         state[:, 0] ^= np.asarray(first, np.int64).view(np.uint64)
         state[:, 1] ^= second.view(np.uint64)

@@ -131,7 +131,7 @@ def fold(
     total: Float64,
     total_low: Float64,
 ) -> None:  # pragma: no cover - compiled
-    """One step of all rows; see ``Generators``.
+    """Compute one step of all rows; see ``Generators``.
 
     Args:
         line: theta, out, into and gain of the step.

@@ -79,21 +79,21 @@ class OneShot:
     """The noise of one answer.
 
     Args:
-        keys: key ring of the deployment.
+        ring: key ring of the deployment.
         name: parts that name the answer: run id (committed before the first draw), digest of the
             question, column.
         inputs: digest of all exact numbers that the answer's noise is added to (`noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, name: Sequence[bytes], inputs: bytes) -> None:
-        self._keys, self._parts = keys, (*name, inputs)
-        self._node, self._tweak = keys.node, keys.tweak
+    def __init__(self, ring: KeyRing, name: Sequence[bytes], inputs: bytes) -> None:
+        self._ring, self._parts = ring, (*name, inputs)
+        self._node, self._tweak = ring.node, ring.tweak
         laws: tuple[type[Law], ...] = (RoundedGaussianLaw, DiscreteGaussianLaw, DiscreteLaplaceLaw)
         parts = {law: (b"one-shot noise", law.label, *name, inputs) for law in laws}
-        self._prefix: dict[type, Ids] = {law: keys.name(part) for law, part in parts.items()}
+        self._prefix: dict[type, Ids] = {law: ring.name(part) for law, part in parts.items()}
 
     def rounded_gaussian(self, items: Ids, sigma: Float64 | float) -> Int64:
-        """(n,) round(N), N of sd ``sigma``.
+        """Return (n,) round(N), N of sd ``sigma``.
 
         Args:
             items: (n, 2) what each draw belongs to: ``numbered``, or keyed ids; each once.
@@ -121,8 +121,11 @@ class OneShot:
     def truncated_geometric(
         self, items: Ids, scale: float, most: int, sooner: int = 0
     ) -> tuple[Int64, Int64]:
-        """(n,) integers j of at most k with chance proportional to e^(-|j| / scale), and
-        (n,) 1 where k is ``most - 1``, 0 where it is ``most``.
+        """Return (n,) truncated geometric integers, and (n,) whether each one's bound k is one
+        less.
+
+        An integer j of at most k has a probability proportional to e^(-|j| / scale).  The second
+        array is 1 where k is ``most - 1``, 0 where it is ``most``.
 
         Args:
             items: as above; scale: LEAST_SCALE <= scale <= MAX_SCALE.
@@ -136,7 +139,7 @@ class OneShot:
             raise ValueError("a truncation is outside the range of one-shot draws")
         law = TruncatedGeometricLaw
         numbers = struct.pack("<qq", most, sooner)
-        self._prefix[law] = self._keys.name((b"one-shot noise", law.label, numbers, *self._parts))
+        self._prefix[law] = self._ring.name((b"one-shot noise", law.label, numbers, *self._parts))
         coins: list[Int64] = [np.zeros(0, np.int64)]
 
         def kernel(names: Ids, scales: Float64) -> Int64:
@@ -148,7 +151,7 @@ class OneShot:
         return noise, np.concatenate(coins)
 
     def staircase(self, items: Ids, scale: float, sensitivity: int, step: int) -> Int64:
-        """(n,) integers of the discrete staircase law of q = e^(-sensitivity / scale).
+        """Return (n,) integers of the discrete staircase law of q = e^(-sensitivity / scale).
 
         Args:
             items: as above; scale: LEAST_SCALE <= scale <= MAX_SCALE.
@@ -162,7 +165,7 @@ class OneShot:
         law = DiscreteStaircaseLaw
         numbers = sensitivity.to_bytes(8, "little") + step.to_bytes(8, "little")
         name = (b"one-shot noise", law.label, numbers, *self._parts)
-        self._prefix[law] = self._keys.name(name)
+        self._prefix[law] = self._ring.name(name)
         kernel = functools.partial(self._stairs, sensitivity=sensitivity, step=step)
         return self._draw(law, items, scale, kernel)
 
@@ -175,7 +178,7 @@ class OneShot:
         """
         numbers = struct.pack("<dd", optimum.epsilon, optimum.delta)
         name = (b"one-shot noise", b"key optimum", numbers, *self._parts)
-        self._prefix[SelectionOptimum] = self._keys.name(name)
+        self._prefix[SelectionOptimum] = self._ring.name(name)
         out = np.empty(len(items), np.int64)
         for begin in range(0, len(items), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
@@ -319,7 +322,7 @@ class OneShot:
 
 
 def inverse_laplace(word: Ids, scale: Float64 | float) -> tuple[Int64, Bool]:
-    """Discrete Laplace at real uniforms.
+    """Return discrete Laplace noise at real uniforms.
 
     Args:
         word: (n,) first 64 bits of each uniform; scale: (n,) scales, or one.
@@ -335,7 +338,7 @@ def inverse_laplace(word: Ids, scale: Float64 | float) -> tuple[Int64, Bool]:
 
 
 def inverse_truncated(word: Ids, scale: Float64 | float, most: Int64 | int) -> tuple[Int64, Bool]:
-    """Truncated geometric at real uniforms; see ``inverse_laplace``.
+    """Return truncated geometric noise at real uniforms; see ``inverse_laplace``.
 
     Args:
         most: (n,) k, or one.

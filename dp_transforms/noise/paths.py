@@ -34,7 +34,7 @@ class NoiseStream:
     """The noise of one column of one window: names, sampler and decoder of its paths.
 
     Args:
-        keys: key ring of the deployment.
+        ring: key ring of the deployment.
         run_name: run id, epoch and plan hash (committed before the first draw).
         window: (start, end) micros.
         role: ``selection``, ``units`` or ``value``; keeps equal stream names apart.
@@ -45,20 +45,20 @@ class NoiseStream:
 
     def __init__(
         self,
-        keys: KeyRing,
+        ring: KeyRing,
         run_name: tuple[bytes, ...],
         window: tuple[int, int],
         role: str,
         noise: StreamNoise,
         sampler: Sampler,
     ) -> None:
-        self._node = keys.node
-        self._tweak = keys.tweak
+        self._node = ring.node
+        self._tweak = ring.tweak
         self.strategy = noise.strategy_object
         self.sampler = sampler
         bounds = b"".join(edge.to_bytes(16, "little", signed=True) for edge in window)
         labels = (role.encode(), noise.name.encode(), noise.strategy.encode())
-        self._prefix = keys.name((*run_name, sampler.digest, bounds, *labels))
+        self._prefix = ring.name((*run_name, sampler.digest, bounds, *labels))
 
     def names(self, key_ids: Ids, rounds: Int64) -> Ids:
         """Return (n, 2) names (tweaks) of the paths of n keys in their rounds.
@@ -76,7 +76,7 @@ class NoiseStream:
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
     def component_names(self, numbers: Int64) -> Ids:
-        """(n, 2) tweaks of the components of mixed cells, by their public numbers.
+        """Return (n, 2) tweaks of the components of mixed cells, by their public numbers.
 
         The last word of a key's message is 0 and of a component's 1, so that no component has the
         name of a key, whatever key ids are.
@@ -124,7 +124,7 @@ class NoiseStream:
 
     @property
     def node(self) -> Prf:
-        """The pseudo-random function that all node noise of the stream is drawn by."""
+        """The pseudo-random function that draws all node noise of the stream."""
         return self._node
 
     def _exact(self, tweaks: Ids, row: int, nodes: int) -> ExactNoise:

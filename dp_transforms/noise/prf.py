@@ -81,7 +81,7 @@ class Prf:
         return out[: 2 * len(blocks)].reshape(-1, 2)
 
     def mac(self, message: Ids, lengths: Int64) -> Ids:
-        """CBC-MAC of ragged rows of blocks.
+        """Return the CBC-MAC of ragged rows of blocks.
 
         Args:
             message: (sum(lengths), 2) uint64 blocks of all rows; the first block of a row must
@@ -163,8 +163,7 @@ class KeyRing:
         raise TypeError("keys are never pickled")
 
     def name(self, parts: Sequence[bytes]) -> Ids:
-        """Return (2,) uint64, what nodes of noise are named by: keyed BLAKE2b-128 of a name's
-        parts.
+        """Return (2,) uint64, the name of nodes of noise: keyed BLAKE2b-128 of its parts.
 
         Parts are prefixed with their lengths, so that no two lists of parts run together into one
         name.
@@ -172,7 +171,7 @@ class KeyRing:
         return self._digest(self._name, parts)
 
     def source_fingerprint(self, parts: Sequence[bytes]) -> str:
-        """Return a keyed digest, 32 hex digits, of what identifies the input, in parts.
+        """Return a keyed digest, 32 hex digits, of the parts that identify the input.
 
         It is keyed because an unkeyed one could be guessed; it is only compared, never published.
         """

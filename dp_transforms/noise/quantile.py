@@ -40,7 +40,7 @@ _BITS = 192
 
 @njit(inline="always")
 def two_sum(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
-    """Return the float a + b, and exactly what its rounding lost."""
+    """Return the float a + b, and its exact rounding error."""
     total = a + b
     other = total - a
     return total, (a - (total - other)) + (b - other)
@@ -48,7 +48,7 @@ def two_sum(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - co
 
 @njit(inline="always")
 def two_product(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
-    """Return the float a b, and exactly what its rounding lost; |a| and |b| are below 2^990."""
+    """Return the float a b, and its exact rounding error; |a| and |b| are below 2^990."""
     product = a * b
     wide = _SPLIT * a
     a_high = wide - (wide - a)

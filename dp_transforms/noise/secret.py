@@ -1,4 +1,4 @@
-"""A secret key in memory: how long it is, and how it is overwritten.  Needs no library."""
+"""The length of a secret key in memory, and its overwriting; needs no library."""
 
 #: A key in a buffer of its owner, who overwrites it if it can be.
 Secret = bytes | bytearray

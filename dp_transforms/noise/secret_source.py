@@ -75,7 +75,7 @@ _FIXES = {
 
 
 def parse_reference(text: str) -> tuple[str, str]:
-    """(scheme, place) of a reference; nothing is read.
+    """Return (scheme, place) of a reference; nothing is read.
 
     Raises:
         UsageError: not of the grammar; the text is not repeated, because it may be a secret.
@@ -105,7 +105,7 @@ def parse_reference(text: str) -> tuple[str, str]:
 
 
 def read_secret(reference: str) -> bytearray:
-    """The 32 bytes a reference leads to, in a buffer that the caller overwrites (``wipe``).
+    """Read the 32 bytes of a reference into a buffer that the caller overwrites (``wipe``).
 
     Raises:
         UsageError: there is no secret, or something else; PolicyError: others can read it.
@@ -195,7 +195,7 @@ _LIVE: dict[str, "weakref.WeakSet[KeyRing]"] = {}
 
 @dataclasses.dataclass(frozen=True)
 class SecretSource:
-    """Where a worker finds the secret: a reference, or an insecure test secret.
+    """The place of a worker's secret: a reference, or an insecure test secret.
 
     Pickles hold the reference (``file:PATH``, ``env:NAME``, ``gcp:...``; see
     `dp_transforms.noise.secret_source`), never the secret: each worker reads it for itself.
@@ -230,7 +230,7 @@ class SecretSource:
 
     @property
     def given(self) -> bool:
-        """Whether it names a secret at all; commands that draw no noise need none."""
+        """Return whether it names a secret at all; commands that draw no noise need none."""
         return self.reference is not None or self.insecure_test_secret is not None
 
     @classmethod
@@ -258,18 +258,18 @@ class SecretSource:
 
     @property
     def kind(self) -> str:
-        """Where the secret is: ``file``, ``env`` or ``gcp``; else ``insecure_test_secret``."""
+        """The kind of place: ``file``, ``env`` or ``gcp``; else ``insecure_test_secret``."""
         return parse_reference(self.reference)[0] if self.reference else "insecure_test_secret"
 
     @property
     def file(self) -> str | None:
-        """The path of the secret's file as the reference has it, ``None`` if it is in no file."""
+        """The path of the secret's file as in the reference, ``None`` if it is in no file."""
         if self.reference is None or self.kind != "file":
             return None
         return parse_reference(self.reference)[1]
 
     def below(self, folder: Path) -> "SecretSource":
-        """The same with a file's absolute path.
+        """Return the same source with a file's absolute path.
 
         Args:
             folder: from which a path starts.
@@ -290,7 +290,7 @@ class SecretSource:
         return dataclasses.replace(self, run_id=run_id, fingerprint=fingerprint)
 
     def ring(self) -> "KeyRing":
-        """A new key ring; the caller, or the end of its run, destroys it.
+        """Return a new key ring; the caller, or the end of its run, destroys it.
 
         Raises:
             UsageError, PolicyError, RunError: the secret cannot be read, or it is not the run's.
@@ -333,7 +333,7 @@ def destroy_keys(run_id: str) -> None:
 
 
 def access(name: str) -> bytes:
-    """The payload of ``projects/P/secrets/S/versions/NUMBER``, its checksum verified.
+    """Return the payload of ``projects/P/secrets/S/versions/NUMBER``, its checksum verified.
 
     Raises:
         UsageError: the extra is not installed, or no such secret.

@@ -30,7 +30,7 @@ SELECTION = b"selection of groups"
 
 
 class QueryAnswer(NamedTuple):
-    """What is released.
+    """The released answer of a query.
 
     Attributes:
         group: codes of the released groups, in the order of their ids (so that the order says
@@ -46,36 +46,38 @@ class Noise:
     """The noise of one answer, part by part.
 
     Args:
-        keys: key ring of the deployment; run_name: run id, committed before the first draw, and
+        ring: key ring of the deployment; run_name: run id, committed before the first draw, and
             digest of the question.
         inputs: digest of all exact numbers of the answer (`noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, run_name: Sequence[bytes], inputs: bytes) -> None:
-        self._keys, self._name, self._inputs = keys, (b"query noise", *run_name), inputs
+    def __init__(self, ring: KeyRing, run_name: Sequence[bytes], inputs: bytes) -> None:
+        self._ring, self._name, self._inputs = ring, (b"query noise", *run_name), inputs
 
     def selection(self, items: Ids, sigma: float) -> Int64:
         """Return the noise of the weighted count."""
-        return OneShot(self._keys, (*self._name, SELECTION), self._inputs).rounded_gaussian(
+        return OneShot(self._ring, (*self._name, SELECTION), self._inputs).rounded_gaussian(
             items, sigma
         )
 
     def least_counts(self, items: Ids, epsilon: float, delta: float) -> Int64:
-        """(n,) the least number of units with which each group is shown, for groups alone."""
+        """Return (n,) the least number of units with which each group is published, for groups
+        alone.
+        """
         optimum = required(selection_optimum(epsilon, delta), "its chances were listed before")
-        return OneShot(self._keys, (*self._name, SELECTION), self._inputs).least_counts(
+        return OneShot(self._ring, (*self._name, SELECTION), self._inputs).least_counts(
             items, optimum
         )
 
     def sooner(self, noise: PartNoise, items: Ids) -> Int64:
-        """1 where the truncated noise of a part takes k - 1 in the place of k."""
+        """Return 1 where the truncated noise of a part has k - 1 in place of k, else 0."""
         if noise.most is None:
             return np.zeros(len(items), np.int64)
         one = self._of(noise)
         return one.truncated_geometric(items, noise.scale, noise.most, noise.sooner)[1]
 
     def part(self, noise: PartNoise, items: Ids, scale: float | None = None) -> Int64:
-        """Noise of a part: of its law, named by its column."""
+        """Return the noise of a part, of its law, named by its column."""
         one = self._of(noise)
         if noise.step is not None:
             sensitivity = noise.part.most * noise.part.unit
@@ -88,7 +90,7 @@ class Noise:
     def _of(self, noise: PartNoise) -> OneShot:
         part = noise.part
         name = (*self._name, b"column", part.column.encode(), part.what.encode())
-        return OneShot(self._keys, name, self._inputs)
+        return OneShot(self._ring, name, self._inputs)
 
 
 def answer(
@@ -97,7 +99,7 @@ def answer(
     totals: Totals,
     shards: Sequence[Bounded],
     group_ids: Ids,
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: Sequence[bytes],
 ) -> QueryAnswer:
     """Draw the noise, select the groups, and estimate the columns.
@@ -108,7 +110,7 @@ def answer(
         shards: of ``bounded``, for quantiles (other columns do not need them).
         group_ids: (groups, 2) keyed ids of all codes, each group's its own.
     """
-    noise = Noise(keys, run_name, inputs_of(totals, shards, group_ids, keys))
+    noise = Noise(ring, run_name, inputs_of(totals, shards, group_ids, ring))
     groups = selected(plan, budget, totals, group_ids, noise)
     groups = groups[np.lexsort((group_ids[groups, 0], group_ids[groups, 1]))]
     at = parts_by_column(plan, [n.part for n in budget.parts])
@@ -128,10 +130,10 @@ def answer(
     return QueryAnswer(groups, columns)
 
 
-def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, keys: KeyRing) -> bytes:
+def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, ring: KeyRing) -> bytes:
     """Return a digest of everything that noise is added to, or selected by (`noise.inputs`)."""
     sums = [totals.sums[index] for index in sorted(totals.sums)]
-    digest = InputDigest(keys).add("totals", group_ids, totals.units, totals.weighted, *sums)
+    digest = InputDigest(ring).add("totals", group_ids, totals.units, totals.weighted, *sums)
     for shard in shards:
         for column, (partial, value, weight) in sorted(shard.rows.items()):
             digest.add_rows(column, group_ids[shard.group[partial]], value, weight)
@@ -141,7 +143,7 @@ def inputs_of(totals: Totals, shards: Sequence[Bounded], group_ids: Ids, keys: K
 def selected(
     plan: QueryPlan, budget: QueryBudget, totals: Totals, group_ids: Ids, noise: Noise
 ) -> Int64:
-    """Codes of the groups that are released: exact units >= m and Q > (m - 1) most + tau.
+    """Return codes of the groups to release: exact units >= m and Q > (m - 1) most + tau.
 
     By the optimum they are those with exact units - (m - 1) >= M: its chance at m - 1 units less.
     """

@@ -47,7 +47,7 @@ _LIMB = 24
 
 
 def bounded(
-    plan: QueryPlan, partials: Partials, keys: KeyRing, run_name: Sequence[bytes]
+    plan: QueryPlan, partials: Partials, ring: KeyRing, run_name: Sequence[bytes]
 ) -> Bounded:
     """Return partials within the plan's bounds.
 
@@ -59,7 +59,7 @@ def bounded(
     """
     parts = parts_of(plan)
     totals = merged(plan, parts, partials)
-    sampled = _sampled(totals, keys, run_name, plan.most_groups)
+    sampled = _sampled(totals, ring, run_name, plan.most_groups)
     unit, group = totals.unit[sampled], totals.group[sampled]
     counts = np.bincount(unit, minlength=len(partials.unit_ids))
     sums = {i: s[sampled] for i, s in zip(stored_parts(plan, parts), totals.sums, strict=True)}
@@ -72,7 +72,7 @@ def bounded(
         mine = at[column.name]
         if column.kind == "quantiles":
             rows[column.name] = _rows(
-                column, parts[mine[0]], partials, (unit, group), keys, run_name
+                column, parts[mine[0]], partials, (unit, group), ring, run_name
             )
         elif plan.norm_of(column) is not None:
             _scale([parts[i] for i in mine], mine, unit, sums)
@@ -80,17 +80,17 @@ def bounded(
 
 
 def sampling_keys(
-    keys: KeyRing, purpose: bytes, run_name: Sequence[bytes], blocks: Sequence[Ids]
+    ring: KeyRing, purpose: bytes, run_name: Sequence[bytes], blocks: Sequence[Ids]
 ) -> Ids:
     """Return (n, 2) MACs of (purpose and run, and each row's blocks)."""
-    state = keys.sample.blocks(np.array([(1 + len(blocks), 0)], np.uint64))
-    state = keys.sample.blocks(state ^ keys.name((purpose, *run_name)))
+    state = ring.sample.blocks(np.array([(1 + len(blocks), 0)], np.uint64))
+    state = ring.sample.blocks(state ^ ring.name((purpose, *run_name)))
     for block in blocks:
-        state = keys.sample.blocks(state ^ block)
+        state = ring.sample.blocks(state ^ block)
     return state
 
 
-def _sampled(partials: Partials, keys: KeyRing, run_name: Sequence[bytes], most: int) -> Int64:
+def _sampled(partials: Partials, ring: KeyRing, run_name: Sequence[bytes], most: int) -> Int64:
     """Return the numbers of the rows that are kept, increasing."""
     unit, group = partials.unit, partials.group
     counts = np.bincount(unit, minlength=len(partials.unit_ids))
@@ -98,7 +98,7 @@ def _sampled(partials: Partials, keys: KeyRing, run_name: Sequence[bytes], most:
     if not over.size:
         return np.arange(len(unit))
     blocks = (partials.unit_ids[unit[over]], partials.group_ids[group[over]])
-    drawn = sampling_keys(keys, b"query groups", run_name, blocks)
+    drawn = sampling_keys(ring, b"query groups", run_name, blocks)
     beyond = _beyond(unit[over], drawn, most)
     mask = np.ones(len(unit), bool)
     mask[over[beyond]] = False
@@ -161,7 +161,7 @@ def _rows(
     part: QueryPart,
     partials: Partials,
     sampled: tuple[Int64, Int64],
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: Sequence[bytes],
 ) -> tuple[Int64, Int64, Int64]:
     """Rows of kept (unit, group)s, at most r of each, and their weights."""
@@ -177,7 +177,7 @@ def _rows(
     if over.size:
         few = Rows(unit[at[over]], group[at[over]], value[over])
         name = (b"of a group", *run_name, column.name.encode())
-        chosen = smallest(partials, few, at[over], column.most_rows, keys, name)
+        chosen = smallest(partials, few, at[over], column.most_rows, ring, name)
         left = counts[at] <= column.most_rows
         left[over[chosen]] = True
         at, value = at[left], value[left]
@@ -193,10 +193,10 @@ def smallest(
     rows: Rows,
     slot: Int64,
     most: int,
-    keys: KeyRing,
+    ring: KeyRing,
     name: Sequence[bytes],
 ) -> Int64:
-    """Numbers of at most so many rows of each slot, chosen by MACs.
+    """Return the numbers of at most ``most`` rows of each slot, chosen by MACs.
 
     A row's MAC is over (name, unit, group, value, which of the rows that are equal in these), so
     that a choice within a unit, or a unit's group, is a function of its own rows.
@@ -214,7 +214,7 @@ def smallest(
     block = np.stack([sorted_rows[:, 2], which], axis=1).view(np.uint64)
     unit, group = sorted_rows[:, 0], sorted_rows[:, 1]
     blocks = (partials.unit_ids[unit], partials.group_ids[group], block)
-    drawn = sampling_keys(keys, b"query rows", name, blocks)
+    drawn = sampling_keys(ring, b"query rows", name, blocks)
     left = np.ones(len(order), bool)
     left[_beyond(slot[order], drawn, most)] = False
     return np.asarray(order[left])
@@ -224,7 +224,7 @@ def choose_bounds(
     plan: QueryPlan,
     design: BoundsDesign,
     counts: Mapping[str, Int64],
-    keys: KeyRing,
+    ring: KeyRing,
     run_name: Sequence[bytes],
 ) -> Settled:
     """Return the plan with its bounds, by noisy histograms.
@@ -233,19 +233,19 @@ def choose_bounds(
         counts: of each automatic column, ``counted`` of all units.
         run_name: run id, committed before the first draw, and digest of the question.
     """
-    noisy, digest = [], InputDigest(keys)
-    for of in design.histograms:
-        digest.add(of.name, numbered(len(counts[of.name])), counts[of.name])
-    for of in design.histograms:
-        exact = encoder_matrix(of.cells) @ counts[of.name]
-        noise = OneShot(keys, (b"query bounds", *run_name, of.name.encode()), digest.value)
+    noisy, digest = [], InputDigest(ring)
+    for histogram in design.histograms:
+        digest.add(histogram.name, numbered(len(counts[histogram.name])), counts[histogram.name])
+    for histogram in design.histograms:
+        exact = encoder_matrix(histogram.cells) @ counts[histogram.name]
+        noise = OneShot(ring, (b"query bounds", *run_name, histogram.name.encode()), digest.value)
         draw = noise.rounded_gaussian if design.law == "gaussian" else noise.discrete_laplace
-        noisy.append(np.asarray(exact + draw(numbered(len(exact)), of.sigma), np.int64))
+        noisy.append(np.asarray(exact + draw(numbered(len(exact)), histogram.sigma), np.int64))
     return settled(plan, design, noisy)
 
 
 def counted(
-    of: Histogram, rows: Rows, ids: tuple[Ids, Ids], keys: KeyRing, run_name: Sequence[bytes]
+    histogram: Histogram, rows: Rows, ids: tuple[Ids, Ids], ring: KeyRing, run_name: Sequence[bytes]
 ) -> Int64:
     """Return (cells,) exact histogram of VALUES values of each unit: PRIVATE; shards add up.
 
@@ -257,8 +257,8 @@ def counted(
     listed = rows.group >= 0  # a row of no public group belongs to nothing
     rows = Rows(*(part[listed] for part in rows))
     if not len(rows.unit):
-        return np.zeros(of.cells, np.int64)
+        return np.zeros(histogram.cells, np.int64)
     partials = Partials(rows.unit, rows.group, *ids)
-    name = (b"of a unit", *run_name, of.name.encode())
-    chosen = smallest(partials, rows, rows.unit, VALUES, keys, name)
-    return np.bincount(cells_of_values(of, rows.value[chosen]), minlength=of.cells)
+    name = (b"of a unit", *run_name, histogram.name.encode())
+    chosen = smallest(partials, rows, rows.unit, VALUES, ring, name)
+    return np.bincount(cells_of_values(histogram, rows.value[chosen]), minlength=histogram.cells)

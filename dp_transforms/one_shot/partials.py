@@ -1,4 +1,4 @@
-"""What stage 1 hands over, a row per (unit, group) of integer partials, and their exact sums.
+"""The output of stage 1, a row per (unit, group) of integer partials, and their exact sums.
 
 All of it is private.  Every row belongs to one unit and was made of that unit's rows alone; that
 is what the whole guarantee rests on, and stage 1's to keep.  What is checked or made so here:
@@ -87,7 +87,7 @@ def stored_parts(plan: QueryPlan, parts: Sequence[QueryPart] | None = None) -> l
 
 
 def merged(plan: QueryPlan, parts: Sequence[QueryPart], partials: Partials) -> Partials:
-    """The same in the order of (unit, group), each once, every partial within its bounds.
+    """Return the partials in the order of (unit, group), each once, within their bounds.
 
     Two rows of one unit and group are added up before they are clamped.
 

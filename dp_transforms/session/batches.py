@@ -1,4 +1,4 @@
-"""Batches between workers: exact sums to the shard of their cells, noisy ones to the release.
+"""Batches between workers: exact sums for the shard of their cells, noisy ones for the release.
 
 A shard is a run of cells, which ``shards_of`` divides.  Exact sums are PRIVATE: rows (cell,
 records,
@@ -71,13 +71,13 @@ def gathered(batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Ne
 
 def packed(noisy: Noisy) -> pa.RecordBatch:
     """Return measured sums as columns, in their order; public."""
-    parts = [part for of in noisy for part in of]
+    parts = [part for sums in noisy for part in sums]
     names = [f"{number}" for number in range(len(parts))]
     return pa.RecordBatch.from_arrays([_array(part) for part in parts], names)
 
 
 def joined(shards: Iterable[tuple[int, pa.RecordBatch]], parts: Sequence[int]) -> Noisy:
-    """Measured sums of all cells, from all shards in any order.
+    """Return the measured sums of all cells, from all shards in any order.
 
     Args:
         parts: how many each aggregate has.

@@ -1,4 +1,4 @@
-"""Noise on the totals of cells: what comes out is public, and all else is made from it.
+"""Noise on the totals of cells: its output is public, and everything else is made from it.
 
 A draw's name is (run id, digest of the question, digest of the totals of all cells, aggregate,
 part, number of the cell, node): any worker that has a cell's totals and the digest draws the same
@@ -36,7 +36,7 @@ def measured(
     question: Question,
     boxes: Int64,
     totals: Totals,
-    keys: KeyRing,
+    ring: KeyRing,
     run_id: str,
     inputs: bytes,
     first: int = 0,
@@ -49,7 +49,7 @@ def measured(
         run_id: of the charge; inputs: digest of the totals of all cells (`inputs_of`).
     """
     name = hashlib.blake2b(canonical(question, boxes), digest_size=16).digest()
-    noise = Noise(keys, (b"session", bytes.fromhex(run_id), name), inputs)
+    noise = Noise(ring, (b"session", bytes.fromhex(run_id), name), inputs)
     cells = slice(first, first + len(totals.records))
     items = numbered(len(totals.records), first)
     return tuple(
@@ -58,14 +58,15 @@ def measured(
     )
 
 
-def inputs_of(totals: Totals, keys: KeyRing, first: int = 0) -> bytes:
-    """Digest of the totals of cells (`noise.inputs`); those of shards add up by its ``combined``.
+def inputs_of(totals: Totals, ring: KeyRing, first: int = 0) -> bytes:
+    """Return the digest of cells' totals (`noise.inputs`); digests of shards add up by
+    ``combined``.
 
     Args:
         totals: of the cells ``first``, ``first + 1`` and so on.
     """
     items = numbered(len(totals.records), first)
-    digest = InputDigest(keys).add("records", items, totals.records)
+    digest = InputDigest(ring).add("records", items, totals.records)
     for name, of in sorted(totals.columns.items()):
         digest.add(f"column {name}", items, of.records, of.total)
     for name, leaves in sorted(totals.leaves.items()):

@@ -40,7 +40,7 @@ _AT_ONCE = 1_024
 
 
 def answered(
-    space: Space, question: Question, boxes: Int64, totals: Totals, keys: KeyRing, run_id: str
+    space: Space, question: Question, boxes: Int64, totals: Totals, ring: KeyRing, run_id: str
 ) -> pa.Table:
     """Return the answer to a question that was charged: draw the noise, then make the table.
 
@@ -49,7 +49,7 @@ def answered(
         totals: of all cells.
         run_id: of the charge, as hexadecimal digits.
     """
-    noisy = measured(space, question, boxes, totals, keys, run_id, inputs_of(totals, keys))
+    noisy = measured(space, question, boxes, totals, ring, run_id, inputs_of(totals, ring))
     return released(space, question, boxes, noisy)
 
 
@@ -71,17 +71,17 @@ def released(space: Space, question: Question, boxes: Int64, noisy: Noisy) -> pa
 
 
 def errors(space: Space, question: Question, boxes: Int64) -> pa.Table:
-    """Return what `released` would show of the noise, before anything is charged or read.
+    """Return the errors that `released` would show, before anything is charged or read.
 
     A row for each cell, with its ranges, and of each aggregate ``name_sd`` and ``name_within``, the
     half-width of the interval, in the unit of ``accounting.sessions.calibration.Expected.what``.
     """
     columns = {"cell": pa.array(np.arange(question.cells.count))}
     columns |= labels(space, question.cells)
-    for of in expected(space, question, boxes):
-        columns[f"{of.name}_sd"], columns[f"{of.name}_within"] = (
-            pa.array(of.sd),
-            pa.array(of.within),
+    for figure in expected(space, question, boxes):
+        columns[f"{figure.name}_sd"], columns[f"{figure.name}_within"] = (
+            pa.array(figure.sd),
+            pa.array(figure.within),
         )
     return pa.table(columns)
 

@@ -58,7 +58,9 @@ def nothing(cells: int, needs: Needs) -> Totals:
         return np.zeros(shape, np.int64)
 
     columns = {name: ColumnTotals(none(cells), none(cells)) for name in needs.columns}
-    return Totals(none(cells), columns, {of.column: none(cells, of.size) for of in needs.leaves})
+    return Totals(
+        none(cells), columns, {leaves.column: none(cells, leaves.size) for leaves in needs.leaves}
+    )
 
 
 def tallied(
@@ -69,7 +71,7 @@ def tallied(
     coordinates: Mapping[str, Int64],
     usable: Bool,
 ) -> Totals:
-    """Return totals of records, in numpy: what workers compute, and a database's scan must match.
+    """Return totals of records, in numpy, as workers compute them and a database's scan must.
 
     Args:
         boxes: (m, d, 2) that are read, disjoint.
@@ -112,7 +114,7 @@ def columns_of(space: Space, boxes: Int64, cells: Cells, needs: Needs) -> tuple[
     bounded = (boxes[:, :, 0] > 0) | (boxes[:, :, 1] < space.sizes)
     used = {space.dimensions[place].name for place in np.flatnonzero(bounded.any(axis=0))}
     used |= {axis.name for axis in cells.axes}
-    used |= {*needs.columns, *(of.column for of in needs.leaves)}
+    used |= {*needs.columns, *(leaves.column for leaves in needs.leaves)}
     return tuple(d.name for d in space.dimensions if d.name in used)
 
 

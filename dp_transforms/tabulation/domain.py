@@ -191,8 +191,8 @@ def _flags(table: pa.Table, name: str) -> Bool:
 
 def _pairs(members: npt.NDArray[np.int32], index: Int32, kind: Bool) -> Int32:
     """(k, 2) index of an iteration in the level and of a code, each once, sorted by code."""
-    of = np.where(kind, index, -1)[members[:, 0]]
-    pairs = np.stack([of, members[:, 1]], axis=1)[of >= 0]
+    place_of_code = np.where(kind, index, -1)[members[:, 0]]
+    pairs = np.stack([place_of_code, members[:, 1]], axis=1)[place_of_code >= 0]
     pairs = np.unique(pairs, axis=0)
     return np.asarray(pairs[np.argsort(pairs[:, 1], kind="stable")], np.int32)
 
@@ -246,13 +246,13 @@ class Published(NamedTuple):
     totals: Int64
 
     def within(self, first: int, last: int) -> "Published":
-        """Those of the groups ``first .. last - 1``."""
+        """Return those of the groups ``first .. last - 1``."""
         begin, end = np.searchsorted(self.groups, (first, last))
         return Published(self.groups[begin:end], self.totals[begin:end])
 
 
 def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
-    """The totals of each level; groups that are in none are left out.
+    """Return the published totals of each level; groups without one are left out.
 
     Args:
         totals: REGION_TYPE, REGION_ID, ITERATION_CODE (dictionaries of string) and COUNT (int64);
@@ -277,7 +277,7 @@ def published_of(domain: Domain, totals: pa.Table) -> dict[Level, Published]:
 
 
 def regions_of(totals: pa.Table) -> dict[str, pa.StringArray]:
-    """The regions of published totals, by type.
+    """Return the regions of published totals, by type.
 
     Args:
         totals: as `published_of` has them.
@@ -302,5 +302,5 @@ class _Texts:
     def places_of(self, texts: pa.StringArray, rows: Int64 | None = None) -> Int64:
         """(n,) place of each row's text among the known ones, -1: none."""
         place = pc.index_in(self.values, value_set=texts).fill_null(-1)
-        of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
-        return of[self.index if rows is None else self.index[rows]]
+        places = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
+        return places[self.index if rows is None else self.index[rows]]

@@ -1,4 +1,4 @@
-"""PERTURB: what is measured of each group, with noise; the only place where exact counts end.
+"""PERTURB: the measured, noisy counts of each group; the only place where exact counts end.
 
 Of a level each record is in at most s groups, and in each it changes every total and one cell of
 any detail by one (`expand`).  A group is measured in one of three ways:
@@ -73,13 +73,13 @@ class CellNoise:
     """The noise of an execution.
 
     Args:
-        keys: key ring of the deployment.
+        ring: key ring of the deployment.
         run_id: of the execution, committed.
         inputs: digest of all exact counts of the execution (`dp_transforms.noise.inputs`).
     """
 
-    def __init__(self, keys: KeyRing, run_id: str, inputs: bytes) -> None:
-        self._keys, self._run_id, self._inputs = keys, run_id.encode(), inputs
+    def __init__(self, ring: KeyRing, run_id: str, inputs: bytes) -> None:
+        self._ring, self._run_id, self._inputs = ring, run_id.encode(), inputs
 
     def draw(
         self, noise: Noise, table: str, level: Level, step: str, groups: Int64, cells: int
@@ -105,14 +105,14 @@ class CellNoise:
         begin = np.flatnonzero(new)
         end = np.append(begin[1:], len(groups)) - 1
         at = block[begin] - block[0]
-        of = (self._run_id, self._inputs, table.encode(), level.name.encode())
-        label = (b"table noise", sampler.digest, *of)
+        parts = (self._run_id, self._inputs, table.encode(), level.name.encode())
+        label = (b"table noise", sampler.digest, *parts)
         names = np.empty((int(at[-1]) + 1, 2), np.uint64)
         for number in np.unique(at).tolist():
             place = int(number + block[0]).to_bytes(8, "little")
-            names[number] = self._keys.name((*label, step.encode(), place))
+            names[number] = self._ring.name((*label, step.encode(), place))
         first, last = within[begin] * cells, (within[end] + 1) * cells
-        drawn, _ = sampler.draw(self._keys.node, names[at], first, last)
+        drawn, _ = sampler.draw(self._ring.node, names[at], first, last)
         return drawn.astype(np.int64).reshape(-1, cells)
 
 
@@ -144,7 +144,7 @@ def perturbed(
     noise: CellNoise,
     published: Published | None = None,
 ) -> list[Measured]:
-    """What is measured of a shard's groups.
+    """Return the measured counts of a shard's groups.
 
     Args:
         draws: noise of the table at this level.

@@ -1,4 +1,4 @@
-"""RELEASE: what is published of measured counts, as text; post-processing, nothing private is here.
+"""RELEASE: the published text of measured counts; post-processing without private data.
 
 Persons (program p): ``t1`` has the total of every group: measured where it was, else the sum of its
 cells.  ``t2`` has the cells of groups with detail, and for each sex their sum.  Households (program
@@ -65,7 +65,7 @@ class Output(NamedTuple):
     rows: dict[int, tuple[Row, ...]]
 
     def header(self, figure: str = "COUNT") -> str:
-        """First line of each file, of counts or of ``MARGIN`` s."""
+        """Return the first line of each file, of counts or of ``MARGIN``."""
         return SEPARATOR.join((*GROUP_COLUMNS, *self.columns, figure)) + "\n"
 
 
@@ -77,7 +77,7 @@ class Text(NamedTuple):
 
 
 def outputs(table: Table) -> tuple[Output, ...]:
-    """What is published of a table."""
+    """Return the published outputs of a table."""
     details = range(len(table.details))
     if not table.data_cells:
         total = [Row((), tuple(range(detail.size))) for detail in table.details]
@@ -113,7 +113,7 @@ def _ages(size: int) -> tuple[Row, ...]:
 def released(
     level: LevelDomain, output: Output, parts: Sequence[Measured], parameters: Parameters
 ) -> Text:
-    """The text of a shard's part of a table; groups in public order, the header always."""
+    """Return the text of a shard's part of a table: the header, then groups in public order."""
     groups, labels, counts = list[Int64](), list[Int64](), list[Int64]()
     names, margins = list[tuple[str, ...]](), list[int]()
     for part in parts:

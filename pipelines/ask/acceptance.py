@@ -1,4 +1,4 @@
-"""Whether a run or a question would be accepted now, and what its account would then have spent.
+"""Acceptance of a run or a question now, and the spending of its account after it.
 
 Plans apply the rules of the commands that charge (`jobs.charging.check_begin`, ``History.check``)
 without a charge.  All of it is public, and nothing is written.
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """The result that a command that charges would have now.
+    """The result that a command that charges would get now.
 
     Attributes:
         refusal: why it would be refused; ``None``: it would be accepted.
@@ -88,7 +88,7 @@ class Acceptance(NamedTuple):
         }
 
     def lines(self, what: str = "Can run") -> list[str]:
-        """The result as text: the answer, then the account.
+        """Return the result as text: the answer, then the account.
 
         Args:
             what: the command's verb, at most 11 characters.
@@ -97,7 +97,7 @@ class Acceptance(NamedTuple):
         return [*self.answer(what), *self._account(), *weak]
 
     def answer(self, what: str) -> list[str]:
-        """Return whether it would be accepted, and what it would cost, as text."""
+        """Return whether it would be accepted, and its cost, as text."""
         if self.refusal is not None:
             answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
             lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
@@ -229,7 +229,7 @@ def _account(
 
 
 def left_of(charges: Sequence[Charge], limit: tuple[float, float]) -> dict[str, float]:
-    """Return what more may be spent within a limit.
+    """Return the budget that is left within a limit.
 
     Returns:
         As `composition.left_within`.
@@ -249,7 +249,7 @@ def _spent(charges: Sequence[Charge], delta: float) -> float | None:
 
 
 def limit_of(account: History, more: Sequence[Charge] = ()) -> Limit | None:
-    """Return the limit of an account, and what its charges cost together; both are public.
+    """Return the limit of an account, and the joint cost of its charges; both are public.
 
     Args:
         more: charges of the account's unit that come before the one that is decided.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Asking(NamedTuple):
-    """How a question is asked.
+    """The way in which a question is asked.
 
     Attributes:
         fresh: ask again, at a new charge, a question that was answered; one that was interrupted
@@ -50,7 +50,7 @@ class Question(Protocol):
         """
         ...
 
-    def check(self, keys: "KeyRing") -> None:
+    def check(self, ring: "KeyRing") -> None:
         """Refuse a question that cannot be answered, before it is charged.
 
         Called if the question is not answered yet.  It may read schemas, options and the runner,
@@ -62,7 +62,7 @@ class Question(Protocol):
         ...
 
     def decide(self, run_id: str, account: "History") -> "Decision":
-        """Return what the answer costs, and what it may read.
+        """Return the cost of the answer, and the records it may read.
 
         Called in the transaction that charges, perhaps several times: it must change nothing.
 
@@ -84,7 +84,7 @@ class Question(Protocol):
         """
         ...
 
-    def draw(self, charge: "Charge", keys: "KeyRing") -> bytes:
+    def draw(self, charge: "Charge", ring: "KeyRing") -> bytes:
         """Read the private rows, draw the noise and return the receipt, which is the public answer.
 
         Called after the charge, outside the transaction.  All noise is named by ``charge.run_id``

@@ -57,7 +57,7 @@ MakeView = Callable[[bytes], bytes]
 def ask(
     question: Question,
     ledger: Ledger,
-    keys: KeyRing,
+    ring: KeyRing,
     how: Asking = ONCE,
     make_view: MakeView | None = None,
 ) -> Answer:
@@ -65,21 +65,21 @@ def ask(
 
     Args:
         ledger: the account of the data set, whose limit applies.
-        keys: the key ring of the data set's secret.
+        ring: the key ring of the data set's secret.
         make_view: computes the view of a receipt; ``None``: the receipt is the whole answer.
 
     Raises:
         DpstreamError: the question is refused, or failed; the module states what was charged.
     """
     register = AnswerLog(ledger, question.kind)
-    request = request_of(question.kind, question.identity, keys, how.as_of)
+    request = request_of(question.kind, question.identity, ring, how.as_of)
     run_id = None if how.fresh else register.find(request)
     answer, charged = None if run_id is None else register.read(run_id), False
     if answer is None:
-        question.check(keys)
+        question.check(ring)
         begun = register.begin(request, question.decide, how.fresh)
         if begun.receipt is None:
-            receipt, view = drawn(question, begun.charge, keys), None
+            receipt, view = drawn(question, begun.charge, ring), None
             if make_view is not None:
                 with contextlib.suppress(DpstreamError):
                     view = make_view(receipt)
@@ -109,19 +109,19 @@ def _read(register: AnswerLog, run_id: str) -> Answer:
     return required(answer, "a committed answer is read back")
 
 
-def ask_uncharged(question: Question, keys: KeyRing | None = None) -> bytes:
+def ask_uncharged(question: Question, ring: KeyRing | None = None) -> bytes:
     """Return the answer of a question that is charged nowhere: asked again, it spends again.
 
     Args:
-        keys: the key ring of a secret; ``None``: a secret is drawn for this answer alone, as the
+        ring: the key ring of a secret; ``None``: a secret is drawn for this answer alone, as the
             run id is, and forgotten.
     """
-    with _thrown_away() if keys is None else contextlib.nullcontext(keys) as ring:
-        question.check(ring)
-        return drawn(question, question.decide(new_run_id(), History()).charge, ring)
+    with _thrown_away() if ring is None else contextlib.nullcontext(ring) as used:
+        question.check(used)
+        return drawn(question, question.decide(new_run_id(), History()).charge, used)
 
 
-def request_of(kind: ChargeKind, identity: Sequence[bytes], keys: KeyRing, as_of: str = "") -> str:
+def request_of(kind: ChargeKind, identity: Sequence[bytes], ring: KeyRing, as_of: str = "") -> str:
     """Return the keyed digest by which an account recognises a question.
 
     Args:
@@ -134,17 +134,17 @@ def request_of(kind: ChargeKind, identity: Sequence[bytes], keys: KeyRing, as_of
         raise UsageError(
             "as_of", f"must be at most {_LABEL} printable characters", "write e.g. 2024-06-30"
         )
-    return keys.source_fingerprint([b"question", kind.encode(), as_of.encode(), *identity])
+    return ring.source_fingerprint([b"question", kind.encode(), as_of.encode(), *identity])
 
 
-def drawn(question: Question, charge: Charge, keys: KeyRing) -> bytes:
+def drawn(question: Question, charge: Charge, ring: KeyRing) -> bytes:
     """Return the receipt of a charged question, unless an input changed while it was read.
 
     Raises:
         PolicyError: an input changed.
     """
     before = question.stamp()
-    receipt = question.draw(charge, keys)
+    receipt = question.draw(charge, ring)
     if question.stamp() != before:
         raise changed()
     return receipt

@@ -1,4 +1,4 @@
-"""Audit a job: run its mechanism on synthetic neighbours and say what that proves of epsilon.
+"""Audit of a job: run its mechanism on synthetic neighbours and state the proven epsilon.
 
 Families of trials, all through the real flow with a key and run ids of their own:
 
@@ -60,7 +60,7 @@ Progress = Callable[[int, int], None]
 
 
 class Ask(NamedTuple):
-    """What to audit with.
+    """The settings of an audit.
 
     Attributes:
         trials: a side; seed: of the synthetic data only; confidence: of the verdict.
@@ -85,7 +85,7 @@ class Ask(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One kind of trial and what it proved.
+    """One kind of trial and the bound it proves.
 
     Attributes:
         name, description: which trials; visible: the most this statistic can see of the plan's mu.
@@ -101,7 +101,7 @@ class Family(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """Keys of too few units: how many of how many were released, and what that proves."""
+    """Released keys of too few units, their total number, and the bound these prove."""
 
     released: int
     keys: int
@@ -136,7 +136,7 @@ class AuditResult(NamedTuple):
 
     @property
     def refuted(self) -> bool:
-        """Whether the plan's claim cannot hold for the mechanism that ran."""
+        """Return whether the plan's claim cannot hold for the mechanism that ran."""
         alone = self.alone is not None and self.alone.at_least > self.claim.tail
         return alone or any(f.bound.refutes(self.claim) for f in self.families)
 
@@ -247,7 +247,7 @@ def _design_text(design: TrialDesign) -> str:
 
 
 def as_dict(result: AuditResult) -> dict[str, object]:
-    """The audit for machines."""
+    """Return the audit for machines."""
     claim = result.claim
     return {
         "plan_hash": result.plan_hash,
@@ -295,7 +295,7 @@ def _family(result: AuditResult, family: Family) -> dict[str, object]:
 
 
 def visible_epsilon(result: AuditResult, mu: float) -> float:
-    """Epsilon of a visible mu at the claim's delta."""
+    """Return epsilon of a visible mu at the claim's delta."""
     return epsilon_of(mu, result.claim.delta_gaussian)
 
 
@@ -304,7 +304,7 @@ _CLAIM, _SEEN, _MEASURED, _PROVEN = "#4a4a4a", "#1f5fa8", "#c2571a", "#2f8f5b"
 
 
 def text(result: AuditResult) -> str:
-    """For a person at a terminal."""
+    """Return the audit as text for a person at a terminal."""
     claim, best = result.claim, result.best.bound
     percent = f"{100 * result.ask.confidence:g}%"
     lines = [
@@ -344,7 +344,7 @@ def text(result: AuditResult) -> str:
 
 
 def picture(result: AuditResult) -> Figure:
-    """Empirical trade-off of the best family against the claim."""
+    """Return a figure of the empirical trade-off of the best family against the claim."""
     family, claim = result.best, result.claim
     figure = Figure(figsize=(6.4, 6.0), layout="constrained")
     axes = figure.subplots()

@@ -61,7 +61,7 @@ def rows_of(
     others: int,
     feeds: Sequence[tuple[int, int]],
 ) -> TrialRows:
-    """Rows of some trials.
+    """Return the rows of some trials.
 
     Args:
         trials: numbers of the trials; added: which of them are on side D'.
@@ -69,10 +69,10 @@ def rows_of(
             when: their triggers in window 0.
         others: units on every key at every (window, trigger) of ``feeds``, a record each.
     """
-    line = plan.timeline
+    timeline = plan.timeline
 
     def instant(window: int, at: int) -> int:
-        return line.start + window * line.slide + (at - 1) * line.trigger_every
+        return timeline.start + window * timeline.slide + (at - 1) * timeline.trigger_every
 
     keys = (trials[:, None] * width + np.arange(width)).ravel()
     parts = []
@@ -87,7 +87,7 @@ def rows_of(
         )
     mine = trials[added]
     key = (mine[:, None] * width + pattern).ravel()
-    event = np.tile(line.start + (when - 1) * line.trigger_every, len(mine))
+    event = np.tile(timeline.start + (when - 1) * timeline.trigger_every, len(mine))
     parts.append(
         TrialRows(np.repeat(mine * 2, len(pattern)), key, event, np.ones(len(key), np.bool_))
     )
@@ -95,7 +95,7 @@ def rows_of(
 
 
 def numbered_field(plan: Plan) -> Field:
-    """The key column that holds a key's number."""
+    """Return the key column that holds a key's number."""
     for field in plan.key:
         if field.type != "bool":
             return field
@@ -105,7 +105,7 @@ def numbered_field(plan: Plan) -> Field:
 
 
 def table_of(plan: Plan, rows: TrialRows, inputs: dict[str, tuple[float, float]]) -> pa.Table:
-    """Rows as the job's input columns."""
+    """Return rows as the job's input columns."""
     columns: dict[str, pa.Array] = {plan.unit.column: _typed(plan.unit, "u", rows.unit)}
     columns.update(key_columns(plan, rows.key))
     time = pa.array(rows.event).view(pa.timestamp("us", tz="UTC"))
@@ -121,7 +121,7 @@ def table_of(plan: Plan, rows: TrialRows, inputs: dict[str, tuple[float, float]]
 
 
 def key_columns(plan: Plan, numbers: Int64) -> dict[str, pa.Array]:
-    """Key columns of numbered keys; columns other than the numbered one are constant."""
+    """Return the key columns of numbered keys; columns other than the numbered one are constant."""
     where = numbered_field(plan)
     fixed = {"string": "x", "int": 0, "bool": True, "bytes": b"x"}
     return {
@@ -153,7 +153,7 @@ class Released(NamedTuple):
 
 
 def released(plan: Plan, table: pa.Table) -> Released:
-    """Numbers of released rows."""
+    """Return the numbers of released rows."""
     if table.num_rows == 0:
         none = np.zeros(0, np.int64)
         return Released(none, none, none, table)
@@ -168,7 +168,7 @@ def released(plan: Plan, table: pa.Table) -> Released:
 
 
 def totals(design: TrialDesign, rows: Released) -> Float64:
-    """(rows, columns) released values in grid units of their streams, less what others add.
+    """Return (rows, columns) released values in grid units of their streams, less those of others.
 
     A mean becomes a sum again: times the released count, or the others' number without one.
     """
@@ -206,17 +206,17 @@ class TrialInput(NamedTuple):
 
 
 def audited_plan(plan: Plan) -> Plan:
-    """The job's plan on two windows: a unit's worst case lies in one of them.  Where thresholds
-    allow for several units of a person, on as many as it takes until a window meets as many
-    privacy periods as in the job.
+    """Return the job's plan on two windows: a unit's worst case lies in one of them. Where
+    thresholds allow for several units of a person, on as many as it takes until a window meets as
+    many privacy periods as in the job.
 
     Raises:
         UsageError: that would take more than ``MAX_WINDOWS``.
     """
-    line = plan.timeline
-    if line.end is not None and line.windows <= _WINDOWS:
+    timeline = plan.timeline
+    if timeline.end is not None and timeline.windows <= _WINDOWS:
         return plan
-    most = MAX_WINDOWS if line.end is None else min(line.windows, MAX_WINDOWS)
+    most = MAX_WINDOWS if timeline.end is None else min(timeline.windows, MAX_WINDOWS)
     met = plan.design.units_alone
     if met == 1:
         return _on(plan, _WINDOWS)
@@ -235,9 +235,11 @@ def audited_plan(plan: Plan) -> Plan:
 
 def _on(plan: Plan, windows: int) -> Plan:
     """The plan with an end after the start of so many windows."""
-    line = plan.timeline
-    end = line.start + windows * line.slide
-    short = msgspec.structs.replace(line, end=end if line.end is None else min(end, line.end))
+    timeline = plan.timeline
+    end = timeline.start + windows * timeline.slide
+    short = msgspec.structs.replace(
+        timeline, end=end if timeline.end is None else min(end, timeline.end)
+    )
     ended = msgspec.structs.replace(plan, timeline=short)
     if ended.design.skips == plan.design.skips:
         return ended
@@ -267,7 +269,7 @@ class Runner:
             new_secret(self._secret)
 
     def run(self, given: TrialInput, again: bool = False) -> pa.Table:
-        """All releases of a new run.
+        """Return all releases of a new run.
 
         Args:
             again: with a fixed run id, take another one.
@@ -355,7 +357,7 @@ def _batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def sides(trials: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """(2 trials,) which trials are on side D': as many as on D, drawn by the seed."""
+    """Return (2 trials,) which trials are on side D': as many as on D, drawn by the seed."""
     added = np.zeros(2 * trials, np.bool_)
     added[np.random.default_rng(seed).permutation(2 * trials)[:trials]] = True
     return added

@@ -1,4 +1,4 @@
-"""What trials read of a run, and how it is scored: published values, and which keys appear.
+"""The figures and scores that trials read of a run: published values, and which keys appear.
 
 **Values** are scored by the plan's best statistic and by a fitted one.
 
@@ -41,23 +41,29 @@ Progress = Callable[[int], None]
 
 
 class Read(NamedTuple):
-    """What is kept of trials: (trials, statistics) scores of the plan's own weights, without and
-    with the flooded keys, and (trials, d) features for a fitted statistic."""
+    """The scores and features of trials.
+
+    There are (trials, statistics) scores of the plan's own weights, without and with the flooded
+    keys, and (trials, d) features for a fitted statistic.
+    """
 
     scores: Float64
     features: Float64
 
 
 def feeds_of(plan: Plan, design: TrialDesign) -> list[tuple[int, int]]:
-    """(window, trigger) at which others come; a second window, which no trial's unit touches, is
-    watched where windows do not overlap: noise used in both would show there."""
-    line = plan.timeline
-    windows = 2 if line.windows > 1 and line.slide == line.window else 1
+    """Return the (window, trigger) pairs at which others come.
+
+    A second window, which no trial's unit touches, is watched where windows do not overlap: noise
+    used in both would show there.
+    """
+    timeline = plan.timeline
+    windows = 2 if timeline.windows > 1 and timeline.slide == timeline.window else 1
     return [(window, trigger) for window in range(windows) for trigger in design.feeds]
 
 
 def chunks(trials: int, rows_each: float, numbers_each: float) -> Iterator[Int64]:
-    """Numbers of the trials of each run of the flow."""
+    """Yield the numbers of the trials of each run of the flow."""
     most = max(1, int(min(_ROWS / max(rows_each, 1), _NUMBERS / max(numbers_each, 1))))
     for begin in range(0, trials, most):
         yield np.arange(begin, min(begin + most, trials))
@@ -66,7 +72,7 @@ def chunks(trials: int, rows_each: float, numbers_each: float) -> Iterator[Int64
 def value_scores(
     runner: Runner, design: TrialDesign, added: Bool, progress: Progress, again: bool = False
 ) -> tuple[list[Scores], int]:
-    """(scores by each statistic, rows fed) of trials on both sides.
+    """Return (scores by each statistic, rows fed) of trials on both sides.
 
     Args:
         added: (trials,) which are on side D'.
@@ -98,7 +104,7 @@ def value_scores(
 
 
 def statistics(scores: Float64, features: Float64, added: Bool) -> list[Scores]:
-    """The plan's statistics, and one fitted to the first trials of each side."""
+    """Return the plan's statistics, and one fitted to the first trials of each side."""
     a, b = features[~added], features[added]
     weights = fitted_weights(a[: Parts.of(len(a)).fit], b[: Parts.of(len(b)).fit])
     columns = [*scores.T, features @ weights]
@@ -106,7 +112,7 @@ def statistics(scores: Float64, features: Float64, added: Bool) -> list[Scores]:
 
 
 def read_trials(plan: Plan, design: TrialDesign, rows: Released, trials: Int64, width: int) -> Read:
-    """Scores and features of the trials of one run.
+    """Return the scores and features of the trials of one run.
 
     Args:
         trials: their numbers, consecutive; width: keys of each.
@@ -154,7 +160,7 @@ _SELECTION_ROWS = 5_000_000
 
 
 class Crossing(NamedTuple):
-    """When keys at the threshold pass.
+    """The trigger times at which keys at the threshold pass.
 
     Attributes:
         others: units on each key without the trial's unit; keys: of a trial.
@@ -174,7 +180,7 @@ class Crossing(NamedTuple):
 
 
 def crossing(plan: Plan, budget: Budget, trials: int, seed: int) -> Crossing:
-    """The design of the trials, with as many keys as their rows allow."""
+    """Return the design of the trials, with as many keys as their rows allow."""
     tau = required(budget.tau, "keys are selected")
     statistic = required(budget.statistic, "keys are selected")
     others = others_needed(plan, budget, 0.0)
@@ -221,7 +227,7 @@ def _chances(noise: Float64, need: Float64) -> Float64:
 
 
 def visible_mu(design: Crossing, seed: int) -> float:
-    """mu of the best cutoff of the score, by simulation."""
+    """Return mu of the best cutoff of the score, by simulation."""
     rng = np.random.default_rng([seed, 1])
     ratios = design.ratios
     totals = np.zeros((2, _PATHS))
@@ -239,7 +245,7 @@ def visible_mu(design: Crossing, seed: int) -> float:
 def selection_scores(
     runner: Runner, design: Crossing, added: Bool, progress: Progress
 ) -> tuple[list[Scores], int]:
-    """(scores, rows fed) of trials on both sides."""
+    """Return (scores, rows fed) of trials on both sides."""
     plan, fed = runner.plan, 0
     pattern, first = np.arange(design.keys), np.ones(design.keys, np.int64)
     tests = design.ratios.shape[1] - 1
@@ -260,7 +266,7 @@ def selection_scores(
 
 
 def first_tests(plan: Plan, rows: Released, trials: Int64, width: int, tests: int) -> Int64:
-    """(trials, width) number of the test at which each key appears, ``tests`` for none."""
+    """Return (trials, width) number of the test at which each key appears, ``tests`` for none."""
     own = rows.window == 0
     first = np.full(len(trials) * width, tests, np.int64)
     number = np.minimum(np.searchsorted(plan.design.test_triggers, rows.trigger[own]), tests)
@@ -273,8 +279,10 @@ def _inputs(plan: Plan) -> dict[str, tuple[float, float]]:
 
 
 def alone_released(runner: Runner, keys: int, progress: Progress) -> tuple[int, int]:
-    """(keys ever released, rows fed) of so many keys that too few units have: one person's more
-    than are never tested, each with its first pair, which counts most."""
+    """Return (keys ever released, rows fed) of keys that too few units have.
+
+    One person's further keys are never tested, each with its first pair, which counts most.
+    """
     plan, hits, fed = runner.plan, 0, 0
     few = plan.privacy.pre_threshold + plan.design.units_alone
     for trials in chunks(keys, few, plan.timeline.triggers):

@@ -1,4 +1,4 @@
-"""What the commands of ``dpstream`` share: options, help texts, jobs, signals, JSON, progress."""
+"""Shared parts of the ``dpstream`` commands: options, help texts, jobs, signals, JSON, progress."""
 
 import contextlib
 import functools

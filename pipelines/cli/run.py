@@ -279,8 +279,8 @@ def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
     share = rejected / max(1, rejected + counts.get("operator_pairs_admitted", 0))
     if share < _MUCH:
         return
-    line, bound = checked.plan.timeline, checked.plan.privacy.contributions
-    falls = line.period is None and (line.end is None or line.windows > 1)
+    timeline, bound = checked.plan.timeline, checked.plan.privacy.contributions
+    falls = timeline.period is None and (timeline.end is None or timeline.windows > 1)
     later = ", most of it in later windows" if falls else ""
     echo_private(
         f"contributions = {bound} left {100 * share:.3g}% of the records out"

@@ -1,1 +1,1 @@
-"""Systems that records come from and releases go to: a room each, with source and sink."""
+"""Systems of sources and sinks: a folder each, with both."""

@@ -1,4 +1,4 @@
-"""Whether dead letters are what was written; they are written by `connectors.write`."""
+"""Check of dead letters, which `connectors.write` writes."""
 
 import hashlib
 from pathlib import Path

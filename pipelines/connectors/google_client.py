@@ -1,4 +1,4 @@
-"""What the clients of Google's services share: absence, opening, what is tried again, errors."""
+"""Shared parts of the clients of Google's services: absence, opening, retries, errors."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ LOOK_SECONDS = 15.0
 
 
 def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
-    """A service's client.
+    """Return a service's client.
 
     Args:
         kind: of the sink, which is also the name of its extra.
@@ -28,7 +28,7 @@ def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
 
 
 def retry(seconds: float) -> Any:
-    """What may pass is tried again for so long, at most ten seconds apart."""
+    """Return the policy that retries passing errors for ``seconds``, at most ten seconds apart."""
     from google.api_core.retry import Retry
 
     return Retry(predicate=may_pass(), initial=0.1, maximum=10.0, multiplier=1.5, timeout=seconds)
@@ -88,7 +88,7 @@ class ServiceClient(ABC):
 
 
 def failed(field: str, error: BaseException | None, what: str) -> RunError:
-    """The class of a client's error only: its text can quote what was sent."""
+    """Return the class of a client's error only: its text can quote a request."""
     fix = "check the place and the account's rights, then run again"
     if field.startswith("sink."):
         fix += ": the store has every release"

@@ -60,8 +60,11 @@ _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 class SourceFile(NamedTuple):
-    """One file: its partition, its name below the pattern's fixed folder, its path, its size in
-    bytes, and when its content and its status were changed (the second cannot be set back)."""
+    """One file of the input.
+
+    Its partition, its name below the pattern's fixed folder, its path, its size in bytes, and when
+    its content and its status were changed (the second cannot be set back).
+    """
 
     partition: int
     name: str
@@ -71,7 +74,7 @@ class SourceFile(NamedTuple):
 
 
 def manifest(job: Job) -> tuple[SourceFile, ...]:
-    """The source's files, sorted by name (code points of the POSIX form).
+    """Return the source's files, sorted by name (code points of the POSIX form).
 
     Raises:
         UsageError: no file, too many, something that is none, or files inside the sink's folder.
@@ -102,7 +105,7 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
 
 
 def times_of(status: os.stat_result) -> tuple[int, int]:
-    """When a file's content and its status were changed, in nanoseconds."""
+    """Return when a file's content and its status were changed, in nanoseconds."""
     return status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -148,7 +151,7 @@ def _status(path: str, folders: bool) -> os.stat_result | None:
 
 
 def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
-    """(name, bytes, BLAKE2b-128 hex of the content) of every file, in manifest order.
+    """Return (name, bytes, BLAKE2b-128 hex of the content) of every file, in manifest order.
 
     The state keys this before it keeps it: an unkeyed digest of private data is no secret.
 
@@ -159,7 +162,7 @@ def fingerprint_parts(job: Job) -> list[tuple[str, int, str]]:
 
 
 def fingerprint_of(file: SourceFile) -> tuple[str, int, str]:
-    """``fingerprint_parts`` of one file.
+    """Return ``fingerprint_parts`` of one file.
 
     Raises:
         RunError: it cannot be read.
@@ -173,17 +176,19 @@ def fingerprint_of(file: SourceFile) -> tuple[str, int, str]:
 
 
 def identity_part(name: str, size: int, digest: str) -> bytes:
-    """A fingerprint as a part of the input's identity."""
+    """Return a fingerprint as a part of the input's identity."""
     return f"{name}\0{size}\0{digest}".encode()
 
 
 def stamps(job: Job) -> list[tuple[str, int, tuple[int, int]]]:
-    """(name, bytes, times of change) of every file: cheap, to notice a change while it is read."""
+    """Return (name, bytes, times of change) of every file: cheap, to notice a change while it is
+    read.
+    """
     return [(file.name, file.size, file.changed) for file in manifest(job)]
 
 
 def named(file: SourceFile) -> str:
-    """A file in words, without its name, which may be somebody's."""
+    """Return a file in words, without its name, which may be somebody's."""
     return f"file {file.partition} of the manifest"
 
 
@@ -204,7 +209,7 @@ def _unescaped(part: str) -> str:
 
 
 class InputWatch:
-    """Compares the files of a run with those that it was begun with; pickles, for workers.
+    """Compares the files of a run with those at its begin; pickles, for workers.
 
     Args:
         files: those of the input, as they were before their identity was computed.
@@ -221,7 +226,7 @@ class InputWatch:
         return {file.name for file in self._files}
 
     def begin(self, run: Run, digests: tuple[str, ...] | None = None) -> "InputWatch":
-        """Watch for a run whose identity is committed, before it reads a row.
+        """Return the watch for a run whose identity is committed, before it reads a row.
 
         Args:
             digests: keyed digest of each file; ``None``: the store's identity is that of all.
@@ -258,7 +263,7 @@ class InputWatch:
         self._files = now
 
     def _now(self) -> tuple[SourceFile, ...]:
-        return tuple(map(_looked_at, self._files))
+        return tuple(map(_with_current_status, self._files))
 
     def _same(self, now: Sequence[SourceFile]) -> bool:
         """Whether the contents are the committed ones."""
@@ -272,22 +277,23 @@ class InputWatch:
             return tuple(ring.source_fingerprint([part]) for part in parts) == self._digests
 
     def end(self) -> None:
-        """``check`` after the last row was read, and note that an attempt has ended so."""
+        """Run ``check`` after the last row was read, and note that an attempt has ended."""
         self.check()
         if self._run is not None and self._files:
             self._run.open().end_reading()
 
 
 class CompareInput(beam.PTransform):  # type: ignore[misc]
-    """Releases -> the same, each once the input is compared: for pipelines of one's own, whose
-    releases go where they like."""
+    """Passes each release on after the input was compared, for pipelines with sinks of their
+    own.
+    """
 
     def __init__(self, watch: InputWatch) -> None:
         super().__init__()
         self._watch = watch
 
     def expand(self, releases: Any) -> Any:
-        """One ParDo."""
+        """Return one ParDo."""
         return releases | beam.ParDo(_Compare(self._watch)).with_output_types(pa.RecordBatch)
 
 
@@ -302,7 +308,7 @@ class _Compare(beam.DoFn):
         return [element]
 
 
-def _looked_at(file: SourceFile) -> SourceFile:
+def _with_current_status(file: SourceFile) -> SourceFile:
     """A file as it is now; its size is -1 where it is no file any more."""
     try:
         status = os.stat(file.path)
@@ -336,7 +342,7 @@ def refuse(store: Store) -> None:
 
 
 def refuse_changed(job: Job) -> None:
-    """``refuse`` of a job's store, if there is one that can be opened.
+    """Run ``refuse`` of a job's store, if there is one that can be opened.
 
     Raises:
         PolicyError: its input has changed.

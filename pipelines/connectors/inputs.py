@@ -1,4 +1,4 @@
-"""What sources of all kinds share: their contract with a run, what they hand over, when they wait.
+"""Shared parts of all kinds of sources: their contract with a run, their output, their waits.
 
 **Waiting.**  Not every runner slows a source down when the stages behind it are busy (Prism does
 not): all of a recording, or of a backlog, would then wait in memory, and be looked through at every
@@ -38,7 +38,7 @@ ReadRows: TypeAlias = pa.RecordBatch | tuple[Refused, int | Int64]
 
 
 class Backpressure:
-    """Says when a source should wait, from its watermark and what the store has released.
+    """Decides when a source should wait, from its watermark and the store's releases.
 
     Args:
         run: the run that the source feeds.
@@ -60,7 +60,7 @@ class Backpressure:
         self._fresh()
 
     def holds(self, watermark: int, rows: int | None = None) -> bool:
-        """Whether to wait a moment.
+        """Return whether to wait a moment.
 
         A source whose watermark is within a stride of the released trigger times never waits, so
         two partitions cannot wait for each other.
@@ -69,10 +69,10 @@ class Backpressure:
             watermark: of the source, in micros.
             rows: rows this worker's source has given, ``None``: not known.
         """
-        line = self._run.plan.timeline
-        if line.end is not None:
-            watermark = min(watermark, line.instant_of(line.last_trigger_time))
-        trigger_time = 1 + max(0, watermark - line.start) // line.trigger_every
+        timeline = self._run.plan.timeline
+        if timeline.end is not None:
+            watermark = min(watermark, timeline.instant_of(timeline.last_trigger_time))
+        trigger_time = 1 + max(0, watermark - timeline.start) // timeline.trigger_every
         self._first = trigger_time if self._first is None else self._first
         passed = 0 if rows is None else trigger_time - self._first
         allowed = max(TRIGGER_TIMES_AHEAD, ROWS_AHEAD * passed // max(1, rows or 0))
@@ -97,7 +97,7 @@ class Input(ABC):
 
     @abstractmethod
     def identity(self) -> list[bytes]:
-        """Parts that tell this input from others: a store goes on with no other.
+        """Return the parts that distinguish this input; a store continues with no other.
 
         Raises:
             UsageError, RunError: there is no such source, or it cannot be reached.
@@ -105,7 +105,7 @@ class Input(ABC):
 
     @abstractmethod
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
-        """A transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
+        """Return a transform from ``PBegin`` to the outputs ``records`` and ``dead_letter``.
 
         Batches of ``records`` have the columns ``job.columns`` and say in their schema's metadata
         where their first row stands (see `pipelines.connectors.files.source`).  A transform whose
@@ -118,7 +118,7 @@ class Input(ABC):
         """
 
     def scan(self) -> Iterator[ReadRows]:
-        """What is there now, by the functions that `read` uses, and without a trace at the source.
+        """Yield the present rows, by the functions that `read` uses, without changing the source.
 
         Raises:
             UsageError: a source of this kind gives a message to one reader only.
@@ -130,23 +130,27 @@ class Input(ABC):
         )
 
     def locate(self, partition: int, offset: int) -> tuple[str, int]:
-        """The name of the file or part, and the row in it, that a dead letter's position is."""
+        """Return the name of the file or part, and the row in it, that a dead letter's position
+        is.
+        """
         return f"partition {partition}", offset
 
     def files(self) -> tuple[SourceFile, ...]:
-        """The files of a source that ends, which must stay as they are while a run reads them."""
+        """Return the files of a source that ends, which must stay as they are while a run reads
+        them.
+        """
         return ()
 
 
 def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of at most ``batch_rows`` rows with their positions as metadata."""
+    """Yield batches of at most ``batch_rows`` rows with their positions as metadata."""
     for start in range(0, rows.batch.num_rows, batch_rows):
         where = {PARTITION: str(partition), OFFSET: str(rows.offset + start)}
         yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
 
 
 def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
-    """Refused positions as a batch of ``DEAD_LETTER_SCHEMA``, counted for the operator.
+    """Return refused positions as a batch of ``DEAD_LETTER_SCHEMA``, counted for the operator.
 
     Args:
         partition: of all of them, or of each.
@@ -162,7 +166,7 @@ def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
 
 
 def reading(reader: beam.DoFn) -> Any:
-    """A reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
+    """Return a reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
 
     Beam would pickle elements of a type that it does not know.
     """

@@ -1,4 +1,4 @@
-"""What stands between a job's source and the flow: its row-local query, and its domain's cells.
+"""The step between a job's source and the flow: its row-local query, and its domain's cells.
 
 This is the one place where a query is asked.  Every source hands over batches of rows with
 positions; with a query in the job they go through it here, batch by batch, and what comes out is a
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class QueryRows(beam.DoFn):
-    """Batches -> batches of the rows that a query keeps, with its columns.
+    """Applies a query to batches: the rows that it keeps, with its columns.
 
     Args:
         query: checked; its public tables travel with it.
@@ -50,7 +50,7 @@ class QueryRows(beam.DoFn):
 
     @guarded("query")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """One batch; nothing where no row of it stays."""
+        """Yield one batch; nothing where no row of it stays."""
         with timed("query"):
             rows = self._engine(element)
         if rows.num_rows:
@@ -58,7 +58,7 @@ class QueryRows(beam.DoFn):
 
 
 def query_of(job: Job) -> "RowQuery":
-    """The query of a job that has one, with its public tables.
+    """Return the query of a job that has one, with its public tables.
 
     Raises:
         PolicyError: a public table is not the one the plan was made with.
@@ -74,7 +74,7 @@ def query_of(job: Job) -> "RowQuery":
 
 
 def with_query(records: Any, job: Job) -> Any:
-    """The batches of a job's source as its query leaves them; as they are where it has none.
+    """Return the batches of a job's source as its query leaves them; as they are where it has none.
 
     Raises:
         DpstreamError: see `query_of`.
@@ -86,7 +86,7 @@ def with_query(records: Any, job: Job) -> Any:
 
 
 def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same without Beam."""
+    """Yield the same without Beam."""
     if job.source.query is None:
         yield from batches
         return
@@ -100,21 +100,21 @@ def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 class CellRows(beam.DoFn):
-    """Batches -> the same rows with the number of each one's cell."""
+    """Adds to rows the number of each one's cell."""
 
     def __init__(self, domain: CellDomain) -> None:
         self._domain = domain
 
     @guarded("cells")
     def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """One batch."""
+        """Yield one batch."""
         with timed("cells"):
             cells = self._domain.of(element)
         yield cells
 
 
 def with_cells(records: Any, job: Job) -> Any:
-    """The batches of a job with the cells of its rows; as they are where it has none."""
+    """Return the batches of a job with the cells of its rows; as they are where it has none."""
     if job.cells is None:
         return records
     mapping = beam.ParDo(CellRows(job.cells.domain)).with_output_types(pa.RecordBatch)
@@ -122,6 +122,6 @@ def with_cells(records: Any, job: Job) -> Any:
 
 
 def in_cells(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same without Beam."""
+    """Yield the same without Beam."""
     for batch in batches:
         yield batch if job.cells is None else job.cells.domain.of(batch)

@@ -1,4 +1,4 @@
-"""Which connector a job's source and sink are: the one place that maps their kinds to classes.
+"""The connectors of sources and sinks: the one place that maps their kinds to classes.
 
 A connector, with its client's library, is loaded when a job asks for it.
 """
@@ -13,7 +13,7 @@ from dpstream.pipelines.jobs.job import Job
 
 
 def input_of(job: Job) -> Input:
-    """The input of a job by its kind.
+    """Return the input of a job by its kind.
 
     Raises:
         UsageError: the source cannot be used as the job says, or its package is missing.
@@ -39,7 +39,7 @@ def input_of(job: Job) -> Input:
 
 
 def sink_of(job: Job, run: Run | None = None, watch: InputWatch | None = None) -> Sink:
-    """The sink of a job by its kind.
+    """Return the sink of a job by its kind.
 
     Args:
         job: whose sink says where.
@@ -57,8 +57,8 @@ def _sink(job: Job, run: Run | None) -> Sink:
     if sink.kind == "kafka":
         from dpstream.pipelines.connectors.kafka.sink import KafkaSink
 
-        line = job.plan.timeline
-        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, line)
+        timeline = job.plan.timeline
+        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, timeline)
     if sink.kind == "pubsub":
         from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
 

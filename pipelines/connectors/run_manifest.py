@@ -1,4 +1,4 @@
-"""The sink's manifest: whose releases it holds, and whether a store goes on with them.
+"""The sink's manifest: the run of its releases, and whether a store may continue it.
 
 The manifest names the run (as its releases are stamped), its epoch, the plan and the kind of sink:
 a function of plan and run alone, written once, before the first release; a further epoch of the run
@@ -53,20 +53,20 @@ COMPARED_WINDOWS = 1_000
 
 
 def manifest_of(run: Run, kind: SinkKind) -> RunManifest:
-    """The manifest a run gives its sink."""
+    """Return the manifest a run gives its sink."""
     identity = run.open().identity
     run_id = stamped_run_id(run.plan, identity)
     return RunManifest(FORMAT, run_id, identity.epoch, identity.plan_hash, kind)
 
 
 def refuse_lost_store(sink: Sink) -> None:
-    """A new store must not add to releases of a run it knows nothing of."""
+    """Refuse a new store for a sink with releases of a run that the store does not know."""
     if isinstance(sink, ReadableSink) and sink.used():
         raise lost_store(sink.field, sink.another)
 
 
 def refuse_emptied(run: Run, sink: Sink) -> None:
-    """A stream without end must not go on behind releases that its sink does not have any more.
+    """Refuse a stream without end whose delivered releases are no longer in its sink.
 
     Raises:
         PolicyError: they were delivered, and nothing was ever published here.
@@ -102,12 +102,12 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
     # In this order: what another worker publishes meanwhile is committed before.
     published = releases_of(sink)
-    line, first = run.plan.timeline, store.retained_windows.first
-    done = reached(store, line)
+    timeline, first = run.plan.timeline, store.retained_windows.first
+    done = reached(store, timeline)
     for one in published:
         if one.window < first:  # dropped from the store, or abandoned: the sink alone has it
             continue
-        if one.trigger <= done.trigger(line, one.window):
+        if one.trigger <= done.trigger(timeline, one.window):
             latest[one.window] = one  # the listing is in order
             continue
         caught_up = False
@@ -138,7 +138,7 @@ def write_manifest(run: Run, sink: Sink) -> None:
 
 
 def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """Committed releases of all shards, sealed once more: the bytes that the sink got.
+    """Yield the committed releases of all shards, sealed again: the bytes that the sink got.
 
     Raises:
         PolicyError: the key is not the run's (at once), or the store lacks a step it says is
@@ -159,7 +159,7 @@ def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch
 
 
 def published_epoch(sink: Sink, run_id: str) -> int:
-    """The last epoch that a manifest of the run names; -1: none does."""
+    """Return the last epoch that a manifest of the run names; -1: none does."""
     named = [manifest for manifest in manifests_of(sink) if manifest is not None]
     mine = [manifest.epoch for manifest in named if manifest.run_id.rpartition("-")[2] == run_id]
     return max(mine, default=-1)
@@ -212,7 +212,7 @@ def _refuse_forked(
 
 
 def diverged(error: DpstreamError, sink: Sink, restoring: bool) -> DpstreamError:
-    """Says what another release than the published one means for a restored store."""
+    """Return the error of a restored store whose releases differ from the published ones."""
     if not (restoring and isinstance(error, PolicyError) and error.field == sink.field):
         return error
     return PolicyError(
@@ -260,17 +260,19 @@ class Catching:
         self._last: int | None = None
 
     def caught_up(self, upto: int) -> bool:
-        """Whether all that is published, or begun to be, lies at or before a trigger time."""
+        """Return whether all that is published, or begun to be, lies at or before a trigger
+        time.
+        """
         if self._last is None or self._last <= upto:
             # Once more at the end: a worker of the store that was replaced may have gone on.
             self._last = self._look()
         return self._last <= upto
 
     def _look(self) -> int:
-        line, first = self._run.plan.timeline, self._run.open().retained_windows.first
+        timeline, first = self._run.plan.timeline, self._run.open().retained_windows.first
         names = [(one.window, one.trigger) for one in releases_of(self._sink)]
         names += unsealed_of(self._sink)
-        return max((line.base(w) + trigger for w, trigger in names if w >= first), default=0)
+        return max((timeline.base(w) + trigger for w, trigger in names if w >= first), default=0)
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
         """Write what was withheld.
@@ -319,7 +321,7 @@ def publish_committed(
 
 
 def complete(run: Run, sink: Sink) -> None:
-    """Publish what a finished run's sink lacks, and compare all else with the store.
+    """Publish the releases that a finished run's sink lacks, and compare all others with the store.
 
     Where the sink is as it was when it was last found complete, there is nothing to compare.
 
@@ -361,13 +363,13 @@ def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch
 
 
 def finished(run: Run) -> bool:
-    """Whether all steps of a run that has an end are committed."""
-    line = run.plan.timeline
-    return line.end is not None and reached(run.open(), line).complete >= line.windows
+    """Return whether all steps of a run that has an end are committed."""
+    timeline = run.plan.timeline
+    return timeline.end is not None and reached(run.open(), timeline).complete >= timeline.windows
 
 
 def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:
-    """(window, trigger) of every release that all shards have committed, in public order."""
-    line, done = run.plan.timeline, store.completed(run.shards)
+    """Yield (window, trigger) of every release that all shards have committed, in public order."""
+    timeline, done = run.plan.timeline, store.completed(run.shards)
     names = [(window, trigger) for window, last in done.items() for trigger in range(1, last + 1)]
-    yield from sorted(names, key=lambda name: (line.base(name[0]) + name[1], name))
+    yield from sorted(names, key=lambda name: (timeline.base(name[0]) + name[1], name))

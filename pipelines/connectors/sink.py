@@ -1,4 +1,4 @@
-"""What a run needs of the place it publishes to, and the form of releases as messages.
+"""The interface of a run's sink, and the form of releases as messages.
 
 A `Sink` is a small object that pickles: it names the place, and opens its client where it is used.
 What it must keep:
@@ -60,7 +60,7 @@ Name = tuple[int, int]
 
 
 class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Whose releases a sink holds.
+    """The identity of the run whose releases a sink holds.
 
     Attributes:
         format: version of this layout.
@@ -78,7 +78,7 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class PublishedRelease(NamedTuple):
-    """A sealed release in a sink; ``proof`` is what the sink compares by."""
+    """A sealed release in a sink; the sink compares by ``proof``."""
 
     window: int
     trigger: int
@@ -86,7 +86,7 @@ class PublishedRelease(NamedTuple):
 
 
 class Sink(ABC):
-    """Where a job's releases go.
+    """The sink of a job's releases.
 
     Attributes:
         kind: as ``sink.kind`` says.
@@ -108,7 +108,7 @@ class Sink(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """Where the releases are, for the user's message."""
+        """The place of the releases, for the user's message."""
 
     @abstractmethod
     def prepare(self, restoring: bool = False) -> None:
@@ -162,56 +162,60 @@ class ReadableSink(Sink):
 
     @abstractmethod
     def used(self) -> bool:
-        """Whether a run has ever published here, or begun to."""
+        """Return whether a run has ever published here, or begun to."""
 
     @abstractmethod
     def manifests(self) -> list[RunManifest | None]:
-        """Every manifest; ``None`` for one that cannot be read."""
+        """Return every manifest; ``None`` for one that cannot be read."""
 
     @abstractmethod
     def published(self) -> Iterator[PublishedRelease]:
-        """Sealed releases in order of (window, trigger).
+        """Yield the sealed releases in order of (window, trigger).
 
         Raises:
             PolicyError: it holds something that is no release.
         """
 
     def content(self) -> str | None:
-        """A digest of the names and bytes of all that is published, where that is cheap to tell:
-        two that are equal mean that nothing was changed, lost or added."""
+        """Return a digest of the names and bytes of all published releases, where that is cheap.
+
+        Two equal ones mean that nothing was changed, lost or added.
+        """
         return None
 
     def unsealed(self) -> Iterator[Name]:
-        """Releases of which some rows are there and no seal, in order: someone was cut off, and
-        whoever goes on must write these rows again."""
+        """Yield releases of which some rows are there and no seal, in order.
+
+        Their writer was interrupted, and the next one must write these rows again.
+        """
         return iter(())
 
     @abstractmethod
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
-        """Whether a published release has this content."""
+        """Return whether a published release has this content."""
 
     @abstractmethod
     def holds(self, batch: pa.RecordBatch) -> bool:
-        """Whether this release is published with this content."""
+        """Return whether this release is published with this content."""
 
 
 def manifests_of(sink: Sink) -> list[RunManifest | None]:
-    """The manifests that a sink tells of: none where it cannot be read back."""
+    """Return the manifests of a sink: none where it cannot be read back."""
     return sink.manifests() if isinstance(sink, ReadableSink) else []
 
 
 def releases_of(sink: Sink) -> list[PublishedRelease]:
-    """The published releases that a sink tells of: none where it cannot be read back."""
+    """Return the published releases of a sink: none where it cannot be read back."""
     return list(sink.published()) if isinstance(sink, ReadableSink) else []
 
 
 def unsealed_of(sink: Sink) -> list[Name]:
-    """The releases without a seal that a sink tells of: none where it cannot be read back."""
+    """Return the releases without a seal of a sink: none where it cannot be read back."""
     return list(sink.unsealed()) if isinstance(sink, ReadableSink) else []
 
 
 def holds_release(sink: Sink, batch: pa.RecordBatch) -> bool:
-    """Whether this release is published with this content.
+    """Return whether this release is published with this content.
 
     Raises:
         PolicyError: the sink cannot be read back.
@@ -226,7 +230,7 @@ def holds_release(sink: Sink, batch: pa.RecordBatch) -> bool:
 
 
 def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
-    """(window, trigger) of a sealed release."""
+    """Return (window, trigger) of a sealed release."""
     metadata = batch.schema.metadata or {}
     if WINDOW not in metadata or TRIGGER not in metadata:
         raise RunError("sink", "got a release that names no window", "report this as a bug")
@@ -237,7 +241,7 @@ ID_DIGITS = 32
 
 
 class SealMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a seal says of its release."""
+    """The content of a release's seal."""
 
     kind: Literal["seal"]
     window: int
@@ -264,7 +268,7 @@ class ReleaseMessages(NamedTuple):
 
 
 def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
-    """The messages of a sealed release."""
+    """Return the messages of a sealed release."""
     window, trigger = name_of_release(batch)
     values = encode(batch, "jsonl").split(b"\n")[:-1]
     ids = ids_of(batch.column("release_id"))
@@ -277,7 +281,7 @@ def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
 
 
 def digest_of(rows: Iterable[tuple[str, bytes]]) -> str:
-    """Of the (name, value) of a release's rows, in any order."""
+    """Return the digest of the (name, value) pairs of a release's rows, in any order."""
     content = hashlib.blake2b(digest_size=16)
     for _, value in sorted(rows):
         content.update(value)
@@ -286,22 +290,22 @@ def digest_of(rows: Iterable[tuple[str, bytes]]) -> str:
 
 
 def seal_key(name: Name) -> str:
-    """The name of a release's seal."""
+    """Return the name of a release's seal."""
     return f"seal-{name[0]:06d}-{name[1]:06d}"
 
 
 def manifest_key(epoch: int) -> str:
-    """The name of an epoch's manifest."""
+    """Return the name of an epoch's manifest."""
     return "run" if epoch == 0 else f"run-epoch-{epoch}"
 
 
 def is_row(key: str) -> bool:
-    """Whether a message of this name is a row."""
+    """Return whether a message of this name is a row."""
     return re.fullmatch(f"[0-9a-f]{{{ID_DIGITS}}}", key) is not None
 
 
 class OutgoingRelease(NamedTuple):
-    """A release on its way out."""
+    """A release that is being written."""
 
     run_id: str
     batch: pa.RecordBatch
@@ -327,7 +331,7 @@ class ControlMessage(NamedTuple):
 
 
 class WriteOnlySink(Sink):
-    """A sink that nothing can be read back from.
+    """A sink that cannot be read back.
 
     Args:
         run_id: whose releases come, as they show it; a manifest says it too.

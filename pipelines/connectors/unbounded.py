@@ -95,7 +95,7 @@ class ProgressTracker(RestrictionTracker):  # type: ignore[misc]
 
 
 class ProgressProvider(beam.transforms.core.RestrictionProvider):  # type: ignore[misc]
-    """The restriction of a source that nothing has been read of."""
+    """The restriction of a source of which nothing has been read."""
 
     @override
     def initial_restriction(self, element: Any) -> Progress:
@@ -111,7 +111,7 @@ class ProgressProvider(beam.transforms.core.RestrictionProvider):  # type: ignor
 
     @override
     def truncate(self, element: Any, restriction: Progress) -> None:
-        """A drained pipeline stops reading."""
+        """Do nothing: a drained pipeline stops reading."""
         return None
 
 
@@ -120,17 +120,17 @@ TRACKER = beam.DoFn.RestrictionParam(ProgressProvider())
 
 
 def wall_micros() -> int:
-    """The wall clock in micros since the epoch."""
+    """Return the wall clock in micros since the epoch."""
     return time.time_ns() // 1000
 
 
 def stands(watermark: ManualWatermarkEstimator) -> Timestamp:
-    """Where a watermark stands; outputs lie behind it only if they are late."""
+    """Return the watermark; outputs before it are late."""
     return watermark.current_watermark() or MIN_TIMESTAMP
 
 
 def beam_time(micros: int) -> Timestamp:
-    """Beam's time at or before an instant: whole milliseconds, within Beam's bounds."""
+    """Return Beam's time at or before an instant: whole milliseconds, within Beam's bounds."""
     floored = micros // 1000 * 1000
     return Timestamp(micros=min(max(floored, MIN_TIMESTAMP.micros), MAX_TIMESTAMP.micros))
 
@@ -143,7 +143,7 @@ def advance(estimator: ManualWatermarkEstimator, micros: int) -> None:
 
 
 class Bundle:
-    """When a reader gives back the rest: after `BUNDLE_ROWS` or `BUNDLE_SECONDS`."""
+    """The limits of a reader's bundle: `BUNDLE_ROWS` or `BUNDLE_SECONDS`."""
 
     def __init__(self) -> None:
         self._rows, self._until = 0, time.monotonic() + BUNDLE_SECONDS
@@ -155,7 +155,7 @@ class Bundle:
 
 
 class Pooled(Protocol):
-    """A reader: when it was used last (`time.monotonic`), and how to let its connection go."""
+    """A reader: its last use (`time.monotonic`), and how to close its connection."""
 
     used: float
 
@@ -167,7 +167,7 @@ PooledReader = TypeVar("PooledReader", bound=Pooled)
 
 
 class ReaderPool(Generic[PooledReader]):
-    """The readers of this process that are not in use, by what they read.
+    """The unused readers of this process, by their source.
 
     Args:
         keep: readers of one thing that are kept; what waits in one that nobody uses is late.
@@ -180,7 +180,7 @@ class ReaderPool(Generic[PooledReader]):
 
     @contextlib.contextmanager
     def lend(self, key: Hashable, make: Callable[[], PooledReader]) -> Iterator[PooledReader]:
-        """A reader for one caller at a time; one that fails is closed.
+        """Lend a reader to one caller at a time; one that fails is closed.
 
         Args:
             key: what it reads.

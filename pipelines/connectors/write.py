@@ -1,4 +1,4 @@
-"""Releases and dead letters on their way out.
+"""Writing of releases and dead letters.
 
 ``WriteReleases`` takes sealed releases: one `pa.RecordBatch` per (window, trigger), rows
 sorted by key, possibly empty, with schema metadata ``dpstream.window`` and
@@ -37,8 +37,10 @@ MAX_BUFFERED_ROWS = 1_000_000
 
 
 def dead_letter_folder(job: Job) -> Path:
-    """Where dead letters go: ``dead_letter/JOB`` beside the project file, or as named; never into
-    the folder of the releases, which is published."""
+    """Return the folder of dead letters: ``dead_letter/JOB`` beside the project file, or as named.
+
+    It is never the folder of the releases, which is published.
+    """
     return Path(required(job.sink.dead_letter, "a job's sink has a folder of dead letters"))
 
 
@@ -106,7 +108,7 @@ class _WriteRelease(beam.DoFn):
 
 
 class Outputs(NamedTuple):
-    """(window, trigger) of each release that went through a sink: published, or withheld."""
+    """The outputs: (window, trigger) of each release that the sink published, or withheld."""
 
     written: beam.PCollection
     withheld: beam.PCollection
@@ -125,8 +127,9 @@ class WriteReleases(beam.PTransform):  # type: ignore[misc]
         self._dofn = _WriteRelease(sink, only_compare, run)
 
     def expand(self, releases: Any) -> Outputs:
-        """Each element is published once, however often it comes, now or when the store has caught
-        up."""
+        """Publish each element once, however often it comes, now or when the store has caught
+        up.
+        """
         name = tuple[int, int]
         names = beam.ParDo(self._dofn).with_output_types(name, **{WITHHELD: name})
         outputs = releases | names.with_outputs(WITHHELD, main="written")
@@ -195,33 +198,33 @@ class WriteDeadLetters(beam.PTransform):  # type: ignore[misc]
         self._dofn = _WriteDeadLetters(str(dead_letter_folder(job)))
 
     def expand(self, letters: Any) -> Any:
-        """No output of interest: an empty collection."""
+        """Return no output of interest: an empty collection."""
         return letters | beam.ParDo(self._dofn).with_output_types(pa.RecordBatch)
 
 
 class CountDelivered(beam.PTransform):  # type: ignore[misc]
-    """(window, trigger) of releases that are in the sink -> the same, each counted.
+    """Counts the releases, (window, trigger), that are in the sink, and passes them on.
 
     Trigger times after this transform was made are the live ones.
 
     Args:
-        line: the plan's time axis.
+        timeline: the plan's time axis.
     """
 
-    def __init__(self, line: Timeline) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         super().__init__()
-        self._count = _Count(line, wall_micros())
+        self._count = _Count(timeline, wall_micros())
 
     def expand(self, names: Any) -> Any:
-        """One ParDo."""
+        """Return one ParDo."""
         return names | beam.ParDo(self._count).with_output_types(tuple[int, int])
 
 
 class _Count(beam.DoFn):
     """Tells telemetry of a release; the wall clock decides nothing but a latency."""
 
-    def __init__(self, line: Timeline, began: int) -> None:
-        self._line, self._began = line, began
+    def __init__(self, timeline: Timeline, began: int) -> None:
+        self._timeline, self._began = timeline, began
 
     def setup(self) -> None:
         """What is live; a worker may be set up when the first release is there already."""
@@ -232,6 +235,6 @@ class _Count(beam.DoFn):
         """One release."""
         window, trigger = element
         deliveries.delivered(
-            self._line.instant_of(self._line.base(window) + trigger), wall_micros()
+            self._timeline.instant_of(self._timeline.base(window) + trigger), wall_micros()
         )
         return [element]

@@ -1,4 +1,4 @@
-"""Flags and questions -> `Answers`: what a flag says is not asked; what is missing is.
+"""Flags and questions -> `Answers`: only what no flag gives is asked.
 
 **Columns**: which one is what is checked against the schema, and guessed from names for a question.
 
@@ -47,7 +47,7 @@ _LISTED = 20
 
 
 def field_of(name: str, columns: Sequence[Column] | None, flag: str) -> Field:
-    """A unit's or key's column with its type; without a schema it is text.
+    """Return a unit's or key's column with its type; without a schema it is text.
 
     Raises:
         UsageError: there is no such column, or it can be no identity.
@@ -66,7 +66,7 @@ def field_of(name: str, columns: Sequence[Column] | None, flag: str) -> Field:
 
 
 def time_of(name: str, columns: Sequence[Column] | None, micros: bool) -> str:
-    """The time's column.
+    """Return the time's column.
 
     Args:
         micros: whether whole numbers are known to be microseconds.
@@ -91,7 +91,7 @@ def time_of(name: str, columns: Sequence[Column] | None, micros: bool) -> str:
 
 
 def value_of(name: str, columns: Sequence[Column] | None) -> str:
-    """A value's column.
+    """Return a value's column.
 
     Raises:
         UsageError: there is no such column, or it holds no numbers.
@@ -107,7 +107,7 @@ def value_of(name: str, columns: Sequence[Column] | None) -> str:
 
 
 def listed(columns: Sequence[Column] | None, fits: Callable[[Column], object]) -> str:
-    """Names to choose from, for an error; empty where there is no schema, or none that is plain."""
+    """Return names to choose from, for an error; empty without a schema or without a plain name."""
     names = [c.name for c in columns or () if fits(c) and c.listed and c.name.isidentifier()]
     return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
 
@@ -132,20 +132,20 @@ def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | 
 
 
 def guessed_unit(columns: Sequence[Column]) -> str | None:
-    """The column that is called as a person or a device is."""
+    """Return the column that is called as a person or a device is."""
     names = [c.name for c in columns if c.identity]
     return next((n for n in names if _UNIT.fullmatch(n)), None)
 
 
 def guessed_time(columns: Sequence[Column]) -> str | None:
-    """The first timestamp; else what is called as a time is."""
+    """Return the first timestamp; else the first column with a name of a time."""
     instants = [c.name for c in columns if c.time == "instant"]
     texts = [c.name for c in columns if c.time == "text" and _TIME.fullmatch(c.name)]
     return next(iter(instants + texts), None)
 
 
 def guessed_key(columns: Sequence[Column], taken: Sequence[str | None]) -> str | None:
-    """The first column of text that is neither of these nor a record's own name."""
+    """Return the first column of text that is neither of these nor a record's own name."""
     free = [c for c in columns if c.identity and c.name not in taken and not _ID.fullmatch(c.name)]
     texts = [c.name for c in free if c.identity == "string"]
     return next(iter(texts + [c.name for c in free]), None)
@@ -191,7 +191,7 @@ class Given(NamedTuple):
 
 
 class Person:
-    """Who answers what no flag says.
+    """The person who answers what no flag says.
 
     Args:
         ask: puts a question on the terminal; ``None``: there is none.
@@ -202,7 +202,7 @@ class Person:
         self.ask, self._echo = ask, tell
 
     def show(self, text: str) -> None:
-        """Say something before the questions, if there are any."""
+        """Print text before the questions, if there are any."""
         if self.ask is not None:
             self._echo(text)
 
@@ -214,7 +214,8 @@ class Person:
         proposal: str | None,
         read: Callable[[str], Reply],
     ) -> Reply:
-        """What ``read`` makes of the flag, or of the answer, which is asked for until it will do.
+        """Return the value that ``read`` makes of the flag or of an answer, repeated until it is
+        valid.
 
         Where nobody can be asked, the flag or the proposal is there: see `_refuse_missing`.
 
@@ -235,7 +236,7 @@ class Person:
 
 
 def answers(given: Given, person: Person) -> Answers:
-    """All that a first job says.
+    """Return all that a first job says.
 
     Args:
         given: the flags.
@@ -448,7 +449,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def with_names(file: DataFile) -> DataFile:
-    """The same with the names of the first lines, where the file is of JSON Lines.
+    """Return the same with the names of the first lines, where the file is of JSON Lines.
 
     Raises:
         UsageError: none of them is an object.
@@ -478,7 +479,7 @@ def with_names(file: DataFile) -> DataFile:
 
 
 def stretch(file: DataFile, unit: tuple[str, str], time: str) -> tuple[datetime, datetime]:
-    """The days that the times lie on: the first, and the one after the last (UTC).
+    """Return the days that the times lie on: the first, and the one after the last (UTC).
 
     Raises:
         UsageError: no row has a unit of its type (column, type), or none a time.

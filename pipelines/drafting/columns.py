@@ -66,7 +66,7 @@ class DataFile(NamedTuple):
 
 
 def data_file(given: str) -> DataFile:
-    """The columns of a file, or of the first file of a pattern.
+    """Return the columns of a file, or of the first file of a pattern.
 
     Raises:
         UsageError: no such file, a kind that is not read, or no schema in it.
@@ -90,7 +90,7 @@ def data_file(given: str) -> DataFile:
 
 
 def is_file(given: str) -> bool:
-    """Whether a text is the path of one file, even if it looks like a pattern."""
+    """Return whether a text is the path of one file, even if it looks like a pattern."""
     return Path(given).is_file()
 
 
@@ -141,12 +141,12 @@ def _of_csv(path: Path) -> tuple[Column, ...]:
 
 
 def text_column(name: str) -> Column:
-    """A column of a text file: whatever is asked of it, its texts are read as that."""
+    """Return a column of a text file: whatever is asked of it, its texts are read as that."""
     return Column(name, "string", "text", True, listed=False)
 
 
 def column_of(name: str, kind: pa.DataType) -> Column:
-    """What a column of an Arrow type can be in a job."""
+    """Return the possible roles in a job of a column of an Arrow type."""
     types = pa.types
     while types.is_dictionary(kind) or isinstance(kind, pa.ExtensionType):
         kind = kind.value_type if types.is_dictionary(kind) else kind.storage_type

@@ -66,7 +66,7 @@ class Value(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a person said, or what was proposed.
+    """The answers of a person, or the proposed ones.
 
     Attributes:
         file: the data.
@@ -110,13 +110,13 @@ class NewDataSet(NamedTuple):
 
     @property
     def limit_text(self) -> str:
-        """For people."""
+        """The limit as text for people."""
         if self.limit is None:
             return "the limit that it has"
         return "epsilon {:g} at delta {:g}".format(*self.limit)
 
     def as_dict(self) -> dict[str, object]:
-        """The account as JSON; its limit is ``null`` where it was there."""
+        """Return the account as JSON; its limit is ``null`` where it was there."""
         limit = (
             None if self.limit is None else dict(zip(("epsilon", "delta"), self.limit, strict=True))
         )
@@ -151,13 +151,13 @@ class Target(NamedTuple):
 
 
 def source_path(given: str, folder: Path) -> str:
-    """The source's path from the project's folder; what one file is called is no pattern."""
+    """Return the source's path from the project's folder; what one file is called is no pattern."""
     path = os.path.relpath(Path(given).absolute(), folder)
     return glob.escape(path) if is_file(given) else path
 
 
 def checked(text: str, target: Target) -> Job:
-    """The drafted job of a project file's text, if `dpstream plan` will take it.
+    """Return the drafted job of a project file's text, if `dpstream plan` will take it.
 
     Raises:
         UsageError, PolicyError: it will not; with the flag's name for the field's.
@@ -179,7 +179,7 @@ def checked(text: str, target: Target) -> Job:
 
 
 def project_text(answers: Answers, target: Target) -> str:
-    """The project file's text with the drafted sections at its end."""
+    """Return the project file's text with the drafted sections at its end."""
     parts = [target.before.rstrip("\n") or _HEAD]
     if target.new_data_set is not None:
         parts.append(_data_set(target.data_set, target.new_data_set, answers))
@@ -234,8 +234,8 @@ def _typed(answers: Answers) -> str:
         columns = usable_names(roles)
     if not columns:
         return ""
-    types = ", ".join(f'{name} = "{roles.get(name, "STRING")}"' for name in columns)
-    return f"\ncolumns = {{ {types} }}  # for SQL; write FLOAT64, INT64 or BOOL where it is one"
+    declared = ", ".join(f'{name} = "{roles.get(name, "STRING")}"' for name in columns)
+    return f"\ncolumns = {{ {declared} }}  # for SQL; write FLOAT64, INT64 or BOOL where it is one"
 
 
 def _job(answers: Answers, target: Target) -> str:
@@ -274,12 +274,12 @@ def _covers(answers: Answers) -> str:
 
 
 def store_name(job: str) -> str:
-    """File of a job's store."""
+    """Return the file of a job's store."""
     return f"{job}.store.db"
 
 
 def release_folder(job: str) -> str:
-    """Where a job's releases go: no two jobs share it."""
+    """Return the folder of a job's releases: no two jobs share it."""
     return f"releases/{job}"
 
 
@@ -296,13 +296,12 @@ def _growing(answers: Answers) -> str:
 
 
 def limit_of(epsilon: float, delta: float) -> tuple[float, float]:
-    """The limit of a new account: room for two jobs like this one, since who answers for the data
-    decides about more."""
+    """Return the limit of a new account: room for two jobs like this one."""
     return 2 * epsilon, min(2 * delta, MOST_DELTA)
 
 
 def bounded(column: str, low: float, high: float) -> Value:
-    """A value with its bounds.
+    """Return a value with its bounds.
 
     Raises:
         UsageError: they are none.
@@ -351,7 +350,7 @@ def _aggregates(answers: Answers) -> str:
 
 
 def grid_of(low: float, high: float) -> float:
-    """A power of ten: a hundredth to a thousandth of the bounds' distance."""
+    """Return a power of ten: a hundredth to a thousandth of the bounds' distance."""
     if not 0 < high - low < math.inf:
         return 1.0  # refused where the bounds are checked
     power: int = math.floor(math.log10(high - low) - 2 + 1e-9)
@@ -380,7 +379,7 @@ _PERIOD_WINDOWS = 4
 
 
 class Population(NamedTuple):
-    """What is assumed of one window; public."""
+    """The assumed population of one window; public."""
 
     units: int = 10_000
     records: int = 30_000
@@ -388,21 +387,23 @@ class Population(NamedTuple):
 
 
 def with_covers(answers: Answers, covers: str) -> Answers:
-    """The answers with a budget that covers a window, the lifetime, or a length."""
+    """Return the answers with a budget that covers a window, the lifetime, or a length."""
     word = covers.strip().lower()
     period = {WINDOW: answers.windows.length, LIFETIME: None}.get(word, covers.strip())
     return answers._replace(period=period)
 
 
 def choices(answers: Answers) -> list[str]:
-    """What to compare: each window, four windows if there are more, and the lifetime."""
+    """Return the budgets to compare: each window, four windows if there are more, and the
+    lifetime.
+    """
     number, unit = int(answers.windows.length[:-1]), answers.windows.length[-1]
     period = [f"{_PERIOD_WINDOWS * number}{unit}"]
     return [WINDOW, *(period if answers.windows.number > _PERIOD_WINDOWS else []), LIFETIME]
 
 
 def table(answers: Answers, target: Target, compared: list[str], people: Population) -> list[str]:
-    """A line for each choice: keys, error, records that C cuts, and epsilon over the whole run."""
+    """Return a line for each choice: keys, error, records that C cuts, and epsilon over the run."""
     keys, epsilon = "keys (first, middle window)", "epsilon of all windows"
     head = ("covers", keys, "error of 1,000", "C cuts", epsilon)
     rows = [head]
@@ -433,7 +434,7 @@ def _keys(number: float | None) -> str:
 
 
 def checker(answers: Answers, target: Target) -> Callable[[str], str]:
-    """A function that checks an answer: a word or a length that the job accepts."""
+    """Return a function that checks an answer: a word or a length that the job accepts."""
 
     def read(covers: str) -> str:
         if covers.strip().lower() not in (WINDOW, LIFETIME) and not covers.strip()[:1].isdigit():
@@ -449,7 +450,7 @@ def checker(answers: Answers, target: Target) -> Callable[[str], str]:
 
 
 def assumed(people: Population) -> str:
-    """A line that states the assumed population."""
+    """Return a line that states the assumed population."""
     return (
         f"computed for {people.units:,} units with {people.records:,} records in each window (the "
         f"same units in all) and {people.keys:,} keys: assumed (--units, --records, --keys), not "

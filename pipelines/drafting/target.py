@@ -1,4 +1,4 @@
-"""Where a first job goes: its sections in the project file, its files, data set and account.
+"""The target of a first job: its sections in the project file, its files, data set and account.
 
 No other job has its files.  The data set is one that is there, or a new one, whose account is one
 that is there or a new one too.
@@ -56,8 +56,7 @@ _ANY_NAME = "records"
 
 
 def project_at(given: Path | None) -> tuple[Path, str, Project | None]:
-    """The project file that is begun or extended: its path, absolute, its text (empty: there is no
-    file), and what it has.
+    """Return the project file to create or extend: absolute path, text (empty: none) and content.
 
     Args:
         given: of ``--project``; ``None``: the file that commands find from the current folder, or
@@ -76,7 +75,7 @@ def project_at(given: Path | None) -> tuple[Path, str, Project | None]:
 
 
 def name_of(file: str) -> str:
-    """A section's name for a file or a pattern of files: the file's own, or its folder's."""
+    """Return a section's name for a file or a pattern of files: the file's own, or its folder's."""
     given = Path(file)
     for part in (given.name.partition(".")[0], given.absolute().parent.name):
         name = re.sub(r"[^A-Za-z0-9_-]+", "_", part).strip("_-")
@@ -163,7 +162,9 @@ def keep_out_of_git(folder: Path, *private: str | Path) -> None:
 
 
 def store_names(job: str) -> tuple[str, str]:
-    """Patterns of a job's store with its journals, and of stores that `run --fresh` moved."""
+    """Return the patterns of a job's store with its journals, and of stores that `run --fresh`
+    moved.
+    """
     store = store_name(job)
     return f"{store}*", f"{store.removesuffix('.db')}-*.db*"
 
@@ -234,7 +235,7 @@ def chosen_data_set(
 
 
 def own_accounts(project: Project | None) -> set[str]:
-    """Places of the accounts that the project file names."""
+    """Return the places of the accounts that the project file names."""
     if project is None:
         return set()
     named = (n for n, section in project.sections.data_set.items() if section.account is not None)
@@ -242,27 +243,29 @@ def own_accounts(project: Project | None) -> set[str]:
 
 
 class Listed(NamedTuple):
-    """An account that is there: its path, what it is of, and how many entries it has."""
+    """An existing account: its path, its data set, and its number of entries."""
 
     path: str | Path
     created: Created
     entries: int
 
     def made_for(self, wanted: Wanted) -> bool:
-        """Whether it was made for what is wanted by a command that was cut off, and not used."""
+        """Return whether an interrupted command made it for the wanted sections, and it was not
+        used.
+        """
         own = self.created
         return self.entries == 1 and (own.data_set, own.unit, own.type, own.limit) == wanted
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The target as a line for people."""
         own = self.created
         unit = f"unit {own.unit} ({own.type})"
         return f"{os.path.relpath(self.path)}  data set {own.data_set}, {unit}, id {own.id}"
 
 
 def accounts_near(folder: Path) -> list[Listed]:
-    """Accounts in files of a folder and of its parents up to the repository's root.
+    """Return the accounts in files of a folder and of its parents up to the repository's root.
 
     Without a repository only the folder itself is looked at.
     """
@@ -278,7 +281,7 @@ def accounts_near(folder: Path) -> list[Listed]:
 
 
 def listed_at(path: str | Path) -> Listed:
-    """The account at a path or URL.
+    """Return the account at a path or URL.
 
     Raises:
         DpstreamError: it is none, or cannot be read.
@@ -300,7 +303,7 @@ def chosen_account(
     wanted: Wanted,
     without: Collection[str] = (),
 ) -> str | None:
-    """Path or URL of the account to charge; ``None``: a new one.
+    """Return the path or URL of the account to charge; ``None``: a new one.
 
     Args:
         folder: of the file that names it; person: who is asked where there are accounts.
@@ -339,7 +342,7 @@ def chosen_account(
 
 
 def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created]:
-    """An account that is there, as a file of this folder names it, and what it is of.
+    """Return an existing account, as a file of this folder names it, and its data set.
 
     Raises:
         UsageError: it is of another type of unit; DpstreamError: it is none, or cannot be read.
@@ -361,7 +364,7 @@ def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created
 
 
 def new_account(folder: Path, data_set: str, unit: Field, limit: Limit) -> tuple[str, Created]:
-    """A new account in a file of the folder whose name is free.
+    """Return a new account in a file of the folder whose name is free.
 
     Raises:
         DpstreamError: it cannot be made.
@@ -371,14 +374,14 @@ def new_account(folder: Path, data_set: str, unit: Field, limit: Limit) -> tuple
 
 
 def free_account(folder: Path, data_set: str) -> str:
-    """A name for the file of a new account."""
+    """Return a name for the file of a new account."""
     stems = (f"{data_set}{number}" for number in ("", *range(2, 10_000)))
     names = (f"{stem}.account.db" for stem in stems)
     return next(name for name in names if not (folder / name).exists())
 
 
 def at(account: str) -> tuple[str, Created]:
-    """Path of an account that a flag names, and what it is of.
+    """Return the path of an account that a flag names, and its data set.
 
     Raises:
         DpstreamError: it is none, or cannot be read.
@@ -389,12 +392,12 @@ def at(account: str) -> tuple[str, Created]:
 
 
 def seen_from(folder: Path, path: str) -> str:
-    """An account's path as a file of a folder names it; a URL as it is."""
+    """Return an account's path as a file of a folder names it; a URL as it is."""
     return path if file_of(path) is None else os.path.relpath(path, folder)
 
 
 class Choice(NamedTuple):
-    """What the flags say of the sections.
+    """The choices of flags for the sections.
 
     Attributes:
         job: the job's name; name: of a new table and a new data set.
@@ -417,7 +420,7 @@ def target_of(
     choice: Choice,
     person: Person,
 ) -> Target:
-    """The sections of a first job; nothing is made yet.
+    """Return the sections of a first job; nothing is made yet.
 
     Args:
         path, before, project: the file, its text and what it has; see `project_at`.
@@ -437,8 +440,8 @@ def target_of(
 
 
 def made(target: Target, answers: Answers) -> tuple[Target, bool]:
-    """The target with its account and secret, which are made now if they are new, and whether the
-    secret is.
+    """Return the target with its account and secret, which are made now if they are new, and
+    whether the secret is.
 
     Raises:
         DpstreamError: one of them cannot be made.

@@ -1,4 +1,4 @@
-"""Compressed text files: gzip, bzip2 and zstd, told by their first bytes.
+"""Compressed text files: gzip, bzip2 and zstd, recognised by their first bytes.
 
 A compressed file is one whole: members or frames that follow each other are read as one text, and
 a file that is cut off, damaged or followed by other bytes is `BrokenFileError` where that shows.
@@ -47,11 +47,11 @@ FOREIGN = "foreign"
 
 
 class BrokenFileError(Exception):
-    """A compressed file is not whole; carries nothing of it."""
+    """Signals that a compressed file is not whole; carries nothing of it."""
 
 
 def codec_of(head: bytes, name: str) -> str | None:
-    """How a file is compressed: Arrow's name, `FOREIGN`, or ``None`` where it is not.
+    """Return the compression of a file: Arrow's name, `FOREIGN`, or ``None`` without one.
 
     Args:
         head: its first `HEAD_BYTES` bytes.
@@ -84,7 +84,7 @@ class Unpacked(io.RawIOBase):
 
     @override
     def read(self, size: int = -1) -> bytes:
-        """At most ``size`` bytes; none at the end.
+        """Return at most ``size`` bytes; none at the end.
 
         Raises:
             OSError: the system failed.
@@ -109,19 +109,19 @@ class Unpacked(io.RawIOBase):
 
     @override
     def readinto(self, buffer: Any) -> int:
-        """``read`` for readers that bring their own buffer."""
+        """Read into the buffer of a reader, like ``read``."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     @override
     def readable(self) -> bool:
-        """It can be read."""
+        """Return true."""
         return True
 
     @override
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Back to the beginning; there are no other places."""
+        """Seek to the beginning; other positions are not supported."""
         if offset or whence:
             raise io.UnsupportedOperation
         self._raw.seek(0)
@@ -142,12 +142,12 @@ class _Lent:
 
 
 def plain(raw: BinaryIO, codec: str | None) -> BinaryIO:
-    """The text of an open file at its beginning."""
+    """Return the text of an open file at its beginning."""
     return raw if codec is None else cast(BinaryIO, Unpacked(raw, codec))
 
 
 def plain_by_name(raw: BinaryIO, name: str, kind: str) -> BinaryIO:
-    """The text of an open file that nobody has checked.
+    """Return the text of an open file that nobody has checked.
 
     Args:
         raw: at its beginning.
@@ -169,7 +169,7 @@ def _look(raw: BinaryIO, name: str) -> str | None:
 
 
 def is_complete(raw: BinaryIO, codec: str) -> bool:
-    """Whether a compressed file can be unpacked to its end.
+    """Return whether a compressed file can be unpacked to its end.
 
     Raises:
         OSError: the system failed.
@@ -234,7 +234,7 @@ def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, which: str) -
 
 
 def refuse_packed_parquet(path: str, field: str, which: str) -> None:
-    """Say of a file that is no Parquet whether it is one that was compressed as a whole.
+    """Refuse a file that is no Parquet, and say whether it was compressed as a whole.
 
     Raises:
         UsageError: it is compressed.

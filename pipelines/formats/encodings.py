@@ -43,21 +43,21 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 def guarded(table: _Rows) -> _Rows:
-    """The table with every text that a spreadsheet would compute behind an apostrophe."""
+    """Return the table with every text that a spreadsheet would compute behind an apostrophe."""
     return _where(
         table, rf"\A'*{_FORMULA}", lambda column: pc.binary_join_element_wise("'", column, "")
     )
 
 
 def unguarded(table: _Rows) -> _Rows:
-    """The table that `guarded` was given."""
+    """Return the table that `guarded` was given."""
     return _where(
         table, rf"\A'+{_FORMULA}", lambda column: pc.utf8_slice_codeunits(column, 1, None)
     )
 
 
 def ambiguous(table: pa.Table) -> bool:
-    """Whether some text, written as it is, would be read as another that is guarded."""
+    """Return whether some text, written as it is, would be read as another that is guarded."""
     return unguarded(table) is not table
 
 
@@ -79,7 +79,7 @@ _TEXT = pa.large_binary()
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """Each row as one JSON object with a line feed.
+    """Return each row as one JSON object with a line feed.
 
     Bytes are hex digits, times RFC 3339, and numbers that are not finite null.
 
@@ -92,7 +92,7 @@ def json_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def csv_lines(batch: pa.RecordBatch) -> bytes:
-    """A line of column names, and each row as one line; the bytes of Arrow's CSV writer.
+    """Return a line of column names, and each row as one line; the bytes of Arrow's CSV writer.
 
     Text is between quotes, bytes are hex digits, and null is an empty field without quotes.
 
@@ -105,7 +105,7 @@ def csv_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def hex_digits(column: pa.Array) -> pa.StringArray:
-    """Bytes as text of hex digits; null stays null.
+    """Return bytes as text of hex digits; null stays null.
 
     Args:
         column: (n,) binary of any width.
@@ -119,7 +119,7 @@ def hex_digits(column: pa.Array) -> pa.StringArray:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether a column holds bytes, which text formats write as hex digits."""
+    """Return whether a column holds bytes, which text formats write as hex digits."""
     return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
@@ -220,7 +220,7 @@ _WORTH_A_THREAD = 10_000
 
 
 def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
-    """The file's bytes: the same for the same content (no times, no environment).
+    """Return the file's bytes: the same for the same content (no times, no environment).
 
     Schema metadata travels only in Parquet.  CSV and JSON Lines write bytes as hex digits;
     JSON Lines writes times in RFC 3339 and numbers that are not finite as null.
@@ -248,7 +248,9 @@ def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
 
 
 def encode_all(batches: Sequence[pa.RecordBatch], kind: str, guard: bool = True) -> list[bytes]:
-    """``encode`` of each; large ones on threads, on which small ones would cost twice as much."""
+    """Return ``encode`` of each; large ones on threads, on which small ones would cost twice as
+    much.
+    """
     work = functools.partial(encode, kind=kind, guard=guard)
     if sum(batch.num_rows for batch in batches) < _WORTH_A_THREAD * max(2, len(batches)):
         return [work(batch) for batch in batches]
@@ -265,7 +267,7 @@ def remove_drafts(folder: Path) -> None:
 def read_releases(
     path: str | Path, schema: pa.Schema | None = None, guard: bool = True
 ) -> pa.Table:
-    """Every release below a sink's folder, ordered by (window, trigger).
+    """Return every release below a sink's folder, ordered by (window, trigger).
 
     Args:
         path: the folder given as ``sink.path``.
@@ -293,7 +295,7 @@ def read_releases(
 
 
 def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa.Table]:
-    """The rows of one release file, only the columns of ``schema``.
+    """Yield the rows of one release file, only the columns of ``schema``.
 
     Parquet comes in parts of at most ``PART_ROWS`` rows, so that the memory needed does not
     grow with the release; CSV and JSON Lines come as one part.
@@ -315,13 +317,13 @@ def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa
 
 
 def release_files(path: str | Path) -> Iterator[Path]:
-    """Files of releases below a sink's folder, ordered by (window, trigger)."""
+    """Yield the files of releases below a sink's folder, ordered by (window, trigger)."""
     paths = (p for kind in KINDS for p in Path(path).glob(f"window-*/trigger-*.{kind}"))
     yield from sorted(paths, key=lambda p: (*name_of(p), p.suffix))
 
 
 def name_of(file: Path) -> tuple[int, int]:
-    """(window, trigger) of a release's file, -1 where its name has no number."""
+    """Return (window, trigger) of a release's file, -1 where its name has no number."""
     return _number(file.parent.name), _number(file.stem)
 
 
@@ -359,7 +361,7 @@ def _read_csv(files: list[Path], schema: pa.Schema | None) -> pa.Table:
 
 
 def table_of_text(text: bytes, kind: str, schema: pa.Schema) -> pa.Table:
-    """The rows of a CSV or JSON Lines file as `encode` writes it."""
+    """Return the rows of a CSV or JSON Lines file as `encode` writes it."""
     return _csv_of_text(text, schema) if kind == "csv" else rows_of_text(text, schema)
 
 
@@ -391,7 +393,7 @@ def _read_jsonl(files: list[Path], schema: pa.Schema | None) -> pa.Table:
 
 
 def rows_of_text(text: bytes, schema: pa.Schema) -> pa.Table:
-    """The rows of JSON Lines as `encode` writes them."""
+    """Return the rows of JSON Lines as `encode` writes them."""
     if not text:
         return schema.empty_table()
     options = pajson.ParseOptions(
@@ -407,7 +409,7 @@ def _text_types(schema: pa.Schema | None) -> dict[str, pa.DataType]:
 
 
 def as_hex(table: pa.Table) -> pa.Table:
-    """Bytes as text of hex digits."""
+    """Return bytes as text of hex digits."""
     for i, field in enumerate(table.schema):
         if is_bytes(field.type):
             digits = [hex_digits(chunk) for chunk in table.column(i).chunks]

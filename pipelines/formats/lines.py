@@ -35,7 +35,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, pa.BinaryArray]]:
-    """Blocks of non-blank lines, each with its line feed, and the first one's row number.
+    """Yield blocks of non-blank lines, each with its line feed, and the first one's row number.
 
     A line longer than `MAX_LINE_BYTES` comes out cut, but still longer than that; memory is
     bounded whatever the file holds.
@@ -63,13 +63,15 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
 
 
 def lines_in(block: bytes) -> pa.BinaryArray:
-    """The non-blank lines of a block that is empty or ends in a line feed."""
+    """Return the non-blank lines of a block that is empty or ends in a line feed."""
     lines, blank = split(block)
     return lines.filter(pa.array(~blank)) if blank.any() else lines
 
 
 def split(block: bytes) -> tuple[pa.BinaryArray, Bool]:
-    """The lines of a block that is empty or ends in a line feed, and which of them are blank."""
+    """Return the lines of a block that is empty or ends in a line feed, and which of them are
+    blank.
+    """
     if not block:
         return pa.array([], pa.binary()), np.zeros(0, np.bool_)
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10).astype(np.int32) + 1
@@ -84,28 +86,27 @@ def split(block: bytes) -> tuple[pa.BinaryArray, Bool]:
 
 
 def bytes_of(lines: pa.BinaryArray) -> tuple[UInt8, Int32]:
-    """The bytes of n lines without a gap between two of them (no copy), and (n + 1,) where in them
-    each line begins, and the last one ends."""
+    """Return the bytes of n lines without gaps (no copy), and the (n + 1,) offsets of the lines."""
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]], ends - ends[0]
 
 
 def too_long(lines: pa.BinaryArray) -> Bool:
-    """Which lines hold more than `MAX_LINE_BYTES` before their line feed."""
+    """Return (n,) whether each line has over `MAX_LINE_BYTES` before its line feed."""
     sizes = pc.binary_length(lines).to_numpy()
     return np.asarray(sizes > MAX_LINE_BYTES + 1)
 
 
 def with_nul(lines: pa.BinaryArray) -> Bool:
-    """Which lines hold a NUL byte."""
+    """Return (n,) whether each line has a NUL byte."""
     if not len(lines) or np.frombuffer(lines.buffers()[2], np.uint8).all():
         return np.zeros(len(lines), np.bool_)
     return np.asarray(pc.match_substring(lines, "\0").to_numpy(zero_copy_only=False))
 
 
 class Lines(NamedTuple):
-    """What lines have become.
+    """The decoded lines.
 
     Attributes:
         good: numbers of the lines that are rows; ``batch``: these rows, if there are any.
@@ -119,7 +120,7 @@ class Lines(NamedTuple):
 
 
 def lines_of(good: Bool, malformed: Bool, longer: Bool, batch: pa.RecordBatch | None) -> Lines:
-    """Lines by what is wrong with them: too long, malformed, or else of another width."""
+    """Return decoded lines by their fault: too long, malformed, or else of another width."""
     bad = np.flatnonzero(~good)
     reasons = np.where(malformed[bad], Reason.MALFORMED.value, Reason.FIELD_COUNT.value)
     reasons = np.where(longer[bad], Reason.LINE_TOO_LONG.value, reasons)
@@ -137,7 +138,9 @@ _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def read_jsonl(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
-    """Rows and refused positions of a JSON Lines file, in blocks, every column as string."""
+    """Yield the rows and refused positions of a JSON Lines file, in blocks, every column as
+    string.
+    """
     objects = Objects(columns)
     for row, lines in line_blocks(stream):
         parsed = json_lines(lines, objects, columns)
@@ -148,7 +151,7 @@ def read_jsonl(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
 
 
 def json_lines(lines: pa.BinaryArray, objects: "Objects", columns: Sequence[str]) -> Lines:
-    """What lines become, each on its own; ``objects`` decodes ``columns``.
+    """Decode each line on its own; ``objects`` decodes ``columns``.
 
     Args:
         lines: (n,) without a gap between two of them, each with its line feed.
@@ -187,7 +190,9 @@ class Objects:
         self._decoder = _Decoder(row_type)
 
     def decode(self, texts: list[bytes], most: int) -> list[Any]:
-        """One value per text, ``None`` where it is malformed or longer than ``most`` bytes."""
+        """Return one value per text, ``None`` where it is malformed or longer than ``most``
+        bytes.
+        """
         if not texts:
             return []
         if _deepest(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:
@@ -198,7 +203,8 @@ class Objects:
         return [_decode_one(self._decoder, text, most) for text in texts]
 
     def decode_together(self, lines: pa.BinaryArray) -> list[Any] | None:
-        """`decode` of lines with their line feeds; ``None`` where that is to be done one by one.
+        """Return `decode` of lines with their line feeds; ``None`` where that is to be done one by
+        one.
 
         The decoder takes one value after the other and does not look at line feeds between them.
         Here each line is one value all the same.  JSON has no line feed in a string, so every
@@ -216,7 +222,7 @@ class Objects:
         return values if len(values) == len(lines) else None
 
     def arrays(self, values: list[Any]) -> list[pa.StringArray]:
-        """The columns of decoded values (none of them ``None``)."""
+        """Return the columns of decoded values (none of them ``None``)."""
         return [_texts(list(map(attrgetter(f), values))) for f in self._fields]
 
 

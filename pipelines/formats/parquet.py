@@ -40,11 +40,11 @@ _DELTA = {"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"}
 
 
 class UnpacksTooLargeError(UsageError):
-    """A row group is small in its file and large once unpacked."""
+    """Signals that a row group is small in its file and too large once unpacked."""
 
 
 def is_os_error(error: Exception) -> bool:
-    """Whether the operating system failed, rather than the file's content."""
+    """Return whether the operating system failed, rather than the file's content."""
     return isinstance(error, OSError) and error.errno is not None
 
 
@@ -56,7 +56,7 @@ def _opened(path: Any) -> Any:
 def row_groups(
     path: Any, columns: Sequence[str], field: str = "records", which: str = "a Parquet file"
 ) -> list[int] | None:
-    """First row number of every row group; ``None`` if the file is not readable Parquet.
+    """Return the first row number of every row group; ``None`` if the file is not readable Parquet.
 
     Args:
         path: of the file, or an open one.
@@ -149,7 +149,7 @@ def _file(source: Any, meta: pq.FileMetaData | None = None, coded: Sequence[str]
 def coded_batches(
     source: Any, columns: Sequence[str], group: int
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """One row group of an open file in bounded memory: rows that the footer says, and batches.
+    """Yield (number of rows, batches) of one row group of an open file in bounded memory.
 
     Columns of text may be codes of a dictionary (see `portions`), and nested ones are null.
 
@@ -228,7 +228,7 @@ def _longest_word(source: Any, meta: pq.FileMetaData, name: str, group: int) -> 
 
 
 def portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Runs of rows whose dictionaries decode to about `DECODE_BYTES` at most."""
+    """Yield runs of rows whose dictionaries decode to about `DECODE_BYTES` at most."""
     ends = np.zeros(batch.num_rows, np.int64)
     for column in map(_stored, batch.columns):
         if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
@@ -243,7 +243,7 @@ def portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int) -> Iterator[Part]:
-    """Rows of one row group; the needed columns only, dictionaries decoded.
+    """Yield the rows of one row group; the needed columns only, dictionaries decoded.
 
     Raises:
         OSError: the operating system cannot read the file.

@@ -1,4 +1,4 @@
-"""What an account keeps of an answer: one format for all kinds, written and read here alone.
+"""The stored form of an answer in an account: one format for all kinds, written and read here.
 
     header (JSON, names sorted), a newline; of an answer that is one table: NUL, the table (Arrow)
 
@@ -24,7 +24,7 @@ _END = b"\0"
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every answer says of itself; public.
+    """The common fields of every answer; public.
 
     Attributes:
         run_id, plan_hash: of its charge.
@@ -43,19 +43,19 @@ H = TypeVar("H", bound=Header)
 
 
 def answered_now(charge: Charge) -> dict[str, Any]:
-    """The fields that every header has, of an answer that is drawn now."""
+    """Return the fields that every header has, of an answer that is drawn now."""
     answered = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"run_id": charge.run_id, "plan_hash": charge.plan_hash, "answered": answered}
 
 
 def encoded(header: Header, table: "pa.Table | None" = None) -> bytes:
-    """The receipt of an answer."""
+    """Return the receipt of an answer."""
     text = msgspec.json.format(msgspec.json.encode(header, order="sorted"), indent=1) + b"\n"
     return text if table is None else text + _END + table_bytes(table)
 
 
 def header_of(receipt: bytes, kind: type[H], field: str = "account.path") -> H:
-    """The header of a receipt.
+    """Return the header of a receipt.
 
     Args:
         field: what a refusal names.
@@ -71,7 +71,7 @@ def header_of(receipt: bytes, kind: type[H], field: str = "account.path") -> H:
 
 
 def table_of(receipt: bytes) -> "pa.Table":
-    """The table of a receipt.
+    """Return the table of a receipt.
 
     Raises:
         PolicyError: it has none.
@@ -83,7 +83,7 @@ def table_of(receipt: bytes) -> "pa.Table":
 
 
 def table_bytes(table: "pa.Table") -> bytes:
-    """A table as it is kept: an Arrow stream of one batch."""
+    """Return a table as it is kept: an Arrow stream of one batch."""
     import pyarrow as pa
 
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
@@ -92,7 +92,7 @@ def table_bytes(table: "pa.Table") -> bytes:
 
 
 def read_table(data: "bytes | pa.Buffer") -> "pa.Table":
-    """The table of `table_bytes`.
+    """Return the table of `table_bytes`.
 
     Raises:
         PolicyError: it is of another form.

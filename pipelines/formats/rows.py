@@ -1,4 +1,4 @@
-"""What the readers of all file kinds hand over: rows with positions, and refused positions.
+"""The output of the readers of all file kinds: rows with positions, and refused positions.
 
 The rule behind every reader: what becomes of a row is a function of that row (and of the
 file's header) alone, never of another row, of the block it was read in or of batch_rows.
@@ -16,7 +16,7 @@ from dpstream.accounting.errors import RunError
 
 
 class Reason(StrEnum):
-    """Why a position went to the dead letter at the source; fixed and public."""
+    """The reason for which the source put a position into the dead letter; fixed and public."""
 
     MALFORMED = "malformed"
     FIELD_COUNT = "field_count"
@@ -52,19 +52,19 @@ Part = Rows | Refused
 
 
 def refuse(offset: int, reason: Reason) -> Refused:
-    """One refused position."""
+    """Return one refused position."""
     return Refused(np.array([offset], np.int64), [reason.value])
 
 
 def after(part: Part) -> int:
-    """The number of the row after a part."""
+    """Return the number of the row after a part."""
     if isinstance(part, Refused):
         return int(part.offsets[-1]) + 1
     return int(part.offset + part.batch.num_rows)
 
 
 def runs(offsets: Int64, batch: pa.RecordBatch) -> Iterator[Rows]:
-    """Rows at increasing ``offsets`` as runs of consecutive ones (slices, no copy)."""
+    """Yield rows at increasing ``offsets`` as runs of consecutive ones (slices, no copy)."""
     if len(offsets) == 0:
         return
     breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
@@ -74,7 +74,7 @@ def runs(offsets: Int64, batch: pa.RecordBatch) -> Iterator[Rows]:
 
 
 def repair_text(column: pa.Array) -> pa.Array:
-    """A text column with the values that are not UTF-8 set to null; other types unchanged.
+    """Return a text column with the values that are not UTF-8 set to null; other types unchanged.
 
     Raises:
         pa.ArrowInvalid: the array itself is damaged.
@@ -99,7 +99,9 @@ def _text_or_none(value: bytes | None) -> str | None:
 
 
 def unreadable(partition: int) -> RunError:
-    """The operating system refuses a file of the manifest: the run fails, nothing is lost."""
+    """Raise the error for a file of the manifest that cannot be read: the run fails, nothing is
+    lost.
+    """
     return RunError(
         "table.path",
         f"file {partition} of the manifest cannot be read",

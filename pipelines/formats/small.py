@@ -26,7 +26,7 @@ File = tuple[int, str]
 
 
 class Located(NamedTuple):
-    """Rows, or refused positions, of several files: the partition of each, and where it stands."""
+    """Rows, or refused positions, of several files: the partition of each, and its place."""
 
     partition: Int64
     offset: Int64
@@ -34,7 +34,7 @@ class Located(NamedTuple):
 
 
 def read_texts(kind: str, files: Iterable[File], columns: Sequence[str]) -> Iterator[Located]:
-    """Rows and refused positions of small text files that are not compressed.
+    """Yield the rows and refused positions of small text files that are not compressed.
 
     Args:
         kind: ``csv`` or ``jsonl``.
@@ -91,7 +91,7 @@ def _lines(texts: list[bytes]) -> tuple[pa.BinaryArray, Int64, Int64]:
 
 
 def joined(parts: Iterable[tuple[int, Rows]], most: int) -> Iterator[Located]:
-    """Rows of one file after the other, those of one schema together, about ``most`` at once."""
+    """Yield the rows of files, those of one schema together, about ``most`` at once."""
     held, rows = list[tuple[int, Rows]](), 0
     for partition, part in parts:
         if held and (rows >= most or part.batch.schema != held[0][1].batch.schema):
@@ -113,7 +113,7 @@ def _join(held: list[tuple[int, Rows]]) -> Located:
 
 
 def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of at most ``batch_rows`` rows with the positions of their runs as metadata."""
+    """Yield batches of at most ``batch_rows`` rows with the positions of their runs as metadata."""
     batch = instance(rows.result, pa.RecordBatch)
     for start in range(0, batch.num_rows, batch_rows):
         partition = rows.partition[start : start + batch_rows]

@@ -1,4 +1,4 @@
-"""Text files, CSV and JSON Lines: one line is one row, and no line can change what another becomes.
+"""Text files, CSV and JSON Lines: one line is one row, independent of all other lines.
 
 Every column comes out as string: of CSV the text as it stands, UTF-8 or null; empty and unquoted is
 null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
@@ -45,7 +45,7 @@ _QUOTED = re.compile(rb'("(?:[^"]|"")*"|[^,\r\n]*)(?:,|\r?\n)')
 def columns_of(
     lines: pa.BinaryArray, width: int, places: Sequence[int], delimiter: str, quotes: bool
 ) -> list[pa.StringArray]:
-    """Some fields of lines, as texts that may not be UTF-8 (see `rows.repair_text`).
+    """Return some fields of lines, as texts that may not be UTF-8 (see `rows.repair_text`).
 
     Args:
         lines: (n,) without a gap between two of them.  Each has ``width`` fields, no NUL byte, and
@@ -64,7 +64,7 @@ def columns_of(
 def arrow_columns(
     lines: pa.BinaryArray, width: int, places: Sequence[int], delimiter: str, quotes: bool
 ) -> list[pa.StringArray] | None:
-    """`columns_of` of lines that may have other numbers of fields; at least one line.
+    """Return `columns_of` of lines that may have other numbers of fields; at least one line.
 
     Returns:
         ``None`` if Arrow does not read each line as one row of ``width`` fields.
@@ -129,7 +129,7 @@ _WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"
 
 
 def csv_header(stream: BinaryIO) -> list[str] | None:
-    """Column names of a CSV file's first line; ``None`` if it has no readable one."""
+    """Return the column names of a CSV file's first line; ``None`` if it has no readable one."""
     line = stream.read(MAX_LINE_BYTES + 1).partition(b"\n")[0].removeprefix(BOM)
     if len(line) > MAX_LINE_BYTES:
         return None
@@ -141,7 +141,7 @@ def csv_header(stream: BinaryIO) -> list[str] | None:
 
 
 def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
-    """Where each needed column stands in the header.
+    """Return the position of each needed column in the header.
 
     Raises:
         UsageError: a column is missing or there twice.  The other names of the header are
@@ -166,7 +166,7 @@ def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
 
 
 def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
-    """Rows and refused positions of a CSV file, in blocks, every column as string.
+    """Yield the rows and refused positions of a CSV file, in blocks, every column as string.
 
     Raises:
         UsageError: a needed column is not in the header.
@@ -188,7 +188,7 @@ def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
 def csv_lines(
     lines: pa.BinaryArray, width: int, where: Sequence[int], columns: Sequence[str]
 ) -> Lines:
-    """What lines of a file with ``width`` columns become, each on its own.
+    """Decode each line of a file with ``width`` columns on its own.
 
     Args:
         lines: (n,) without a gap between two of them, each with its line feed, none blank.
@@ -253,7 +253,7 @@ def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
 
 
 def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
-    """Rows and refused positions of a text file, in blocks, every column as string.
+    """Yield the rows and refused positions of a text file, in blocks, every column as string.
 
     A compressed file that breaks off gives one refused position for its rest, as a row group of
     Parquet does: the blocks before it are read, always the same ones.

@@ -181,7 +181,7 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
 def _public(question: Question, header: Header) -> dict[str, int]:
     """Return the public default bounds, used where a histogram had too few units to choose."""
     design, plan, column = question.gridded.design, question.gridded.plan, question.column
-    names = set() if design is None else {of.name for of in design.histograms}
+    names = set() if design is None else {histogram.name for histogram in design.histograms}
     constants = {GROUPS: plan.groups or 0}
     if column is not None:
         constants[column.rows_histogram] = column.rows
@@ -216,7 +216,7 @@ class TableQuestion(NamedTuple):
         """The canonical parts of the question; see `ask.question.Question`."""
         return self.question.request
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Do nothing: `question_of` has already checked the question."""
 
     def decide(self, run_id: str, account: History) -> Decision:
@@ -229,10 +229,10 @@ class TableQuestion(NamedTuple):
         """Return ``None``: Arrow arrays cannot change while they are read."""
         return None
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the rows, draw the noise and return the receipt; see `ask.question.Question`."""
         question = self.question.taking(self.question.families.of(charge.mu))
-        return _drawn(question, rows_of(question, self.columns, keys), keys, charge)
+        return _drawn(question, rows_of(question, self.columns, ring), ring, charge)
 
 
 def ask(
@@ -299,9 +299,9 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
         return Settled(plan, frozenset(), {})
     column, ids = question.column, (rows.unit_ids, rows.groups.ids)
     counts = {}
-    for of in design.histograms:
-        values = histogram_values(of.name, column, rows)
-        counts[of.name] = counted(of, values, ids, ring, name)
+    for histogram in design.histograms:
+        values = histogram_values(histogram.name, column, rows)
+        counts[histogram.name] = counted(histogram, values, ids, ring, name)
     settled = choose_bounds(plan, design, counts, ring, name)
     if column is None:
         return settled

@@ -56,7 +56,8 @@ def histogram(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """The number of units with each key; a unit counts once in a key, however many rows it has.
+    """Return the number of units with each key; a unit counts once in a key, however many rows it
+    has.
 
     Args:
         data: a DataFrame of pandas or Polars, an Arrow table, or any other with an Arrow stream.
@@ -109,7 +110,7 @@ def keys(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """The keys of the table, without any figure: all of the budget is used to find them.
+    """Return the keys of the table, without any figure: all of the budget is used to find them.
 
     With Gaussian noise a key is returned if its noisy weighted number of units is above a
     threshold.  A unit of n keys adds 1 / sqrt(n) to each, so that with or without its rows the
@@ -147,7 +148,7 @@ def count(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """The number of rows with each key; without a key, the number of all rows.
+    """Return the number of rows with each key; without a key, the number of all rows.
 
     Args:
         max_rows: the most rows of one unit in a key that count; unless given, the number is
@@ -184,7 +185,7 @@ def sum(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """The sum of a column for each key; without a key, of all rows.
+    """Return the sum of a column for each key; without a key, of all rows.
 
     Args:
         value: the column of numbers.
@@ -226,7 +227,7 @@ def mean(
     as_of: str = "",
     allow_large_delta: bool = False,
 ) -> "PrivateTable":
-    """The mean of a column for each key; without a key, of all rows.
+    """Return the mean of a column for each key; without a key, of all rows.
 
     The mean is a noisy sum divided by a noisy count, from one budget; it is missing where that
     count is below 1.
@@ -251,7 +252,7 @@ def mean(
 def plan(
     figure: Literal["histogram", "count", "sum", "mean", "keys"], data: Any, **arguments: Any
 ) -> "QuestionPlan":
-    """What a question would cost, whether it would be answered, and how exact the answer would be.
+    """Return the cost of a question, whether it would be answered, and the errors of the answer.
 
     The plan charges nothing, writes nothing and counts no row.  It uses only the names and types
     of the table's columns (the type of a pandas column of objects is inferred from its values).

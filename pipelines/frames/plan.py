@@ -27,7 +27,7 @@ _NO_RUN = "0" * 32
 
 
 class QuestionPlan(NamedTuple):
-    """What a question would cost, whether it would be answered, and how exactly; public.
+    """The cost of a question, whether it would be answered, and how exactly; public.
 
     Attributes:
         acceptance: whether the question would be answered now; several properties below read it.
@@ -63,7 +63,7 @@ class QuestionPlan(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether the question would be answered."""
+        """Return whether the question would be answered."""
         return self.acceptance.refusal is None
 
     @property
@@ -78,7 +78,9 @@ class QuestionPlan(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Whether the question was answered before: the same answer is given again at no charge."""
+        """Return whether the question was answered before: the same answer is given again at no
+        charge.
+        """
         return self.acceptance.answered
 
     @property

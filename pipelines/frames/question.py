@@ -104,7 +104,7 @@ class Question(NamedTuple):
 
     @property
     def automatic(self) -> bool:
-        """Whether the question chooses bounds of its column privately."""
+        """Return whether the question chooses bounds of its column privately."""
         return self.column is not None and self.column.automatic
 
     @property

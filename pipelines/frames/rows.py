@@ -37,7 +37,7 @@ _WIDE = 1 << 32
 
 
 class Rows(NamedTuple):
-    """PRIVATE: the rows of a table that count, sorted by unit and group.
+    """PRIVATE: the counted rows of a table, sorted by unit and group.
 
     They are sorted once, because histograms and the answer read them several times.
 
@@ -208,13 +208,17 @@ def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return texts and bytes in Arrow's plain layout; dictionaries are decoded."""
-    kind, of = column.type, pa.types
-    if of.is_dictionary(kind):
+    kind, types = column.type, pa.types
+    if types.is_dictionary(kind):
         column = pa.chunked_array([decoded(one_array(column))])
         kind = column.type
-    if of.is_null(kind) or of.is_large_string(kind) or of.is_string_view(kind):
+    if types.is_null(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return column.cast(pa.string())
-    if of.is_large_binary(kind) or of.is_binary_view(kind) or of.is_fixed_size_binary(kind):
+    if (
+        types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    ):
         return column.cast(pa.binary())
     return column
 

@@ -65,7 +65,9 @@ class ReadTable(beam.PTransform):
 
     @functools.cached_property
     def identity(self) -> list[bytes]:
-        """A digest of the rows in their order, which distinguishes this input from others."""
+        """Return a digest of the rows in their order, which distinguishes this input from
+        others.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for batch in self._batches:
             digest.update(to_bytes(batch))

@@ -71,22 +71,27 @@ def kind_of(argument: str, kind: pa.DataType) -> str:
     Raises:
         UsageError: values of this type cannot be ids.
     """
-    of = pa.types
-    if of.is_dictionary(kind):
+    types = pa.types
+    if types.is_dictionary(kind):
         return kind_of(argument, kind.value_type)
     tests = {
-        "string": (of.is_string, of.is_large_string, of.is_string_view, of.is_null),
-        "bytes": (of.is_binary, of.is_large_binary, of.is_binary_view, of.is_fixed_size_binary),
-        "int": (of.is_integer,),
-        "bool": (of.is_boolean,),
-        "date": (of.is_date,),
-        "timestamp": (of.is_timestamp,),
-        "decimal": (of.is_decimal,),
+        "string": (types.is_string, types.is_large_string, types.is_string_view, types.is_null),
+        "bytes": (
+            types.is_binary,
+            types.is_large_binary,
+            types.is_binary_view,
+            types.is_fixed_size_binary,
+        ),
+        "int": (types.is_integer,),
+        "bool": (types.is_boolean,),
+        "date": (types.is_date,),
+        "timestamp": (types.is_timestamp,),
+        "decimal": (types.is_decimal,),
     }
     for name, fits in tests.items():
         if any(test(kind) for test in fits):
             return name
-    if of.is_floating(kind):
+    if types.is_floating(kind):
         raise UsageError(
             argument,
             "is a column of floats, two of which can be equal and differ",
@@ -105,8 +110,8 @@ def check_numbers(argument: str, kind: pa.DataType) -> None:
     Raises:
         UsageError: the column is not numeric.
     """
-    of = pa.types
-    fits = of.is_integer, of.is_floating, of.is_decimal, of.is_null
+    types = pa.types
+    fits = types.is_integer, types.is_floating, types.is_decimal, types.is_null
     if not any(test(kind) for test in fits):
         raise UsageError(
             argument,

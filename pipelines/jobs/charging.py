@@ -1,5 +1,4 @@
-"""What a run of a job costs, and whether it would be accepted now: the same rule for `dpstream run`
-and for `dpstream plan`.
+"""The cost of a run of a job, and its acceptance: one rule for `dpstream run` and `dpstream plan`.
 
 It uses only public parts: the job, the run's identity in the store's file, the names of files in
 the folder of releases, and the account.  It writes nothing and imports no runner.
@@ -13,7 +12,7 @@ from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
-from dpstream.pipelines.jobs.committed import Ledgered, unit_of
+from dpstream.pipelines.jobs.committed import HasAccount, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
@@ -151,7 +150,7 @@ def folder_used(folder: Path) -> bool:
 
 
 def check_charge(
-    job: Ledgered,
+    job: HasAccount,
     identity: "RunIdentity | None" = None,
     seen: "Head | None" = None,
     accept: Accept | None = None,
@@ -183,7 +182,7 @@ def check_charge(
     return Expected(None if identity is None else identity.run_id, spend, charged)
 
 
-def spend_of(job: Ledgered, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
+def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Charge:
     """Return the charge of a run of the job.
 
     Raises:

@@ -33,7 +33,7 @@ _AGAIN = "run `dpstream choose` on the data set's account, or restore the sectio
 
 
 class Receipt(Header, frozen=True, kw_only=True):
-    """What a private tuning released; committed once, before it is shown.
+    """The released result of a private tuning; committed once, before it is shown.
 
     Attributes:
         identity: canonical text of the privacy unit (`accounting.plan.unit`).
@@ -50,7 +50,7 @@ class Receipt(Header, frozen=True, kw_only=True):
     figures: Figures
 
 
-class Ledgered(Protocol):
+class HasAccount(Protocol):
     """Something with a plan, and an account that its runs are charged in: a job, for example."""
 
     @property
@@ -62,13 +62,13 @@ class Ledgered(Protocol):
         """The account, if one is named."""
 
 
-def unit_of(job: Ledgered) -> UnitIdentity:
+def unit_of(job: HasAccount) -> UnitIdentity:
     """Return the privacy unit as the job's account names it."""
     return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
 
 
 def tuned_of(job: "Job") -> Tuned | None:
-    """Return what a plan shows of the job's ``choice``."""
+    """Return the part of a plan that shows the job's ``choice``."""
     tuning = job.tuning
     if tuning is None:
         return None

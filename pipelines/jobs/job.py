@@ -115,7 +115,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def insecure(self) -> bool:
-        """Whether a fixed test secret or run id is set; the output must be marked then."""
+        """Return whether a fixed test secret or run id is set; the output must be marked then."""
         fixed = self.privacy.secret.insecure_test_secret or self.privacy.insecure_test_run_id
         return fixed is not None
 

@@ -204,7 +204,7 @@ class CellDomain(NamedTuple):
 
 
 class JobCells(NamedTuple):
-    """The domain of a job, and how the noise of its cells is mixed."""
+    """The domain of a job, and the mixing of its cells' noise."""
 
     domain: CellDomain
     mixing: Mixing

@@ -1,4 +1,4 @@
-"""What the launchers of the flex template share: Beam's flags for Dataflow, and the command line.
+"""Shared parts of the flex template's launchers: Beam's flags for Dataflow, the command line.
 
 A launcher must end once Dataflow has the pipeline, so nothing waits here.
 """

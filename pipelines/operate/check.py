@@ -1,4 +1,4 @@
-"""Counts which records of a job's source are usable, before anything is charged.
+"""Count of the usable records of a job's source, before anything is charged.
 
 Rows become records by the functions that a run uses: the source's reader (`Input.scan`), the job's
 query and cells, and RECORDS (`Canonicaliser`).  So the records that are counted as unusable are
@@ -132,22 +132,25 @@ def check_source(
         public = canonical_public_keys(plan, read_public_keys(job))
     key = SecretSource(None, insecure_test_secret=secrets.token_hex(32))
     canonical = CanonicaliserFactory(plan, key, public)()
-    tally, no_time, largest = reading.tally, 0, _LargestKey(plan)
+    tally, untimed, largest = reading.tally, 0, _LargestKey(plan)
     for batch in in_cells(job, queried(job, reading.batches())):
         records, dead = canonical(batch)
         rows, usable = rows + batch.num_rows, usable + records.num_rows
         largest.add(records)
         for reason in REASONS if dead.num_rows else ():
-            of = dead.filter(pa.compute.equal(dead["reason"], reason))
-            where = of["partition"].to_numpy().astype(np.int64), of["offset"].to_numpy()
-            tally.add(reason, *where)
-            if reason == "time" and of.num_rows:
-                no_time += _without_time(job, batch, *where)
+            refused = dead.filter(pa.compute.equal(dead["reason"], reason))
+            positions = (
+                refused["partition"].to_numpy().astype(np.int64),
+                refused["offset"].to_numpy(),
+            )
+            tally.add(reason, *positions)
+            if reason == "time" and refused.num_rows:
+                untimed += _without_time(job, batch, *positions)
     unusable = list[Unusable]()
     for reason, count in sorted(tally.counts.items(), key=lambda item: -item[1]):
-        first = [reading.source.locate(*where) for where in tally.first[reason]]
-        words = _reason_text(job, reason)
-        unusable.append(Unusable(reason, count, first, *words, no_time * (reason == "time")))
+        first = [reading.source.locate(*positions) for positions in tally.first[reason]]
+        texts = _reason_text(job, reason)
+        unusable.append(Unusable(reason, count, first, *texts, untimed * (reason == "time")))
     read = reading.rows + sum(tally.counts.values()) - (rows - usable)
     return Checked(read, reading.rows - rows, usable, reading.complete, unusable, *largest.result())
 
@@ -195,13 +198,13 @@ class _LargestKey:
         """Add records."""
         if self._needed is None or self._most >= self._needed or not self._complete:
             return
-        line = self._plan.timeline
+        timeline = self._plan.timeline
         trigger = event_trigger_times(self._plan, records)
-        stride = line.slide // line.trigger_every
+        stride = timeline.slide // timeline.trigger_every
         columns = {name: records.column(name) for name in (*self._keys, "unit")}
-        for back in range(line.windows_per_record):
+        for back in range(timeline.windows_per_record):
             window = (trigger - 1) // stride - back
-            here = pa.array((window >= 0) & (trigger - window * stride <= line.triggers))
+            here = pa.array((window >= 0) & (trigger - window * stride <= timeline.triggers))
             self._waiting.append(pa.table({"window": window, **columns}).filter(here))
         if sum(map(len, self._waiting)) > max(_LEAST_PAIRS, len(self._distinct)):
             self._merge()

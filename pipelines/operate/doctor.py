@@ -1,4 +1,4 @@
-"""Checks this machine: versions, engines, emulators, and whether its disk stores files durably.
+"""Checks of this machine: versions, engines, emulators, and whether its disk stores files durably.
 
 The report has only names and versions, no paths.
 """
@@ -40,9 +40,11 @@ OLD_SQLITE = (
 
 
 def examine() -> dict[str, Any]:
-    """The report: ``python``, ``packages``, ``extras``, ``runners``, ``emulators``,
-    ``sqlite`` (its version), ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict``
-    (lines)."""
+    """Return the report on this installation.
+
+    Its keys are ``python``, ``packages``, ``extras``, ``runners``, ``emulators``, ``sqlite`` (its
+    version), ``disk`` (fsync and its milliseconds), ``ready`` and ``verdict`` (lines).
+    """
     needs = requirements()
     packages = {name: installed(name) for name in needs}
     disk = _disk()
@@ -92,8 +94,9 @@ def examine() -> dict[str, Any]:
 
 
 def requirements() -> dict[str, SpecifierSet]:
-    """Return the versions that each package may have, as the installed distribution declares them:
-    this package first, then what it depends on without any extra.
+    """Return the allowed versions of each package, as the installed distribution declares them.
+
+    This package comes first, then those that it depends on without any extra.
     """
     try:
         lines = importlib.metadata.requires(NAME) or []

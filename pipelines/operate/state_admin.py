@@ -72,18 +72,18 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
     """
     try:
         store = open_job_store(job)
-        identity, line, retained = store.identity, job.plan.timeline, store.retained_windows
+        identity, timeline, retained = store.identity, job.plan.timeline, store.retained_windows
         done = store.completed(identity.shards)
         summary = {
             "run_id": stamped_run_id(job.plan, identity),
             "epoch": identity.epoch,
             "plan_hash": identity.plan_hash,
             "shards": identity.shards,
-            "windows": None if line.end is None else line.windows,
-            "triggers": line.triggers,
-            "complete": retained.dropped + sum(t == line.triggers for t in done.values()),
+            "windows": None if timeline.end is None else timeline.windows,
+            "triggers": timeline.triggers,
+            "complete": retained.dropped + sum(t == timeline.triggers for t in done.values()),
             "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "settled_cut": settled_trigger_time(line, reached(store, line).complete),
+            "settled_cut": settled_trigger_time(timeline, reached(store, timeline).complete),
             "dropped": retained.dropped,
             "abandoned": retained.abandoned,
             "restoring": store.restoring,
@@ -223,14 +223,14 @@ def expire(
         PolicyError: the sink lacks a release that is to be dropped, or has another.
     """
     try:
-        store, line = open_job_store(job), job.plan.timeline
+        store, timeline = open_job_store(job), job.plan.timeline
         lasting = job.plan.design.remembered_for
-        changed, dropped = retention.expire(store, line, remembered_for=lasting), 0
+        changed, dropped = retention.expire(store, timeline, remembered_for=lasting), 0
         if releases_before is not None:
             before = _droppable(job, instant_micros("releases-before", releases_before))
             _require_published(job, before, progress)
             dropped = max(0, before - store.retained_windows.dropped)
-            retention.drop_releases(store, line, before)
+            retention.drop_releases(store, timeline, before)
         store.compact()
         return {"shards_expired": changed, "windows_dropped": dropped}
     finally:
@@ -239,20 +239,22 @@ def expire(
 
 def _droppable(job: Job, instant: int) -> int:
     """Return the first window that is not complete or ends after the instant."""
-    store, line = open_job_store(job), job.plan.timeline
-    complete = retention.reached(store, line).complete
-    ended = (instant - line.start - line.window - line.allowed_lateness) // line.slide + 1
+    store, timeline = open_job_store(job), job.plan.timeline
+    complete = retention.reached(store, timeline).complete
+    ended = (
+        instant - timeline.start - timeline.window - timeline.allowed_lateness
+    ) // timeline.slide + 1
     return max(store.retained_windows.dropped, min(complete, ended))
 
 
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
     """Compare every release that is to be dropped with the sink's."""
     run = store_run(job)
-    store, line = run.open(), run.plan.timeline
+    store, timeline = run.open(), run.plan.timeline
     names = [
         (window, trigger)
         for window in range(store.retained_windows.first, before)
-        for trigger in range(1, line.triggers + 1)
+        for trigger in range(1, timeline.triggers + 1)
     ]
     sink = sink_of(job)
     try:
@@ -333,8 +335,8 @@ def abandon(
         PolicyError: the account's limit does not allow the second charge.
         Else as `state.transfer.restore`.
     """
-    line = job.plan.timeline
-    if now is None and line.end is not None:
+    timeline = job.plan.timeline
+    if now is None and timeline.end is not None:
         raise UsageError(
             "now",
             "is required: the job's files can be read again, so a plain restore loses nothing",
@@ -403,15 +405,15 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
 
     The trigger time is that of the instant, and no earlier than any that the backup or sink has.
     """
-    line, shards = job.plan.timeline, range(store.identity.shards)
+    timeline, shards = job.plan.timeline, range(store.identity.shards)
     trigger_times = [
-        int(line.trigger_time_of(np.array([instant]))[0]),
+        int(timeline.trigger_time_of(np.array([instant]))[0]),
         store.retained_windows.abandoned,
     ]
     trigger_times += [store.unit_progress(shard).reach for shard in shards]
-    trigger_times += [line.base(window) + trigger for window, _, trigger in store.progress()]
+    trigger_times += [timeline.base(window) + trigger for window, _, trigger in store.progress()]
     trigger_times += [
-        line.base(window) + trigger for window, trigger, _ in releases_of(sink_of(job))
+        timeline.base(window) + trigger for window, trigger, _ in releases_of(sink_of(job))
     ]
     most = job.plan.privacy.contributions
     # By the rules of the run that is given up, not by those of new ones.
@@ -421,7 +423,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
 
 
 def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
-    """Return what all epochs of a run cost together; each draws new noise, so they compose."""
+    """Return the joint cost of all epochs of a run; each draws new noise, so they compose."""
     plan, epochs = job.plan, identity.epoch + 1
     budget = calibrated(plan, identity.calibration).budget
     thresholds = plan.privacy.contributions * budget.b

@@ -1,4 +1,4 @@
-"""What a file's name shows: the kind of the file, and whether it is compressed."""
+"""The kind of a file, and whether it is compressed, from its name."""
 
 from pathlib import PurePath
 from typing import Literal

@@ -76,7 +76,7 @@ class QueryConfig(_Table, frozen=True):
 
 
 class SourceConfig(_Table, frozen=True):
-    """Where records come from.
+    """The source of records.
 
     Attributes:
         kind: files that are all present (``parquet``, ``csv``, ``jsonl``); or a source without
@@ -106,7 +106,7 @@ class SourceConfig(_Table, frozen=True):
 
     @property
     def unbounded(self) -> bool:
-        """Whether the source has no end."""
+        """Return whether the source has no end."""
         return self.kind in GIVEN_STAMPS
 
     @property
@@ -216,7 +216,7 @@ class StateConfig(_Table, frozen=True):
 
 
 class SinkConfig(_Table, frozen=True):
-    """Where releases are published.
+    """The sink of releases.
 
     Attributes:
         kind: files (``parquet``, ``csv``, ``jsonl``), ``kafka``, ``pubsub`` or ``bigquery``.
@@ -241,7 +241,7 @@ class SinkConfig(_Table, frozen=True):
 
     @property
     def guarded(self) -> bool:
-        """Whether CSV marks text that a spreadsheet would take for a formula."""
+        """Return whether CSV marks text that a spreadsheet would take for a formula."""
         return self.formulas != "keep"
 
     @property

@@ -37,7 +37,7 @@ class BudgetSection(Section, frozen=True):
 
 
 class MechanismSection(Section, frozen=True):
-    """``[job.NAME.mechanism]``: how noise is made; see `accounting.plan.privacy.Privacy`."""
+    """``[job.NAME.mechanism]``: the mechanism of noise; see `accounting.plan.privacy.Privacy`."""
 
     mode: Mode = "sticky"
     strategy: StrategyName | None = None
@@ -57,7 +57,7 @@ class MechanismSection(Section, frozen=True):
 
 
 class SinkSection(Section, frozen=True):
-    """``sink`` of a job: where releases are published.
+    """``sink`` of a job: the target of its releases.
 
     Attributes:
         kind: a kind of files, or a service.
@@ -82,7 +82,7 @@ class SinkSection(Section, frozen=True):
 
 
 class ChoiceSection(Section, frozen=True):
-    """``[job.NAME.choice]``: where C and bounds come from.
+    """``[job.NAME.choice]``: the choice of C and bounds.
 
     `dpstream choose` writes it, except ``range``: the declared [low, high] of an aggregate whose
     bounds are to be chosen.
@@ -103,7 +103,7 @@ class ChoiceSection(Section, frozen=True):
 
 
 class JobSection(Section, frozen=True):
-    """``[job.NAME]``: what is published again and again.
+    """``[job.NAME]``: the releases that are published again and again.
 
     Attributes:
         table: the table of its records.

@@ -189,14 +189,14 @@ def locate(path: Path | None = None) -> Path:
     if path is not None:
         path = path.absolute()
         return path / PROJECT_FILE if path.is_dir() else path
-    located = find(Path.cwd())
-    if located is None:
+    project_file = find(Path.cwd())
+    if project_file is None:
         raise UsageError(
             PROJECT_FILE,
             "is neither in this folder nor in a parent up to the root of the repository",
             "type `dpstream init FILE`, which writes it, or name it with --project FILE",
         )
-    return located
+    return project_file
 
 
 def load_project(

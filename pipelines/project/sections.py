@@ -18,7 +18,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnitSection(Section, frozen=True):
-    """``unit`` of a data set: what is protected, and the type of its ids."""
+    """``unit`` of a data set: the protected unit, and the type of its ids."""
 
     name: str
     type: FieldType = "string"
@@ -110,8 +110,9 @@ class UnlockSection(Section, frozen=True):
 
 
 class TableSection(Section, frozen=True):
-    """``[table.NAME]``: where records come from; exactly one of path, folder, topic, subscription
-    and uri.
+    """``[table.NAME]``: the source of records.
+
+    Exactly one of path, folder, topic, subscription and uri is set.
 
     Attributes:
         data_set: the table's data set; required if there are several.

@@ -54,7 +54,7 @@ EXAMPLES = {
 
 
 def example(path: str) -> str | None:
-    """A line that may be copied, for the field at ``path``; ``None``: none is known."""
+    """Return a line that may be copied, for the field at ``path``; ``None``: none is known."""
     parts = re.sub(r"\[[^\]]*\]", "", path).split(".")
     field = ".".join((parts[0], *parts[2:]))
     named = ".".join((parts[0], *parts[2:3], *parts[4:]))  # without the name of an aggregate
@@ -62,7 +62,7 @@ def example(path: str) -> str | None:
 
 
 def fix_of(path: str, rule: str) -> str:
-    """What to write where a value has another shape than its key.
+    """Return the form to write where a value has another shape than its key.
 
     Args:
         path: of the key, such as ``table.unit_column``.

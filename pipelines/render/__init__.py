@@ -1,1 +1,1 @@
-"""Charts and pages: what reports, sessions and census tables are drawn with."""
+"""Charts and pages of reports, sessions and census tables."""

@@ -62,7 +62,7 @@ STYLE = {
 
 
 class Picture(NamedTuple):
-    """An SVG element, and what it shows in words (which the SVG bears too).
+    """An SVG element, and its content as text (which the SVG has too).
 
     Attributes:
         places: (n, 2) of the points that can be pointed at: shares of the width from the left,
@@ -82,7 +82,7 @@ class ChartLine(NamedTuple):
 
 
 def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: str) -> Picture:
-    """Values by trigger, 1 .. T; the height is logarithmic where the values need it."""
+    """Draw values by trigger, 1 .. T; the height is logarithmic where the values need it."""
     figure, axes = axes_of(6.4, 2.9)
     values = np.concatenate([line.values for line in series])
     for index, line in enumerate(series):
@@ -100,12 +100,12 @@ def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: s
 
 
 def swatches(count: int) -> list[str]:
-    """Classes of the legend's marks, in the order of `lines`."""
+    """Return the classes of the legend's marks, in the order of `lines`."""
     return [f"s{i % COLOURS}{' dashed' if i >= COLOURS else ''}" for i in range(count)]
 
 
 def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Picture:
-    """Numbers of keys: a stair without its risers, or points when they are few."""
+    """Draw numbers of keys: a stair without its risers, or points when they are few."""
     figure, axes = axes_of(5.2, 2.5)
     indices = _drawn_positions(values.astype(np.float64))
     few = len(indices) <= MARKED
@@ -120,7 +120,9 @@ def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Pict
 
 
 def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Picture:
-    """sd/|value| against |value|, both logarithmic; the dashed line is noise as large as value."""
+    """Return sd/|value| against |value|, both logarithmic; the dashed line is noise as large as
+    value.
+    """
     figure, axes = axes_of(5.2, 3.2)
     size = np.abs(values)
     axes.plot(size, sds / size, "o", ms=3, color=SERIES[0], alpha=0.55, mew=0)
@@ -132,7 +134,7 @@ def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Pict
 
 
 class Interval(NamedTuple):
-    """A dot of a row with what its true value may be."""
+    """A dot of a row with the interval of its true value."""
 
     row: int
     value: float
@@ -148,7 +150,7 @@ def intervals(
     words: str,
     across: str,
 ) -> Picture:
-    """Dots with their intervals by row, one colour for each series; the dashed line is the target.
+    """Draw dots with intervals by row, one colour for each series; the dashed line is the target.
 
     Args:
         rows: fixed names, from above.
@@ -172,7 +174,7 @@ def intervals(
 
 
 def shares(name: str, rows: Sequence[str], parts: Float64, words: str, across: str) -> Picture:
-    """Bars that add up to 1, a part in each colour.
+    """Draw bars that add up to 1, a part in each colour.
 
     Args:
         rows: fixed names, from above.
@@ -196,7 +198,7 @@ def _rows(axes: Any, rows: Sequence[str]) -> None:
 
 
 def axes_of(width: float, height: float) -> tuple[Figure, Any]:
-    """A figure of a size in inches, in the page's style, and its axes."""
+    """Return a figure of a size in inches, in the page's style, and its axes."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.add_subplot()
@@ -222,14 +224,14 @@ def _drawn_positions(values: Float64) -> Int64:
 
 
 def places(figure: Figure, axes: Any, across: Any, up: Any) -> Float64:
-    """(n, 2) where points of a figure that was drawn lie; see `Picture`."""
+    """Return (n, 2) where points of a figure that was drawn lie; see `Picture`."""
     data = np.column_stack([np.asarray(axes.convert_xunits(across), float), np.asarray(up, float)])
     shares = figure.transFigure.inverted().transform(axes.transData.transform(data))
     return np.round(np.column_stack([shares[:, 0], 1 - shares[:, 1]]), 4)
 
 
 def svg(figure: Figure, name: str, words: str) -> str:
-    """The figure as an SVG element: ids of its own, no metadata, no size but its shape."""
+    """Return the figure as an SVG element: ids of its own, no metadata, no size but its shape."""
     buffer = BytesIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -250,7 +252,7 @@ def svg(figure: Figure, name: str, words: str) -> str:
 
 
 def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, Any]:
-    """The picture, its words, and what each of its places says (as JSON, which is escaped).
+    """Return the picture, its text, and the text of each of its places (as JSON, which is escaped).
 
     Args:
         labels: a text for each of the picture's places; none: nothing can be pointed at.
@@ -264,7 +266,7 @@ def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, An
 
 
 def pages() -> Environment:
-    """Where templates are found by name; they may include each other."""
+    """Return the environment that finds templates by name; they may include each other."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,

@@ -1,4 +1,4 @@
-"""What the report shows of a run's releases, read in bounded memory.
+"""The data of the report on a run's releases, read in bounded memory.
 
 **Releases** are an inventory, and the newest row of each key.  Only needed columns are read, a file
 (of Parquet: a part of a file) at a time, and nothing that is private.
@@ -35,8 +35,11 @@ _HELD_ROWS = 1_000_000
 
 
 class ReleaseFile(NamedTuple):
-    """One file of the sink: its window and trigger, where it is, how many keys it holds, and
-    whether its CSV is guarded (see `pipelines.formats.encodings`)."""
+    """One file of the sink.
+
+    Its window and trigger, its place, its number of keys, and whether its CSV is guarded (see
+    `pipelines.formats.encodings`).
+    """
 
     window: int
     trigger: int
@@ -52,26 +55,26 @@ class Inventory(NamedTuple):
     run_ids: tuple[str, ...]
 
     def by_window(self) -> Iterator[tuple[int, list[ReleaseFile]]]:
-        """(window, its releases), windows in order."""
+        """Yield (window, its releases), windows in order."""
         for window, group in groupby(self.releases, lambda release: release.window):
             yield window, list(group)
 
 
 def value_schema(plan: Plan) -> pa.Schema:
-    """Key columns, then each published column and its sd."""
+    """Return the key columns, then each published column and its sd."""
     wanted = {f.name for f in key_fields(plan)}
     wanted |= {name for a in plan.aggregates for name in (a.name, f"{a.name}_sd")}
     return pa.schema([f for f in release_schema(plan) if f.name in wanted])
 
 
 def ranked_by(plan: Plan) -> str:
-    """The column that says how busy a key is: a count if there is one."""
+    """Return the column that says how busy a key is: a count if there is one."""
     kinds = {a.kind: a.name for a in reversed(plan.aggregates)}
     return kinds.get("count") or kinds.get("units") or plan.aggregates[0].name
 
 
 def inventory(job: Job) -> Inventory:
-    """The releases of a job's sink.
+    """Return the releases of a job's sink.
 
     Raises:
         UsageError: there is no folder, or it holds releases of another plan.
@@ -101,9 +104,9 @@ def inventory(job: Job) -> Inventory:
             if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
                 raise _foreign()
         releases.append(ReleaseFile(*name_of(path), path, rows, job.sink.guarded))
-    line = job.plan.timeline
-    beyond = line.end is not None and any(r.window >= line.windows for r in releases)
-    if beyond or any(r.window < 0 or not 1 <= r.trigger <= line.triggers for r in releases):
+    timeline = job.plan.timeline
+    beyond = timeline.end is not None and any(r.window >= timeline.windows for r in releases)
+    if beyond or any(r.window < 0 or not 1 <= r.trigger <= timeline.triggers for r in releases):
         raise _foreign()
     return Inventory(tuple(releases), tuple(sorted(run_ids)))
 
@@ -117,7 +120,7 @@ def _foreign() -> UsageError:
 
 
 def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
-    """The newest row of each key released in one window, in parts.
+    """Yield the newest row of each key released in one window, in parts.
 
     Args:
         releases: the window's, in order of triggers.
@@ -135,7 +138,7 @@ def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
 
 
 def newest_rows(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
-    """All of ``newest`` as one table, of no row where the window has none."""
+    """Return all of ``newest`` as one table, of no row where the window has none."""
     return pa.concat_tables([value_schema(plan).empty_table(), *newest(plan, releases)])
 
 
@@ -164,7 +167,7 @@ def _first_of_key(plan: Plan, table: pa.Table) -> pa.Table:
 
 
 def floats(column: pa.ChunkedArray) -> Float64:
-    """A column of numbers; null is NaN."""
+    """Return a column of numbers; null is NaN."""
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
 
 
@@ -199,7 +202,9 @@ class Keys(NamedTuple):
 
 
 def most_rows(columns: int) -> int:
-    """Rows that a page holds of so many published columns, each a value and an sd."""
+    """Return how many rows a page holds of ``columns`` published columns, each a value and an
+    sd.
+    """
     return max(1, PAGE_NUMBERS // (2 * columns))
 
 
@@ -279,7 +284,7 @@ def _same(count: int, number: int) -> pa.Array:
 
 
 def newest_of_each(keys: Keys, complete: Bool | None = None) -> Int64:
-    """Places of each key's newest row in ``rows``, in the order of ``ranked``.
+    """Return the positions of each key's newest row in ``rows``, in the order of ``ranked``.
 
     Args:
         complete: mask of the rows of windows that are over and not cut: a key that has such rows
@@ -305,7 +310,7 @@ DRAWN_TRIGGERS = 400
 
 
 class Findings(NamedTuple):
-    """What the pictures show.
+    """The data of the pictures.
 
     Attributes:
         windows, last_trigger, keys: (n,) windows with releases, how far each has come, and how
@@ -358,9 +363,10 @@ def collect(plan: Plan, inventory: Inventory) -> Findings:
         value_schema(plan),
         most_rows(len(names)),
     )
-    line = plan.timeline
+    timeline = plan.timeline
     complete = {
-        window: group[-1].trigger == line.triggers and line.window_bounds(window)[1] <= line.horizon
+        window: group[-1].trigger == timeline.triggers
+        and timeline.window_bounds(window)[1] <= timeline.horizon
         for window, group in groups.items()
     }
     drawn = max(keyed_groups, key=lambda window: (complete[window], window), default=None)
@@ -380,14 +386,14 @@ def collect(plan: Plan, inventory: Inventory) -> Findings:
 
 
 def parts_of(plan: Plan, groups: dict[int, list[ReleaseFile]]) -> Parts:
-    """The newest rows of some windows."""
+    """Return the newest rows of some windows."""
     for window, group in groups.items():
         for part in newest(plan, group):
             yield window, part
 
 
 def thin(values: Float64, sds: Float64, limit: int) -> tuple[Float64, Float64]:
-    """At most ``limit`` of the points: the largest quarter, and the rest evenly by size."""
+    """Return at most ``limit`` of the points: the largest quarter, and the rest evenly by size."""
     order = np.argsort(-np.abs(values), kind="stable")
     if len(order) > limit:
         head = limit // 4
@@ -397,7 +403,7 @@ def thin(values: Float64, sds: Float64, limit: int) -> tuple[Float64, Float64]:
 
 
 def evenly(count: int, limit: int) -> Int64:
-    """At most ``limit`` of the numbers below ``count``, first and last among them."""
+    """Return at most ``limit`` of the numbers below ``count``, first and last among them."""
     return np.unique(np.linspace(0, max(0, count - 1), min(count, limit)).astype(np.int64))
 
 

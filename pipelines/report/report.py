@@ -1,4 +1,4 @@
-"""``dpstream report``: one page about a run, from what is public: plan, budget, releases.
+"""``dpstream report``: one page about a run, from public data: plan, budget, releases.
 
 Neither key, ledger nor dead letters are opened, and of the store's file only what was committed
 when the run began, so the page can be published with the releases.  ``truth`` is the exception: it
@@ -67,15 +67,15 @@ class Decade(NamedTuple):
 
 
 def by_size(job: Job, pattern: Path, inventory: Inventory, findings: Findings) -> list[Decade]:
-    """Errors and share of released keys by the true size of a key.
+    """Return errors and share of released keys by the true size of a key.
 
     Raises:
         UsageError: the pattern matches no file, or a column is missing.
         RunError: a file cannot be read.
     """
-    job, line = recorded(job, str(pattern.absolute()), "--truth"), job.plan.timeline
+    job, timeline = recorded(job, str(pattern.absolute()), "--truth"), job.plan.timeline
     # What no release covers yet counts nowhere; a stream without end has no last window.
-    last = int(findings.windows.max(initial=0)) if line.end is None else line.windows - 1
+    last = int(findings.windows.max(initial=0)) if timeline.end is None else timeline.windows - 1
     upto = np.zeros(last + 1, np.int64)
     upto[findings.windows] = findings.last_trigger
     totals = _totals(job, upto).sort_by("window")
@@ -224,8 +224,8 @@ class Report(NamedTuple):
     @property
     def expected(self) -> int | None:
         """Releases of the finished run; ``None``: it has no end."""
-        line = self.job.plan.timeline
-        return None if line.end is None else line.windows * line.triggers
+        timeline = self.job.plan.timeline
+        return None if timeline.end is None else timeline.windows * timeline.triggers
 
     @property
     def run_ids(self) -> list[str]:
@@ -269,8 +269,8 @@ def _in_force(job: Job, releases: Inventory) -> tuple[Plan, Budget]:
 
 
 def as_dict(report: Report) -> dict[str, Any]:
-    """The page's figures for machines, JSON-able."""
-    findings, line = report.findings, report.job.plan.timeline
+    """Return the page's figures for machines, JSON-able."""
+    findings, timeline = report.findings, report.job.plan.timeline
     windows = zip(findings.windows, findings.last_trigger, findings.keys, strict=True)
     return {
         "plan_hash": report.job.plan.hash,
@@ -286,7 +286,7 @@ def as_dict(report: Report) -> dict[str, Any]:
             "windows": [
                 {
                     "window": int(window),
-                    "start_micros": line.window_bounds(int(window))[0],
+                    "start_micros": timeline.window_bounds(int(window))[0],
                     "last_trigger": int(trigger),
                     "keys": int(keys),
                 }

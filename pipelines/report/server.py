@@ -64,17 +64,17 @@ class Live:
 
     @property
     def seconds(self) -> float:
-        """How long the page should wait until it asks again."""
+        """The seconds that the page should wait until it asks again."""
         return max(LOOK_SECONDS, PAUSE * self._seconds)
 
     def version(self) -> str:
-        """The state of the releases; while a page was just made, the state that it shows."""
+        """Return the state of the releases; while a page was just made, the state that it shows."""
         if self._page and time.monotonic() < self._until:
             return self._version
         return _state(self._job)
 
     def page(self) -> bytes:
-        """The page of the present state."""
+        """Return the page of the present state."""
         with self._lock:
             version = self.version()
             if version != self._version:
@@ -194,9 +194,9 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is: whoever knows it may read it."""
+        """The page's address: whoever knows it may read it."""
         return f"http://{LOCAL}:{self.server_port}/{self.token}/"
 
     @override
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that went away is no error of ours."""
+        """Do nothing: a client that went away is no error of ours."""

@@ -1,4 +1,4 @@
-"""Words of the report: keys that can be anything, times, settings, and the table of all keys.
+"""Texts of the report: arbitrary keys, times, settings, and the table of all keys.
 
 The table has the rows that a page's script searches, sorts and saves.  A page without its script
 shows the first rows.
@@ -33,7 +33,8 @@ _TIME = {"trigger_every": "release_every", "period": "budget.covers"}
 
 
 def visible(text: str, most: int = KEY_CHARACTERS) -> str:
-    """Arbitrary text as one safe line: control and direction marks as escapes, long text cut.
+    """Return arbitrary text as one safe line: control and direction marks as escapes, long text
+    cut.
 
     Escaping for HTML is the template's; this is for what HTML cannot show.
     """
@@ -45,22 +46,22 @@ def visible(text: str, most: int = KEY_CHARACTERS) -> str:
 
 
 def key_label(row: dict[str, Any], names: list[str]) -> str:
-    """The key of a row in one line; bytes as hex digits, an empty text by its name."""
+    """Return the key of a row in one line; bytes as hex digits, an empty text by its name."""
     return " · ".join(component(row[name]) for name in names)
 
 
 def component(value: Any, most: int = KEY_CHARACTERS) -> str:
-    """One column of a key; bytes as hex digits, an empty text by its name."""
+    """Return one column of a key; bytes as hex digits, an empty text by its name."""
     return plain(value, most) or EMPTY
 
 
 def plain(value: Any, most: int = KEY_CHARACTERS) -> str:
-    """One column of a key; an empty text is empty."""
+    """Return one column of a key; an empty text is empty."""
     return visible(f"0x{value.hex()}" if isinstance(value, bytes) else str(value), most)
 
 
 def public_source(name: str) -> str:
-    """A source's name for a page that is published: of a path only its last part.
+    """Return a source's name for a page that is published: of a path only its last part.
 
     Args:
         name: as the plan has it, ``KIND:PATH`` or ``KIND:TOPIC``.
@@ -72,7 +73,7 @@ def public_source(name: str) -> str:
 
 
 def title_of(job: Job) -> str:
-    """What a page is about: the data set, else the source."""
+    """Return the subject of a page: the data set, else the source."""
     if job.ledger is not None:
         return job.ledger.data_set
     kind, _, place = public_source(job.plan.source).partition(":")
@@ -80,7 +81,7 @@ def title_of(job: Job) -> str:
 
 
 def instant(micros: int) -> str:
-    """A time in UTC, without what is zero."""
+    """Return a time in UTC, without parts that are zero."""
     try:
         moment = moment_of(micros)
     except OverflowError:
@@ -91,7 +92,7 @@ def instant(micros: int) -> str:
 
 
 def stamp(micros: int) -> str:
-    """A time as programs read it, ``2013-01-01T05:00:00Z``."""
+    """Return a time as programs read it, ``2013-01-01T05:00:00Z``."""
     try:
         return moment_of(micros).isoformat().replace("+00:00", "Z")
     except OverflowError:
@@ -99,7 +100,7 @@ def stamp(micros: int) -> str:
 
 
 def moment_of(micros: int) -> datetime:
-    """The datetime of micros since the epoch.
+    """Return the datetime of micros since the epoch.
 
     Raises:
         OverflowError: no such date in Python's calendar.
@@ -107,14 +108,14 @@ def moment_of(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def window_name(line: Timeline, window: int) -> str:
-    """``2013-01-01 05:00 UTC to 2013-01-08 05:00 UTC``."""
-    begin, end = line.window_bounds(window)
+def window_name(timeline: Timeline, window: int) -> str:
+    """Return ``2013-01-01 05:00 UTC to 2013-01-08 05:00 UTC``."""
+    begin, end = timeline.window_bounds(window)
     return f"{instant(begin)} to {instant(end)}"
 
 
 def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
-    """(name, value) of every setting that is public.
+    """Return (name, value) of every setting that is public.
 
     Paths of key, state, ledger and releases are the operator's and stay out, and so does an
     insecure test secret: it would take the noise off.
@@ -218,7 +219,7 @@ class Table(NamedTuple):
 
 
 def with_error(value: float | None, sd: float | None) -> str:
-    """``100 ± 19.6``: a value and 1.96 times its sd."""
+    """Return ``100 ± 19.6``: a value and 1.96 times its sd."""
     if value is None or sd is None or not np.isfinite([value, sd]).all():
         return "–"
     return f"{human(value)} ± {human(WIDTH * sd)}"
@@ -227,12 +228,12 @@ def with_error(value: float | None, sd: float | None) -> str:
 def table(
     fields: Sequence[Field],
     keys: Keys,
-    line: Timeline,
+    timeline: Timeline,
     columns: Sequence[Column],
     file: str,
     unfinished: Sequence[int] = (),
 ) -> Table:
-    """The rows of a page, column by column.
+    """Return the rows of a page, column by column.
 
     Args:
         unfinished: windows that are not over or that the end of the job cuts: the page opens on the
@@ -246,7 +247,7 @@ def table(
     """
     names = [field.column for field in fields]
     numbers, place = np.unique(keys.rows["_window"].to_numpy(), return_inverse=True)
-    bounds = [line.window_bounds(int(number)) for number in numbers]
+    bounds = [timeline.window_bounds(int(number)) for number in numbers]
     texts = [[plain(v, KEY_TEXT) for v in keys.ranked[name].to_pylist()] for name in names]
     data = {
         "names": names,
@@ -291,7 +292,7 @@ def _first(data: dict[str, Any], newest: Any) -> list[tuple[list[str], str, list
 
 
 def rows_text(keys: Keys) -> str:
-    """Which of all values a page holds."""
+    """Return the text that says which of all values a page holds."""
     held, least = keys.ranked.num_rows, "" if keys.exact else "at least "
     if keys.rows.num_rows == keys.values and keys.exact:
         return f"All {keys.distinct:,} keys with all their {keys.values:,} values."

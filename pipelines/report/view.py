@@ -1,4 +1,4 @@
-"""From a report to its page: texts and pictures for the template, which escapes them.
+"""The page of a report: texts and pictures for the template, which escapes them.
 
 **The one script** of a page and the data it shows are inside the page, and nothing else may run.
 The script's digest stands in the page's Content-Security-Policy: a script that a key or a column
@@ -61,13 +61,13 @@ _MARKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "
 
 
 def script() -> str:
-    """The script's text: search, sort, CSV, tooltips; of a served page, looking again."""
+    """Return the script's text: search, sort, CSV, tooltips; of a served page, looking again."""
     folder = resources.files("dpstream.pipelines").joinpath("templates")
     return folder.joinpath("report.js").read_text("utf-8")
 
 
 def policy(live: bool = False) -> str:
-    """The page's Content-Security-Policy.
+    """Return the page's Content-Security-Policy.
 
     Args:
         live: a served page asks its own server whether there is something new.
@@ -87,7 +87,7 @@ def policy(live: bool = False) -> str:
 
 
 def embedded(value: Any) -> Markup:
-    """JSON for a data element: no text of it can end the element."""
+    """Return JSON for a data element: no text of it can end the element."""
     text = msgspec.json.encode(value).decode()
     for mark, escape in _MARKS.items():
         text = text.replace(mark, escape)
@@ -95,7 +95,7 @@ def embedded(value: Any) -> Markup:
 
 
 def parts(live: bool = False) -> dict[str, Any]:
-    """What each template with the script is given."""
+    """Return the parameters of each template with the script."""
     return {"policy": policy(live), "script": Markup(script())}
 
 
@@ -107,7 +107,7 @@ _ROOM = 0.06
 
 
 class Bounds(NamedTuple):
-    """What a column can be; ``None``: no bound is known. Noise may lead a value beyond."""
+    """The bounds of a column; ``None``: no bound is known.  Noise may lead a value beyond."""
 
     low: float | None = None
     high: float | None = None
@@ -122,7 +122,9 @@ class Series(NamedTuple):
 
 
 def bounds_of(aggregate: Aggregate) -> Bounds:
-    """A mean lies within its bounds, a count is at least 0, a sum has the sign of its bounds."""
+    """Return a mean lies within its bounds, a count is at least 0, a sum has the sign of its
+    bounds.
+    """
     if aggregate.bounds is None:
         return Bounds(0.0)
     low, high = aggregate.bounds
@@ -132,7 +134,7 @@ def bounds_of(aggregate: Aggregate) -> Bounds:
 
 
 def limits(values: Float64, reach: Float64, bounds: Bounds) -> tuple[float, float]:
-    """Ends of the axis: all values, most bands as far as the bounds, 0 where it is a bound.
+    """Return the ends of the axis: all values, most bands within the bounds, 0 where it is a bound.
 
     Args:
         values, reach: (n,) finite values, and half the width of the band around each.
@@ -152,7 +154,7 @@ def limits(values: Float64, reach: Float64, bounds: Bounds) -> tuple[float, floa
 def picture_over_time(
     name: str, line: Series, bounds: Bounds, words: str, joined: bool = True
 ) -> Picture:
-    """Values over time, whose points can be pointed at.
+    """Draw values over time, whose points can be pointed at.
 
     Args:
         line: with a finite value at least.
@@ -179,7 +181,7 @@ def picture_over_time(
 
 
 def unbroken(values: Float64) -> bool:
-    """Whether a series has a value in each window since its first, and in three at least."""
+    """Return whether a series has a value in each window since its first, and in three at least."""
     finite = np.isfinite(values)
     since = finite[int(finite.argmax()) :]
     return bool(since.all()) and len(since) > 2
@@ -205,7 +207,7 @@ def _draw(axes: Any, line: Series, band: bool) -> None:
 
 
 def noise(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """sd of the running sums by trigger, and with key selection the threshold.
+    """Return sd of the running sums by trigger, and with key selection the threshold.
 
     Args:
         figures: `accounting.guarantee.describe` of a plan.
@@ -235,7 +237,7 @@ def _chart(chart: str, title: str, up: str, lines: list[tuple[str, list[float]]]
 
 
 def trigger_table(figures: dict[str, Any], last: int) -> dict[str, Any]:
-    """sd and tau at a handful of triggers, of which ``last`` is the last."""
+    """Return sd and tau at a handful of triggers, of which ``last`` is the last."""
     streams, tau = figures["streams"], figures["tau"]
     steps = {1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last}
     rows = [
@@ -256,7 +258,7 @@ DRAWN_WINDOWS = 400
 
 
 def render(report: Report, live: str = "") -> str:
-    """The page: one self-contained HTML document.
+    """Return the page: one self-contained HTML document.
 
     Args:
         live: of a served page, the state of the releases that it shows; it asks for a newer one.
@@ -265,8 +267,8 @@ def render(report: Report, live: str = "") -> str:
 
 
 def context(report: Report, live: str = "") -> dict[str, Any]:
-    """What the template is given; only `Markup` is not escaped."""
-    plan, line = report.job.plan, report.job.plan.timeline
+    """Return the parameters of the template; only `Markup` is not escaped."""
+    plan, timeline = report.job.plan, report.job.plan.timeline
     findings = report.findings
     drawn_window = findings.drawn_window
     drawn = plan.aggregates[:DRAWN_COLUMNS] if drawn_window else ()
@@ -285,42 +287,42 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "windows": len(findings.windows),
         "windows_with_keys": int((findings.keys > 0).sum()),
         "keys_text": keys_text(report),
-        "drawn_window": window_name(line, drawn_window[0].window) if drawn_window else None,
+        "drawn_window": window_name(timeline, drawn_window[0].window) if drawn_window else None,
         "drawn_trigger": drawn_window[-1].trigger if drawn_window else None,
-        "grows": line.triggers > 1,
+        "grows": timeline.triggers > 1,
         "columns": [_column(report, a) for a in drawn],
         "trends": _window_count(report) > 1,
-        "used_up": plan.privacy.contributions if line.period is None else None,
+        "used_up": plan.privacy.contributions if timeline.period is None else None,
         "undrawn": len(plan.aggregates) > len(drawn),
         "keys_by": _keys_by(report) if drawn_window else [],
         **(_table(report) if drawn_window else {}),
         "truth": report.truth,
         "truth_label": TRUTH_LABEL,
         "noise": noise(report.figures),
-        "trigger_table": trigger_table(report.figures, line.triggers),
+        "trigger_table": trigger_table(report.figures, timeline.triggers),
         "settings": settings(report.job, report.plan),
     }
 
 
 def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
-    """What the section on the guarantee is given.
+    """Return the parameters of the section on the guarantee.
 
     Args:
         figures: `accounting.guarantee.describe` of the plan.
     """
-    line = plan.timeline
+    timeline = plan.timeline
     return {
         "figures": figures,
         "plan": plan,
         "warnings": [w for w in figures["warnings"] if w != NOT_SOUND],  # it has a banner
-        "windows_in_words": f"{duration(line.window)} every {duration(line.slide)}",
-        "trigger_in_words": duration(line.trigger_every),
+        "windows_in_words": f"{duration(timeline.window)} every {duration(timeline.slide)}",
+        "trigger_in_words": duration(timeline.trigger_every),
         "periods": _ends(figures["periods"]),
     }
 
 
 def keys_text(report: Report) -> str:
-    """How many keys were released."""
+    """Return the number of released keys as text."""
     keys = report.findings.all_keys
     return f"{'' if keys.exact else 'at least '}{keys.distinct:,}"
 
@@ -346,7 +348,7 @@ def _ends(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def meaning(aggregate: Aggregate) -> str:
-    """What a published column is, in words."""
+    """Return the meaning of a published column as text."""
     if aggregate.column is None or aggregate.bounds is None:
         return {"count": "count of records", "units": "count of units"}[aggregate.kind]
     low, high = (human(bound) for bound in aggregate.bounds)
@@ -414,9 +416,9 @@ def _growth(
     report: Report, aggregate: Aggregate, key: int, label: str, chart: str
 ) -> dict[str, Any] | None:
     """One key's values over the triggers of the drawn window."""
-    line, rows = report.job.plan.timeline, report.findings.series[key]
-    base = line.base(report.findings.drawn_window[0].window)
-    instants = [line.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
+    timeline, rows = report.job.plan.timeline, report.findings.series[key]
+    base = timeline.base(report.findings.drawn_window[0].window)
+    instants = [timeline.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
     values, sds = floats(rows[aggregate.name]), floats(rows[f"{aggregate.name}_sd"])
     words = f"Released {aggregate.name} of key {label} by trigger"
     drawn = Series([moment_of(at) for at in instants], values, sds)
@@ -431,7 +433,7 @@ def over_time(
     words: str,
     joined: bool = True,
 ) -> dict[str, Any] | None:
-    """A picture whose points say their moment and value; ``None`` without any.
+    """Return a picture whose points say their moment and value; ``None`` without any.
 
     Args:
         names: what each point is of.

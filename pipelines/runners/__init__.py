@@ -1,1 +1,1 @@
-"""Engines and what they need on a machine."""
+"""Engines and the programs that they need on a machine."""

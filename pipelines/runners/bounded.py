@@ -22,7 +22,7 @@ _ENDED = ("DONE", "FAILED", "CANCELLED")
 
 
 class Runner(NamedTuple):
-    """Which runner does the work.
+    """The runner of a job.
 
     Attributes:
         name: of the table in `pipelines.runners.table`; flags: of Beam.
@@ -34,7 +34,7 @@ class Runner(NamedTuple):
     parallelism: int = 1
 
     def engine(self) -> Any:
-        """The engine.
+        """Return the engine.
 
         Raises:
             UsageError: there is no such runner, or not on this machine, or not with these flags.

@@ -1,4 +1,4 @@
-"""Coded errors out of what a runner raises, whose text may hold anything, and warnings."""
+"""Coded errors for exceptions of runners, whose text may hold anything, and warnings."""
 
 import re
 import sys
@@ -56,7 +56,7 @@ _KINDS: dict[str, type[DpstreamError]] = {
 
 
 def coded(error: BaseException, errors: Iterable[DpstreamError] = ()) -> DpstreamError:
-    """The coded error behind a runner's exception; else its class only, never its text.
+    """Return the coded error behind a runner's exception; else its class only, never its text.
 
     It is inside the exception (FnApiRunner), or was raised by a worker of this process (Prism,
     Flink with LOOPBACK), or a worker elsewhere raised it: then only its kind and the public name
@@ -94,5 +94,5 @@ Warn = Callable[[DpstreamError | str], None]
 
 
 def say(warning: DpstreamError | str) -> None:
-    """One plain line on stderr."""
+    """Print one plain line on stderr."""
     print(f"warning: {warning}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Run a command that ends with the process that asked for it, however that one ends.
+"""Run a command that ends with the process that started it, however that one ends.
 
 ``python guard.py PARENT COMMAND...`` stands between a launcher and an engine.  It sleeps until
 either ends.  If the parent has ended, also by ``kill -9``, it kills the command and what that
@@ -23,7 +23,7 @@ _LOOK = 500
 
 
 def with_parent(command: Sequence[object]) -> list[str]:
-    """The command, to be started by this process, as one that ends with it."""
+    """Return the command, to be started by this process, as one that ends with it."""
     guard = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
     return [*guard, *(str(word) for word in command)]
 

@@ -22,7 +22,7 @@ _SAMPLING_MS = 5
 
 
 def end_bundles_soon() -> None:
-    """Bundles that begin in this process end when their work has ended.
+    """End bundles of this process when their work has ended.
 
     Beam's worker tells the seconds of each step from a thread that looks at the bundle in growing
     intervals, up to 200 ms, and waits for the thread's next look before the bundle is done: a tenth
@@ -70,7 +70,7 @@ class Harness(SdkHarness):  # type: ignore[misc]
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def left(self) -> bool:
-        """Whether the engine has hung up, or is gone."""
+        """Return whether the engine has hung up, or is gone."""
         return not self._thread.is_alive()
 
     def hang_up(self) -> None:

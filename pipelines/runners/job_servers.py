@@ -55,19 +55,19 @@ class Listener(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach it."""
         address = ipaddress.ip_address(self.address)
         mapped = getattr(address, "ipv4_mapped", None)
         return bool((mapped or address).is_loopback)
 
 
 def supported() -> bool:
-    """Whether this system tells of sockets."""
+    """Return whether this system can list sockets."""
     return (_PROC / "self").exists()
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that it and its children started, as far as they live."""
+    """Return a process and all that it and its children started, as far as they live."""
     if not supported():
         return [pid]
     children: dict[int, list[int]] = {}
@@ -85,7 +85,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def listeners(pids: Iterable[int]) -> list[Listener]:
-    """All ports that these processes listen on; none for one that has ended."""
+    """Return all ports that these processes listen on; none for one that has ended."""
     sockets = []
     for pid in pids:
         for _, local, _, state in _sockets(pid):
@@ -95,17 +95,17 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
 
 
 def beyond_loopback(pid: int) -> list[Listener]:
-    """What other machines could reach of a process and those that it started."""
+    """Return the ports of a process and its descendants that other machines could reach."""
     return [listener for listener in listeners(descendants(pid)) if not listener.loopback]
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process, or one that it started, listens on a port."""
+    """Return whether a process, or one that it started, listens on a port."""
     return any(listener.port == port for listener in listeners(descendants(pid)))
 
 
 def connected(pid: int, port: int) -> bool:
-    """Whether a process, or one that it started, has a connection to a port."""
+    """Return whether a process, or one that it started, has a connection to a port."""
     return any(
         state == _ESTABLISHED and remote[1] == port
         for one in descendants(pid)
@@ -228,7 +228,7 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
         raise RunError(self.flag, "names a program that does not start", self.fix)
 
     def environment(self) -> dict[str, str]:
-        """Variables that the server is given beside those of this process."""
+        """Return the variables that the server gets beside those of this process."""
         return {}
 
     def check(self) -> None:
@@ -319,7 +319,10 @@ class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]
 
     @override
     def environment(self) -> dict[str, str]:
-        """Settings of the Flink inside it, unless there are some: what it opens, it opens here."""
+        """Return the settings of the Flink inside it, unless a cluster is named.
+
+        What it opens, it opens on this machine.
+        """
         if _FLINK_SETTINGS in os.environ:
             return {}
         folder = Path(self.local_temp_dir(prefix="flink"))
@@ -332,13 +335,13 @@ class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]
     def java_arguments(
         self, job_port: int, artifact_port: int, expansion_port: int, artifacts_dir: str
     ) -> list[Any]:
-        """Beam's, on loopback, without the server for other languages' transforms."""
+        """Return Beam's, on loopback, without the server for other languages' transforms."""
         given = super().java_arguments(job_port, artifact_port, expansion_port or -1, artifacts_dir)
         return [*given, "--job-host", LOOPBACK]
 
 
 def unique_job_name(name: str | None) -> str:
-    """A job's name, or ``dpstream``, with a random end."""
+    """Return a job's name, or ``dpstream``, with a random end."""
     return f"{name or 'dpstream'}-{secrets.token_hex(4)}"
 
 

@@ -1,4 +1,4 @@
-"""Beam's runners for Prism and Flink, closed to other machines, with an end to what they start."""
+"""Beam's runners for Prism and Flink without access from other machines; they end with the run."""
 
 import copy
 from typing import Any
@@ -17,8 +17,11 @@ from dpstream.pipelines.runners.worker_pool import LoopbackPool, Served
 
 
 class LoopbackRunner(PortableRunner):  # type: ignore[misc]
-    """What both have: Beam's pool of workers in this process listens on all interfaces, and a job
-    server lives to the end of the process."""
+    """The base of both runners.
+
+    Beam's pool of workers in this process listens on all interfaces, and a job server lives to the
+    end of the process.
+    """
 
     _server: GuardedJobServer | None = None
     _pools: tuple[Served, ...] = ()

@@ -1,4 +1,4 @@
-"""Memory of a run's own process: the C library and Python's collector keep what comes back.
+"""Memory of a run's own process: settings by which the C library and Python reuse freed memory.
 
 Arrays of a large shard are made and dropped all the time.  The C library gives such memory back to
 the kernel at once, which clears it each time before it gives it out again: at 59 million records

@@ -25,7 +25,7 @@ _LOOPBACK = b"build\t-tags=loopback,beam"
 
 
 def prism(named: str | None = None) -> Path | None:
-    """Prism's program; ``named`` excludes all other places."""
+    """Return Prism's program; ``named`` excludes all other places."""
     if named:
         return _existing(Path(named))
     made, on_path = _tool("bin/prism"), shutil.which("prism")
@@ -33,18 +33,17 @@ def prism(named: str | None = None) -> Path | None:
 
 
 def prism_version(program: Path) -> str | None:
-    """The Beam version that a Prism was built from, or ``None`` if it does not say."""
+    """Return the Beam version that a Prism was built from, or ``None`` if it does not say."""
     return _after(program, _LOOPBACK) or _after(program, _MODULE)
 
 
 def prism_is_open(program: Path) -> bool:
-    """Whether it is Beam's own build, which listens on all interfaces; of others nothing is known
-    until they run."""
+    """Return whether it is Beam's own build, which listens on all interfaces."""
     return _after(program, _LOOPBACK) is None and _after(program, _MODULE) is not None
 
 
 def prism_has_edits(program: Path) -> bool:
-    """Whether it was built by this program's ``prism_build``, with all of its edits."""
+    """Return whether it was built by this program's ``prism_build``, with all of its edits."""
     with _bytes(program) as data:
         return data.find(f"build\t-tags={prism_build.TAGS}\n".encode()) >= 0
 
@@ -67,23 +66,23 @@ def _bytes(program: Path) -> Iterator[mmap.mmap]:
 
 
 def beam_version() -> str:
-    """The Beam version of this program."""
+    """Return the Beam version of this program."""
     return str(apache_beam.__version__)
 
 
 def job_server(named: str | None = None) -> Path | None:
-    """The jar of Flink's job server; ``named`` excludes all other places."""
+    """Return the jar of Flink's job server; ``named`` excludes all other places."""
     return _existing(Path(named)) if named else _tool("flink/job-server.jar")
 
 
 def kafka() -> Path | None:
-    """The folder of a Kafka broker's jars."""
+    """Return the folder of a Kafka broker's jars."""
     ready = _tool("kafka/.ready")
     return ready and ready.parent
 
 
 def java_version(launcher: str = "java") -> int | None:
-    """The major version of a Java, or ``None`` if there is none that runs."""
+    """Return the major version of a Java, or ``None`` if there is none that runs."""
     program = shutil.which(launcher)
     if program is None:
         return None
@@ -98,13 +97,13 @@ def java_version(launcher: str = "java") -> int | None:
 
 
 def tools() -> list[Path]:
-    """Folders that ``make`` may have put programs into."""
+    """Return the folders into which ``make`` may have put programs."""
     own = Path(__file__).resolve().parents[2] / ".tools"
     return [Path(".tools").resolve(), own, data_folder()]
 
 
 def data_folder() -> Path:
-    """Where programs of this user are, whatever folder a command runs in (XDG)."""
+    """Return the folder of this user's programs, whatever folder a command runs in (XDG)."""
     named = os.environ.get("XDG_DATA_HOME", "")
     return (Path(named) if named else Path.home() / ".local" / "share") / "dpstream"
 

@@ -58,14 +58,14 @@ TAGS = f"loopback,beam{VERSION},edits{hashlib.sha256(repr(EDITS).encode()).hexdi
 
 
 def download() -> Path:
-    """The module's folder in Go's cache, once its digest is the pinned one."""
+    """Return the module's folder in Go's cache, once its digest is the pinned one."""
     command = ["go", "mod", "download", "-json", f"{MODULE}@v{VERSION}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return checked(json.loads(done.stdout))
 
 
 def checked(module_info: dict[str, str]) -> Path:
-    """What Go says of a module, as its folder.
+    """Return the folder of a module whose digest is right, as Go reports it.
 
     Raises:
         SystemExit: it has another digest.

@@ -1,4 +1,4 @@
-"""Which engine runs a job; always named, never guessed from the pipeline.
+"""The engines that run jobs; a job always names one, and none is guessed from the pipeline.
 
 One table: what an engine can do, which flags it takes, what it needs on this machine, and the
 settings without which it would lose rows or promises.
@@ -85,12 +85,13 @@ PRISM_WHOLE_BUNDLES = "--experiments=prism_disable_sdf_split"
 
 
 def fn_api(_options: PipelineOptions, _flags: Sequence[str]) -> list[str]:
-    """The engine inside this process needs nothing."""
+    """Return the engine inside this process needs nothing."""
     return []
 
 
 def fn_api_runner() -> Any:
-    """Beam's engine in this process, without a cache of the state that is in this process anyway.
+    """Return Beam's engine in this process, without a cache of the state that is in this process
+    anyway.
 
     Beam weighs what it caches by a walk through the globals of all modules, half a millisecond for
     each access to a shard's state, and holds what a shard has let go of.
@@ -147,7 +148,7 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
 
 
 def prism_runner() -> Any:
-    """Beam's local streaming engine."""
+    """Return Beam's local streaming engine."""
     from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
 
     return LoopbackPrismRunner()
@@ -203,7 +204,9 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
 
 
 def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
-    """Ends a settled job on its cluster; ``None`` where it ends with the job server."""
+    """Return the call that ends a settled job on its cluster; ``None`` if its job server ends
+    it.
+    """
     master = options.view_as(FlinkRunnerOptions).flink_master
     if master in _LOCAL_FLINK:
         return None
@@ -212,7 +215,7 @@ def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
 
 
 def flink_runner() -> Any:
-    """Beam's runner for Flink, local or a cluster."""
+    """Return Beam's runner for Flink, local or a cluster."""
     from dpstream.pipelines.runners.loopback import LoopbackFlinkRunner
 
     return LoopbackFlinkRunner()
@@ -296,7 +299,7 @@ def refuse_at_least_once(options: PipelineOptions) -> None:
 
 
 def dataflow_runner() -> Any:
-    """Google's service."""
+    """Return Google's service."""
     from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
 
     return DataflowRunner()
@@ -376,7 +379,7 @@ RUNNERS = {
 
 
 class Engine(NamedTuple):
-    """What runs a pipeline.
+    """An engine that runs a pipeline.
 
     Attributes:
         kind: what it can do.
@@ -390,7 +393,7 @@ class Engine(NamedTuple):
     cancel: Callable[[], None] | None = None
 
     def fitted(self, reader: Any) -> Any:
-        """A source's reader as this engine can run it: with one element where it must be."""
+        """Return a source's reader as this engine can run it: with one element where it must be."""
         return reader if self.kind.spreads else getattr(reader, "as_one", lambda: reader)()
 
     def check(self) -> None:
@@ -414,12 +417,12 @@ class Engine(NamedTuple):
 
 
 def lives_on(name: str) -> bool:
-    """Whether a pipeline must be cancelled on the engine, or would outlive its launcher."""
+    """Return whether a pipeline must be cancelled on the engine, or would outlive its launcher."""
     return name in RUNNERS and not RUNNERS[name].ends
 
 
 def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
-    """The engine of a runner's name and further Beam flags.
+    """Return the engine of a runner's name and further Beam flags.
 
     Raises:
         UsageError: an unknown runner, flags that break the flow's promises, or a part of the
@@ -474,7 +477,7 @@ def _refuse_open(options: PipelineOptions) -> None:
 
 
 def refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
-    """A flag that neither this program nor Beam knows is a typing error, not a silent no-op."""
+    """Refuse a flag that neither this program nor Beam knows: it is a typing error."""
     known_flags = {"runner", *further}
     for options in PipelineOptions.__subclasses__():
         beam_parser = _BeamArgumentParser(add_help=False)

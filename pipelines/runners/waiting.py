@@ -1,4 +1,4 @@
-"""Waiting for a pipeline that may never end by itself, and saying that nothing moves in it."""
+"""Waiting for a pipeline that may never end by itself, and the report that it does not advance."""
 
 import contextlib
 import threading
@@ -26,21 +26,21 @@ _CHECK_EVERY = 10
 _HEAR_SECONDS = 1.0
 
 
-def quiet_seconds(line: Timeline, speed: float | None, live: bool) -> float:
-    """How long a stream may be without a step before that is worth a word: two triggers.
+def quiet_seconds(timeline: Timeline, speed: float | None, live: bool) -> float:
+    """Return the seconds without a step after which a stream is reported: two triggers.
 
     Args:
-        line: the public time axis.
+        timeline: the public time axis.
         speed: seconds of stream a second, of a recording; ``None``: as fast as it can be read.
         live: its time is that of the clock.
     """
     if not live and speed is None:
         return QUIET_SECONDS
-    return max(QUIET_SECONDS, 2 * line.trigger_every / MICROS_PER_SECOND / (speed or 1.0))
+    return max(QUIET_SECONDS, 2 * timeline.trigger_every / MICROS_PER_SECOND / (speed or 1.0))
 
 
 class Stillness:
-    """Looks at a public sign of progress, and says that it has not changed for long.
+    """Compares a public sign of progress, and reports that it has not changed for long.
 
     It is said again when it has lasted twice as long, four times as long, and so on.
 
@@ -58,7 +58,7 @@ class Stillness:
         self._since, self._next = clock(), quiet
 
     def look(self, sign: object) -> None:
-        """The sign now; any change is progress."""
+        """Compare the sign with the last one: a change is progress."""
         now = self._clock()
         if sign != self._sign:
             self._sign, self._since, self._next = sign, now, self._quiet
@@ -183,12 +183,12 @@ class _Watcher(threading.Thread):
 
 def _delivered(run: Run) -> int:
     """Last trigger time that is delivered, as the store knows."""
-    line, through = run.plan.timeline, delivered_through(run.open())
+    timeline, through = run.plan.timeline, delivered_through(run.open())
     if through:  # known here whatever process the sink's stage runs in
-        deliveries.reached(line.instant_of(through))
+        deliveries.reached(timeline.instant_of(through))
     return through
 
 
 def _complete(run: Run, through: int) -> bool:
-    line = run.plan.timeline
-    return line.end is not None and through >= line.last_trigger_time
+    timeline = run.plan.timeline
+    return timeline.end is not None and through >= timeline.last_trigger_time

@@ -80,7 +80,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         data_buffer_time_limit_ms: int = -1,
         container_executable: str | None = None,
     ) -> tuple[str, "Served"]:
-        """Listen; returns the address, and what stops it."""
+        """Listen; return the address, and the call that stops it."""
         server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=_OPTIONS)
         bound = server.add_insecure_port(f"{LOOPBACK}:{port}")
         pool = cls(
@@ -282,7 +282,7 @@ class Served:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; the flags are those of Beam's pool."""
+    """Return the command line; the flags are those of Beam's pool."""
     argument_parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     argument_parser.add_argument("--service_port", type=int, required=True, help="0: any free one")
     argument_parser.add_argument(

@@ -1,4 +1,4 @@
-"""What `dpstream plan --scale` rests on: measured rates, published limits, list prices.
+"""The data behind `dpstream plan --scale`: measured rates, published limits, list prices.
 
 Every figure says where it comes from.  Rates are for one core of the machine they were measured
 on (2 shared cores, Python 3.11); ``--measure`` puts this machine's in their place.
@@ -47,7 +47,7 @@ sink = {{ kind = "parquet", path = "releases{number}" }}
 
 
 class Figure(NamedTuple):
-    """A number and where it comes from.
+    """A number and its origin.
 
     Attributes:
         value: in ``unit``.
@@ -123,7 +123,7 @@ WORKER_BUSY = Figure(0.7, "of its cores", "assumed", "room for restarts and unev
 
 
 def with_prices(given: dict[str, float]) -> dict[str, Figure]:
-    """The price list with the prices a person gave in their place.
+    """Return the price list with the prices a person gave in their place.
 
     Raises:
         UsageError: an unknown name, or no price.
@@ -138,7 +138,8 @@ def with_prices(given: dict[str, float]) -> dict[str, Figure]:
 
 
 def records_per_core_second(runs: int = 3) -> float:
-    """Records a CPU second of the whole flow without Beam, best of some runs (some seconds).
+    """Return records per CPU second of the whole flow without Beam, best of some runs (some
+    seconds).
 
     Generated records of 50,000 users through ingest, BOUND and 20 triggers on a SQLite store in a
     temporary folder, with a fresh key.
@@ -192,7 +193,7 @@ def _generated(path: Path) -> int:
 
 
 def measured_rates() -> dict[str, Figure]:
-    """The table's rates, all scaled by how this machine does the pipeline's own work."""
+    """Return the table's rates, all scaled by how this machine does the pipeline's own work."""
     ratio = records_per_core_second() / REFERENCE
     return {
         name: figure

@@ -1,4 +1,4 @@
-"""What a stated load needs: workers, shards, database and cost, from measured per-core rates.
+"""The needs of a stated load: workers, shards, database and cost, from measured per-core rates.
 
 Pure: a function of the job, the load and tables of figures (`pipelines.scale.rates`).  All of
 it is an upper estimate where the truth depends on the data: as many distinct keys and units a
@@ -30,13 +30,16 @@ _REST = 20
 
 
 def keys_of_a_commit(job: Job) -> int:
-    """Changed keys that one commit of a step holds at least (rare unit set rows left out)."""
+    """Return how many changed keys one commit of a step holds at least (rare unit set rows left
+    out).
+    """
     lists = min(job.plan.timeline.triggers, COMMIT_MUTATIONS // (10 * _LIST))
     return (COMMIT_MUTATIONS - _REST - _LIST * lists) // _ROW
 
 
 def shards_for(job: Job, changed_keys: int) -> int:
-    """Shards that keep a trigger with so many changed keys to one commit a step.
+    """Return the number of shards that keep a trigger with ``keys`` changed keys to one commit a
+    step.
 
     Keys fall on shards by a keyed hash: six standard deviations of room.
     """
@@ -50,7 +53,7 @@ def shards_for(job: Job, changed_keys: int) -> int:
 
 
 def shard_figures(job: Job, changed_keys: int | None) -> dict[str, int]:
-    """Figures of ``dpstream plan`` for a job on Spanner; nothing for one on a file."""
+    """Return the figures of ``dpstream plan`` for a job on Spanner; none for one on a file."""
     if job.state.path is not None:
         return {}
     figures = {"shards": job.state.shards, "keys_of_a_commit": keys_of_a_commit(job)}
@@ -60,7 +63,7 @@ def shard_figures(job: Job, changed_keys: int | None) -> dict[str, int]:
 
 
 def shards_text(figures: dict[str, int]) -> str:
-    """The figures in words."""
+    """Return the figures in words."""
     if not figures:
         return ""
     shards, most = figures["shards"], figures["keys_of_a_commit"]
@@ -123,7 +126,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What the load comes to, and what it needs; counts are of an average trigger unless named.
+    """The figures of a load and its needs; counts are of an average trigger unless named.
 
     Attributes:
         interval: seconds between triggers; within: seconds to finish a trigger's steps.
@@ -163,13 +166,15 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def distinct(of: float, draws: float) -> float:
-    """Expected distinct ones among uniform draws: no distribution gives more."""
+    """Return the expected count of distinct values in uniform draws; no distribution gives more."""
     return float(-of * np.expm1(-draws / of))
 
 
 def most_selected(plan: Plan, records: float, keys: float) -> float:
-    """Keys that records of one window can lift above the lowest threshold: at most about
-    records / threshold, all of them with public keys."""
+    """Return how many keys the records of one window can lift above the lowest threshold.
+
+    There are at most about records / threshold, or all of them with public keys.
+    """
     budget = allocate(plan)
     if budget.tau is None or budget.statistic is None:
         return keys
@@ -183,18 +188,18 @@ def estimate(
     rates: dict[str, Figure] | None = None,
     prices: dict[str, Figure] | None = None,
 ) -> Estimate:
-    """The estimate of a job under a load.
+    """Return the estimate of a job under a load.
 
     Raises:
         UsageError: not a load.
     """
     load.check()
     rates, prices = rates or RATES, prices or PRICES
-    line = job.plan.timeline
-    interval = line.trigger_every / MICROS_PER_SECOND
+    timeline = job.plan.timeline
+    interval = timeline.trigger_every / MICROS_PER_SECOND
     within = min(interval, load.within_seconds or interval)
-    windows = line.windows_per_record
-    of_window = load.records_per_day * (line.window / MICROS_PER_SECOND / DAY_SECONDS)
+    windows = timeline.windows_per_record
+    of_window = load.records_per_day * (timeline.window / MICROS_PER_SECOND / DAY_SECONDS)
     records = load.records_per_day * interval / DAY_SECONDS
     pairs = records * windows
     keys = windows * distinct(load.keys, records)
@@ -305,8 +310,8 @@ def _warnings(
             f"the state of open windows takes about {memory:,.0f} GiB of memory: use a Spanner "
             "store, or a larger machine (--worker-gib)"
         )
-    line = job.plan.timeline
-    if spanner and shards_for(job, math.ceil(_busiest(load, line.trigger_every))) >= MAX_SHARDS:
+    timeline = job.plan.timeline
+    if spanner and shards_for(job, math.ceil(_busiest(load, timeline.trigger_every))) >= MAX_SHARDS:
         out.append(f"{MAX_SHARDS:,} shards are the most: the busiest steps take several commits")
     return out
 
@@ -319,7 +324,7 @@ def _busiest(load: Load, trigger_every: int) -> float:
 def as_dict(
     estimate: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
 ) -> dict[str, Any]:
-    """The estimate with everything it rests on, for machines."""
+    """Return the estimate with everything it rests on, for machines."""
     return {
         "load": msgspec.to_builtins(load),
         "estimate": msgspec.to_builtins(estimate),
@@ -333,7 +338,7 @@ def as_dict(
 def text(
     estimate: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
 ) -> str:
-    """The estimate in words."""
+    """Return the estimate in words."""
     spanner = estimate.store == "spanner"
     lines = [
         f"Scale       an estimate for {load.keys:,} keys and {load.records_per_day:,} records"

@@ -75,7 +75,7 @@ def _id_of_records(place: AccountPlace) -> str:
 
 
 def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int | None]:
-    """Embed what a table's points have spent in the wider space of another table.
+    """Embed the spent amounts of a table's points in the wider space of another table.
 
     Both tables are of one data set.  Repeating a call does what remains to be done.
 

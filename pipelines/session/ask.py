@@ -78,7 +78,7 @@ class SessionRequest(NamedTuple):
 
     @property
     def how(self) -> Asking:
-        """Whether to ask again at a new charge, and the label."""
+        """Return whether to ask again at a new charge, and the label."""
         return Asking(self.fresh, self.as_of)
 
 
@@ -106,7 +106,7 @@ class SessionQuestion:
             request.sliding.encode(),
         ]
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Refuse a question that cannot be answered; see `ask.question.Question`."""
         check(self.open_table, self.request)
 
@@ -125,9 +125,9 @@ class SessionQuestion:
         """Return ``None``: a scan reads the parts of one manifest, which do not change."""
         return None
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
-        table = _read_and_drawn(self.open_table, self.request, charge, keys)
+        table = _read_and_drawn(self.open_table, self.request, charge, ring)
         return encoded(header(self.open_table, self.request, **answered_now(charge)), table)
 
 
@@ -160,7 +160,7 @@ class AllotmentQuestion:
             "\0".join(order.cover).encode(),
         ]
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Do nothing: `decide` checks the order."""
 
     def decide(self, run_id: str, account: History) -> Decision:
@@ -171,8 +171,8 @@ class AllotmentQuestion:
         """Return ``None``: no record is read."""
         return None
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """Never called, because the receipt is committed with the charge."""
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
+        """Return nothing: the receipt is committed with the charge."""
         return b""
 
 
@@ -266,7 +266,7 @@ def header(open_table: OpenTable, request: SessionRequest, **more: Any) -> Heade
 
 
 def _read_and_drawn(
-    open_table: OpenTable, request: SessionRequest, charge: Charge, keys: KeyRing
+    open_table: OpenTable, request: SessionRequest, charge: Charge, ring: KeyRing
 ) -> "pa.Table":
     """Read and draw in this process, or on the workers of a runner; both give the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
@@ -276,11 +276,11 @@ def _read_and_drawn(
         totals = open_table.scan().totals(
             read, question.cells, question.needs(open_table.space, read)
         )
-        return answered(open_table.space, question, read, totals, keys, charge.run_id)
+        return answered(open_table.space, question, read, totals, ring, charge.run_id)
     from dpstream.pipelines.session.records.flow import spread
 
     config, run_id = open_table.config, charge.run_id
-    source = config.secret_source().of_run(run_id, keys.fingerprint)
+    source = config.secret_source().of_run(run_id, ring.fingerprint)
     return spread(
         open_table.runner,
         config.base,

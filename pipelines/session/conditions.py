@@ -52,19 +52,21 @@ class Views(Protocol):
     """
 
     def spent(self, kind: Kind) -> Spent:
-        """Return what every point has spent."""
+        """Return the spent budget of every point."""
 
 
 class Within(NamedTuple):
-    """The coordinate of a dimension is in some ranges."""
+    """The condition that the coordinate of a dimension is in some ranges."""
 
     place: int
     ranges: Ranges
 
 
 class Level(NamedTuple):
-    """What a point has spent, or has left of its initial budget and never below 0, is in some
-    ranges of millionths."""
+    """The condition that a point's spent or left budget is in some ranges of millionths.
+
+    What is left of its initial budget is never below 0.
+    """
 
     kind: Kind
     left: bool
@@ -72,13 +74,13 @@ class Level(NamedTuple):
 
 
 class AllOf(NamedTuple):
-    """All parts are true; without parts the condition is always true."""
+    """The condition that all parts are true; without parts it is always true."""
 
     parts: tuple["Condition", ...]
 
 
 class AnyOf(NamedTuple):
-    """At least one part is true; without parts the condition is never true."""
+    """The condition that at least one part is true; without parts it is never true."""
 
     parts: tuple["Condition", ...]
 

@@ -79,7 +79,7 @@ class OpenTable(Closing):
 
     @property
     def insecure(self) -> bool:
-        """Whether noise is drawn with a fixed test secret."""
+        """Return whether noise is drawn with a fixed test secret."""
         return self.config.secret.insecure_test_secret is not None
 
     def manifest(self) -> Manifest:

@@ -1,4 +1,4 @@
-"""What the account of a table shows, all public and free.
+"""The public figures of a table's account; reading them is free.
 
 It shows what points have spent and have left, as figures and as the numbers of pictures; and the
 transcript of what was asked and paid, in order.  Everything is computed from the account; no record

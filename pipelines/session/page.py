@@ -170,13 +170,13 @@ def _tick(dimension: Dimension, coordinate: int) -> str:
 
 
 def spending_picture(moments: Sequence[Moment], kind: str) -> Picture:
-    """Spent budget over time as SVG."""
+    """Draw the spent budget over time as SVG."""
     figure, description = _spending(moments, kind), spending_text(moments, kind)
     return Picture(charts.svg(figure, f"time-{kind}", description), description)
 
 
 def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
-    """Spent budget over time as a PNG file."""
+    """Draw the spent budget over time as a PNG file."""
     figure = _spending(moments, kind)
     _legend(figure.axes[0])
     return _png(figure)
@@ -301,12 +301,12 @@ def frame_of(boxes: Int64) -> Int64:
 
 
 def render(open_table: OpenTable, chosen: Chosen) -> str:
-    """One self-contained HTML document."""
+    """Return one self-contained HTML document."""
     return pages().get_template("session.html.j2").render(context(open_table, chosen))
 
 
 def png(open_table: OpenTable, chosen: Chosen) -> bytes:
-    """One picture: a map, or spending over time.
+    """Return one picture: a map, or spending over time.
 
     Raises:
         UsageError: the table has one dimension or not such budgets, or several maps are chosen.

@@ -1,4 +1,4 @@
-"""What a query selects, as boxes: predicates, perhaps limited to fixed boxes.
+"""The selection of a query, as boxes: predicates, perhaps limited to fixed boxes.
 
 A predicate is SQL over the dimensions of a table and over what points have spent.
 
@@ -116,7 +116,7 @@ class Predicate(NamedTuple):
     depth: int = 0
 
     def both(self, other: "Predicate") -> "Predicate":
-        """Return what ``(THIS) AND (OTHER)`` is parsed to, without parsing either again.
+        """Return the parsed form of ``(THIS) AND (OTHER)``, without parsing either again.
 
         Raises:
             UsageError: the combined predicate is too large.
@@ -476,7 +476,7 @@ class Selection:
 
     @property
     def moves(self) -> bool:
-        """Whether a charge can change which points are selected."""
+        """Return whether a charge can change which points are selected."""
         return bool(self.predicate.kinds)
 
     @property

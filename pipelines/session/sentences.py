@@ -44,7 +44,7 @@ MOST_LISTED = 8
 
 
 def amount(micro: int) -> str:
-    """An amount of budget as a decimal, exactly."""
+    """Return an amount of budget as a decimal, exactly."""
     return decimal(Fraction(int(micro), MICRO))
 
 
@@ -172,7 +172,7 @@ _USE = "write count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(C
 
 
 def figure_of(text: str) -> Aggregate:
-    """The figure of a text.
+    """Return the figure of a text.
 
     Raises:
         UsageError: it is none.
@@ -194,7 +194,8 @@ def figure_of(text: str) -> Aggregate:
 
 
 def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int | None]:
-    """The cells of texts: ``NAME`` (every value), ``NAME=16`` (equal ranges), ``NAME=0,10,20``.
+    """Return the cells of texts: ``NAME`` (every value), ``NAME=16`` (equal ranges),
+    ``NAME=0,10,20``.
 
     Raises:
         UsageError: one is none, or names a dimension twice.
@@ -219,7 +220,7 @@ def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int |
 
 
 def value_of(space: Space, name: str, text: str) -> Any:
-    """A value of a dimension, as `Dimension.edge` takes it: instants as microseconds.
+    """Return a value of a dimension, as `Dimension.edge` takes it: instants as microseconds.
 
     Raises:
         UsageError: it is none.
@@ -232,7 +233,7 @@ def value_of(space: Space, name: str, text: str) -> Any:
 
 
 def answer_text(answer: Answer) -> str:
-    """The rows as an aligned table; beside a value the half width of its 95% interval."""
+    """Return the rows as an aligned table; beside a value the half width of its 95% interval."""
     import pyarrow as pa
 
     figures = [figure for a in answer.header.question.aggregates for figure in a.outputs]
@@ -256,7 +257,9 @@ def answer_text(answer: Answer) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value for people; texts of the table's model are shown without control characters."""
+    """Return a value for people; texts of the table's model are shown without control
+    characters.
+    """
     if value is None:
         return "NULL"
     if isinstance(value, float):
@@ -267,7 +270,7 @@ def value_text(value: Any) -> str:
 
 
 def answer_rows(answer: Answer) -> list[dict[str, Any]]:
-    """The rows for JSON."""
+    """Return the rows for JSON."""
     return [
         {
             name: value if value is None or isinstance(value, int | float) else value_text(value)

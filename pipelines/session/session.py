@@ -133,23 +133,23 @@ class Asker:
     selection: Selection
 
     def count(self, budget: Number, **how: Any) -> Answer:
-        """The number of records."""
+        """Return the number of records."""
         return self.ask((COUNT,), budget, **how)
 
     def sum(self, column: str, budget: Number, **how: Any) -> Answer:
-        """The sum of a column; records without a value add nothing."""
+        """Return the sum of a column; records without a value add nothing."""
         return self.ask((figures.sum_of(column),), budget, **how)
 
     def average(self, column: str, budget: Number, **how: Any) -> Answer:
-        """The average of a column over the records that have a value."""
+        """Return the average of a column over the records that have a value."""
         return self.ask((figures.average(column),), budget, **how)
 
     def median(self, column: str, budget: Number, **how: Any) -> Answer:
-        """The median of a column."""
+        """Return the median of a column."""
         return self.ask((figures.median(column),), budget, **how)
 
     def quantiles(self, column: str, at: Sequence[float], budget: Number, **how: Any) -> Answer:
-        """Quantiles of a column, all for one budget."""
+        """Return several quantiles of a column, all for one budget."""
         return self.ask((figures.quantiles(column, at),), budget, **how)
 
     def histogram(
@@ -160,8 +160,8 @@ class Asker:
         figure: Aggregate = COUNT,
         **how: Any,
     ) -> Answer:
-        """A figure for each range of one dimension; the ranges share no point, so that a point pays
-        once.
+        """Return a figure for each range of one dimension; the ranges share no point, so that a
+        point pays once.
 
         Args:
             edges: values between the ranges, a number of equal ranges, or ``None``: a range for
@@ -177,7 +177,7 @@ class Asker:
         figures: Sequence[Aggregate] = (COUNT,),
         **how: Any,
     ) -> Answer:
-        """Figures for each cell of a grid: one charge and one scan, all or nothing."""
+        """Return figures for each cell of a grid: one charge and one scan, all or nothing."""
         return self.ask(tuple(figures), budget, by, **how)
 
     def ask(
@@ -188,7 +188,7 @@ class Asker:
         kind: Kind | None = None,
         **how: Any,
     ) -> Answer:
-        """Any figures of any cells for one budget.
+        """Return any figures of any cells for one budget.
 
         Raises:
             SessionRefusedError: points lack budget; ``decision`` lists them.
@@ -298,7 +298,7 @@ class Subspace(Asker):
         return Subspace(self.session, self.selection.cut_to(boxes))
 
     def enough(self, amount: int, kind: Kind) -> Int64:
-        """Return (m, d, 2) the points that have so many millionths left, perhaps none.
+        """Return (m, d, 2) the boxes of points with at least ``millionths`` left, perhaps none.
 
         Boxes begin on the grid of initial budgets: a question snaps them to it, and then each has
         enough as a whole.

@@ -46,7 +46,7 @@ from dpstream.state.ledger.events import Charge, packed, unpacked
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What fixes the bytes of an answer, together with the secret.
+    """The parameters that, with the secret, fix the bytes of an answer.
 
     Attributes:
         table: its model.
@@ -78,7 +78,7 @@ def ticket_of(
     question: Question,
     read: Int64,
     run_id: str,
-    keys: KeyRing,
+    ring: KeyRing,
 ) -> tuple[bytes, str]:
     """Return a charge's private ticket as it is stored, and its public name.
 
@@ -94,21 +94,21 @@ def ticket_of(
         question=question,
         read=packed(read),
         run_id=run_id,
-        key=keys.fingerprint,
+        key=ring.fingerprint,
     )
     text = msgspec.json.encode(ticket)
-    name = _mac(text, keys)
+    name = _mac(text, ring)
     return text + b"\n" + name.encode() + b"\n", name
 
 
-def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
+def opened(data: bytes, ring: KeyRing) -> tuple[Ticket, str]:
     """Return a ticket and its name from its bytes.
 
     Raises:
         PolicyError: it was not written with this secret, or was changed since.
     """
     text, _, mac = data.removesuffix(b"\n").rpartition(b"\n")
-    if hmac.compare_digest(mac, _mac(text, keys).encode()):
+    if hmac.compare_digest(mac, _mac(text, ring).encode()):
         try:
             return msgspec.json.decode(text, type=Ticket), mac.decode()
         except (msgspec.MsgspecError, UnicodeError, DpstreamError):
@@ -118,8 +118,8 @@ def opened(data: bytes, keys: KeyRing) -> tuple[Ticket, str]:
     )
 
 
-def _mac(text: bytes, keys: KeyRing) -> str:
-    return keys.source_fingerprint([b"session ticket", text])
+def _mac(text: bytes, ring: KeyRing) -> str:
+    return ring.source_fingerprint([b"session ticket", text])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +132,12 @@ class TicketQuestion(SessionQuestion):
 
     out: Path
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Write the ticket as a draft; return its name, the receipt in place of an answer."""
         open_table, question = self.open_table, self.request.question
         parts = tuple(open_table.manifest().usable())
         read = region_of(charge, open_table.table).read
-        data, _ = ticket_of(open_table.table, parts, question, read, charge.run_id, keys)
+        data, _ = ticket_of(open_table.table, parts, question, read, charge.run_id, ring)
         draft = _draft(self.out, charge.run_id)
         with file_errors("--ticket", "cannot be written"):
             put_once(draft, data, PRIVATE)

@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 class Union(NamedTuple):
-    """A figure that is put together from several answers.
+    """A figure that is combined from several answers.
 
     Attributes:
         value, sd, low, high: the figure, its sd, and the ends of its 95% interval.

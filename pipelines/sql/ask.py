@@ -87,7 +87,7 @@ class StatementQuestion:
         self._digested = self._public_state()
         return identity_of(self._question, self._catalog)
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Run the rewritten statement on tables without rows; see `ask.question.Question`.
 
         Declared keys are checked in the present files: ``draw`` refuses other files.
@@ -96,7 +96,7 @@ class StatementQuestion:
         self._workers()
         self._checked = stamps(self._catalog, self._declared)
         contents = {name: table_parts(self._catalog.tables[name]) for name in self._declared}
-        require_registered(self._catalog, self._tables, keys, contents)
+        require_registered(self._catalog, self._tables, ring, contents)
         require_fitting(self._catalog, self._tables)
 
     def decide(self, run_id: str, account: History) -> Decision:
@@ -116,15 +116,15 @@ class StatementQuestion:
         databases = [contents_of(self._catalog, t.name) for t in tables if t.kind not in FILES]
         return stamps(self._catalog, self._public), databases
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the rows, draw the noise and return the receipt; see `ask.question.Question`."""
         now = stamps(self._catalog, self._declared), self._public_state()
         if now != (self._checked, self._digested):
             raise sequence.changed()
         spread = self._workers()  # lists the pieces of files, behind the first stamp
-        place = None if spread is None else spread.place(self._source, keys, charge.run_id)
+        place = None if spread is None else spread.place(self._source, ring, charge.run_id)
         question = self._question.taking(self._question.families.of(charge.mu))
-        return drawn(question, self._catalog, keys, charge, self._shards, place)
+        return drawn(question, self._catalog, ring, charge, self._shards, place)
 
     def _workers(self) -> Spread | None:
         if self._runner is None:

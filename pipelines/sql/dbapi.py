@@ -80,7 +80,7 @@ class Connection(Closing):
         return self._catalog
 
     def cursor(self) -> "Cursor":
-        """A new cursor."""
+        """Return a new cursor."""
         _ = self.catalog  # refuses a closed connection
         return Cursor(self)
 
@@ -165,7 +165,7 @@ class Cursor:
         return self
 
     def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
-        """Not supported: a statement takes no parameters."""
+        """Refuse: a statement takes no parameters."""
         raise UsageError("parameters", "are not supported", "execute one statement at a time")
 
     def fetchone(self) -> Row | None:

@@ -193,7 +193,7 @@ class ToKey(_Keyed):
 
     @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
-        """Route by the keyed id of the key; a key with a NULL matches nothing."""
+        """Route rows by the keyed id of the key; a key with a NULL matches nothing."""
         for column in self._columns:
             rows = rows.filter(pc.is_valid(rows.column(column)))
         if not rows.num_rows:
@@ -241,7 +241,7 @@ class ToShard(beam.DoFn):
 
     @guarded("query")
     def process(self, rows: pa.RecordBatch) -> Iterator[Routed]:
-        """Route by the shard's number in the row."""
+        """Route rows by the number of their shard."""
         shard = values_of(rows.column(_SHARD))
         for number, batch in split_by_shard(rows.drop_columns([_SHARD]), shard, self._shards):
             yield number, (self._number, batch)

@@ -1,4 +1,4 @@
-"""From a checked statement to the plan of a query, its cost, and the SQL of stage 1.
+"""The plan of a checked statement's query, its cost, and the SQL of stage 1.
 
 The plan has its grids, which are those of ``accounting.query.grids``.
 
@@ -72,14 +72,14 @@ from dpstream.state.ledger.events import Charge, ChargeKind
 
 
 class Output(NamedTuple):
-    """Where a function's answer is: a column of the plan, and positions among its quantiles."""
+    """The place of a function's answer: a column of the plan, and positions among its quantiles."""
 
     column: str
     places: tuple[int, ...] = ()
 
 
 class Question(NamedTuple):
-    """A statement with everything that is fixed before a row is read; public.
+    """A statement with every parameter that is fixed before a row is read; public.
 
     Attributes:
         statement: the checked statement.
@@ -132,7 +132,7 @@ class Question(NamedTuple):
         return self.gridded.budget(plan)
 
     def sketched(self) -> QueryPlan:
-        """The plan with bounds (0, 1) for those that the query chooses: for estimates."""
+        """Return the plan with bounds (0, 1) for those that the query chooses: for estimates."""
         return self.gridded.sketched()
 
 

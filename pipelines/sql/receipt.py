@@ -180,17 +180,17 @@ def _line(name: str, cut: Cut, unit: str, group: str) -> str:
     if cut.of == "bounds":
         each, times = f" in a {group}" * bool(group), f"{human(cut.high)} times " * (cut.high != 1)
         head = f"The sum of one {unit}{each} counts up to {times}the given bounds"
-        of = f"sums in one random {group} of each {unit}" if group else f"sums of one {unit}"
-        beyond = f"about {_share(cut.above)} of {of} are larger {within}"
+        subject = f"sums in one random {group} of each {unit}" if group else f"sums of one {unit}"
+        beyond = f"about {_share(cut.above)} of {subject} are larger {within}"
         return f"{head}, chosen privately; {beyond}{_amount(cut, 'their size')}."
     rows = f"of one {unit}" + f" in a {group}" * bool(group and cut.of == "rows")
     many = "s" * (cut.high != 1)
     what = f"{group if cut.of == 'groups' else 'row'}{many} {rows}"
     head = f"At most {human(cut.high)} {what} count{'' if many else 's'}, chosen privately"
-    of = f"pairs of {unit} and {group}" if cut.of == "groups" else "rows"
+    subject = f"pairs of {unit} and {group}" if cut.of == "groups" else "rows"
     if cut.of == "rows" and group:  # what the histogram holds: units of many groups weigh no more
-        of = f"rows in one random {group} of each {unit}"
-    return f"{head}; about {_share(cut.above)} have more {within}{_amount(cut, f'all {of}')}."
+        subject = f"rows in one random {group} of each {unit}"
+    return f"{head}; about {_share(cut.above)} have more {within}{_amount(cut, f'all {subject}')}."
 
 
 def _amount(cut: Cut, of: str) -> str:

@@ -1,4 +1,4 @@
-"""From the rows of stage 1 to the answer, one shard of units after the other.
+"""The stages from the rows of stage 1 to the answer, one shard of units after the other.
 
 **Stage 1 to stage 2**: rows of DuckDB become partials and an answer.  An accepted relation is local
 to its unit (`ownership`), so that shards of units can be processed in turn, or on the workers of a
@@ -77,7 +77,7 @@ class Sums(NamedTuple):
 
 
 class Place(Protocol):
-    """The interface of what does stage 1: this process, or a runner's workers."""
+    """The interface of the executor of stage 1: this process, or a runner's workers."""
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
         """Return bounded partials of all units, summed.

@@ -68,7 +68,7 @@ BITS = tuple(range(16, 3, -2))
 
 
 class StreamJob(NamedTuple):
-    """A job that is made of a section and a statement.
+    """A job from a section and a statement.
 
     Attributes:
         job: the checked job.

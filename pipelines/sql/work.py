@@ -146,8 +146,8 @@ class Work(NamedTuple):
         out = {}
         for i, column in enumerate(self.plan.columns):
             rows = _values(unit_rows, i, unit, group)
-            of = next(h for h in design.histograms if h.name == column.name)
-            out[of.name] = counted(of, rows, (ids, groups.ids), ring, self.name)
+            histogram = next(h for h in design.histograms if h.name == column.name)
+            out[histogram.name] = counted(histogram, rows, (ids, groups.ids), ring, self.name)
         return out
 
     def _units(self, unit_rows: pa.Table, ring: KeyRing) -> tuple[Int64, Ids]:

@@ -1,4 +1,4 @@
-"""What a statement may be made of: lists of nodes and functions, and limits on its size.
+"""The allowed parts of a statement: lists of nodes and functions, and limits on its size.
 
 Every node of a parsed statement is of a type on these lists, with no other parts than listed.
 The scalar functions are deterministic functions of one row: what they give depends on their
@@ -242,7 +242,7 @@ PARTS_REFUSED = {
 
 
 def require(holds: object, code: str, node: exp.Expr | None = None) -> None:
-    """Every rule of a statement is asked here.
+    """Raise a refusal unless a rule of a statement holds.
 
     Raises:
         DpstreamError: it does not hold.

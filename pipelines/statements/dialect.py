@@ -55,13 +55,13 @@ class Private(exp.Expression, exp.Func):
 
 
 class Clamped(exp.Expression):
-    """``this CLAMPED BETWEEN low AND high``."""
+    """The expression ``this CLAMPED BETWEEN low AND high``."""
 
     arg_types: ClassVar[dict[str, bool]] = {"this": True, "low": True, "high": True}
 
 
 class WithReport(exp.Expression):
-    """``this WITH REPORT``."""
+    """The expression ``this WITH REPORT``."""
 
     arg_types: ClassVar[dict[str, bool]] = {"this": True}
 
@@ -84,7 +84,7 @@ def _sometimes(name: str, plain: Callable[..., exp.Expr]) -> Callable[[list[Any]
 
 
 class DpParser(BigQueryParser):
-    """Parses what GoogleSQL's own parser leaves out."""
+    """Parses the constructs that GoogleSQL's own parser lacks."""
 
     FUNCTIONS: ClassVar = {
         **BigQueryParser.FUNCTIONS,
@@ -155,7 +155,7 @@ def _options_sql(generator: Any, node: exp.Expr) -> str:
 
 
 class DpGenerator(BigQueryGenerator):
-    """Writes what `DpParser` reads."""
+    """Writes the constructs that `DpParser` reads."""
 
     TRANSFORMS: ClassVar = {
         **BigQueryGenerator.TRANSFORMS,

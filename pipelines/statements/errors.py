@@ -1,4 +1,4 @@
-"""Refusals of a statement: where it stands, which rule it breaks and a fix that works.
+"""Refusals of a statement: the position, the broken rule and a fix that works.
 
 Every text is a constant of this file.  Nothing of the statement but a line and a column enters
 an error, so that no literal (which may be somebody's name or number) is ever shown or logged.
@@ -342,7 +342,7 @@ RULES: dict[str, Rule] = {
 
 
 class Position(NamedTuple):
-    """Where a part of a statement begins, both counted from 1."""
+    """The position at which a part of a statement begins, both counted from 1."""
 
     line: int
     column: int
@@ -352,7 +352,7 @@ _START = Position(1, 1)
 
 
 def position(node: "exp.Expr") -> Position:
-    """Where a node stands: its own first token that is known, or that of what surrounds it."""
+    """Return the position of a node: its first known token, or that of its surroundings."""
     around: exp.Expr | None = node
     while around is not None:
         positions = [n.meta for n in around.walk() if "line" in n.meta]
@@ -364,7 +364,7 @@ def position(node: "exp.Expr") -> Position:
 
 
 class StatementError(UsageError):
-    """The statement is not usable as written (exit 2)."""
+    """Signals that the statement is not usable as written (exit 2)."""
 
     code: str
     position: Position
@@ -374,7 +374,7 @@ class StatementError(UsageError):
 
 
 class StatementPrivacyError(PolicyError):
-    """The statement has no private answer as written (exit 3)."""
+    """Signals that the statement has no private answer as written (exit 3)."""
 
     code: str
     position: Position
@@ -384,7 +384,7 @@ class StatementPrivacyError(PolicyError):
 
 
 def refusal(code: str, at: Position = _START) -> DpstreamError:
-    """The error of a rule, to be raised.
+    """Return the error of a rule, to be raised.
 
     Args:
         code: one of `RULES`.

@@ -1,4 +1,4 @@
-"""Queries in a form that no row can make fail and no order can change, for DuckDB.
+"""Queries for DuckDB in a form that no row can make fail and that no order can change.
 
 `ownership` proves what a relation is; here its operators get the form that the proof relies on:
 expressions that give NULL instead of an error, sums over sorted values, tables without the rows
@@ -21,7 +21,7 @@ _PLAIN = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Try, exp.Star)
 
 
 def safe_query(node: exp.Select) -> exp.Select:
-    """A copy in which nothing raises and no order is seen."""
+    """Return a copy in which nothing raises and no order is seen."""
     node = node.copy()
     for select in list(node.find_all(exp.Select)):
         _safe_select(select, _combined(select))
@@ -171,7 +171,9 @@ def _same(one: exp.Expr, other: exp.Expr) -> bool:
 
 
 def tried(node: exp.Expr, kind: exp.DType | None = None) -> exp.Expr:
-    """The expression, NULL where it fails; of DuckDB's type for ``kind``, if that is given."""
+    """Return the expression, NULL where it fails; of DuckDB's type for ``kind``, if that is
+    given.
+    """
     if isinstance(node, exp.Column):
         return node
     body = exact(node)
@@ -192,8 +194,10 @@ def _data_type(kind: exp.DType) -> exp.DataType | None:
 
 
 def tables_by_unit(query: exp.Select, catalog: Catalog) -> exp.Select:
-    """The query with every table as its rows that have a unit, and with the unit where it comes
-    by a path."""
+    """Return the query with every table as its rows that have a unit.
+
+    The unit is added where it comes by a path.
+    """
     for node in list(query.find_all(exp.Table)):
         table = catalog.tables[node.name]
         if table.unit is not None:

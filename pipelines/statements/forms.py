@@ -1,4 +1,4 @@
-"""What nodes of GoogleSQL are in DuckDB's words, where these mean something else or can fail.
+"""Translation of GoogleSQL nodes to DuckDB, where their meaning differs or they can fail.
 
 Each form is a function of the node's operands alone, NULL where GoogleSQL has an error, and names
 each operand once, or it is a column: a statement does not grow with its depth.  What TRY around it
@@ -35,34 +35,38 @@ SIGNS: dict[type[exp.Expr], str] = {
 
 
 def duckdb(text: str, **parts: exp.Expr) -> exp.Expr:
-    """An expression of DuckDB's with parts put in."""
+    """Return an expression of DuckDB's with parts put in."""
     tree = exp.maybe_parse(text, dialect="duckdb")
     return exp.replace_placeholders(tree, **parts).copy()  # no node stands in two places
 
 
 def decimal() -> exp.DataType:
-    """The type that decimals have where two of them meet."""
+    """Return the type that decimals have where two of them meet."""
     return exp.DataType.build("DECIMAL(38, 9)", dialect="duckdb")
 
 
 def kind_of(node: exp.Expr) -> exp.DType | None:
-    """The type of a node as far as it is known."""
+    """Return the type of a node as far as it is known."""
     return None if node.type is None else node.type.this
 
 
 def is_literal(node: exp.Expr) -> bool:
-    """A number or text as it is written, with its sign."""
+    """Return whether an expression is a literal number, with a sign or without, or a literal
+    text.
+    """
     return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal)
 
 
 def once(form: str, **parts: exp.Expr) -> exp.Expr:
-    """A form that names its parts (``it_.a``, ...) as often as it likes; each is evaluated once."""
+    """Return a form that names its parts (``it_.a``, ...) as often as it likes; each is evaluated
+    once.
+    """
     fields = ", ".join(f"'{name}': :{name}" for name in parts)
     return duckdb(f"LIST_TRANSFORM([{{{fields}}}], lambda it_: {form})[1]", **parts)
 
 
 def named(make: Callable[[dict[str, str]], str], parts: dict[str, exp.Expr]) -> exp.Expr:
-    """A form by the names of its parts: themselves if they are short."""
+    """Return a form by the names of its parts: themselves if they are short."""
     if all(isinstance(of, exp.Column) or is_literal(of) for of in parts.values()):
         return duckdb(make({name: f":{name}" for name in parts}), **parts)
     return once(make({name: f"it_.{name}" for name in parts}), **parts)
@@ -264,7 +268,7 @@ _TEXTS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
 
 
 def exact(node: exp.Expr) -> exp.Expr:
-    """The expression with every node in its form; the given one is used up."""
+    """Return the expression with every node in its form; the given one is used up."""
     for inner in reversed(list(node.find_all(*_FORMS))):  # the innermost first
         if inner is not node:
             place = exp.Placeholder()  # the form may hold the node itself

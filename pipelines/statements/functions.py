@@ -81,7 +81,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 def private_form(node: exp.Expr) -> Private:
-    """An aggregate of a private select list as a `Private` node.
+    """Return an aggregate of a private select list as a `Private` node.
 
     Raises:
         DpstreamError: it has no private form.
@@ -96,7 +96,7 @@ def private_form(node: exp.Expr) -> Private:
 
 
 def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
-    """The function that a node of a private select list is.
+    """Return the function that a node of a private select list is.
 
     Args:
         node: plain or private.

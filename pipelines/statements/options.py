@@ -35,7 +35,7 @@ LEAST_BOUND, MAX_BOUND = 1e-60, 1e60
 
 
 def number(node: exp.Expr | None) -> float | None:
-    """The value of a number literal with or without a sign; ``None`` if it is none."""
+    """Return the value of a number literal with or without a sign; ``None`` if it is none."""
     if isinstance(node, exp.Neg):
         value = number(node.this)
         return None if value is None else -value
@@ -49,12 +49,14 @@ def number(node: exp.Expr | None) -> float | None:
 
 
 def usable(value: float | None) -> bool:
-    """Whether a bound or a norm is one: squares of it and of its grid's steps are numbers too."""
+    """Return whether a bound or a norm is one: squares of it and of its grid's steps are numbers
+    too.
+    """
     return value is not None and (value == 0 or LEAST_BOUND <= abs(value) <= MAX_BOUND)
 
 
 def integer_literal(node: exp.Expr | None, low: int, high: int) -> int | None:
-    """The value of a literal of digits within a range; ``None`` if it is none."""
+    """Return the value of a literal of digits within a range; ``None`` if it is none."""
     if isinstance(node, exp.Literal) and not node.is_string and node.this.isascii():
         text = node.this
         if text.isdigit() and len(text) <= 19 and low <= int(text) <= high:
@@ -63,7 +65,7 @@ def integer_literal(node: exp.Expr | None, low: int, high: int) -> int | None:
 
 
 def pair(node: exp.Expr | None) -> tuple[float, float] | None:
-    """``(low, high)`` with low below high, both usable; ``None`` if it is none."""
+    """Return ``(low, high)`` with low below high, both usable; ``None`` if it is none."""
     if not isinstance(node, exp.Tuple) or len(node.expressions) != 2:
         return None
     low, high = (number(part) for part in node.expressions)
@@ -105,7 +107,7 @@ Selection = Literal["thresholds", "public_groups"]
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a statement asks of privacy.
+    """The privacy options of a statement.
 
     Attributes:
         epsilon, delta: of the whole statement.
@@ -130,7 +132,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
-    """The options of a `dialect.PrivacyOptions`.
+    """Return the options of a `dialect.PrivacyOptions`.
 
     Args:
         node: as parsed.

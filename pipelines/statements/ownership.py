@@ -1,4 +1,4 @@
-"""Who owns the rows: Table 4.3 as one pass from the tables up, with its proof.
+"""Ownership of the rows: Table 4.3 as one pass from the tables up, with its proof.
 
 **Local.**  Write D for the rows of all private tables, and D = A + B for a division of them by
 unit: every unit's rows lie wholly in A or wholly in B.  Public tables are constants.  A private
@@ -173,11 +173,11 @@ class Scope:
         return any(len(parts) == len(p.key) for (p, _), parts in matched_parts.items())
 
     def is_unit(self, node: exp.Expr) -> bool:
-        """Whether an expression is the unit of every row."""
+        """Return whether an expression is the unit of every row."""
         return _covered(node, self.covers, self.partial)
 
     def unit(self) -> exp.Expr:
-        """An expression that is the unit of every row."""
+        """Return an expression that is the unit of every row."""
         order = {name: place for place, name in enumerate(self.sources)}
         covers = [sorted((order[t], t, c) for t, c in cover) for cover in self.covers]
         best = [(t, c) for _, t, c in min(covers, key=lambda cover: (len(cover), cover))]
@@ -189,12 +189,12 @@ class Scope:
         )
 
     def column(self, node: exp.Column) -> Column:
-        """What a column is."""
+        """Return the column of a node."""
         require(_has(self.sources, node), "unknown-column", node)
         return self.sources[node.table].columns[node.name]
 
     def check_columns(self, node: exp.Expr) -> None:
-        """Every column is one of the scope's.
+        """Check that every column is one of the scope's.
 
         Raises:
             DpstreamError: one is not.
@@ -227,7 +227,7 @@ def _has(sources: dict[str, Relation], column: exp.Column) -> bool:
 
 
 def equalities(on: exp.Expr) -> Iterator[tuple[exp.Expr, exp.Expr]]:
-    """The sides of the equalities that all must hold."""
+    """Yield the sides of the equalities that all must hold."""
     if isinstance(on, exp.Paren):
         yield from equalities(on.this)
     elif isinstance(on, exp.And):
@@ -276,7 +276,7 @@ class Validator:
         self._rows = itertools.count()
 
     def relation(self, node: exp.Expr, last: bool = False) -> Relation:
-        """What a query gives.
+        """Return the relation of a query.
 
         Args:
             node: SELECT, set operation or subquery.
@@ -296,7 +296,7 @@ class Validator:
         return self._selected(instance(node, exp.Select))
 
     def scope(self, node: exp.Select) -> Scope:
-        """What FROM, its joins and WHERE of a SELECT give."""
+        """Return the scope of FROM, its joins and WHERE of a SELECT."""
         first = node.args.get("from_")
         require(first is not None, "from", node)
         first = required(first, "first is there")
@@ -390,7 +390,8 @@ class Validator:
 
 
 def groups_of(node: exp.Select, scope: Scope) -> list[exp.Expr]:
-    """The expressions of GROUP BY; names of the select list are put in the tree as what they are.
+    """Return the expressions of GROUP BY; names of the select list are replaced by their
+    expressions.
 
     Raises:
         DpstreamError: one has a type that is no group, or is constant.
@@ -411,7 +412,7 @@ def groups_of(node: exp.Select, scope: Scope) -> list[exp.Expr]:
 
 
 def type_of(node: exp.Expr) -> exp.DType | None:
-    """The type of an expression as far as it is known."""
+    """Return the type of an expression as far as it is known."""
     return None if node.type is None else _SAME.get(node.type.this, node.type.this)
 
 

@@ -1,4 +1,4 @@
-"""Names: a text becomes one tree in which every column says of which relation it is.
+"""Name resolution: a text becomes one tree in which every column names its relation.
 
 WITH parts are put in the place of their names first (they are deterministic, so that a part used
 twice is the same relation twice), then sqlglot's ``qualify`` resolves names, ``*`` and USING.
@@ -33,7 +33,7 @@ _CLOSE = (TokenType.R_PAREN, TokenType.END, TokenType.R_BRACKET)
 
 
 def parsed(text: str) -> exp.Query:
-    """The tree of one statement, of allowed nodes only.
+    """Return the tree of one statement, of allowed nodes only.
 
     Raises:
         DpstreamError: it is none.
@@ -78,7 +78,7 @@ def _where(error: SqlglotError) -> Position:
 
 
 def inlined(tree: exp.Query) -> exp.Query:
-    """The tree with the queries of its WITH parts in place of their names.
+    """Return the tree with the queries of its WITH parts in place of their names.
 
     Raises:
         DpstreamError: it grows too large, or is recursive.
@@ -111,7 +111,7 @@ def _inline(node: exp.Expr, definitions: Mapping[str, exp.Expr], size: list[int]
 
 
 def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Query:
-    """The tree with every column named by its relation, and types where they are known.
+    """Return the tree with every column named by its relation, and types where they are known.
 
     Args:
         tree: without WITH.

@@ -1,4 +1,4 @@
-"""Row-local queries: every row that comes out is made of one row that went in.
+"""Row-local queries: every output row depends on one input row.
 
 A stream has no whole table to ask: batches of rows arrive, in any size.  A query that each batch
 goes through must give, of all batches together, what it gives of all rows at once, and must not
@@ -57,7 +57,7 @@ KEYED = {
 
 @dataclasses.dataclass(frozen=True)
 class RowTables(Tables):
-    """What a row-local query can name.
+    """The tables that a row-local query can name.
 
     Attributes:
         source: the name of the one private table.
@@ -74,7 +74,7 @@ class RowTables(Tables):
 
 
 def row_query(text: str, tables: RowTables) -> exp.Select:
-    """The tree of a row-local SELECT, every column with its relation.
+    """Return the tree of a row-local SELECT, every column with its relation.
 
     Raises:
         DpstreamError: it is not usable, or not row-local.
@@ -147,7 +147,7 @@ def _looks_up(join: exp.Join, tables: RowTables) -> bool:
 
 
 def numbered(tree: exp.Select, arrived: str, types: dict[str, str]) -> str:
-    """The DuckDB text of a row-local query whose first column is the row's number.
+    """Return the DuckDB text of a row-local query whose first column is the row's number.
 
     Args:
         tree: of `row_query`.
@@ -184,7 +184,7 @@ def _number(node: exp.Select, arrived: str, types: dict[str, str]) -> None:
 
 
 def refuse_names(names: set[str], taken: set[str]) -> None:
-    """Columns that pass by a query keep their names.
+    """Refuse a query that takes the name of a column which passes by it.
 
     Raises:
         DpstreamError: the query gives a column one of them.

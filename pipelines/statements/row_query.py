@@ -1,4 +1,4 @@
-"""The query of a job: its tables, its checked text, its digest, and what runs on workers.
+"""The query of a job: its tables, its checked text, its digest, and its execution on workers.
 
 The digest is part of the plan, and so of every noise node's name: it is of the text as it stands
 in its file, the types it was checked with, the columns it reads, the rows of the public tables
@@ -54,7 +54,7 @@ _LOOK_UP = "look_up"
 
 
 def look_up_table(config: LookUpConfig, folder: Path) -> Table:
-    """A public table as a job declares it; no row is read.
+    """Return a public table as a job declares it; no row is read.
 
     Args:
         folder: where its path starts.
@@ -70,7 +70,7 @@ def look_up_table(config: LookUpConfig, folder: Path) -> Table:
 
 
 def key_of(config: LookUpConfig, table: Table) -> tuple[str, ...]:
-    """The columns of its key.
+    """Return the columns of its key.
 
     Raises:
         UsageError: there are none, or one is no column of it.
@@ -88,7 +88,7 @@ def key_of(config: LookUpConfig, table: Table) -> tuple[str, ...]:
 
 
 def look_up_rows(tables: RowTables, name: str) -> pa.Table:
-    """The rows of a public table whose key is not NULL, in canonical form, by key.
+    """Return the rows of a public table whose key is not NULL, in canonical form, by key.
 
     Raises:
         PolicyError: two of them have one key; UsageError: a key has another type.
@@ -117,7 +117,9 @@ def look_up_rows(tables: RowTables, name: str) -> pa.Table:
 
 
 def content(rows: pa.Table) -> str:
-    """Digest of typed rows in their order: NULL, and the length and bytes of every value."""
+    """Return the digest of typed rows in their order: NULL, and the length and bytes of every
+    value.
+    """
     digest = hashlib.blake2b(digest_size=16, person=b"dpstream-look-up")
     for name in rows.column_names:
         column = rows.column(name)
@@ -138,7 +140,7 @@ FIELD = "query"
 
 
 class RowQuery(NamedTuple):
-    """A checked query with all it needs; it travels to workers.
+    """A checked query with everything that workers need.
 
     Attributes:
         sql: of DuckDB; its first column is the row's number, the others are ``names``.
@@ -161,7 +163,7 @@ class RowQuery(NamedTuple):
 
 
 class Readable(NamedTuple):
-    """What a text of a job can name.
+    """The tables and columns that the query of a job can name.
 
     Attributes:
         tables: their columns in lower case.
@@ -175,7 +177,7 @@ class Readable(NamedTuple):
 
 
 def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
-    """The tables that a job's query can name; no row is read.
+    """Return the tables that a job's query can name; no row is read.
 
     Args:
         source: with its own path resolved.
@@ -223,7 +225,7 @@ def _own_columns(source: SourceConfig) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
-    """The query of a job's tables, checked, also by DuckDB; reads its public tables.
+    """Return the query of a job's tables, checked, also by DuckDB; reads its public tables.
 
     Args:
         source: with its own path resolved.
@@ -264,7 +266,9 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
 
 
 def opened(query: RowQuery) -> Engine:
-    """A locked DuckDB with the public tables of a query and no file, on one thread, in order."""
+    """Return a locked DuckDB with the public tables of a query and no file, on one thread, in
+    order.
+    """
     engine = Engine(RowTables(query.unit, {}), (), ordered=True, memory=MEMORY, threads=1)
     for name, rows in query.look_ups.items():
         engine.register(name, rows)
@@ -293,7 +297,7 @@ def _passing(plan: Plan, names: set[str]) -> tuple[str, ...]:
 
 
 class RowEngine(Closing):
-    """A row-local query at work; a context that closes it.
+    """A running row-local query; a context that closes it.
 
     Args:
         query: checked.

@@ -128,7 +128,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """What is asked.
+    """The checked statement.
 
     Attributes:
         options: of privacy.
@@ -166,7 +166,7 @@ ReadOptions = Callable[[exp.Expr, bool, bool], Options]
 
 
 def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
-    """The statement of a text.
+    """Return the statement of a text.
 
     Args:
         read: says what the options mean, and refuses others.
@@ -181,7 +181,7 @@ def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> 
 
 
 def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
-    """`statement_of` without its net for mistakes in this program."""
+    """Return `statement_of` without its handling of this program's own errors."""
     tree = inlined(parsed(text))
     dp_selects = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
     require(dp_selects, "no-dp-select")
@@ -376,7 +376,7 @@ KINDS: dict[Kind, KindName] = {"count": "count", "units": "units", "sum": "sum",
 
 
 def stream_options(node: exp.Expr, grouped: bool, normed: bool) -> Options:
-    """The options of a statement that becomes a stream; C is 0 where it is left to the job.
+    """Return the options of a statement that becomes a stream; C is 0 where it is left to the job.
 
     Raises:
         DpstreamError: one is missing, out of range, or means nothing in a stream.
@@ -418,7 +418,8 @@ def checked_form(text: str) -> None:
 
 
 def check_functions(statement: Statement, text: str) -> None:
-    """Functions that run on and on, with bounds where they need them; plain group columns.
+    """Check that a stream supports the functions and their bounds, and that groups are plain
+    columns.
 
     Raises:
         DpstreamError: says where it is otherwise.

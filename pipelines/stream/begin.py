@@ -26,7 +26,7 @@ from dpstream.pipelines.connectors.run_manifest import (
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.charging import check_begin, spend_of, unnamed_ledger
-from dpstream.pipelines.jobs.committed import Ledgered, check_tuning
+from dpstream.pipelines.jobs.committed import HasAccount, check_tuning
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.secret import secret_source
@@ -121,7 +121,7 @@ def prepare(
     return run, resumed, caught_up
 
 
-def charge(job: Ledgered, run: Run, accept: Accept | None = None) -> None:
+def charge(job: HasAccount, run: Run, accept: Accept | None = None) -> None:
     """Charge a begun run in the data set's account, once for each run id and epoch.
 
     This also makes its store the one copy that may continue; see ``state.ledger.lineage``.
@@ -168,7 +168,7 @@ def leave(job: Job, run: Run) -> None:
 
 
 @contextlib.contextmanager
-def opened_ledger(job: Ledgered) -> Iterator[Ledger | None]:
+def opened_ledger(job: HasAccount) -> Iterator[Ledger | None]:
     """Yield the job's account, if it names one."""
     if job.ledger is None:
         yield None

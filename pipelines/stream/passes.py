@@ -69,7 +69,7 @@ class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a store knows of its growing input; private, like the store.
+    """The state of a store's growing input; private, like the store.
 
     Attributes:
         passes: in their order; of all but the last everything is released.
@@ -89,7 +89,7 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def joined(self) -> tuple[tuple[int, int], ...]:
-        """Of every pass but the first: its first partition, and what was released before it."""
+        """(first partition, trigger time released before) of every pass but the first."""
         passes, partition = list[tuple[int, int]](), 0
         for before, _ in itertools.pairwise(self.passes):
             partition += len(before.files)
@@ -98,22 +98,22 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pending(self) -> bool:
-        """Whether the last pass has something left to do."""
+        """Return whether the last pass has something left to do."""
         return self.done < self.passes[-1].through
 
     def next(self, files: Sequence[str], through: int) -> "Passes":
-        """The same and one more pass."""
+        """Return the same and one more pass."""
         new = range(len(self.files), len(self.files) + len(files))
         passes = (*self.passes, Pass(tuple(files), through))
         return Passes(passes, self.done, (*self.left, *new))
 
     def ended(self, left: Sequence[int]) -> "Passes":
-        """The same once the last pass is done."""
+        """Return the same once the last pass is done."""
         return Passes(self.passes, self.passes[-1].through, tuple(left))
 
 
 class Arranged(NamedTuple):
-    """Files as a run knows them.
+    """The files of a run, as it reads them.
 
     Attributes:
         earlier: those of the passes so far, by partition, and ``new``: those that are to join, with
@@ -194,15 +194,15 @@ class Due(NamedTuple):
         """The last trigger time that it releases."""
         return self.passes.passes[-1].through
 
-    def instant(self, line: Timeline) -> str | None:
+    def instant(self, timeline: Timeline) -> str | None:
         """Return the instant of ``through``; ``None`` for the end, after which no file can be
         added.
         """
-        return None if self.through == line.last_trigger_time else _text(line, self.through)
+        return None if self.through == timeline.last_trigger_time else _text(timeline, self.through)
 
     @property
     def idle(self) -> bool:
-        """Whether everything was released before."""
+        """Return whether everything was released before."""
         return not self.passes.pending
 
 
@@ -242,7 +242,7 @@ def due(job: Job, through: str | None) -> Iterator[Due | None]:
     yield _next(job, noted, upto)
 
 
-def trigger_time_of(line: Timeline, through: str) -> int:
+def trigger_time_of(timeline: Timeline, through: str) -> int:
     """Return the last global trigger time at or before an instant.
 
     Args:
@@ -252,19 +252,19 @@ def trigger_time_of(line: Timeline, through: str) -> int:
         UsageError: the text is not an instant, or the instant is before the first trigger time.
     """
     if through == "end":
-        return line.last_trigger_time
+        return timeline.last_trigger_time
     if through == "now":
         micros = time.time_ns() // 1_000
     else:
         micros = (instant(FLAG, through) - _EPOCH) // timedelta(microseconds=1)
-    trigger_time = (micros - line.start) // line.trigger_every
+    trigger_time = (micros - timeline.start) // timeline.trigger_every
     if trigger_time < 1:
         raise UsageError(
             FLAG,
             "lies before the first trigger time, so nothing would be released",
             "give an instant at or after start and one release_every",
         )
-    return int(min(trigger_time, line.last_trigger_time))
+    return int(min(trigger_time, timeline.last_trigger_time))
 
 
 def noted_of(job: Job) -> Passes | None:
@@ -373,16 +373,16 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
 
 def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
     """Return the trigger time of a further pass."""
-    line = job.plan.timeline
+    timeline = job.plan.timeline
     if upto is not None and upto > noted.done:
         return upto
-    if noted.done == line.last_trigger_time:
+    if noted.done == timeline.last_trigger_time:
         raise PolicyError(
             "table.path" if new else FLAG,
             "comes too late: everything through end is released",
             "take the new files away, or begin a new run with a later end on a new store",
         )
-    after = _text(line, noted.done)
+    after = _text(timeline, noted.done)
     if upto is None:
         raise UsageError(
             FLAG,
@@ -410,6 +410,6 @@ def _decoded(text: str | None) -> Passes | None:
     return None if text is None else msgspec.json.decode(text, type=Passes)
 
 
-def _text(line: Timeline, trigger_time: int) -> str:
+def _text(timeline: Timeline, trigger_time: int) -> str:
     """Return the instant of a trigger time, as it may be written for the flag."""
-    return instant_text(_EPOCH + timedelta(microseconds=line.instant_of(trigger_time)))
+    return instant_text(_EPOCH + timedelta(microseconds=timeline.instant_of(trigger_time)))

@@ -1,4 +1,4 @@
-"""Run a job that was begun: build the pipeline, publish what is committed, end in order.
+"""Execution of a begun job: build the pipeline, publish committed releases, end in order.
 
 **A new run**: `dpstream run --fresh` moves the store and the releases of the existing run away
 first, so that a new run begins, with another run id, new noise and a new charge.  Nothing is
@@ -378,13 +378,13 @@ def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
 
 def _steps(run: Run, pass_: Due | None) -> int:
     """Return the number of steps of a run or pass that has an end, else 0: a public number."""
-    line = run.plan.timeline
+    timeline = run.plan.timeline
     if pass_ is not None:
         times = range(pass_.first, pass_.through + 1)
-        return sum(len(line.windows_at(time)) for time in times) * run.shards
-    if line.end is None:
+        return sum(len(timeline.windows_at(time)) for time in times) * run.shards
+    if timeline.end is None:
         return 0
-    return (line.windows - run.open().retained_windows.first) * line.triggers * run.shards
+    return (timeline.windows - run.open().retained_windows.first) * timeline.triggers * run.shards
 
 
 def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:
@@ -406,21 +406,24 @@ def _connect(
     clock: Announced | WallClock | None,
 ) -> None:
     """Connect source, flow and sinks; a pipeline without end also records what is delivered."""
-    line = run.plan.timeline
+    timeline = run.plan.timeline
     if isinstance(reader, Replay):
         reader.backpressure(Backpressure(run))
         clock = _replayed(reader, job)
         forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
-        clock, reader = WallClock(line, at.first), fitted(source.read(at.begin, Backpressure(run)))
+        clock, reader = (
+            WallClock(timeline, at.first),
+            fitted(source.read(at.begin, Backpressure(run))),
+        )
     read = pipeline | "Source" >> reader
     records = with_cells(with_query(read.records, job), job)
     output = records | "DPStream" >> DPStream(run.plan, run, clock=clock)
     restoring = ends and run.open().restoring
     writing = WriteReleases(sink, restoring, None if ends else run)
     written, held = output.releases | "Releases" >> writing
-    _ = written | "Counted" >> CountDelivered(line)
+    _ = written | "Counted" >> CountDelivered(timeline)
     dead = (read.dead_letter, output.dead_letter) | "AllDead" >> beam.Flatten()
     refused = dead | "DeadLetters" >> WriteDeadLetters(job)
     if not ends:
@@ -432,10 +435,11 @@ def _connect(
 
 def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
     """Return the clock of a recording: as fast as it can be read, or at its speed."""
-    line = job.plan.timeline
+    timeline = job.plan.timeline
     if replay.speed is None:
-        return Announced(line.last_trigger_time)
+        return Announced(timeline.last_trigger_time)
     bounds = replay_bounds(job)
     return WallClock(
-        line, now=StreamTime(*bounds, line.instant_of(line.last_trigger_time), replay.speed)
+        timeline,
+        now=StreamTime(*bounds, timeline.instant_of(timeline.last_trigger_time), replay.speed),
     )

@@ -50,7 +50,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why nothing was released, or no record was usable: what happened, and how to fix it."""
+    """The reason why nothing was released, or no record was usable: what happened, and the fix."""
 
     problem: str
     fix: str
@@ -240,9 +240,11 @@ def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
 
 
 def causes_of(job: Job) -> dict[str, Cause]:
-    """Return what each reason for an unusable record means for this job, and how to fix it."""
-    plan, line = job.plan, job.plan.timeline
-    start, end = (np.datetime64(t, "us").astype("M8[s]") for t in (line.start, line.horizon))
+    """Return the meaning for this job of each reason for an unusable record, and its fix."""
+    plan, timeline = job.plan, job.plan.timeline
+    start, end = (
+        np.datetime64(t, "us").astype("M8[s]") for t in (timeline.start, timeline.horizon)
+    )
     keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)
     columns = ", ".join(f"'{a.column}'" for a in plan.aggregates if a.column is not None)
     unit, its_type = plan.unit.column, "write the type that it has"

@@ -1,1 +1,1 @@
-"""Tables of a data set: what is declared, read and checked of them, for every way to ask."""
+"""Tables of a data set: declaration, reading and checks, for every kind of question."""

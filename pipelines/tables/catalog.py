@@ -1,4 +1,4 @@
-"""What statements can name: a data set's tables, who owns their rows, and the account.
+"""The tables that statements can name: those of a data set, their owners, and the account.
 
 A private table has its unit in a column, or by a path of foreign keys: a row's unit is that of the
 one row of the named table whose key it holds.  That a key names one row is part of the neighbour
@@ -62,7 +62,7 @@ class Table(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """What statements can name.
+    """The tables that statements can name.
 
     Attributes:
         unit: the ledger's identity of the unit, without a period.
@@ -98,7 +98,7 @@ class Tables:
 
 @dataclasses.dataclass(frozen=True)
 class Catalog(Tables):
-    """A checked catalog: its tables, and
+    """A checked catalog: its tables, its account and its secret.
 
     Attributes:
         ledger: the data set's account.
@@ -133,7 +133,7 @@ class Catalog(Tables):
 
 
 def canonical(table: Table) -> dict[str, Any]:
-    """A table by frozen names, as JSON-able values: what digests and notes of it are made from.
+    """Return a table by frozen names, as JSON-able values, for digests and notes.
 
     Its place is no part of it: the same tables may lie elsewhere, a public table of a database
     also under another name.

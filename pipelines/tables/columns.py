@@ -1,4 +1,4 @@
-"""Where a table lies and which columns it has; a schema is read without reading a row.
+"""The place of a table and its columns; a schema is read without reading a row.
 
 Parquet says its types.  CSV, JSON Lines and databases have them declared in the catalog: a type
 that is guessed from rows would tell something about them, and could change with one row.
@@ -42,7 +42,7 @@ _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql
 def kind_of(
     where: str, path: str | None, uri: str | None, folder: Path, file_format: str | None = None
 ) -> tuple[str, str]:
-    """Kind and place of a table: an absolute path or glob, or a database's address.
+    """Return kind and place of a table: an absolute path or glob, or a database's address.
 
     A relative path, SQLite's too, starts from the project's folder.
 
@@ -76,7 +76,7 @@ def kind_of(
 
 
 def sqlite_file(uri: str) -> str:
-    """The file of a SQLite address."""
+    """Return the file of a SQLite address."""
     for prefix in ("sqlite:///", "sqlite:"):
         if uri[: len(prefix)].lower() == prefix:
             return uri[len(prefix) :]
@@ -86,7 +86,7 @@ def sqlite_file(uri: str) -> str:
 def file_columns(
     where: str, kind: str, place: str, declared: dict[str, str] | None
 ) -> dict[str, str]:
-    """Types of a table's columns by name in lower case.
+    """Return the types of a table's columns by name in lower case.
 
     Raises:
         UsageError: a type is not known, none are known, or two names differ in case only.
@@ -136,7 +136,7 @@ def _parquet(where: str, place: str) -> dict[str, str]:
 
 
 def sql_type(kind: object) -> str | None:
-    """The SQL type of an Arrow type; ``None`` if it has none here."""
+    """Return the SQL type of an Arrow type; ``None`` if it has none here."""
     import pyarrow.types as of
 
     if of.is_dictionary(kind):

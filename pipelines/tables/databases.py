@@ -49,7 +49,7 @@ _AS_TEXT = ("NUMERIC", "FLOAT64", "STRING")
 
 @contextlib.contextmanager
 def readers(tables: Mapping[str, Table]) -> Iterator[dict[str, Callable[[], pa.RecordBatchReader]]]:
-    """A reader for each database table; tables of one PostgreSQL database are of one moment.
+    """Yield a reader for each database table; tables of one PostgreSQL database share a snapshot.
 
     Raises:
         RunError: a database cannot be reached or read; its own words are not passed on.
@@ -100,7 +100,7 @@ def _reader(
 
 
 def enforces_unique(table: Table, columns: tuple[str, ...]) -> bool:
-    """Whether a PostgreSQL server keeps these columns, or some of them, unique by an index.
+    """Return whether a PostgreSQL server keeps these columns, or some of them, unique by an index.
 
     Raises:
         RunError: the database cannot be reached or read.
@@ -138,22 +138,25 @@ class ServerColumn(NamedTuple):
 
 
 def server_columns(table: Table) -> dict[str, ServerColumn]:
-    """The columns of a database's table by name; no row is read.
+    """Return the columns of a database's table by name; no row is read.
 
     Raises:
         RunError: the database cannot be reached or read.
     """
-    of: tuple[str, ...]
+    parameters: tuple[str, ...]
     if table.kind == "sqlite":
         schema, _, name = (table.remote or table.name).rpartition(".")
-        query, of = "SELECT name, type FROM pragma_table_xinfo(?, ?)", (name, schema or "main")
+        query, parameters = (
+            "SELECT name, type FROM pragma_table_xinfo(?, ?)",
+            (name, schema or "main"),
+        )
     else:
-        query, of = _COLUMNS, (_remote(table),)
+        query, parameters = _COLUMNS, (_remote(table),)
     with contextlib.ExitStack() as stack:
         connection = _connected(table, stack)
         try:
             cursor = stack.enter_context(connection.cursor())
-            cursor.execute(query, of)
+            cursor.execute(query, parameters)
             rows = cursor.fetchall()
         except Exception as error:
             raise _failed(table, error) from None
@@ -183,7 +186,7 @@ def _remote(table: Table) -> str:
 
 
 def remote_query(table: Table) -> str:
-    """The query that the database is sent."""
+    """Return the query that the database is sent."""
     remote = _remote(table)
     if table.kind == "postgresql":
         items = [

@@ -1,4 +1,4 @@
-"""DuckDB behind a lock: the catalog's tables and nothing else.
+"""A locked DuckDB with the catalog's tables and nothing else.
 
 A connection in memory that may read exactly the files of the tables that are asked for.  After
 they are named, external access, extensions and the settings themselves are locked: ATTACH, COPY,
@@ -132,7 +132,7 @@ class Decoded(Scanned):
 
 
 def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[str]]:
-    """A database's rows with texts as bytes, for some of them may be none, and which those are."""
+    """Return a database's rows with texts as bytes, for they may be invalid, and their columns."""
     schema = pa.schema([(f.name, _as_bytes(f.type)) for f in reader.schema])
     batches = (
         pa.RecordBatch.from_arrays(
@@ -158,10 +158,10 @@ def _groups(file: pq.ParquetFile, piece: Piece | None) -> list[int]:
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    of = pa.types
-    if of.is_dictionary(kind):
+    types = pa.types
+    if types.is_dictionary(kind):
         return _as_bytes(kind.value_type)
-    texts = of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind)
+    texts = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
     return pa.binary() if texts else kind
 
 
@@ -253,7 +253,7 @@ class Engine(Closing):
             self._db.register(name, rows)
 
     def run(self, query: exp.Expr | str) -> pa.Table:
-        """The rows of a query.
+        """Return the rows of a query.
 
         Raises:
             MemoryLimitError: beyond the limit; RunError: DuckDB cannot run it.
@@ -335,8 +335,9 @@ class Engine(Closing):
 
 
 def contents_of(catalog: Tables, name: str) -> list[bytes]:
-    """What tells the content of a public table from another, wherever it lies: of files their
-    bytes, of a database the rows in no order.
+    """Return the bytes that identify the content of a public table, wherever it is.
+
+    They are those of files; of a database they stand for the rows in no order.
 
     Raises:
         DpstreamError: it cannot be read.
@@ -352,18 +353,18 @@ def contents_of(catalog: Tables, name: str) -> list[bytes]:
 
 
 class MemoryLimitError(RunError):
-    """DuckDB reached its limit of memory; fewer units at once may fit."""
+    """Signals that DuckDB reached its limit of memory; fewer units at once may fit."""
 
 
 def too_large() -> MemoryLimitError:
-    """What DuckDB's limit of memory is told as."""
+    """Return the error for DuckDB's memory limit."""
     return MemoryLimitError(
         "statement", "needs more memory than it may have", "select fewer columns or rows"
     )
 
 
 def not_run() -> RunError:
-    """What every other error of DuckDB is told as."""
+    """Return the error for every other error of DuckDB."""
     return RunError(
         "statement",
         "cannot be run by DuckDB in its rewritten form",

@@ -1,4 +1,4 @@
-"""Files as relations: which files a table has, and the SELECTs that read them, whole or in pieces.
+"""Files as relations: the files of a table, and the SELECTs that read them, whole or in pieces.
 
 No row decides how another is read, and a part of a file is read as it is within the whole.  Columns
 have the types of the catalog: what does not fit its type is NULL.
@@ -45,7 +45,7 @@ _SECRET = ("password", "passfile", "ssl")
 
 
 def files_of(table: Table) -> list[str]:
-    """A table's files, sorted; none of a server's.
+    """Return a table's files, sorted; none of a server's.
 
     Raises:
         UsageError: there is none, or something else of that name.
@@ -64,31 +64,31 @@ def files_of(table: Table) -> list[str]:
 
 
 def no_file(table: Table) -> UsageError:
-    """Where its path leads to nothing."""
+    """Return the error for a path that leads to nothing."""
     return UsageError(
         f"table {table.name}", "matches no file, or something that is none", "correct its path"
     )
 
 
 def errors_of(table: Table) -> list[DpstreamError]:
-    """All that is said of a table's files."""
+    """Return everything that is stated about a table's files."""
     return [no_file(table), without(table), is_not(table, "CSV"), is_not(table, "Parquet")]
 
 
 def is_not(table: Table, kind: str) -> RunError:
-    """Where a file is of another kind."""
+    """Return the error for a file of another kind."""
     return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
 
 
 def without(table: Table) -> RunError:
-    """Where a file is not as the catalog says."""
+    """Return the error for a file that lacks a column of the catalog."""
     return RunError(
         f"table {table.name}", "has a file without one of its columns", "correct its header"
     )
 
 
 def sqlite_path(table: Table) -> str:
-    """The file of a SQLite address.
+    """Return the file of a SQLite address.
 
     A journal that a killed program left is rolled back first: who only reads cannot do it, and
     the bytes of the file are not its rows before.
@@ -108,7 +108,7 @@ def sqlite_path(table: Table) -> str:
 
 
 def table_parts(table: Table) -> list[bytes]:
-    """What tells a table's content from another; to be keyed before it is kept.
+    """Return the parts that identify a table's content; they must be keyed before they are kept.
 
     Raises:
         RunError: a file cannot be read.
@@ -127,8 +127,10 @@ def table_parts(table: Table) -> list[bytes]:
 
 
 def place_of(table: Table, folder: Path) -> bytes:
-    """Where a table lies, seen from a folder, as a part of a question's identity: no password, and
-    nothing of rows."""
+    """Return the place of a table relative to a folder, as a part of a question's identity.
+
+    It has no password, and nothing of rows.
+    """
     if table.kind == "postgresql":
         place = _address(table)
     else:
@@ -137,7 +139,7 @@ def place_of(table: Table, folder: Path) -> bytes:
 
 
 def identities(table: Table) -> set[object]:
-    """What a table reads, however it is named: files, or the table of a database.
+    """Return the identities of the read files, or of a database's table, however it is named.
 
     Names of a server's host and of views, and copies of files, are not seen through.
     """
@@ -157,7 +159,9 @@ def identities(table: Table) -> set[object]:
 
 
 def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, int, int]]:
-    """(path, bytes, times of change, inode) of every file: cheap, to notice a change in a run."""
+    """Return (path, bytes, times of change, inode) of every file: cheap, to notice a change in a
+    run.
+    """
     out = []
     for name in sorted(names):
         for path in files_of(catalog.tables[name]):
@@ -221,7 +225,7 @@ def casts(
     table: Table,
     encoded: Collection[str] = (),
 ) -> str:
-    """A table's columns with its types; texts that are units in one spelling (NFC).
+    """Return a table's columns with its types; texts that are units in one spelling (NFC).
 
     Args:
         encoded: columns that are bytes of texts.
@@ -253,7 +257,7 @@ def _timely(table: Table, column: str, item: str) -> str:
 
 
 def typed(table: Table, column: str) -> str:
-    """DuckDB's type of a column; decimals of Parquet keep their own width."""
+    """Return DuckDB's type of a column; decimals of Parquet keep their own width."""
     kind = table.columns[column]
     if kind == "NUMERIC" and table.kind == "parquet":
         with contextlib.suppress(OSError, pa.ArrowException, IndexError):
@@ -266,22 +270,22 @@ def typed(table: Table, column: str) -> str:
 
 
 def listed(paths: list[str]) -> str:
-    """A list of texts."""
+    """Return a list of texts."""
     return f"[{', '.join(literal(p) for p in paths)}]"
 
 
 def literal(value: str) -> str:
-    """A literal of a text."""
+    """Return a literal of a text."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quoted(value: str) -> str:
-    """A quoted name."""
+    """Return a quoted name."""
     return '"' + value.replace('"', '""') + '"'
 
 
 def names_in(table: Table, path: str) -> list[str]:
-    """The names of a table's columns as a file of CSV or JSON Lines writes them.
+    """Return the names of a table's columns as a file of CSV or JSON Lines writes them.
 
     Of CSV the first line is read, and no byte of a row.  Objects of JSON have the catalog's names.
 
@@ -305,7 +309,7 @@ def names_in(table: Table, path: str) -> list[str]:
 
 
 def text_parts(table: Table, path: str) -> Iterator[Part]:
-    """The rows of a file of CSV or JSON Lines, and where lines are no rows.
+    """Yield the rows of a file of CSV or JSON Lines, and where lines are no rows.
 
     Yields:
         columns in the table's order, with the file's names, as texts.
@@ -335,7 +339,7 @@ _NUMBER = "file_row_number"
 
 
 class Piece(NamedTuple):
-    """A part of a table's files that is read by itself.
+    """A part of a table's files that is read separately.
 
     Attributes:
         table: its name; path: one of its files.
@@ -349,7 +353,7 @@ class Piece(NamedTuple):
 
 
 def rows_of(table: Table) -> int:
-    """About how many rows a table's files hold."""
+    """Return about how many rows a table's files hold."""
     rows = 0
     for path in files_of(table):
         with contextlib.suppress(OSError, pa.ArrowInvalid):
@@ -361,7 +365,7 @@ def rows_of(table: Table) -> int:
 
 
 def parquet_view(table: Table, piece: Piece | None) -> str:
-    """A SELECT of a table's files of Parquet with the catalog's types.
+    """Return a SELECT of a table's files of Parquet with the catalog's types.
 
     Args:
         piece: only this part of them.
@@ -404,7 +408,7 @@ def _check_columns(table: Table, paths: list[str]) -> None:
 
 
 def columns_of(table: Table, path: str) -> list[str]:
-    """Names of the columns of a Parquet file, whose pages DuckDB may decode as they are.
+    """Return the columns of a Parquet file whose pages DuckDB may decode as they are.
 
     Raises:
         RunError: it is no Parquet file.
@@ -423,5 +427,7 @@ def columns_of(table: Table, path: str) -> list[str]:
 
 
 def divisible(table: Table, path: str) -> bool:
-    """Whether a Parquet file can be read in pieces: rows have a number in a column of that name."""
+    """Return whether a Parquet file can be read in pieces: rows have a number in a column of that
+    name.
+    """
     return _NUMBER not in {name.lower() for name in columns_of(table, path)}

@@ -1,4 +1,4 @@
-"""Registering a catalog: its files, types and declared keys are checked, and a note is kept.
+"""Registration of a catalog: its files, types and declared keys are checked, and a note is stored.
 
 **Declared keys.**  A table whose rows get their unit by a foreign key is private only among data
 sets in which every declared key is unique (`ownership`).  Whether that holds is a fact about the

@@ -28,8 +28,9 @@ _CAST = {"DATE": "date", "NUMERIC": "decimal"}
 
 
 def typed(column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array:
-    """A column for a query that declares it of ``kind``; dates and decimals in text stay text,
-    which the query casts.
+    """Return a column for a query that declares it of ``kind``.
+
+    Dates and decimals in text stay text, which the query casts.
 
     Args:
         kind: one of `columns.TYPES`.

@@ -62,7 +62,7 @@ _LEVELS = (*US_LEVELS, *PR_LEVELS)
 
 
 class Choice(NamedTuple):
-    """What is asked for beside the parameter files.
+    """The choices beside the parameter files.
 
     Attributes:
         program: ``p`` or ``h``; noise, estimates: as `Parameters` has them.
@@ -87,7 +87,7 @@ class Choice(NamedTuple):
 
 
 def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None:
-    """The parameters of a file.
+    """Return the parameters of a file.
 
     Args:
         faults: takes what is wrong; rows of JSON have no numbers, fields have names.
@@ -116,7 +116,7 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
 
 
 def fields_of(program: str) -> dict[str, tuple[Any, bool]]:
-    """Type of each field that a program reads, and whether it must be there."""
+    """Return the type of each field that a program reads, and whether it must be there."""
     out = {n: kind for n, kind in _FIELDS.items() if program == "p" or n not in _OF_P}
     budget = _NUMBER if program == "p" else float
     for prefix, thresholds in names_of(program).values():
@@ -126,7 +126,9 @@ def fields_of(program: str) -> dict[str, tuple[Any, bool]]:
 
 
 def names_of(program: str) -> dict[str, tuple[str, str]]:
-    """By table: how the names of its budgets begin, and the field of its thresholds."""
+    """Return the prefix of the names of a table's budgets, and the field of its thresholds, by
+    table.
+    """
     if program == "p":
         return {"t1t2": ("privacy_budget_p", "thresholds_p")}
     return {t.name: (f"privacy_budget_h_{t.name}", f"thresholds_h_{t.name}") for t in TABLES["h"]}
@@ -325,6 +327,6 @@ def _parameters(values: dict[str, Any], choice: Choice) -> Parameters:
 
 
 def states_of(parameters: Parameters) -> tuple[str, ...]:
-    """FIPS codes whose blocks and records count, sorted: Puerto Rico's too, if it runs."""
+    """Return FIPS codes whose blocks and records count, sorted: Puerto Rico's too, if it runs."""
     more = (PUERTO_RICO,) if parameters.run_pr else ()
     return (*parameters.state_filter, *more)

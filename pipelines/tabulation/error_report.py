@@ -1,4 +1,4 @@
-"""Reports on published tables held against the truth: NOT private, for public data only.
+"""Reports that compare published tables with the truth: NOT private, for public data only.
 
 They read the records themselves, without noise, so that everything here says something about
 single persons.  They are for invented data and for data that are public anyway: to see whether
@@ -127,7 +127,7 @@ class RunFile:
 
 @contextlib.contextmanager
 def run_file(folder: Path, setup: Prepared, coarse_only: pa.StringArray) -> Iterator[RunFile]:
-    """The file of one run; it appears whole."""
+    """Write the file of one run, which appears complete or not at all."""
     with replacing(folder / "error_report.csv", PRIVATE) as draft, open(draft, "wb") as file:
         yield RunFile(file, setup, coarse_only)
 
@@ -224,7 +224,7 @@ _TAIL = 0.025
 
 
 def render(figures: dict[str, Any]) -> str:
-    """One self-contained HTML document.
+    """Return one self-contained HTML document.
 
     Args:
         figures: as `report` gives them.
@@ -233,7 +233,7 @@ def render(figures: dict[str, Any]) -> str:
 
 
 def context(figures: dict[str, Any]) -> dict[str, Any]:
-    """What the template is given; only `Markup` is not escaped."""
+    """Return the parameters of the template; only `Markup` is not escaped."""
     plan = figures["plan"]
     return {
         "mark": Markup(MARK),
@@ -343,7 +343,7 @@ PAGE, NOTICE = "report.html", "NOT-PRIVATE.txt"
 
 
 class RunErrors(NamedTuple):
-    """What all runs together show.
+    """The errors of all runs together.
 
     Attributes:
         kinds: errors of each kind of figure; cells: of measured cells of groups that are alike;
@@ -434,7 +434,7 @@ def _check_place(out: Path, others: Sequence[Path]) -> None:
 
 
 def truth(setup: Prepared, inputs: Inputs) -> Tally:
-    """Exact counts of all records.  NOT private."""
+    """Return the exact counts of all records. NOT private."""
     batches = (
         part.records for piece in pieces(inputs.records) for part in read_piece(piece, setup.lookup)
     )

@@ -61,7 +61,7 @@ from dpstream.state.run_ids import new_run_id
 
 
 class Order(NamedTuple):
-    """What is to be executed, and how.
+    """The parameters of an execution.
 
     Attributes:
         inputs: the files; out: the folder that is made.
@@ -91,7 +91,7 @@ class Order(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """What came of it.
+    """The result of an execution.
 
     Attributes:
         manifest: what stands in OUT.
@@ -122,31 +122,33 @@ class TablesQuestion:
 
     @property
     def identity(self) -> Sequence[bytes]:
-        """As `ask.question.Question` says."""
+        """The identity as in `ask.question.Question`."""
         return identity_of(self._order.inputs, self._setup.plan)
 
-    def check(self, keys: KeyRing) -> None:
-        """As `ask.question.Question` says: the public files were checked when they were read."""
+    def check(self, ring: KeyRing) -> None:
+        """Check nothing: the public files were checked when they were read."""
         Output(self._order.out, MANIFEST).check(None)
         content_of(self._order.inputs.records)  # there, and readable
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """As `ask.question.Question` says; where no account is, no cost is needed (an infinite
-        budget has none)."""
+        """Decide as in `ask.question.Question`.
+
+        Without an account no cost is needed (an infinite budget has none).
+        """
         plan = self._setup.plan
         cost = Cost(0.0, 0.0) if self._order.ledger is None else plan.cost()
         return Decision(charge_of(plan, run_id, cost))
 
     def stamp(self) -> object:
-        """As `ask.question.Question` says."""
+        """Return the stamp as in `ask.question.Question`."""
         return stamps(self._order.inputs)
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
-        """As `ask.question.Question` says."""
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
+        """Draw as in `ask.question.Question`."""
         order, setup = self._order, self._setup
         with self._archive.draft() as draft:
             draw = _here if order.runner is None else _spread
-            draw(order, setup, keys, charge.run_id, draft)
+            draw(order, setup, ring, charge.run_id, draft)
             files = self._archive.seal(draft, names_of(setup))
             insecure = order.secret.insecure_test_secret is not None
             receipt = encoded(manifest_of(setup.plan, answered_now(charge), insecure, files))
@@ -229,7 +231,7 @@ def _check_letters(order: Order) -> None:
 
 
 def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
-    """The plan, which covers the public files, and where the records lie."""
+    """Return the plan, which covers the public files, and where the records lie."""
     return [plan.hash.encode(), inputs.digest.encode(), inputs.data.encode()]
 
 
@@ -241,7 +243,7 @@ def acceptance(
     how: Asking,
     out: Path | None = None,
 ) -> Acceptance:
-    """Whether an execution would be charged now, and what it would cost; charges nothing.
+    """Return whether an execution would be charged now, and its cost; charges nothing.
 
     Args:
         secret: where the secret is; ``None``: what was executed before is not told apart.
@@ -271,7 +273,7 @@ def acceptance(
 
 
 def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
-    """What a run of a plan costs a person, or a household."""
+    """Return the charge of a run of a plan for a person, or a household."""
     return Charge(
         run_id,
         plan.hash,
@@ -285,17 +287,17 @@ def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
     )
 
 
-def _here(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
+def _here(order: Order, setup: Prepared, ring: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw in this process."""
     tally = counted(setup, read_records(order.inputs.records, setup.lookup, order.letters))
     parts = parts_of(setup)
-    inputs = combined(counts_digest(setup, p, pairs_of(setup, tally, p), keys) for p in parts)
+    inputs = combined(counts_digest(setup, p, pairs_of(setup, tally, p), ring) for p in parts)
     for part in parts:
-        for file in finished(setup, part, pairs_of(setup, tally, part), keys, run_id, inputs):
+        for file in finished(setup, part, pairs_of(setup, tally, part), ring, run_id, inputs):
             write_file(draft, file)
 
 
-def _spread(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Path) -> None:
+def _spread(order: Order, setup: Prepared, ring: KeyRing, run_id: str, draft: Path) -> None:
     """Count and draw on a runner's workers, into the draft folder."""
     from dpstream.pipelines.tabulation.flow import Task, build
 
@@ -305,7 +307,7 @@ def _spread(order: Order, setup: Prepared, keys: KeyRing, run_id: str, draft: Pa
         parts_of(setup),
     )
     letters = None if order.letters is None else str(order.letters)
-    bound = order.secret.of_run(run_id, keys.fingerprint)
+    bound = order.secret.of_run(run_id, ring.fingerprint)
     task = Task(inputs, run_id, str(draft), letters, bound)
     # The files of a part are written in this order.
     last = [draft / names_of_part(setup, part)[-1] for part in parts]

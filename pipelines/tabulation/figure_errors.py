@@ -42,7 +42,7 @@ class Figures(NamedTuple):
 
 
 def released_figures(run: Path, table: Table, level: LevelDomain) -> list[Figures]:
-    """All figures of a table and level in the folder of an output.
+    """Return all figures of a table and level in the folder of an output.
 
     Raises:
         UsageError: a file is not as this program writes it.
@@ -170,7 +170,7 @@ class Kind(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Groups whose measured cells are looked at together.
+    """Groups whose measured cells are compared together.
 
     Attributes:
         table: its name; region_type, iteration_level: of the level.
@@ -187,7 +187,7 @@ class Cell(NamedTuple):
 
 
 class Errors:
-    """Errors of many figures: their number, sums, and how often each size of error came."""
+    """Errors of many figures: their number, sums, and the count of each size of error."""
 
     def __init__(self) -> None:
         self.groups, self.total, self.squares = 0, 0, 0.0
@@ -206,7 +206,7 @@ class Errors:
 
     @property
     def figures(self) -> int:
-        """How many figures there are."""
+        """The number of figures."""
         return int(self._sizes.sum())
 
     @property
@@ -220,11 +220,11 @@ class Errors:
         return float(np.sqrt(self.squares / self.figures))
 
     def within(self, margin: int) -> float:
-        """Share of figures whose error is at most this."""
+        """Return the share of figures whose error is at most ``margin``."""
         return float(self._sizes[: margin + 1].sum() / self.figures)
 
     def quantile(self, chance: float = 0.95) -> float:
-        """Quantile of the absolute error, linear between two figures."""
+        """Return a quantile of the absolute error, linear between two figures."""
         place = (self.figures - 1) * chance
         below = int(place)
         reached = np.cumsum(self._sizes)
@@ -260,7 +260,7 @@ class Part(NamedTuple):
 
 
 def part_of(figures: Figures, table: Table, level: LevelDomain, counts: Counts) -> Part:
-    """Published figures with the exact ones."""
+    """Return published figures with the exact ones."""
     cells = counts.cells(figures.groups, table.details[figures.detail])
     truth = np.stack([cells[:, list(row.cells)].sum(axis=1) for row in figures.rows], axis=1)
     only = level.total_only[figures.groups % len(level.iterations)]
@@ -268,7 +268,7 @@ def part_of(figures: Figures, table: Table, level: LevelDomain, counts: Counts) 
 
 
 def kinds_of(part: Part, table: Table, level: LevelDomain) -> Iterator[tuple[Kind, Int64, int]]:
-    """Each kind of figure, its errors, and how many groups they are of."""
+    """Yield each kind of figure, its errors, and how many groups they are of."""
     folder, detail = part.figures.output.folder.partition("/")[0], part.figures.detail
     label = level.level.label
     if folder == "t1":
@@ -297,7 +297,7 @@ def _named(row: Row, rows: tuple[Row, ...], table: Table) -> str:
 def cells_of(
     part: Part, table: Table, level: LevelDomain, places: list[int]
 ) -> Iterator[tuple[Cell, Int64, int]]:
-    """Errors of some rows of groups that are alike, and how many groups they are."""
+    """Yield the errors of some rows of groups that are alike, and how many groups they are."""
     size, kind = size_of(part.totals), level.level
     # Households of a detail are measured alike, whatever their iteration.
     alone = part.only & (not table.data_cells)
@@ -311,11 +311,11 @@ def cells_of(
 
 
 def size_of(totals: Int64) -> Int64:
-    """(n,) power of 10 that a total is at most, above the one before."""
+    """Return (n,) power of 10 that a total is at most, above the one before."""
     return np.searchsorted(_POWERS, totals, side="left").astype(np.int64)
 
 
 def interval(power: int) -> str:
-    """Sizes of a power of 10 in words, as production has them."""
+    """Return the interval of a power of 10 as text, as production has it."""
     high = float(_POWERS[power])
     return f"[0.0, {high}]" if power == 0 else f"({high / 10}, {high}]"

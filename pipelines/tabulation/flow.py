@@ -53,7 +53,7 @@ _LETTERS = functools.partial(count, "operator_dead_letters")
 
 
 class Task(NamedTuple):
-    """What the workers are told; public, without the secret.
+    """The parameters of the workers; public, without the secret.
 
     Attributes:
         inputs: where the files are.
@@ -78,7 +78,7 @@ class Task(NamedTuple):
 def build(
     pipeline: beam.Pipeline, task: Task, pieces: Sequence[Piece], parts: int
 ) -> beam.PCollection:
-    """The pipeline; its output are the files of each part that is done."""
+    """Return the pipeline; its output are the files of each part that is done."""
     every = (
         pipeline
         | "Parts" >> beam.Create(list(range(parts)))
@@ -117,14 +117,14 @@ def _pairs(batch: pa.RecordBatch) -> Pairs:
 
 
 class Count(beam.DoFn):
-    """Exact counts of a piece, by part."""
+    """Counts a piece exactly, by part."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     @guarded("records")
     def process(self, encoded: str) -> Iterator[Routed]:
-        """Pairs of each part that the piece has a record of."""
+        """Yield a pair for each part of which the piece has a record."""
         piece, setup = msgspec.json.decode(encoded, type=Piece), prepared(self._task.inputs)
         letters = self._task.letters
         folder = None if letters is None else Path(letters)
@@ -140,12 +140,12 @@ class Sum(beam.DoFn):
 
     @guarded("records")
     def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Routed]:
-        """The part's pairs in one batch."""
+        """Yield the part's pairs in one batch."""
         yield met[0], _batch(summed([_pairs(batch) for batch in met[1]]))
 
 
 class Digest(Keyed):
-    """Digest of a part's counts, for the name of the noise."""
+    """Computes the digest of a part's counts, for the name of the noise."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task.keys)
@@ -153,7 +153,7 @@ class Digest(Keyed):
 
     @guarded("release")
     def process(self, routed: Routed) -> Iterator[tuple[int, bytes]]:
-        """Keyed, and of all numbers that noise is added to."""
+        """Yield Keyed, and of all numbers that noise is added to."""
         setup = prepared(self._task.inputs)
         part = parts_of(setup)[routed[0]]
         yield 0, counts_digest(setup, part, _pairs(routed[1]), self._ring)
@@ -196,14 +196,14 @@ def _check_run(task: Task) -> None:
 
 
 class Seal(beam.DoFn):
-    """Puts the manifest beside the tables when all are there: what makes them an output."""
+    """Writes the manifest when all tables are there, which makes them an output."""
 
     def __init__(self, task: Task, insecure: bool) -> None:
         self._task, self._insecure = task, insecure
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """The name of the manifest.
+        """Yield the name of the manifest.
 
         Raises:
             RunError: a file is not there.
@@ -225,7 +225,7 @@ class Seal(beam.DoFn):
 
 
 def sealed(published: beam.PCollection, task: Task, insecure: bool) -> beam.PCollection:
-    """What follows where nobody waits: the manifest, behind all tables."""
+    """Write the manifest after all tables, for a run that nobody waits for."""
     return (
         published
         | "Together" >> beam.WithKeys(0).with_output_types(tuple[int, str])

@@ -47,7 +47,7 @@ MOST_PERSONS, MOST_TRACTS = 400_000_000, 100_000
 
 
 class Size(NamedTuple):
-    """How large a set of files is.
+    """The size of a set of files.
 
     Attributes:
         persons: records of persons; households are two for five of them.

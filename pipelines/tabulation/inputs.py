@@ -1,4 +1,4 @@
-"""The files of an execution: what is public is read and checked, and all that follows from it.
+"""The files of an execution: the public ones are read and checked, and indices are derived.
 
 PARAMETERS is a folder with ``config.json`` and the four files of iterations and codes; DATA is one
 with ``GRF-C.txt`` and the records, and for households ``pop-group-totals.txt``.  Of the records
@@ -48,7 +48,7 @@ from dpstream.state.disk_errors import file_error
 
 
 class Loaded(NamedTuple):
-    """The public files of an execution, without fault.
+    """The public files of an execution, without faults.
 
     Attributes:
         totals: t1 of persons, for households (see `public_files.read_totals`).
@@ -60,7 +60,7 @@ class Loaded(NamedTuple):
 
 
 def validate(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
-    """All faults of the public files, and of the header of the records.
+    """Return all faults of the public files, and of the header of the records.
 
     Raises:
         UsageError: the choice itself makes no sense.
@@ -71,7 +71,7 @@ def validate(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
 def load(
     parameters: Path, data: Path, choice: Choice, records: bool = True, totals: bool = True
 ) -> Loaded:
-    """The public files of an execution.
+    """Return the public files of an execution.
 
     Args:
         records: whether the file of records must be there; its header is looked at then.
@@ -87,12 +87,14 @@ def load(
 
 
 def records_path(data: Path, program: str) -> Path:
-    """The private file of a program."""
+    """Return the private file of a program."""
     return data / LAYOUTS[program].file
 
 
 def public_paths(parameters: Path, data: Path, program: str) -> list[Path]:
-    """Every public file that a program reads: what identifies an execution beside the records."""
+    """Return every public file that a program reads: they identify an execution beside the
+    records.
+    """
     names = [CONFIG, *PARAMETER_FILES]
     more = total_files(data) if program == "h" else []
     return [*(parameters / name for name in names), data / GEOGRAPHY, *more]
@@ -160,7 +162,7 @@ class Inputs(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What follows from the public files.
+    """The values that are computed from the public files.
 
     Attributes:
         plan: of the execution.
@@ -177,7 +179,7 @@ class Prepared(NamedTuple):
 
 
 def inputs_of(parameters: Path, data: Path, choice: Choice) -> Inputs:
-    """The files of an execution as they are now.
+    """Return the files of an execution as they are now.
 
     Raises:
         UsageError: one is missing.
@@ -190,7 +192,7 @@ def inputs_of(parameters: Path, data: Path, choice: Choice) -> Inputs:
 
 @functools.lru_cache(maxsize=1)
 def prepared(inputs: Inputs) -> Prepared:
-    """What follows from the public files; kept for the next one who asks on this machine.
+    """Return the values from the public files, cached on this machine.
 
     Raises:
         UsageError: a file has a fault.
@@ -208,7 +210,7 @@ def prepared(inputs: Inputs) -> Prepared:
 
 
 def prepared_of(loaded: Loaded, digest: str) -> Prepared:
-    """The same from files that are loaded."""
+    """Return the same from files that are loaded."""
     parameters, files, totals = loaded
     domain = domain_of(files, parameters, None if totals is None else regions_of(totals))
     if not domain.levels:
@@ -226,7 +228,7 @@ def prepared_of(loaded: Loaded, digest: str) -> Prepared:
 
 
 def digest_of(paths: Iterable[Path]) -> str:
-    """128-bit hex digest of the content of some files, by their names."""
+    """Return 128-bit hex digest of the content of some files, by their names."""
     digest = hashlib.blake2b(digest_size=16)
     for path in paths:
         digest.update(content_of(path))
@@ -234,7 +236,7 @@ def digest_of(paths: Iterable[Path]) -> str:
 
 
 def content_of(path: Path) -> bytes:
-    """What tells a file's content from another's.
+    """Return the bytes that identify a file's content.
 
     Raises:
         UsageError: it is missing.
@@ -252,7 +254,9 @@ def content_of(path: Path) -> bytes:
 
 
 def stamps(inputs: Inputs) -> list[tuple[str, int, int, int, int]]:
-    """(path, bytes, times of change, inode) of every file: cheap, to notice a change in a run."""
+    """Return (path, bytes, times of change, inode) of every file: cheap, to notice a change in a
+    run.
+    """
     out = []
     for path in inputs.paths:
         try:

@@ -1,4 +1,4 @@
-"""Invented offices: parameter files, geography and records of people whom there are not.
+"""Invented offices: parameter files, geography and records of people who do not exist.
 
 Counties, tracts and blocks have the codes of real states.  Iterations and codes come in numbers
 like those of production.  Every detailed group (level 2) is of one broad group (level 1) and has
@@ -57,7 +57,7 @@ class Regions(NamedTuple):
 def invent_regions(
     states: tuple[str, ...], tracts: int, places: int, areas: int, seed: int
 ) -> Regions:
-    """Blocks of so many tracts, places and areas over some states; each is there exactly once.
+    """Return blocks of tracts, places and areas over some states; each is there exactly once.
 
     Args:
         states: FIPS codes, rising; each gets at least one tract and one place.
@@ -111,7 +111,7 @@ def _segments(blocks: int, count: int, share: float, none: int, rng: np.random.G
 
 
 class Shape(NamedTuple):
-    """How many of everything there are.
+    """The numbers of groups and codes.
 
     Attributes:
         broad, detailed: groups of race of level 1 and 2, each counted alone and in combination.
@@ -170,7 +170,7 @@ class Groups(NamedTuple):
 
 
 def invent_groups(shape: Shape, seed: int) -> Groups:
-    """Iterations and codes of a shape; the same seed gives the same."""
+    """Return the iterations and codes of a shape; the same seed gives the same."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
     names = _names()
     of_race, broad_of = _memberships(shape.race_codes, shape.detailed, shape.broad, rng)
@@ -191,7 +191,7 @@ def invent_groups(shape: Shape, seed: int) -> Groups:
 
 
 def zipf(count: int) -> Float64:
-    """Weights of heavy-tailed groups; their sum is 1."""
+    """Return weights of heavy-tailed groups; their sum is 1."""
     weights = np.arange(1, count + 1, dtype=np.float64) ** -_TAIL
     return np.asarray(weights / weights.sum())
 
@@ -292,7 +292,7 @@ _NULL = np.frombuffer(b"Null", np.uint8)
 
 
 def persons(count: int, groups: Groups, regions: Regions, seed: int) -> Iterator[bytes]:
-    """Lines of ``person-records.txt``, some at a time."""
+    """Yield the lines of ``person-records.txt``, some at a time."""
     for rng, size in _chunks(count, seed, 3):
         lines = _Lines(size)
         lines.digits(_drawn(np.cumsum(_AGES) / _AGES.sum(), size, rng), 3)
@@ -303,7 +303,7 @@ def persons(count: int, groups: Groups, regions: Regions, seed: int) -> Iterator
 
 
 def households(count: int, groups: Groups, regions: Regions, seed: int) -> Iterator[bytes]:
-    """Lines of ``household-records.txt``, some at a time."""
+    """Yield the lines of ``household-records.txt``, some at a time."""
     for rng, size in _chunks(count, seed, 4):
         lines = _Lines(size)
         _place_and_race(lines, size, groups, regions, rng)

@@ -76,7 +76,7 @@ class Lines(NamedTuple):
 
 
 def pieces(path: Path, size: int = PIECE_BYTES) -> list[Piece]:
-    """A file as pieces of ``size`` bytes, the last one shorter.
+    """Return a file as pieces of ``size`` bytes, the last one shorter.
 
     Raises:
         OSError: there is no such file.
@@ -86,7 +86,7 @@ def pieces(path: Path, size: int = PIECE_BYTES) -> list[Piece]:
 
 
 def lines_of(piece: Piece) -> Iterator[Lines]:
-    """The lines of a piece, without the header, some megabytes at a time.
+    """Yield the lines of a piece, without the header, some megabytes at a time.
 
     Raises:
         OSError: the file cannot be read.
@@ -150,7 +150,9 @@ ETHNICITY = "QSPAN"
 
 
 class Rule(StrEnum):
-    """Why a record goes to the dead letter; fixed and public, in the order in which they count."""
+    """The rule by which a record goes to the dead letter; fixed and public, in order of
+    precedence.
+    """
 
     MALFORMED = "malformed"
     LINE_TOO_LONG = "line_too_long"
@@ -203,7 +205,7 @@ _RACE_GROUPS = pa.array([f"{group:02d}" for group in range(1, 64)])
 
 
 class Lookup(NamedTuple):
-    """What records are looked up in: public, and the same on every worker.
+    """The tables in which records are looked up: public, and the same on every worker.
 
     Attributes:
         program: ``p`` or ``h``; blocks: sorted numbers of the blocks of the run; states: the same
@@ -217,12 +219,12 @@ class Lookup(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """Of the private file."""
+        """The layout of the private file."""
         return LAYOUTS[self.program]
 
 
 class Parsed(NamedTuple):
-    """What lines have become.
+    """The parsed lines.
 
     Attributes:
         records: those of the run that keep every rule; positions: (n,) of each.
@@ -235,7 +237,7 @@ class Parsed(NamedTuple):
 
 
 def lookup_of(files: PublicFiles, parameters: Parameters) -> Lookup:
-    """The look-up of public files; rows of their geography are sorted by block."""
+    """Return the look-up of public files; rows of their geography are sorted by block."""
     block, good = numbers_of(files.geography["block"].combine_chunks(), BLOCK_DIGITS)
     if not good.all() or not (np.diff(block) > 0).all():
         raise InvariantError("the reader of the geography sorts it")
@@ -244,7 +246,7 @@ def lookup_of(files: PublicFiles, parameters: Parameters) -> Lookup:
 
 
 def read_piece(piece: Piece, lookup: Lookup) -> Iterator[Parsed]:
-    """The records of a piece of a private file, in its order.
+    """Yield the records of a piece of a private file, in its order.
 
     Raises:
         OSError: the file cannot be read.
@@ -254,7 +256,7 @@ def read_piece(piece: Piece, lookup: Lookup) -> Iterator[Parsed]:
 
 
 def parsed(lines: Lines, lookup: Lookup) -> Parsed:
-    """The records of some lines."""
+    """Return the records of some lines."""
     layout = lookup.layout
     fault, table = _rows(lines, layout)
     well = np.flatnonzero(fault == _NOTHING)
@@ -269,7 +271,7 @@ def parsed(lines: Lines, lookup: Lookup) -> Parsed:
 
 
 def strict_refusal(file: str) -> PolicyError:
-    """What is raised with ``--strict`` where a record breaks a rule; says nothing of which."""
+    """Return the error with ``--strict`` for a record that breaks a rule; it does not say which."""
     return PolicyError(
         file,
         "has a record that breaks a rule of its format, and --strict refuses these; whether there "
@@ -391,9 +393,9 @@ class _Columns:
 
 def _ages() -> tuple[pa.StringArray, Int64]:
     """Every text of an age, zero-padded or not, and its bin of 23."""
-    of = {f"{age:0{width}d}": age for age in range(OLDEST + 1) for width in (1, 2, 3)}
-    bins = np.searchsorted(np.array(AGE_BINS[23]), list(of.values()), side="right")
-    return pa.array([*of]), bins.astype(np.int64)
+    ages = {f"{age:0{width}d}": age for age in range(OLDEST + 1) for width in (1, 2, 3)}
+    bins = np.searchsorted(np.array(AGE_BINS[23]), list(ages.values()), side="right")
+    return pa.array([*ages]), bins.astype(np.int64)
 
 
 _AGE_TEXTS, _AGE_LEAVES = _ages()
@@ -413,12 +415,12 @@ def _search(values: Int64, ordered: Int64) -> tuple[Int32, Bool]:
 
 
 def dead_letter_folder(out: Path) -> Path:
-    """Where dead letters go unless another folder is named: ``dead_letter/`` beside the output."""
+    """Return the default folder of dead letters: ``dead_letter/`` beside the output."""
     return out.parent / "dead_letter" / out.name
 
 
 def letters_of(refused: Refused) -> pa.RecordBatch:
-    """Refused positions as the engine's dead letters, of the only file."""
+    """Return refused positions as the engine's dead letters, of the only file."""
     # Beam comes with it: only where a record was refused.
     from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
 
@@ -450,7 +452,7 @@ def write_letters(folder: Path, refused: Iterable[Refused]) -> int:
 
 
 def read_records(path: Path, lookup: Lookup, letters: Path | None) -> Iterator[Records]:
-    """All records of a file.
+    """Yield all records of a file.
 
     Args:
         letters: folder of refused records; ``None``: they refuse the file.
@@ -471,7 +473,7 @@ def read_one(
     letters: Path | None,
     callback: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Records]:
-    """The same of a piece; its dead letters are one file, whoever reads it.
+    """Yield the same of a piece; its dead letters are one file, whoever reads it.
 
     Args:
         callback: how many there are, for the operator.

@@ -60,7 +60,7 @@ MAX_CODES = 1 << 14
 
 
 class Characteristics(NamedTuple):
-    """As `dp_transforms.tabulation.domain.PublicFiles` has them: iterations, codes, members."""
+    """The iterations, codes and members of `dp_transforms.tabulation.domain.PublicFiles`."""
 
     iterations: pa.Table
     codes: pa.StringArray
@@ -68,7 +68,7 @@ class Characteristics(NamedTuple):
 
 
 def read_characteristics(folder: Path, faults: dict[str, Faults]) -> Characteristics | None:
-    """The four files of a parameter folder.
+    """Return the four files of a parameter folder.
 
     Args:
         faults: by file; takes what is wrong.
@@ -215,7 +215,7 @@ def _check_kinds(characteristics: Characteristics, pairs: Rows, faults: Faults) 
 
 
 def repeated(column: pa.ChunkedArray) -> Bool:
-    """(n,) which values have been there before."""
+    """Return (n,) whether each value occurred before."""
     encoded = column.combine_chunks().dictionary_encode()
     indices = encoded.indices.to_numpy()
     first = np.full(len(encoded.dictionary), len(indices), np.int64)
@@ -237,7 +237,7 @@ BLOCK_DIGITS = sum(BLOCK.values())
 
 
 def read_geography(path: Path, states: tuple[str, ...], faults: Faults) -> pa.Table | None:
-    """The blocks of the states of a run, sorted.
+    """Return the blocks of the states of a run, sorted.
 
     Args:
         states: FIPS codes.
@@ -288,7 +288,7 @@ def _part(rows: Rows, within: Int64, faults: Faults) -> tuple[Int64, Int64, Int6
 
 
 def is_in(values: Int64, ordered: Int64) -> Bool:
-    """Which values are among sorted ones."""
+    """Return (n,) whether each value is among sorted ones."""
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
@@ -316,7 +316,7 @@ def _table(block: Int64, place: Int64, area: Int64) -> pa.Table:
 
 
 def texts(numbers: Int64, width: int) -> pa.StringArray:
-    """Numbers as texts of ``width`` digits."""
+    """Return numbers as texts of ``width`` digits."""
     out = np.empty((len(numbers), width), np.uint8)
     left = numbers.copy()
     for place in range(width - 1, -1, -1):
@@ -347,7 +347,9 @@ NATION = "1"
 
 
 def total_files(data: Path) -> list[Path]:
-    """The files of a t1 in a data folder, sorted; where there is none, the place it must have."""
+    """Return the files of a t1 in a data folder, sorted; where there is none, the place it must
+    have.
+    """
     path = data / TOTALS
     return sorted(path.glob("*.csv")) or [path] if path.is_dir() else [path]
 
@@ -355,7 +357,7 @@ def total_files(data: Path) -> list[Path]:
 def read_totals(
     data: Path, files: PublicFiles, parameters: Parameters, all_faults: list[Fault]
 ) -> pa.Table | None:
-    """Totals of the groups that levels of the run count.
+    """Return the totals of the groups that levels of the run count.
 
     Args:
         data: folder of the data files.

@@ -1,4 +1,4 @@
-"""The plan of an execution before it is one: from public files alone.
+"""The plan of an execution before its begin, from public files alone.
 
 The records need not be there.  Households need the published totals of persons to be executed; to
 plan them they may still be missing, and then the plan has no hash yet.
@@ -45,7 +45,7 @@ _GIB = 1 << 30
 
 
 def estimate(prepared: Prepared, units: int) -> dict[str, Any]:
-    """What records of so many units need, with the groups of the public files.
+    """Return the needs of ``units`` records, with the groups of the public files.
 
     Raises:
         UsageError: no such number.
@@ -73,7 +73,7 @@ def estimate(prepared: Prepared, units: int) -> dict[str, Any]:
 
 
 def scale_text(figures: dict[str, Any]) -> str:
-    """The same for a person."""
+    """Return the same for a person."""
     cpu = figures["cpu_seconds"]
     time = f"{cpu:,.0f} s" if cpu < 7_200 else f"{cpu / 3_600:,.1f} h"
     lines = [
@@ -88,7 +88,7 @@ def scale_text(figures: dict[str, Any]) -> str:
 
 
 class Planned(NamedTuple):
-    """A plan as it can be known.
+    """A plan from public files.
 
     Attributes:
         prepared: what follows from the public files; complete: whether none was missing.
@@ -99,7 +99,7 @@ class Planned(NamedTuple):
 
 
 def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
-    """What the public files mean.
+    """Return the plan that the public files give.
 
     Raises:
         UsageError: there is a fault, or the choice is not possible.
@@ -112,7 +112,7 @@ def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
 
 
 def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
-    """All faults of the public files; where each is as it must be, what is wrong with the plan.
+    """Return all faults of the public files; without any, those of the plan.
 
     Raises:
         UsageError: the choice itself makes no sense.
@@ -130,7 +130,7 @@ def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
 def figures(
     planned: Planned, delta: float | None = None, units: int | None = None
 ) -> dict[str, Any]:
-    """Every public figure; see `accounting.tabulation.describe`.
+    """Return every public figure; see `accounting.tabulation.describe`.
 
     Args:
         units: records to estimate a load for, ``None``: none.
@@ -171,7 +171,7 @@ def _without_block(prepared: Prepared) -> int:
 
 
 def plan_text(public_figures: dict[str, Any]) -> str:
-    """The same for a person."""
+    """Return the same for a person."""
     plan_hash = public_figures["plan_hash"] or "none yet"
     groups = {row["label"]: row["groups"] for row in public_figures["levels"]}
     lines = [

@@ -23,13 +23,13 @@ _HEAD_BYTES = 1 << 16
 
 
 def is_remote(place: str) -> bool:
-    """Whether a place is a URL."""
+    """Return whether a place is a URL."""
     return "://" in place
 
 
 @contextlib.contextmanager
 def fetched(parameters: str, data: str, program: str) -> Iterator[tuple[Path, Path]]:
-    """The folders of parameters and data, with all public files and the header of the records.
+    """Fetch the folders of parameters and data: all public files and the header of the records.
 
     Raises:
         UsageError: a file is missing.
@@ -124,7 +124,7 @@ def put(folder: str, file: File) -> Written:
 
 
 def get(folder: str, name: str) -> bytes | None:
-    """An object, ``None``: there is none.
+    """Return an object, ``None``: there is none.
 
     Raises:
         RunError: the store cannot be read.

@@ -28,7 +28,7 @@ MAX_LISTED = 10_000
 
 
 class Fault(NamedTuple):
-    """One rule that a public file does not keep.
+    """One rule that a public file breaks.
 
     Attributes:
         file: its name, without folders.
@@ -50,7 +50,7 @@ class Fault(NamedTuple):
         return f"{', '.join(where)}: {self.rule}. Fix: {self.fix}."
 
     def as_dict(self) -> dict[str, Any]:
-        """The fault for machines."""
+        """Return the fault for machines."""
         return self._asdict()
 
 
@@ -66,11 +66,11 @@ class Faults:
         self.faults = list[Fault]()
 
     def add(self, column: str, rule: str, fix: str, row: int | None = None) -> None:
-        """One fault."""
+        """Add one fault."""
         self.faults.append(Fault(self.file, row, column, rule, fix))
 
     def rows(self, bad: Bool, numbers: Int64, column: str, rule: str, fix: str) -> None:
-        """A fault of each row that is marked.
+        """Add a fault of each row that is marked.
 
         Args:
             bad: (n,) which rows; numbers: (n,) their numbers in the file.
@@ -101,7 +101,7 @@ def refuse(fault_stream: Iterable[Fault]) -> None:
 
 
 def numbers_of(column: pa.StringArray, width: int) -> tuple[Int64, Bool]:
-    """What texts of exactly ``width`` ASCII digits are as numbers.
+    """Return (n,) the numbers of texts of ``width`` ASCII digits, and (n,) whether each is one.
 
     Args:
         column: without nulls; width: at most 18.
@@ -154,7 +154,7 @@ class Rows(NamedTuple):
 def read_rows(
     path: Path, columns: Sequence[str], faults: Faults, more: bool = False
 ) -> Rows | None:
-    """All rows of a public file; see `read_blocks`.
+    """Return all rows of a public file; see `read_blocks`.
 
     Returns:
         ``None`` where the file cannot be read or its header is not usable.
@@ -172,7 +172,7 @@ def read_rows(
 def read_blocks(
     path: Path, columns: Sequence[str], faults: Faults, more: bool = False
 ) -> Iterator[Rows]:
-    """The rows of a public file, some megabytes at a time.
+    """Yield the rows of a public file, some megabytes at a time.
 
     Args:
         columns: that the header must have, in this order.
@@ -197,7 +197,8 @@ def read_blocks(
 
 
 def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:
-    """The first line of a file without byte order mark and line feed, and what was read behind it.
+    """Return the first line of a file without byte order mark and line feed, and the bytes after
+    it.
 
     A line that is longer than any may be comes out cut.
     """
@@ -241,7 +242,7 @@ def _rows(
 def simple_rows(
     lines: pa.BinaryArray, blank: Bool, names: Sequence[str], columns: Sequence[str]
 ) -> pa.Table | None:
-    """The columns of lines without carriage returns, if nothing is wrong with any of them.
+    """Return the columns of lines without carriage returns, if nothing is wrong with any of them.
 
     Returns:
         ``None`` if one is blank, too long, has a NUL byte or another number of fields.
@@ -256,7 +257,9 @@ def simple_rows(
 def usable_header(
     line: bytes, columns: Sequence[str], faults: Faults, more: bool = False
 ) -> list[str] | None:
-    """The names of a header that has the columns, in their order; the others are never shown."""
+    """Return the names of a header that has the columns, in their order; the others are never
+    shown.
+    """
     expected = f"begin the file with {SEPARATOR.join(columns)}"
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
@@ -280,7 +283,9 @@ def usable_header(
 
 
 def line_faults(lines: pa.BinaryArray, width: int) -> list[tuple[Bool, str, str]]:
-    """(which lines, rule, fix) for each thing that can be wrong with a line; no line has two."""
+    """Return (which lines, rule, fix) for each thing that can be wrong with a line; no line has
+    two.
+    """
     longer = too_long(lines)
     broken = stray_returns(lines) & ~longer
     nul = with_nul(lines) & ~longer & ~broken
@@ -303,12 +308,12 @@ def line_faults(lines: pa.BinaryArray, width: int) -> list[tuple[Bool, str, str]
 
 
 def field_counts(lines: pa.BinaryArray) -> Int64:
-    """How many fields each line has."""
+    """Return (n,) the number of fields of each line."""
     return np.asarray(pc.count_substring(lines, SEPARATOR).to_numpy() + 1, np.int64)
 
 
 def stray_returns(lines: pa.BinaryArray) -> Bool:
-    """Which lines have a carriage return that is not the one before their line feed."""
+    """Return (n,) whether each line has a carriage return other than that before its line feed."""
     returns = pc.count_substring(lines, "\r").to_numpy()
     if not returns.any():
         return np.zeros(len(lines), np.bool_)
@@ -316,7 +321,7 @@ def stray_returns(lines: pa.BinaryArray) -> Bool:
 
 
 def is_utf8(lines: pa.BinaryArray) -> bool:
-    """Whether all lines are, each of them."""
+    """Return whether all lines are, each of them."""
     try:
         lines.view(pa.string()).validate(full=True)
     except pa.ArrowInvalid:
@@ -333,8 +338,9 @@ def _decodes(line: bytes) -> bool:
 
 
 def parse(lines: pa.BinaryArray, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
-    """Columns of lines that all have as many fields as ``names`` and no NUL byte, and a
-    carriage return at their end at most.
+    """Return the columns of lines that have as many fields as ``names``.
+
+    They have no NUL byte, and at most a carriage return at their end.
 
     Args:
         lines: without a gap between two of them, each with its line feed.

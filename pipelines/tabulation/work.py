@@ -1,4 +1,4 @@
-"""What is done with pieces of records and with shards of groups, wherever it is done.
+"""The work on pieces of records and on shards of groups, on any runner.
 
 `counted` is done for each piece of the private file, `finished` for each shard once all pieces are
 counted.  Between the two exact counts travel, as pairs (group and leaf, count).
@@ -39,7 +39,7 @@ _PAIRS_AT_ONCE = 4_000_000
 
 
 class Part(NamedTuple):
-    """A shard of a table: what is worked on at once.
+    """A shard of a table: the unit of work.
 
     Attributes:
         number: among all parts.
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 def parts_of(setup: Prepared) -> list[Part]:
-    """All parts, in public order: of tables and levels that have a budget."""
+    """Return all parts, in public order: of tables and levels that have a budget."""
     plan, out = setup.plan, list[Part]()
     on = {(table.name, level) for table, level, _ in plan.measured()}
     for number, table in enumerate(plan.parameters.tables):
@@ -64,7 +64,7 @@ def parts_of(setup: Prepared) -> list[Part]:
 
 
 class Tally:
-    """Sums of pairs by table and level, as more and more come.
+    """Sums of pairs by table and level, batch after batch.
 
     Args:
         tables: whose records are counted.
@@ -91,7 +91,7 @@ class Tally:
                     self._put((number, place), pairs)
 
     def of(self, table: int, level: int) -> Pairs:
-        """All pairs of a table and level."""
+        """Return all pairs of a table and level."""
         key = table, level
         if key not in self._pairs:
             return NONE
@@ -111,7 +111,7 @@ class Tally:
 
 
 def counted(setup: Prepared, batches: Iterable[Records]) -> Tally:
-    """Exact counts of batches of records."""
+    """Return the exact counts of batches of records."""
     tally = Tally(setup.domain, setup.plan.parameters.tables)
     for records in batches:
         tally.add(records)
@@ -119,24 +119,26 @@ def counted(setup: Prepared, batches: Iterable[Records]) -> Tally:
 
 
 def pairs_of(setup: Prepared, tally: Tally, part: Part) -> Pairs:
-    """The pairs of a part."""
+    """Return the pairs of a part."""
     leaves = setup.plan.parameters.tables[part.table].leaves
     level_pairs = tally.of(part.table, part.shard.level)
     return level_pairs.within(part.shard.first * leaves, part.shard.last * leaves)
 
 
-def counts_digest(setup: Prepared, part: Part, pairs: Pairs, keys: KeyRing) -> bytes:
-    """Digest of the counts of a part; those of all parts add up to that of the execution
-    (`dp_transforms.noise.inputs`)."""
+def counts_digest(setup: Prepared, part: Part, pairs: Pairs, ring: KeyRing) -> bytes:
+    """Return the digest of the counts of a part.
+
+    Those of all parts add up to that of the execution (`dp_transforms.noise.inputs`).
+    """
     table, level = setup.plan.parameters.tables[part.table], setup.domain.levels[part.shard.level]
     items = np.zeros((len(pairs.keys), 2), np.uint64)
     items[:, 0] = pairs.keys
     label = f"{table.name} {level.level.name}"
-    return InputDigest(keys).add(label, items, pairs.counts).value
+    return InputDigest(ring).add(label, items, pairs.counts).value
 
 
 def finished(
-    setup: Prepared, part: Part, pairs: Pairs, keys: KeyRing, run_id: str, inputs: bytes
+    setup: Prepared, part: Part, pairs: Pairs, ring: KeyRing, run_id: str, inputs: bytes
 ) -> Iterator[File]:
     """Measure a part, with noise, and publish it.
 
@@ -154,7 +156,7 @@ def finished(
         aggregated(part.shard, table, pairs),
         kinds,
         parameters.thresholds[table.name][level.level],
-        CellNoise(keys, run_id, inputs),
+        CellNoise(ring, run_id, inputs),
         None if setup.published is None else setup.published[level.level],
     )
     names = iter(names_of_part(setup, part))
@@ -167,13 +169,13 @@ def finished(
 
 
 def name_of(setup: Prepared, part: Part) -> str:
-    """Of a part among those of its table: ``tract-2-003``."""
+    """Return the name of a part among those of its table: ``tract-2-003``."""
     level = setup.domain.levels[part.shard.level].level
     return f"{level.region_type.lower()}-{level.iteration_level}-{part.shard.part:03d}"
 
 
 def names_of_part(setup: Prepared, part: Part) -> list[str]:
-    """The files of a part, in the order in which they are written.
+    """Return the files of a part, in the order in which they are written.
 
     The first part of an execution without a guarantee has its stamp too.
     """
@@ -184,5 +186,5 @@ def names_of_part(setup: Prepared, part: Part) -> list[str]:
 
 
 def names_of(setup: Prepared) -> list[str]:
-    """Every file of an execution, by public files alone."""
+    """Return every file of an execution, by public files alone."""
     return [name for part in parts_of(setup) for name in names_of_part(setup, part)]

@@ -215,7 +215,7 @@ class Request(NamedTuple):
 
     @property
     def how(self) -> Asking:
-        """Whether to ask again at a new charge, and about which state of the data."""
+        """Return whether to ask again at a new charge, and about which state of the data."""
         return Asking(self.fresh, self.as_of)
 
 
@@ -230,7 +230,7 @@ class CheckedRequest(NamedTuple):
 
     @property
     def private(self) -> bool:
-        """Whether the stream itself is asked, not proxy data."""
+        """Return whether the stream itself is asked, not proxy data."""
         return self.request.proxy is None
 
     @property
@@ -241,7 +241,7 @@ class CheckedRequest(NamedTuple):
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Return what it costs and what accuracy to expect; public, no data read."""
+        """Return its cost and the accuracy to expect; public, no data read."""
         question = self.question
         return {
             "how": "private" if self.private else "proxy",
@@ -342,13 +342,13 @@ def _check_proxy(request: Request) -> None:
 
 def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
     """Return (first hours, time that C has to cover) in microseconds."""
-    line = plan.timeline
+    timeline = plan.timeline
     first = None if request.first is None else duration_micros("--first", request.first)
-    if line.period is not None or line.end is not None:
-        horizon = line.period or (line.end or 0) - line.start
+    if timeline.period is not None or timeline.end is not None:
+        horizon = timeline.period or (timeline.end or 0) - timeline.start
         return (horizon if first is None else first), horizon
     if first is None or request.scale is None:
-        shared = line.slide != line.window and plan.design.selects
+        shared = timeline.slide != timeline.window and plan.design.selects
         flag = "mechanism.periods_share_windows = true"
         more = f"; as windows slide and keys are selected, with {flag}" if shared else ""
         raise UsageError(

@@ -88,8 +88,8 @@ def tally(tuning: CheckedRequest, job: Job, ring: KeyRing, name: tuple[bytes, ..
         UsageError: there is no file, or a column is missing.
         RunError: the operating system cannot read a file.
     """
-    line = job.plan.timeline
-    ends = msgspec.structs.replace(line, end=line.start + tuning.question.first)
+    timeline = job.plan.timeline
+    ends = msgspec.structs.replace(timeline, end=timeline.start + tuning.question.first)
     plan = msgspec.structs.replace(job.plan, timeline=ends)
     counted = Tally(plan, ring, name, tuning.design.histograms, tuning.question.values_per_unit)
     for records in canonical_records(job, plan, ring):
@@ -235,7 +235,7 @@ _NO_SECRET = bytes(KEY_BYTES)
 
 
 class Outcome(NamedTuple):
-    """The chosen figures; all of it is public once it is written.
+    """The chosen figures; all of them are public once they are written.
 
     Attributes:
         job: the new job.
@@ -295,7 +295,7 @@ class TuningQuestion(NamedTuple):
         """The canonical parts of the question; the digested plan names the source."""
         return [self.checked.digest.encode()]
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Refuse files that cannot be read; see `ask.question.Question`."""
         pieces(self.checked.job)
 
@@ -309,9 +309,9 @@ class TuningQuestion(NamedTuple):
         """Return names, sizes and times of the job's files; see `ask.question.Question`."""
         return stamps(self.checked.job)
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
-        return _receipt(self.checked, charge, _draw(self.checked, keys, charge.run_id))
+        return _receipt(self.checked, charge, _draw(self.checked, ring, charge.run_id))
 
 
 def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
@@ -414,11 +414,11 @@ def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
 
 def _proxy(tuning: CheckedRequest) -> Outcome:
     """Compute the same histograms of other data, exactly; marked as such, not charged."""
-    request, line = tuning.request, tuning.job.plan.timeline
-    start = line.start
+    request, timeline = tuning.request, tuning.job.plan.timeline
+    start = timeline.start
     if request.proxy_start is not None:
         start = instant_micros("--proxy-start", request.proxy_start)
-    moved = msgspec.structs.replace(line, start=start, end=start + tuning.question.first)
+    moved = msgspec.structs.replace(timeline, start=start, end=start + tuning.question.first)
     pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
     job = recorded(tuning.job, pattern, "--proxy")
     job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, timeline=moved))

@@ -1,4 +1,4 @@
-"""Chooses the family of noise for a workload over a job's records, before the charge.
+"""Choice of the family of noise for a workload over a job's records, before the charge.
 
 Geometric noise answers once, with charge and answer in the account (`registered`); Gaussian noise
 answers there or through a store.  A workload that is asked again is the same question, and keeps
@@ -38,11 +38,14 @@ Result = TypeVar("Result")
 
 
 class OvertakenError(PolicyError):
-    """Another workload was charged between a choice and its charge; `by_choice` chooses again."""
+    """Signals that another workload was charged between a choice and its charge.
+
+    `by_choice` chooses again.
+    """
 
 
 class Choice(NamedTuple):
-    """The family that is used.
+    """The chosen family.
 
     Attributes:
         accept: refuses a new charge by `OvertakenError` if the choice may have changed;
@@ -54,7 +57,7 @@ class Choice(NamedTuple):
 
 
 class Gaussian(NamedTuple):
-    """How Gaussian noise would be charged.
+    """The charge of Gaussian noise.
 
     Attributes:
         plan_hash: returns the plan hash of the charge.

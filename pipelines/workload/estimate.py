@@ -1,4 +1,4 @@
-"""Answers of a workload from what was released, with their exact standard errors.
+"""Answers of a workload from released estimates, with their exact standard errors.
 
 **Estimates of the cells** are x + s L z: exact counts, L the mix, z independent components of sd 1,
 s public.  So the answers W x + s W L z have covariance s^2 W L L^T W^T, computed from the L that
@@ -41,7 +41,7 @@ TOLERANCE = 1e-6
 
 @one_thread()
 def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
-    """(n,) the non-negative cells nearest to estimates whose noise has this mix.
+    """Return (n,) the non-negative cells nearest to estimates whose noise has this mix.
 
     Args:
         cells: (n,) estimates.
@@ -89,7 +89,7 @@ def nonnegative(cells: Float64, mix: Sequence[Float64]) -> Float64:
 
 
 def slope(x: Float64, gradient: Float64) -> float:
-    """Largest slope along which x >= 0 could still be improved; 0 at the optimum."""
+    """Return the largest slope along which x >= 0 could still be improved; 0 at the optimum."""
     return float(np.abs(np.where(x > 0, gradient, np.minimum(gradient, 0.0))).max())
 
 
@@ -292,7 +292,7 @@ class TableEstimate(NamedTuple):
         yield Answers(estimates, np.sqrt(np.concatenate(variances)), estimates)
 
     def covariance(self, workload: Workload) -> Float64:
-        """Not available for tables.
+        """Raise an error: it is not available for tables.
 
         Raises:
             PolicyError: always.

@@ -31,7 +31,7 @@ from dpstream.state.store import Store
 
 
 class Order(NamedTuple):
-    """What is to be answered, and how.
+    """The parameters of a workload's answer.
 
     Attributes:
         strategy: the strategy of the cells.
@@ -118,12 +118,12 @@ def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Momen
     budget = calibrated(plan, store.identity.calibration).budget
     [aggregate], own = plan.aggregates, job.cells
     own = required(own, "own is there")
-    line, cells, scale, moments = plan.timeline, [], [], []
+    timeline, cells, scale, moments = plan.timeline, [], [], []
     for window, last in sorted(store.completed(store.identity.shards).items()):
         for trigger in range(1, last + 1):
             cells.append(_cells(store, window, trigger, aggregate.name, workload.cells))
             scale.append(float(budget.values[0].sd[trigger - 1]) * aggregate.grid)
-            moments.append(moment_of(line, window, trigger))
+            moments.append(moment_of(timeline, window, trigger))
     receipt = Receipt(
         run_id=run_id,
         plan_hash=plan.hash,
@@ -161,7 +161,7 @@ def _cells(store: Store, window: int, trigger: int, name: str, size: int) -> Flo
     return cells
 
 
-def moment_of(line: Timeline, window: int, trigger: int) -> Moment:
+def moment_of(timeline: Timeline, window: int, trigger: int) -> Moment:
     """Return window and trigger time as they are shown."""
-    begin, end = line.window_bounds(window)
-    return Moment(begin, end, trigger, line.instant_of(line.base(window) + trigger))
+    begin, end = timeline.window_bounds(window)
+    return Moment(begin, end, trigger, timeline.instant_of(timeline.base(window) + trigger))

@@ -137,7 +137,7 @@ def bits_of(axes: int) -> int:
 def planned_purely(
     workload: Workload, epsilon: float, contributions: int, folder: Path
 ) -> dict[str, Any]:
-    """Return what a workload would cost in pure epsilon, as `planning.figures`.
+    """Return the cost of a workload in pure epsilon, as in `planning.figures`.
 
     The floor: a strategy of whole numbers, D its largest L1 norm of a column, has noise of variance
     v(C D / epsilon), v(b) = 2 q / (1 - q)^2 with q = e^(-1/b), and v(b) / b^2 grows with b.  As
@@ -182,7 +182,7 @@ def planned_purely(
 
 
 def published(
-    lattice: Lattice, cells: Int64, keys: "KeyRing", run_name: tuple[bytes, ...]
+    lattice: Lattice, cells: Int64, ring: "KeyRing", run_name: tuple[bytes, ...]
 ) -> Int64:
     """Return (rows on each axis) B x + noise.
 
@@ -197,15 +197,16 @@ def published(
     exact = cells
     for axis, factor in enumerate(lattice.strategy.factors):
         exact = np.moveaxis(np.tensordot(factor, exact, (1, axis)), 0, axis)
-    digest = InputDigest(keys).add("lattice", numbered(exact.size), exact.reshape(-1))
-    noise = OneShot(keys, (b"workload lattice", *run_name), digest.value)
+    digest = InputDigest(ring).add("lattice", numbered(exact.size), exact.reshape(-1))
+    noise = OneShot(ring, (b"workload lattice", *run_name), digest.value)
     drawn = noise.discrete_laplace(numbered(exact.size), lattice.scale)
     return np.asarray(exact + drawn.reshape(exact.shape), np.int64)
 
 
 def estimate_of(lattice: Lattice, counts: Int64) -> Estimate:
-    """Return least-squares cells of what was published, and the mix of their noise: L L^T =
-    (B^T B)^-1.
+    """Return least-squares cells of released figures, and the mix of their noise.
+
+    L L^T = (B^T B)^-1.
     """
     cells: Float64 = counts.astype(np.float64)
     mix, summed = [], []

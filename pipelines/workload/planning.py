@@ -1,4 +1,4 @@
-"""What a workload's answers would cost: errors, floors and gaps, before there is data.
+"""The errors, floors and gaps of a workload's answers, before there is data.
 
 They are from noisy cells or from residual tables (`way_of`).  The decision reads no record:
 `dpstream workload plan` prints it, and `dpstream workload answer` follows it.
@@ -110,7 +110,7 @@ class Guarantee(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about what the guarantee promises."""
+        """Return warnings about the guarantee."""
         if self.epsilon is None or self.delta is None:
             return weaknesses_of_mu(required(self.mu, "self.mu is there"))
         return weaknesses(self.epsilon, self.delta)
@@ -229,7 +229,7 @@ def figures(planned: Planned, guarantee: Guarantee) -> dict[str, Any]:
 def queries_of(
     workload: Workload, spreads: list[Spread], scale: float, half_width: float
 ) -> dict[str, Any]:
-    """Return what is asked, and how exact each product's answers are.
+    """Return the queries, and the errors of each product's answers.
 
     Args:
         spreads: variances of each product's queries.

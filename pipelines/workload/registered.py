@@ -71,14 +71,14 @@ _WIDTH = 2
 
 
 class Rows(NamedTuple):
-    """PRIVATE: (rows, attributes) cells of the records that count; how many did not, and why."""
+    """PRIVATE: (rows, attributes) cells of the counted records; the number of others, and why."""
 
     codes: Int64
     dead_letters: int
     beyond: int
 
 
-def bounded(job: Job, domain: CellDomain, keys: KeyRing) -> Rows:
+def bounded(job: Job, domain: CellDomain, ring: KeyRing) -> Rows:
     """Read a job's files.
 
     Args:
@@ -88,7 +88,7 @@ def bounded(job: Job, domain: CellDomain, keys: KeyRing) -> Rows:
         DpstreamError: the files cannot be read.
     """
     plan = msgspec.structs.replace(job.plan, key=(_PACKED,), public_keys=None, cells=None)
-    ingest, good, dead = Canonicaliser(plan, keys), [], 0
+    ingest, good, dead = Canonicaliser(plan, ring), [], 0
     for batch in queried(job, batches(job)):
         valid_records, letters = ingest(_packed(domain, batch))
         good.append(valid_records)
@@ -138,7 +138,7 @@ def _unpacked(domain: CellDomain, column: pa.Array) -> Int64:
 
 
 class Mechanism(NamedTuple):
-    """What is drawn and what it costs.
+    """The mechanism that is drawn, and its cost.
 
     Attributes:
         name: the strategy's name.
@@ -185,10 +185,10 @@ def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
         digest.update(np.array(factor.shape, "<i8").tobytes() + factor.astype("<i8").tobytes())
     digest.update(np.float64(made.scale).tobytes())
 
-    def draw(rows: Int64, keys: KeyRing, name: tuple[bytes, ...]) -> Estimate:
+    def draw(rows: Int64, ring: KeyRing, name: tuple[bytes, ...]) -> Estimate:
         flat = codes(workload.sizes, rows.T)
         cells = np.bincount(flat, minlength=workload.cells).reshape(workload.sizes)
-        return lattice.estimate_of(made, lattice.published(made, cells, keys, name))
+        return lattice.estimate_of(made, lattice.published(made, cells, ring, name))
 
     full_rank = all(f.shape[0] >= f.shape[1] for f in made.strategy.factors)
     return Mechanism(strategy, digest.hexdigest(), privacy.epsilon, 0.0, None, full_rank, draw)
@@ -221,13 +221,13 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     for basis in gram.bases:
         digest.update(basis.canonical())
 
-    def draw(rows: Int64, keys: KeyRing, name: tuple[bytes, ...]) -> TableEstimate:
+    def draw(rows: Int64, ring: KeyRing, name: tuple[bytes, ...]) -> TableEstimate:
         counts = []
         for key, shape in zip(gram.keys, shapes, strict=True):
             flat = codes(shape, rows[:, list(key)].T) if key else np.zeros(len(rows), np.int64)
             size = int(np.prod(shape, dtype=np.int64))
             counts.append(np.bincount(flat, minlength=size).astype(np.int64).reshape(shape))
-        noisy = tables.published(counts, gram.keys, bases, sds.tolist(), keys, name)
+        noisy = tables.published(counts, gram.keys, bases, sds.tolist(), ring, name)
         return TableEstimate(gram.bases, gram.keys, sds, tuple(noisy))
 
     return Mechanism(
@@ -277,7 +277,7 @@ class WorkloadQuestion:
         """The canonical parts of the question; the digested plan names the source."""
         return [self.plan_hash.encode()]
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         """Refuse, for example, a column that a file lacks; see `ask.question.Question`."""
         if self._out is not None:
             Output(self._out, RECEIPT, "--out").check(None)
@@ -295,12 +295,12 @@ class WorkloadQuestion:
         """Return names, sizes and times of the job's files; see `ask.question.Question`."""
         return stamps(self._reading)
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
-        rows = bounded(self._reading, self._domain, keys)
+        rows = bounded(self._reading, self._domain, ring)
         self.dead_letters = rows.dead_letters
         name = (charge.run_id.encode(), self.plan_hash.encode())
-        estimate = self._mechanism.draw(rows.codes, keys, name)
+        estimate = self._mechanism.draw(rows.codes, ring, name)
         with self.archive.draft() as draft:
             write_estimate(draft, estimate)
             files = self.archive.seal(draft, [ESTIMATE])
@@ -316,7 +316,7 @@ class WorkloadQuestion:
             return released_of(receipt, (draft / ESTIMATE).read_bytes())
 
     def _receipt(self, charge: Charge, files: dict[str, Written]) -> Receipt:
-        job, mechanism, line = self._job, self._mechanism, self._job.plan.timeline
+        job, mechanism, timeline = self._job, self._mechanism, self._job.plan.timeline
         [aggregate] = job.plan.aggregates
         return Receipt(
             **answered_now(charge),
@@ -332,7 +332,14 @@ class WorkloadQuestion:
             contributions=job.plan.privacy.contributions,
             aggregate=(aggregate.name, aggregate.kind),
             insecure=job.insecure,
-            moments=[Moment(line.start, line.start + line.window, 1, line.start + line.window)],
+            moments=[
+                Moment(
+                    timeline.start,
+                    timeline.start + timeline.window,
+                    1,
+                    timeline.start + timeline.window,
+                )
+            ],
             files=files,
         )
 

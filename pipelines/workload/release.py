@@ -1,4 +1,4 @@
-"""The output of an answer: a folder of answers and of the estimate from which more can be asked.
+"""The output of an answer: a folder of answers and of the estimate that gives more answers.
 
     OUT/answers.parquet or .csv   the answers, with standard errors and 95% intervals; absent if
                                   one table cannot hold them
@@ -46,7 +46,7 @@ from dpstream.state.locks import private_folder
 
 
 def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
-    """Arrays by name, for ``np.savez``."""
+    """Return the estimate as arrays by name, for ``np.savez``."""
     if isinstance(estimate, Estimate):
         return {
             "cells": estimate.cells,
@@ -65,7 +65,7 @@ def to_arrays(estimate: Estimate | TableEstimate) -> dict[str, Any]:
 
 
 def of_arrays(held: Mapping[str, Any]) -> Estimate | TableEstimate:
-    """The estimate of its arrays.
+    """Return the estimate of its arrays.
 
     Raises:
         KeyError, ValueError: they are of another form.
@@ -331,7 +331,8 @@ RESERVED = frozenset(
 
 
 def labelled(workload: Workload) -> dict[str, pa.Array]:
-    """Columns ``product`` (number, from 0) and one for each attribute, rows in the queries' order.
+    """Return columns ``product`` (number, from 0) and one for each attribute, in the queries'
+    order.
 
     Attributes are dictionaries: each text is there once.
     """

@@ -1,4 +1,6 @@
-"""What a table's points have spent after some of its account's entries: the same for every reader.
+"""The amounts that the points of a table have spent after some entries of its account.
+
+Every reader computes the same amounts.
 
 A state is a value; ``after`` computes the next one from entries, whoever wrote them.  No entry is
 left out: one of another table, kind or form is refused, because a spent budget that is not counted
@@ -113,7 +115,7 @@ class Balances:
 
 
 def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = None) -> Spent:
-    """Return what was spent of one kind after an entry; with an analyst, by their own charges.
+    """Return the spent state of one kind after an entry; with an analyst, of their own charges.
 
     Raises:
         PolicyError: the entry's boxes or amount do not fit the table.
@@ -128,7 +130,7 @@ def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = N
 
 
 def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
-    """Return what an entry of the table charges.
+    """Return the charge of an entry of the table.
 
     Raises:
         PolicyError: the entry is not of this table.

@@ -30,11 +30,14 @@ _PAUSE_SECONDS = 0.2
 
 
 class LedgerMovedError(Exception):
-    """Another process has changed the account since the transaction began; nothing was written."""
+    """Signals that another process changed the account since the transaction began.
+
+    Nothing was written.
+    """
 
 
 class StoredRequest(NamedTuple):
-    """A request and what was decided about it.
+    """A request and the decision on it.
 
     Attributes:
         grant: what may be read, stored with the charge.
@@ -238,7 +241,7 @@ class Ledger(abc.ABC):
         return self.transact(lambda: self.charge_within(charge))
 
     def charge_within(self, charge: Charge, accept: Accept | None = None) -> bool:
-        """``charge`` as a part of an open ``transaction``; the limit is read in it.
+        """Append ``charge`` as a part of an open ``transaction``; the limit is read in it.
 
         Args:
             accept: called before a new charge.

@@ -52,7 +52,7 @@ _ID = 16
 
 
 class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a session's entry charges, or draws on an allotment that was charged before.
+    """The charge of a session's entry, or its draw on an allotment that was charged before.
 
     Attributes:
         budget: the kind of budget.
@@ -80,7 +80,7 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def allots(self) -> bool:
-        """Whether it is an allotment, which only pays for later draws."""
+        """Return whether it is an allotment, which only pays for later draws."""
         return self.allotment == ""
 
     @classmethod
@@ -109,7 +109,7 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def read(self) -> Int64:
-        """Return (m, d, 2) int64, what the query may read, disjoint; raises as ``boxes`` does."""
+        """(m, d, 2) int64 disjoint boxes that the query may read; raises as ``boxes`` does."""
         return unpacked(self.reads)
 
 
@@ -145,7 +145,7 @@ def unpacked(text: str) -> Int64:
 class Charge(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="charge"
 ):
-    """What one run spends per unit of a data set; see ``accounting.composition``.
+    """The amount that one run spends per unit of a data set; see ``accounting.composition``.
 
     Attributes:
         run_id, plan_hash: the run and its public plan (statement, question).
@@ -220,32 +220,37 @@ class Created(_Event, frozen=True, tag="created"):
 
 
 class LimitChanged(_Event, frozen=True, tag="limit"):
-    """A new limit, which holds from this entry on."""
+    """The entry of a new limit, which holds from there on."""
 
     limit: Limit
 
 
 class Received(_Event, frozen=True, tag="receipt"):
-    """A charged request was answered; ``digest`` is of the receipt's bytes and its charge."""
+    """The entry that a charged request was answered.
+
+    ``digest`` is of the receipt's bytes and its charge.
+    """
 
     run_id: str
     digest: str
 
 
 class Closed(_Event, frozen=True, tag="closed"):
-    """Charges without a receipt that are never answered: asking again is charged again."""
+    """The entry that charges without a receipt are never answered: a repeated question is
+    charged.
+    """
 
     run_ids: tuple[str, ...]
 
 
 class TableNamed(_Event, frozen=True, tag="table"):
-    """A table that the program writes now belongs to the account."""
+    """The entry that a table which the program writes belongs to the account."""
 
     id: str
 
 
 class Widened(_Event, frozen=True, tag="widened"):
-    """A wider space of the account's table, in which all charges are embedded from this entry on.
+    """The entry of a wider space of the account's table, in which all earlier charges are embedded.
 
     Attributes:
         old, new: digests of the table's model.

@@ -1,4 +1,4 @@
-"""The head file of an account: what proves that an account is not older than what was shown.
+"""The head file of an account, which proves that an account is not older than what was shown.
 
 An account that is restored from a backup has lost charges, and answers that people have seen.  So
 whoever asks keeps, in the folder of the file that names the account, a private file that knows the
@@ -180,7 +180,7 @@ class HeadFile:
         )
 
     def chain(self) -> Chain:
-        """Return what the file proves.
+        """Return the chain that the file proves.
 
         Raises:
             PolicyError: it is damaged.

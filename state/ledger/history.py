@@ -1,4 +1,4 @@
-"""An account in memory: its events in order, and what follows from them.
+"""An account in memory: its events in order, and the state that follows from them.
 
 The limit is a part of the account.  A charge does not name one: `History.check` reads the limit
 of the last entry about it, in the transaction that charges.

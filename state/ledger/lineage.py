@@ -1,4 +1,4 @@
-"""Which copy of a store goes on: a random token, renewed at every begin, known to the ledger.
+"""A random token that tells which copy of a store may continue; each begin renews it in the ledger.
 
 A store's token names its present; the ledger keeps, for each run, the tokens it would accept,
 each with the token it was to replace.  To begin on a store:

@@ -1,4 +1,4 @@
-"""Opens the account that a job names: the one module that knows which kinds of accounts there are.
+"""Opening of the account that a job names: the one module that knows all kinds of accounts.
 
 An account is a SQLite file, or a Cloud Spanner database by its URL.  Code that keeps something
 beside an account's file asks ``file_of`` whether there is one.  A kind's code is imported only when

@@ -1,4 +1,4 @@
-"""What a session asks of the account of its table, and what it may do now.
+"""The charge that a session asks of its table's account, and the decision on it.
 
 **Everything that is read has paid.**  A query reads the boxes that it asks about (with ``drop`` cut
 to the kept ones), and these lie in what is charged: dimensions of ``cover`` are widened, then boxes
@@ -54,7 +54,7 @@ class Views:
         self._state, self.usable = state, usable
 
     def spent(self, kind: Kind) -> Spent:
-        """Return what every point has spent of a kind of budget.
+        """Return the spent budget of a kind at every point.
 
         Raises:
             UsageError: records have no budget of that kind.
@@ -64,7 +64,7 @@ class Views:
 
 
 class Order(NamedTuple):
-    """What a query asks of the account.
+    """The charge that a query asks of the account.
 
     Attributes:
         kind: kind of the budget it pays with.
@@ -88,7 +88,7 @@ class Order(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What a query would do now.
+    """The decision that a query would get now.
 
     ``read``: (m, d, 2) the boxes it would read, none if refused.
     """
@@ -101,7 +101,7 @@ _NOTHING_LEFT = "ask other points: `dpstream session budget` shows which have bu
 
 
 class SessionRefusedError(PolicyError):
-    """A query is refused because points lack budget.
+    """Signals that a query is refused because points lack budget.
 
     Attributes:
         decision: which boxes lack how much, and the largest amount that would be accepted; public.
@@ -150,7 +150,7 @@ def refusal_of(space: Space, kind: Kind, decision: Decision) -> SessionRefusedEr
 
 
 def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
-    """Return what an order may do at an instant.
+    """Return the decision on an order at an instant.
 
     Args:
         state: of all entries before it, with the analyst's own charges if there is a quota.

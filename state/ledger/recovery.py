@@ -39,7 +39,7 @@ from dpstream.state.ledger.history import History
 
 
 class Recovered(NamedTuple):
-    """What a recovery did.
+    """The result of a recovery.
 
     Attributes:
         entries: number of entries that were appended from the head file.

@@ -74,7 +74,7 @@ from dpstream.state.run_ids import new_run_id
 def allotted(
     charges: Iterable[Charge], table: SessionTable, run_id: str
 ) -> tuple[RegionCharge, int]:
-    """An allotment, and how many of its millionths are used.
+    """Return an allotment, and how many of its millionths are used.
 
     Raises:
         PolicyError: there is none of that run id.
@@ -178,7 +178,7 @@ class RegionAccount:
     # --- what stands -----------------------------------------------------------------------------
 
     def spent(self, kind: Kind) -> Spent:
-        """Return what every point has spent of a kind of budget until now.
+        """Return the spent budget of a kind at every point until now.
 
         Raises:
             UsageError: records have no budget of that kind.
@@ -187,7 +187,7 @@ class RegionAccount:
         return Views(self._refreshed(), MICRO).spent(kind)
 
     def analyst_spent(self, kind: Kind, analyst: str) -> Spent:
-        """Return what one analyst has charged to every point until now; raises like ``spent``."""
+        """Return the charges of one analyst at every point until now; raises like ``spent``."""
         self.table.space.budget_place(kind)
         return self._with_own(kind, analyst).own[kind, analyst]
 

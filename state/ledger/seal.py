@@ -1,4 +1,4 @@
-"""Digests of all that an account holds, so that damage to any row of it is noticed.
+"""Digests of all rows of an account, by which damage to any row is detected.
 
 Each table has a sum, modulo 2^128, of digests of its rows, each bound to all of its columns: a
 row that is changed, lost or added changes the sum, and a transaction updates it from the rows that

@@ -95,7 +95,7 @@ def with_keys(table: str, columns: Sequence[str]) -> Sequence[str]:
 
 
 def opened(table: str, columns: Sequence[str], wanted: int, rows: list[Any]) -> list[list[Any]]:
-    """Rows checked and without their digests; their first ``wanted`` columns.
+    """Check rows and return the first ``wanted`` columns, without digests.
 
     Raises:
         PolicyError: a cell is not what was written.
@@ -183,7 +183,7 @@ def _text(value: bytes | str) -> str:
 
 
 class Sealing:
-    """Stands for a batch or a transaction of the client, and puts digests on and takes them off.
+    """Wraps a batch or a transaction of the client, and adds and checks digests.
 
     It has the methods of the client's own object that the store uses, with the same arguments.
     """
@@ -237,7 +237,7 @@ def parse(url: str) -> tuple[str, str, str]:
 
 
 def connect(url: str) -> Database:
-    """The database of a URL, shared within the process; connected, but nothing is asked yet.
+    """Return the database of a URL, shared within the process; no request is sent yet.
 
     With SPANNER_EMULATOR_HOST set it is the emulator's, without credentials.
 
@@ -409,11 +409,14 @@ def between(first: Sequence[Any], last: Sequence[Any]) -> spanner.KeyRange:
 
 
 class ExistsError(Exception):
-    """A commit inserted a row that was there: an earlier attempt, or another worker, was first."""
+    """Signals that a commit inserted a row that existed.
+
+    An earlier attempt, or another worker, was first.
+    """
 
 
 class MissingError(Exception):
-    """A commit updated a row that was not there: its fencing epoch is not open."""
+    """Signals that a commit updated a row that did not exist: its fencing epoch is not open."""
 
 
 def commit(database: Database, fill: Callable[[Any], None], requires: bool = False) -> None:
@@ -445,7 +448,7 @@ def _commit(database: Database, fill: Callable[[Any], None]) -> None:
 
 
 def transact(database: Database, work: Callable[[Any], Any]) -> Any:
-    """What ``work`` returns of a read-write transaction, durable on return.
+    """Run ``work`` in a read-write transaction and return its result, durable on return.
 
     It is tried again when it was aborted, and when its outcome is unknown: ``work`` must then
     see by itself what an earlier attempt has written.
@@ -465,7 +468,7 @@ def administered(call: Callable[[], Any]) -> Any:
 
 
 class NothingThereError(UsageError):
-    """The instance, the database or a table does not exist."""
+    """Signals that the instance, the database or a table does not exist."""
 
 
 _UNREACHABLE = ("the database does not answer", "check the network and run again")

@@ -101,7 +101,7 @@ def fits(out: Mutations) -> bool:
 
 
 def parts(rows: Int64, mutations: int, sizes: Int64) -> list[Int64]:
-    """``rows`` in runs that fit into one commit each, at least one run.
+    """Split ``rows`` into runs that fit into one commit each, at least one run.
 
     Args:
         mutations: most that one of them costs; sizes: (n,) bytes of each.

@@ -82,7 +82,7 @@ _PAGE = COMMIT_MUTATIONS // 16
 
 
 class SpannerRetention(RetentionStore):
-    """What ``SpannerStore`` stands on: the database, and what of it outlives runs.
+    """The base of ``SpannerStore``: the database, and the part of it that outlives runs.
 
     Args:
         url: ``spanner://PROJECT/INSTANCE/DATABASE``; it must be initialised.

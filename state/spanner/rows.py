@@ -52,7 +52,7 @@ UNIT_HEADER_PER_KEY = np.dtype([("gone", "<i8"), ("until", "<i8"), ("fresh", "<i
 
 
 class Layout(NamedTuple):
-    """What the rows of ``Units`` hold.
+    """The layout of the rows of ``Units``.
 
     Attributes:
         per_key: a bound per key is kept; named: ids of records take the place of positions.
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
 
     @property
     def header(self) -> np.dtype[Any]:
-        """The numpy type of what stands before a unit's records."""
+        """The numpy type of the header before a unit's records."""
         return UNIT_HEADER_PER_KEY if self.per_key else UNIT_HEADER
 
 
@@ -118,7 +118,7 @@ def row_sizes(rows: pa.RecordBatch | pa.Table) -> Int64:
 
 
 def release_cells(rows: pa.RecordBatch) -> list[str]:
-    """Return ``Releases`` cells of released rows, at least one, cut by what each row takes."""
+    """Return ``Releases`` cells of released rows, at least one, divided by size."""
     number = np.cumsum(row_sizes(rows)) // CELL_BYTES
     pieces = [rows.slice(a, b - a) for _, a, b in runs_of(number)]
     return [cell(arrow.to_bytes(piece)) for piece in pieces or [rows]]
@@ -180,7 +180,7 @@ def unpack_states(values: Sequence[bytes], streams: int) -> npt.NDArray[Any]:
 
 
 def pack_empty(number: int, streams: int) -> list[str]:
-    """Return ``State`` cells of so many keys of which nothing is committed yet."""
+    """Return ``State`` cells of ``count`` keys of which nothing is committed yet."""
     packed = np.zeros(number, state_type(streams))
     packed["due"] = NEVER
     return cells(packed.tobytes(), packed.dtype.itemsize)

@@ -156,7 +156,7 @@ def create_tables(database: Database) -> bool:
 
 
 def make_tables(database: Database, wanted: list[str], owner: str) -> bool:
-    """``create_tables`` of any tables.
+    """Create any tables as ``create_tables`` does.
 
     Args:
         wanted: the DDL, one statement each; owner: whose tables they are, in words.
@@ -269,7 +269,7 @@ def clear(database: Database, generation: int) -> None:
 
 
 def read_identity(database: Database) -> tuple[RunIdentity, int]:
-    """(identity, generation).
+    """Return (identity, generation).
 
     Raises:
         UsageError: no tables; PolicyError: another format, or damaged.

@@ -66,7 +66,7 @@ _END = 1 << 62
 
 
 class SpannerUnitShard(UnitShard):
-    """Counters of units that may be a part of what the database has.
+    """Counters of units, which may be a part of those in the database.
 
     Args:
         complete: no row of this shard is missing in memory.
@@ -175,7 +175,7 @@ class PendingStep:
 
 
 class SpannerKeyShard(KeyShard):
-    """Key states that may be a part of what the database has.
+    """Key states, which may be a part of those in the database.
 
     Args:
         complete: no row of this (window, shard) is missing in memory.
@@ -214,12 +214,12 @@ class SpannerKeyShard(KeyShard):
 
     @property
     def pieces(self) -> int:
-        """Rows in ``Steps`` of the first step that waits."""
+        """The number of rows in ``Steps`` of the first step that waits."""
         return self.left.get(self.pending[0].trigger, 0)
 
     @pieces.setter
     def pieces(self, rows: int) -> None:
-        """More of them are there."""
+        """Set the number of rows that are written."""
         self.left[self.pending[0].trigger] = rows
 
     def load(self, database: Database, trigger: int, ids: Ids) -> None:
@@ -372,8 +372,11 @@ class SpannerKeyShard(KeyShard):
         out.upsert("KeyUnits", (*_KEY, "Chunk", "UnitIds"), rows)
 
     def chunks_ahead(self) -> Iterator[Mutations]:
-        """Rows of ``KeyUnits`` in commits before those of their keys, for which one may be too
-        large.  Nobody reads them until the key's own row says that they belong to it."""
+        """Yield commits of rows of ``KeyUnits`` before those of their keys, which could be too
+        large.
+
+        Nobody reads them until the key's own row says that they belong to it.
+        """
         if not self._overflow:
             return
         sizes = np.array([len(raw) for _, _, raw in self._overflow], np.int64)
@@ -432,7 +435,7 @@ def piece_of(window: int, number: int) -> int:
 def selection_of(
     states: SpannerKeyShard, step: PendingStep, slots: Bool | None = None
 ) -> Selection | None:
-    """Return what a step that waits has selected, of marked slots or of all; ``None``: nothing."""
+    """Return the selection of a waiting step, of marked slots or of all; ``None``: nothing."""
     chosen = step.selected
     if chosen is not None and slots is not None:
         chosen = chosen[slots[chosen]]

@@ -77,7 +77,7 @@ def open_file(
     damaged: bool = False,
     wait: float | None = None,
 ) -> sqlite3.Connection:
-    """A connection with durable commits, in autocommit mode, for any thread.
+    """Return a connection with durable commits, in autocommit mode, for any thread.
 
     Args:
         create: make the file if it is not there, for its owner only.
@@ -190,7 +190,7 @@ def freeze(db: sqlite3.Connection) -> None:
 
 
 class Subject(NamedTuple):
-    """Which file an error is about.
+    """The file that an error is about.
 
     Attributes:
         field: the public name of what names it; noun: what it is.
@@ -203,9 +203,10 @@ class Subject(NamedTuple):
 
 
 def refused(
-    of: Subject, error: Exception, path: str | Path | None = None
+    subject: Subject, error: Exception, path: str | Path | None = None
 ) -> RunError | UsageError | PolicyError:
-    """SQLite's or the system's error by its public code; its text can hold a path or a value.
+    """Return the public error for one of SQLite or of the system, whose text may hold a path or
+    value.
 
     Args:
         path: of the file, if it is known.
@@ -213,30 +214,30 @@ def refused(
     code = getattr(error, "sqlite_errorname", None) or ""  # a backup's errors have no code
     if isinstance(error, BlockingIOError) or code.startswith(_BUSY):
         return RunError(
-            of.field,
-            f"the {of.noun} is busy: another process has held it for {BUSY_SECONDS:g} s",
+            subject.field,
+            f"the {subject.noun} is busy: another process has held it for {BUSY_SECONDS:g} s",
             "let that process end, then run the same command again",
         )
     if isinstance(error, OSError):
         cause = disk_errors.cause_of(error)
         if path is not None:  # more exact: of a folder that lacks a right, say
             cause = disk_errors.cause_at(Path(path)) or cause
-        return _refusal(of, cause)
+        return _refusal(subject, cause)
     if code == "SQLITE_NOTADB":
-        fix = f"{of.damaged().fix}; or check the path"
-        return PolicyError(of.field, f"is damaged, or no {of.noun}", fix)
+        fix = f"{subject.damaged().fix}; or check the path"
+        return PolicyError(subject.field, f"is damaged, or no {subject.noun}", fix)
     if isinstance(error, UnicodeError) or code.startswith(_DAMAGE):
-        return of.damaged()
-    return _refusal(of, _cause(code, of, None if path is None else Path(path)), code)
+        return subject.damaged()
+    return _refusal(subject, _cause(code, subject, None if path is None else Path(path)), code)
 
 
-def _refusal(of: Subject, cause: disk_errors.Cause, code: str = "") -> RunError | UsageError:
+def _refusal(subject: Subject, cause: disk_errors.Cause, code: str = "") -> RunError | UsageError:
     kind = UsageError if cause.choice else RunError
-    what = f"the {of.noun} cannot be used: {cause.reason}"
-    return kind(of.field, f"{what} ({code})" if code else what, cause.fix)
+    what = f"the {subject.noun} cannot be used: {cause.reason}"
+    return kind(subject.field, f"{what} ({code})" if code else what, cause.fix)
 
 
-def _cause(code: str, of: Subject, path: Path | None) -> disk_errors.Cause:
+def _cause(code: str, subject: Subject, path: Path | None) -> disk_errors.Cause:
     """Why SQLite refused, by its code and by a look at the file."""
     if code == "SQLITE_FULL":
         return disk_errors.FULL
@@ -256,8 +257,8 @@ def _cause(code: str, of: Subject, path: Path | None) -> disk_errors.Cause:
         return disk_errors.Cause(
             "a process was stopped in the middle of a change, and its journal cannot be "
             f"rolled back{why}",
-            f"run the same command once where the {of.noun} and its folder can be written; keep "
-            "the journal beside it",
+            f"run the same command once where the {subject.noun} and its folder can be written; "
+            "keep the journal beside it",
             choice=True,
         )
     if cause is not None:

@@ -121,7 +121,7 @@ def _calibrated(identity: RunIdentity, calibrate: Calibrate | None) -> RunIdenti
 
 
 def store_exists(path: str | Path) -> bool:
-    """Whether a run was begun on the file, or it is something else that no run can begin on.
+    """Return whether a run was begun on the file, or another object is there.
 
     A begin that is cut off leaves a file without tables.
     """
@@ -135,14 +135,14 @@ def store_exists(path: str | Path) -> bool:
 
 
 def peek_identity(path: str | Path) -> RunIdentity | None:
-    """The identity of a store, which is left as it is; ``None`` where no run was begun.
+    """Return the identity of a store, which is not changed; ``None`` if no run was begun.
 
     Raises:
         PolicyError: damaged, no store, or of another format; RunError: it cannot be read.
     """
     if not store_exists(path):
         return None
-    with _looked_at(path) as db:
+    with _read_only(path) as db:
         _own_tables(db)
         check_format(db)
         text = read_meta(db, "identity")
@@ -151,20 +151,20 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
 
 
 def peek_note(path: str | Path, name: str) -> str | None:
-    """A note of a store (`metadata`), which is left as it is; ``None`` where no run was begun.
+    """Return a note of a store (`metadata`), which is not changed; ``None`` if no run was begun.
 
     Raises:
         PolicyError: damaged, or of another format; RunError: it cannot be read.
     """
     if not store_exists(path):
         return None
-    with _looked_at(path) as db:
+    with _read_only(path) as db:
         check_format(db)
         return read_meta(db, NOTE + name)
 
 
 @contextlib.contextmanager
-def _looked_at(path: str | Path) -> Iterator[sqlite3.Connection]:
+def _read_only(path: str | Path) -> Iterator[sqlite3.Connection]:
     """A short connection to a file that exists, as it is."""
     errors = coded_errors(path, OSError, UnicodeError)
     with errors, contextlib.closing(open_file(path, wait=_PATIENCE)) as db:
@@ -172,7 +172,7 @@ def _looked_at(path: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 def read_identity(db: sqlite3.Connection) -> RunIdentity:
-    """The identity row of a store.
+    """Return the identity row of a store.
 
     Raises:
         PolicyError: damaged, not a store, or one of another format.
@@ -264,11 +264,11 @@ def alone(
 
 
 class InUseError(RunError):
-    """Another process has the store open, where it is needed alone."""
+    """Signals that another process has a store open that is needed alone."""
 
 
 def in_use() -> InUseError:
-    """Return the error for what cannot be done while a run has the store open."""
+    """Return the error for an action that a run with the open store prevents."""
     return InUseError("store", "a run has it open", "stop the run, or wait for its end")
 
 

@@ -59,7 +59,7 @@ INSERT_ADMISSION = "INSERT INTO admissions (shard, cut, units, records) VALUES (
 
 
 class SqliteRetention(RetentionStore):
-    """What ``SqliteStore`` stands on: the open file, and what of it outlives runs.
+    """The base of ``SqliteStore``: the open file, and the part of it that outlives runs.
 
     Args:
         path: the database file; it must exist (see ``create_store``).
@@ -167,9 +167,9 @@ class SqliteRetention(RetentionStore):
         moved = not stays.all()
         place = np.cumsum(stays) - 1
         unit_shard = _units_at(units, stays) if moved else units
-        left = arrow.moved(admitted.at(remaining), place)
+        records = arrow.moved(admitted.at(remaining), place)
         (last,) = next(self._read("SELECT max(rowid) FROM admissions"))
-        for piece in arrow.unit_blobs(unit_shard, left, all_units=True):
+        for piece in arrow.unit_blobs(unit_shard, records, all_units=True):
             self._db.execute(INSERT_ADMISSION, admission_row(shard, units.decided, *piece))
         self._db.execute("DELETE FROM admissions WHERE shard = ? AND rowid <= ?", (shard, last))
         return moved

@@ -148,7 +148,7 @@ def admissions_of(shard: int, rows: Iterable[tuple[int, Any, Any]]) -> list[arro
 
 
 def unit_row_of(shard: int, blob: object) -> UnitRow:
-    """Return what a row of ``unit_shards`` holds."""
+    """Return the content of a row of ``unit_shards``."""
     data = unsealed(_name("unit_shards", (shard,), "progress"), blob)
     if len(data) != _UNIT_ROW.size:
         raise damaged()
@@ -156,7 +156,7 @@ def unit_row_of(shard: int, blob: object) -> UnitRow:
 
 
 def selection_of(shard: int, trigger_time: int, window: int, blob: object) -> Selection:
-    """Return what a row of ``selections`` holds."""
+    """Return the content of a row of ``selections``."""
     name = _name("selections", (shard, trigger_time, window), "keys")
     return Selection(trigger_time, window, arrow.from_bytes(unsealed(name, blob)))
 
@@ -207,7 +207,7 @@ def add_selection(db: sqlite3.Connection, shard: int, selection: Selection) -> N
 def read_selections(
     db: sqlite3.Connection, shard: int, after: int, upto: int | None
 ) -> Iterator[Selection]:
-    """Yield what a shard's steps selected behind a trigger time, and up to another, in order."""
+    """Yield the selections of a shard's steps after a trigger time and up to another, in order."""
     last = (1 << 62) if upto is None else upto
     rows = (
         "SELECT trigger_time, window, keys FROM selections"

@@ -106,7 +106,7 @@ class SqliteStore(SqliteRetention, Store):
 
     @override
     def load_keys(self, window: int, shard: int, trigger: int, states: KeyShard, ids: Ids) -> None:
-        """Nothing to do: all keys of a (window, shard) are in memory."""
+        """Do nothing: all keys of a (window, shard) are in memory."""
 
     @override
     def commit_step(
@@ -226,7 +226,7 @@ class SqliteStore(SqliteRetention, Store):
 
     @override
     def load_units(self, shard: int, units: UnitShard, ids: Ids) -> None:
-        """Nothing to do: all units of a shard are in memory."""
+        """Do nothing: all units of a shard are in memory."""
 
     @override
     def commit_units(
@@ -358,7 +358,7 @@ def _no_file(error: OSError) -> RunError:
 
 
 def check_file(path: Path) -> RunIdentity:
-    """Identity of a file that is not in use, after a check of its whole content.
+    """Check all content of a file that is not in use, and return its identity.
 
     Raises:
         PolicyError: damaged, or no store of this program.

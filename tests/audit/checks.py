@@ -223,15 +223,17 @@ def _pair_that_skips(
     mechanism: Mechanism, mine: set[int], without: Trace, added: Trace
 ) -> Iterator[str]:
     """As far as outputs are equal: what is skipped follows them, also of others' pairs."""
-    line = mechanism.plan.timeline
-    times = {(w, t): line.base(w) + t for w in range(line.windows) for t in _triggers(mechanism)}
+    timeline = mechanism.plan.timeline
+    times = {
+        (w, t): timeline.base(w) + t for w in range(timeline.windows) for t in _triggers(mechanism)
+    }
     same = min(
         (
             time
             for name, time in times.items()
             if without.released[name].keys() != added.released[name].keys()
         ),
-        default=line.last_trigger_time,
+        default=timeline.last_trigger_time,
     )
     here, there = (
         {(r.serial, r.window): r.index for r in t.rows if decided(mechanism, r) <= same}
@@ -240,7 +242,8 @@ def _pair_that_skips(
     if here != {name: index for name, index in there.items() if name[0] not in mine}:
         yield "others: another unit takes other weights though outputs are equal"
     cut = [
-        [r for r in t.rows if line.base(r.window) + r.step_index <= same] for t in (without, added)
+        [r for r in t.rows if timeline.base(r.window) + r.step_index <= same]
+        for t in (without, added)
     ]
     transcript = transcript_of(added)
     x, y = (streams_of(mechanism, rows, transcript) for rows in cut)

@@ -210,10 +210,14 @@ def _stamp(plan: Plan, rng: np.random.Generator, event: int) -> int:
     """A stamp near every rule: at once, within and beyond the lateness, a clock ahead."""
     if plan.stamp == "event_time":
         return event
-    line = plan.timeline
-    delay = rng.choice([0, STEP // 8, STEP, line.window, line.window + line.allowed_lateness])
-    shift = int(delay * rng.random()) - int(line.max_skew * 2 * rng.random() * (rng.random() < 0.2))
-    return max(line.start - STEP, event + shift)
+    timeline = plan.timeline
+    delay = rng.choice(
+        [0, STEP // 8, STEP, timeline.window, timeline.window + timeline.allowed_lateness]
+    )
+    shift = int(delay * rng.random()) - int(
+        timeline.max_skew * 2 * rng.random() * (rng.random() < 0.2)
+    )
+    return max(timeline.start - STEP, event + shift)
 
 
 def _ordinary(plan: Plan, rng: np.random.Generator, serial: int, user: str) -> Record:
@@ -225,21 +229,21 @@ def _ordinary(plan: Plan, rng: np.random.Generator, serial: int, user: str) -> R
 
 def _joiners(plan: Plan, rng: np.random.Generator, serial: int) -> list[Record]:
     """Users who join the key ``fresh`` some triggers into the first window."""
-    line = plan.timeline
-    begin = START + min(3 * STEP, line.window // 2)
+    timeline = plan.timeline
+    begin = START + min(3 * STEP, timeline.window // 2)
     out = []
     for n in range(12):
-        event = begin + int(rng.integers(0, line.window // 2))
+        event = begin + int(rng.integers(0, timeline.window // 2))
         out.append(Record(serial + n, f"joiner{n}", "fresh", event, event, 1.0))
     return out
 
 
 def _unit(plan: Plan, rng: np.random.Generator, kind: str, serial: int) -> list[Record]:
-    line, end = plan.timeline, _end(plan)
+    timeline, end = plan.timeline, _end(plan)
     count = 400 if kind == "flood" else int(rng.integers(1, 7))
     records = [_ordinary(plan, rng, serial + n, "X") for n in range(count)]
     if kind == "far_future":
-        far = [end - 1, end, end + line.window, 1 << 61, (1 << 62) + START]
+        far = [end - 1, end, end + timeline.window, 1 << 61, (1 << 62) + START]
         records = [_at(plan, r, int(rng.choice(far)), rng) for r in records]
     elif kind == "far_past":
         far = [START, START - 1, 0, -1, -(1 << 61)]
@@ -247,10 +251,17 @@ def _unit(plan: Plan, rng: np.random.Generator, kind: str, serial: int) -> list[
     elif kind == "first":
         records = [dataclasses.replace(r, page="fresh", event=START, stamp=START) for r in records]
     elif kind == "late":
-        edge = [0, 1, line.allowed_lateness - 1, line.allowed_lateness, line.window, 1 << 60]
+        edge = [
+            0,
+            1,
+            timeline.allowed_lateness - 1,
+            timeline.allowed_lateness,
+            timeline.window,
+            1 << 60,
+        ]
         records = [
-            dataclasses.replace(r, stamp=(r.event - START) // line.window * line.window
-                                + START + line.window + int(rng.choice(edge)))
+            dataclasses.replace(r, stamp=(r.event - START) // timeline.window * timeline.window
+                                + START + timeline.window + int(rng.choice(edge)))
             for r in records
         ]  # fmt: skip
     if rng.random() < 0.3:  # the bounds of the values are met as well
@@ -269,11 +280,11 @@ def _one_period_more(
     plan: Plan, rng: np.random.Generator, others: list[Record], unit: list[Record]
 ) -> tuple[list[Record], list[Record]]:
     """The user is known in other periods already: the unit is one more (user, period)."""
-    line = plan.timeline
-    assert line.period is not None
+    timeline = plan.timeline
+    assert timeline.period is not None
     serial = max(r.serial for r in (*others, *unit)) + 1
     base_records = [_ordinary(plan, rng, serial + n, "X") for n in range(12)]
-    edge = START + int(rng.integers(1, (_end(plan) - START) // line.period)) * line.period
+    edge = START + int(rng.integers(1, (_end(plan) - START) // timeline.period)) * timeline.period
     ends = (-STEP // 4, -1, 0, STEP // 4)
     unit = [
         dataclasses.replace(r, event=edge + int(rng.choice(ends)), stamp=edge + STEP)

@@ -163,17 +163,17 @@ def record_bound_by_trigger_times(
     batches, serials = deliveries(records)
     trace = Trace(plan)
     run = begin(plan, folder, shards)
-    line = plan.timeline
+    timeline = plan.timeline
     try:
         canonicalise = CanonicaliserFactory(plan, run.keys, run.public)()
         good = concat([canonicalise(batch)[0] for batch in batches], record_schema(plan))
         trigger_time = np.clip(
-            line.trigger_time_of(good.column("stamp").to_numpy()), 1, line.last_trigger_time
+            timeline.trigger_time_of(good.column("stamp").to_numpy()), 1, timeline.last_trigger_time
         )
         shard = shard_of(ids_of(good.column("unit")), shards)
         store, keys = run.open(), KeyIds(run)()
         with watched(trace, serials):
-            for upto in range(1, line.last_trigger_time + 1):
+            for upto in range(1, timeline.last_trigger_time + 1):
                 for number in range(shards):
                     now = good.filter(pa.array((trigger_time == upto) & (shard == number)))
                     bound(plan, store, number, now, upto, key_ids=keys)

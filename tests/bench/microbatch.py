@@ -92,12 +92,12 @@ def batch_of(
     plan: Plan, rng: np.random.Generator, rows: int, keys: int, trigger: int, names: pa.Array
 ) -> pa.RecordBatch:
     """Records of one trigger: units with six records each in all, keys uniform."""
-    line = plan.timeline
-    first = line.start + (trigger - 1) * line.trigger_every
+    timeline = plan.timeline
+    first = timeline.start + (trigger - 1) * timeline.trigger_every
     columns = [
         pa.array(rng.integers(0, max(1, rows * TRIGGERS // 6), rows)),
         names.take(pa.array(rng.integers(0, keys, rows))),
-        pa.array(np.sort(rng.integers(first, first + line.trigger_every, rows))).cast(
+        pa.array(np.sort(rng.integers(first, first + timeline.trigger_every, rows))).cast(
             pa.timestamp("us", "UTC")
         ),
     ]

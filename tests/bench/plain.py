@@ -105,8 +105,8 @@ def _count(trigger_times: int) -> Callable[[], ShardCallback]:
 
 def run_plain(job: Job) -> None:
     """Run the baseline on the job's input."""
-    line = job.plan.timeline
-    hold = BufferUntilTriggerTime(line, _count(line.last_trigger_time))
+    timeline = job.plan.timeline
+    hold = BufferUntilTriggerTime(timeline, _count(timeline.last_trigger_time))
     runner, options = FnApiRunner(), PipelineOptions([])
     with HAND_OVER.open(), beam.Pipeline(runner=runner, options=options) as pipeline:
         read = pipeline | ReadFiles(job)
@@ -114,7 +114,7 @@ def run_plain(job: Job) -> None:
         clock_ticks = beam.ParDo(ToShards(job.state.shards, _SCHEMA))
         clock_ticks = clock_ticks.with_output_types(tuple[int, pa.RecordBatch])
         _ = (
-            (read.records | route, pipeline | Announced(line.last_trigger_time) | clock_ticks)
+            (read.records | route, pipeline | Announced(timeline.last_trigger_time) | clock_ticks)
             | beam.Flatten()
             | beam.ParDo(hold).with_output_types(tuple[int, pa.RecordBatch])
             | "Gather" >> beam.GroupByKey()

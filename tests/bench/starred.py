@@ -148,11 +148,11 @@ def _firsts(unit: Int64, key: Int64, trigger: Int64, triggers: int) -> Float64:
 def _flights() -> Shape:
     job = Path(str(resources.files("dpstream.pipelines") / "examples/flights.toml"))
     plan = load_job(job).plan
-    line, table = plan.timeline, read_flights()
+    timeline, table = plan.timeline, read_flights()
     table = table.filter(pc.and_(pc.is_valid(table["tailnum"]), pc.is_valid(table["dep_delay"])))
     table = table.sort_by("time_hour")
-    at = table["time_hour"].cast("int64").to_numpy() - line.start
-    window, within = np.divmod(at, line.window)
+    at = table["time_hour"].cast("int64").to_numpy() - timeline.start
+    window, within = np.divmod(at, timeline.window)
 
     def code(name: str) -> Int64:
         column = table[name].combine_chunks().dictionary_encode()
@@ -162,7 +162,7 @@ def _flights() -> Shape:
     key = (code("origin") * 100 + code("carrier")) * windows + window
     key = np.unique(key, return_inverse=True)[1]
     unit = code("tailnum") * windows + window
-    return Shape(plan, _firsts(unit, key, within // line.trigger_every, line.triggers))
+    return Shape(plan, _firsts(unit, key, within // timeline.trigger_every, timeline.triggers))
 
 
 def _generated(units: int, keys: int, triggers: int) -> Float64:

@@ -32,7 +32,7 @@ from unittest import mock
 import numpy as np
 import tomlkit
 
-from dpstream.pipelines.connectors import inputs
+from dpstream.pipelines.connectors import unbounded
 from dpstream.pipelines.connectors.replay import source as replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
@@ -227,13 +227,13 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     users = int(args.rate * args.seconds / RECORDS_PER_USER)
     rows = generate(Synth(users=users, keys=100_000, row_group_rows=20_000), data / "z.parquet")
     job, passed = job_of(folder / "job", data, args.shards[0], args.triggers), dict[int, float]()
-    line, real = job.plan.timeline, inputs.advance
+    timeline, real = job.plan.timeline, unbounded.advance
 
     def advance(estimator: Any, micros: int) -> None:
         real(estimator, micros)
         now, trigger_time = (
             time.time(),
-            min(line.last_trigger_time, (micros - line.start) // line.trigger_every),
+            min(timeline.last_trigger_time, (micros - timeline.start) // timeline.trigger_every),
         )
         while trigger_time > 0 and trigger_time not in passed:
             passed[trigger_time] = now
@@ -242,14 +242,14 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with mock.patch.object(replay, "advance", advance):
         run_job(job, NAMES["prism"], [], speed=86_400 * args.rate / rows)
     waited = []
-    for trigger in range(1, line.triggers):  # at the end of the recording nothing is paced
+    for trigger in range(1, timeline.triggers):  # at the end of the recording nothing is paced
         path = Path(job.sink.path) / "window-000000" / f"trigger-{trigger:06d}.parquet"
         waited.append(os.stat(path).st_ctime - passed[trigger])
     return {
         "engine": "prism",
         "records_per_second": args.rate,
-        "triggers": line.triggers,
-        "seconds_between_triggers": round(rows / args.rate / line.triggers, 2),
+        "triggers": timeline.triggers,
+        "seconds_between_triggers": round(rows / args.rate / timeline.triggers, 2),
         "latency_median": round(float(np.median(waited)), 3),
         "latency_p99": round(float(np.quantile(waited, 0.99)), 3),
         "latency_max": round(max(waited), 3),

@@ -44,11 +44,11 @@ def test_a_cliffs_jobs_are_what_they_say(name: str, tmp_path: Path) -> None:
         assert getattr(shape, field) == getattr(base, field) << n
         small = shape._replace(users=20, keys=10)
         job = load_job(cliffs.write_shape(small, tmp_path, "sticky"))
-        line = job.plan.timeline
-        overlaps = line.window // line.slide
+        timeline = job.plan.timeline
+        overlaps = timeline.window // timeline.slide
         assert (job.state.shards, overlaps) == (shape.shards, shape.overlaps)
-        assert line.triggers == (shape.triggers if overlaps == 1 else overlaps)
-        assert line.windows == (shape.windows if overlaps == 1 else cliffs.SLIDES)
+        assert timeline.triggers == (shape.triggers if overlaps == 1 else overlaps)
+        assert timeline.windows == (shape.windows if overlaps == 1 else cliffs.SLIDES)
         keys = pq.read_table(job.source.path)["key"].to_pylist()
         assert {len(key) for key in keys} == {shape.key_bytes}
 

@@ -170,8 +170,8 @@ class Runner:
     """
 
     def __init__(self, run: Run, first: int = 1) -> None:
-        line, shards = run.plan.timeline, run.shards
-        self.run, self.line, self.now = run, line, line.start
+        timeline, shards = run.plan.timeline, run.shards
+        self.run, self.line, self.now = run, timeline, timeline.start
         self._dofns = {
             "bound": flow.Bound(run, flow.CATCH_UP_LIMIT).buffer(),
             "release": flow.Release(run, flow.CATCH_UP_LIMIT).buffer(),
@@ -180,7 +180,7 @@ class Runner:
         for dofn in self._dofns.values():
             dofn.setup()
         self._gather, self._seal = Gather(shards), flow.SealFactory(run)()
-        wall = WallClock(line, first, lambda: self.now / 1e6)
+        wall = WallClock(timeline, first, lambda: self.now / 1e6)
         self._clock = (wall.paced(Pace(run)) if run.plan.design.skips else wall)._clock
         left = self._clock.initial_restriction(0)
         clock = self._clock.initial_estimator_state(0, left).micros

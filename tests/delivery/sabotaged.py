@@ -58,7 +58,7 @@ def _before_the_last(real: Any) -> Any:
     def arm(stage: BufferUntilTriggerTime, timer: Any, done: int, announced: list[int]) -> int:
         trigger_time: int = real(stage, timer, done, announced)
         if trigger_time > done:
-            timer.set(instant(stage._line, done + 1, stage._ticks))
+            timer.set(instant(stage._timeline, done + 1, stage._ticks))
         return trigger_time
 
     return arm
@@ -92,7 +92,7 @@ def _late_tick(real: Any) -> Any:
 
     def process(stage: Any, *args: Any, **more: Any) -> Any:
         for out in real(stage, *args, **more):
-            out.timestamp = clock.instant(stage._line, out.value[2], -1)
+            out.timestamp = clock.instant(stage._timeline, out.value[2], -1)
             yield out
 
     return process

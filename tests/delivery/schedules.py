@@ -109,7 +109,7 @@ def schedule(
     plan: Plan, records: tuple[Record, ...], seed: int, shards: int, tardy: bool
 ) -> Schedule:
     """A schedule of these records."""
-    draw, line = random.Random(seed), plan.timeline
+    draw, timeline = random.Random(seed), plan.timeline
     late = draw.sample([r.serial for r in records], draw.randint(1, 12)) if tardy else []
     haste = draw.choice([0, STEP // 8, STEP, 4 * STEP])
     order = sorted(records, key=lambda r: (r.stamp + draw.random() * haste, r.serial))
@@ -120,8 +120,13 @@ def schedule(
     events: list[Event] = []
     sent: list[int] = []
     early = draw.choice([0, 0, 5 * STEP, 20 * STEP])
-    now, at, restores, size = line.start, 0, draw.choice([0, 0, 1, 2, 3]), draw.choice([3, 12, 60])
-    last_instant = line.instant_of(line.last_trigger_time)
+    now, at, restores, size = (
+        timeline.start,
+        0,
+        draw.choice([0, 0, 1, 2, 3]),
+        draw.choice([3, 12, 60]),
+    )
+    last_instant = timeline.instant_of(timeline.last_trigger_time)
     while at < len(order):
         until = min(len(order), at + draw.randint(1, size))
         batch = [r.serial for r in order[at:until]]

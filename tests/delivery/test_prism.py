@@ -27,8 +27,8 @@ class Fast:
     Every trigger time takes 20 ms: some are announced before the source gets there, some after.
     """
 
-    def __init__(self, line: Timeline) -> None:
-        self.start, self.since = line.start / 1e6, 0.0
+    def __init__(self, timeline: Timeline) -> None:
+        self.start, self.since = timeline.start / 1e6, 0.0
 
     def __call__(self) -> float:
         self.since = self.since or time.time()
@@ -69,11 +69,11 @@ def test_schedules_on_prism(seed: int, tmp_path: Path) -> None:
     _, schedule = make(seed)
 
     def on_prism(world: World) -> None:
-        run, line = world.run, world.plan.timeline
+        run, timeline = world.run, world.plan.timeline
         flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=warn"]
         engine = make_runner("PrismRunner", flags)
         with beam.Pipeline(runner=engine.runner, options=engine.options) as pipeline:
-            clock = WallClock(line, 1, Fast(line))
+            clock = WallClock(timeline, 1, Fast(timeline))
             output = pipeline | feed(schedule) | DPStream(run.plan, run, clock=clock)
             _ = output.releases | Collect(tmp_path)
         world.sink = collected(tmp_path)

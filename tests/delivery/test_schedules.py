@@ -65,5 +65,5 @@ def test_the_schedules_reach_what_they_claim() -> None:
     assert {back.nth is None for back in backs} == {True, False}
     assert sum(bool(s.tardy) for _, s in made) == CI // 2
     for pair, _ in made:
-        line = pair.plan.timeline
-        assert line.instant_of(1) % 1000 != 0
+        timeline = pair.plan.timeline
+        assert timeline.instant_of(1) % 1000 != 0

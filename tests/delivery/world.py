@@ -259,12 +259,12 @@ def live(schedule: Schedule, how: Callable[[World], None] | None = None) -> Came
 
 
 def _complete(world: World) -> None:
-    line = world.plan.timeline
-    names = {(w, t) for w in range(line.windows) for t in range(1, line.triggers + 1)}
+    timeline = world.plan.timeline
+    names = {(w, t) for w in range(timeline.windows) for t in range(1, timeline.triggers + 1)}
     if world.sink.keys() != names:
         raise Problem("not one release for each (window, trigger)")
     done = world.run.open().completed(world.schedule.shards)
-    if done != dict.fromkeys(range(line.windows), line.triggers):
+    if done != dict.fromkeys(range(timeline.windows), timeline.triggers):
         raise Problem("a step is lost")
 
 

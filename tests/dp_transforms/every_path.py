@@ -194,15 +194,15 @@ def check(plan: Plan, seen: Seen) -> None:
 def compare(plan: Plan, fewer: Seen, more: Seen) -> None:
     """As long as outputs are equal nobody else's pairs differ, and the selection streams, as
     states have them, differ by a vector of norm 1 at most."""
-    line = plan.timeline
-    same = line.last_trigger_time
-    for time in range(1, line.last_trigger_time + 1):
+    timeline = plan.timeline
+    same = timeline.last_trigger_time
+    for time in range(1, timeline.last_trigger_time + 1):
         if fewer.outputs[time] != more.outputs[time]:
             same = time  # what was added by then followed the outputs before it
             break
 
     def early(rows: list[Row]) -> list[Row]:
-        return [row for row in rows if line.base(row.window) + row.trigger <= same]
+        return [row for row in rows if timeline.base(row.window) + row.trigger <= same]
 
     mine = {row.unit for row in more.rows} - {row.unit for row in fewer.rows}
     rest = [row for row in early(more.rows) if row.unit not in mine]
@@ -212,7 +212,7 @@ def compare(plan: Plan, fewer: Seen, more: Seen) -> None:
         raise Breach("others: another unit's weight differs though outputs are equal")
     moved: dict[tuple[int, str], int] = defaultdict(int)
     for window, page, trigger in fewer.x.keys() | more.x.keys():
-        if line.base(window) + trigger <= same:
+        if timeline.base(window) + trigger <= same:
             name = window, page, trigger
             moved[window, page] += abs(more.x.get(name, 0) - fewer.x.get(name, 0))
     if sum(n * n for n in moved.values()) > LATTICE**2:

@@ -184,20 +184,20 @@ def exhaustive(
     public: Iterable[str] = (),
 ) -> dict[tuple[int, int], list[Row]]:
     """(window, trigger) -> sorted released rows, every key tested at every trigger."""
-    line = plan.timeline
+    timeline = plan.timeline
     cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
         cells[pair.window, pair.step_index][pair.key].append(pair)
     out, log = {}, _Log(plan)
     states: dict[int, dict[str, _Key]] = {}
-    for now in range(1, log.start(line.windows - 1) + line.triggers + 1):
-        for window in range(line.windows):
+    for now in range(1, log.start(timeline.windows - 1) + timeline.triggers + 1):
+        for window in range(timeline.windows):
             t = now - log.start(window)
             if t == 1:
                 keys = {*public, *log.remembered(window)}
                 none = [0] * len(plan.design.streams)
                 states[window] = {k: _Key([*none], round=1, since_before=True) for k in keys}
-            if 1 <= t <= line.triggers:
+            if 1 <= t <= timeline.triggers:
                 fed = cells[window, t]
                 out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t, log)
     return out
@@ -211,8 +211,8 @@ class _Log:
 
     def start(self, window: int) -> int:
         """Trigger time at which a window starts."""
-        line = self._plan.timeline
-        return window * (line.slide // line.trigger_every)
+        timeline = self._plan.timeline
+        return window * (timeline.slide // timeline.trigger_every)
 
     def note(self, window: int, t: int, keys: Iterable[str]) -> None:
         """A test at a window's trigger has selected keys."""
@@ -265,8 +265,8 @@ def skipping(
     All records are delivered in time.  Trigger time by trigger time, first the pairs of its
     records are decided, then its steps are taken: what they publish is known to later pairs only.
     """
-    line, out = plan.timeline, {}
-    stride = line.slide // line.trigger_every
+    timeline, out = plan.timeline, {}
+    stride = timeline.slide // timeline.trigger_every
     states: dict[int, dict[str, _Key]] = defaultdict(dict)
     cells: dict[tuple[int, int], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     used: dict[tuple[str, int], int] = defaultdict(int)
@@ -276,17 +276,17 @@ def skipping(
     log = _Log(plan)
     for record in records:
         by_time[max(1, record.stamp_trigger_time)].append(record)
-    for now in range(1, (line.windows - 1) * stride + line.triggers + 1):
-        for window in range(line.windows):
+    for now in range(1, (timeline.windows - 1) * stride + timeline.triggers + 1):
+        for window in range(timeline.windows):
             if now == log.start(window) + 1:
                 for key in log.remembered(window):
                     states[window][key] = _Key([0] * len(plan.design.streams), round=1)
         for record in sorted(by_time[now], key=lambda r: r.order):
             entry = max(record.event_trigger_time, now)
-            event = line.start + (record.event_trigger_time - 1) * line.trigger_every
-            for window in range(line.windows):
+            event = timeline.start + (record.event_trigger_time - 1) * timeline.trigger_every
+            for window in range(timeline.windows):
                 step, unit = entry - window * stride, record.unit
-                if not covers(plan, window, event) or step > line.triggers:
+                if not covers(plan, window, event) or step > timeline.triggers:
                     continue
                 if used[unit] == plan.privacy.contributions:
                     continue
@@ -301,9 +301,9 @@ def skipping(
                 pair = Pair(window, step, used[unit], unit, record.key, record.values, index)
                 used[unit] += 1
                 cells[window, step][record.key].append(pair)
-        for window in range(line.windows):
+        for window in range(timeline.windows):
             t = now - window * stride
-            if 1 <= t <= line.triggers:
+            if 1 <= t <= timeline.triggers:
                 fed = cells[window, t]
                 out[window, t] = _step(plan, states[window], fed, noise, window, key_ids, t, log)
     return out

@@ -62,11 +62,11 @@ def matrices(sealed: dict[tuple[int, int], bytes], names: Sequence[str]) -> dict
 
 def exact_counts(plan: Plan, stream: Stream, cells: int) -> Float64:
     """(releases, cells) records up to each trigger, tumbling windows, none of them left out."""
-    line, rows = plan.timeline, []
-    for window in range(line.windows):
-        begin = line.start + window * line.window
-        for trigger in range(1, line.triggers + 1):
-            end = begin + trigger * line.trigger_every
+    timeline, rows = plan.timeline, []
+    for window in range(timeline.windows):
+        begin = timeline.start + window * timeline.window
+        for trigger in range(1, timeline.triggers + 1):
+            end = begin + trigger * timeline.trigger_every
             inside = (stream.event >= begin) & (stream.event < end) & (stream.key < cells)
             rows.append(np.bincount(stream.key[inside], minlength=cells))
     return np.array(rows, np.float64)

@@ -52,16 +52,16 @@ def trigger_of(plan: Plan, instant: int) -> int:
 
 def verdict(plan: Plan, event: int, stamp: int) -> str | None:
     """Why rule 0 refuses a record with these times, ``None`` if it does not."""
-    line = plan.timeline
-    assert line.end is not None
-    if not line.start <= event < line.end or event > stamp + line.max_skew:
+    timeline = plan.timeline
+    assert timeline.end is not None
+    if not timeline.start <= event < timeline.end or event > stamp + timeline.max_skew:
         return "time"
-    in_windows = [w for w in range(line.windows) if covers(plan, w, event)]
+    in_windows = [w for w in range(timeline.windows) if covers(plan, w, event)]
     if all(stamp >= last_instant(plan, w) for w in in_windows):
         return "late"
-    if line.period is not None:
-        end = line.start + ((event - line.start) // line.period + 1) * line.period
-        if stamp >= end + line.allowed_lateness:
+    if timeline.period is not None:
+        end = timeline.start + ((event - timeline.start) // timeline.period + 1) * timeline.period
+        if stamp >= end + timeline.allowed_lateness:
             return "late"
     return None
 
@@ -74,8 +74,8 @@ def covers(plan: Plan, window: int, event: int) -> bool:
 
 def last_instant(plan: Plan, window: int) -> int:
     """End of a window and its lateness."""
-    line = plan.timeline
-    return line.start + window * line.slide + line.window + line.allowed_lateness
+    timeline = plan.timeline
+    return timeline.start + window * timeline.slide + timeline.window + timeline.allowed_lateness
 
 
 def on_grid(plan: Plan, value: float) -> tuple[int, ...]:
@@ -101,13 +101,13 @@ def made_from_a_mean(plan: Plan, a: Aggregate) -> bool:
 
 def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
     """(partition, offset) -> accepted record of a stream."""
-    line, out = plan.timeline, {}
+    timeline, out = plan.timeline, {}
     for row in range(len(stream)):
         event, stamp = int(stream.event[row]), int(stream.stamp[row])
         if verdict(plan, event, stamp) is not None:
             continue
         where = (int(stream.partition[row]), int(stream.offset[row]))
-        period = 0 if line.period is None else (event - line.start) // line.period
+        period = 0 if timeline.period is None else (event - timeline.start) // timeline.period
         out[where] = Accepted(
             (user_name(int(stream.user[row])), period),
             key_name(int(stream.key[row])),
@@ -132,10 +132,10 @@ def remembered_keys(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[s
     Args:
         first: (window, key) -> trigger time of its first release.
     """
-    line, key_sets, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
-    lasting = plan.remember // line.trigger_every if isinstance(plan.remember, int) else 1 << 40
-    for window in range(line.windows):
-        start = line.base(window)
+    timeline, key_sets, selected = plan.timeline, list[set[str]](), list[tuple[int, str]]()
+    lasting = plan.remember // timeline.trigger_every if isinstance(plan.remember, int) else 1 << 40
+    for window in range(timeline.windows):
+        start = timeline.base(window)
         mine = {page for at, page in selected if start - lasting < at <= start}
         key_sets.append(mine if remembers(plan) else set())
         new = [(at, page) for (w, page), at in first.items() if w == window]
@@ -145,15 +145,20 @@ def remembered_keys(plan: Plan, first: dict[tuple[int, str], int]) -> list[set[s
 
 def skips(plan: Plan) -> bool:
     """Whether pairs on published keys take no weight: said, or wherever it can."""
-    privacy, line = plan.privacy, plan.timeline
+    privacy, timeline = plan.privacy, plan.timeline
     if privacy.skip is not None:
         return privacy.skip
     goes = privacy.mode == "sticky" and privacy.weights is not None and plan.public_keys is None
     goes = goes and (privacy.weights is None or privacy.weights.size_share is None)
     goes = goes and privacy.per_key_bound in (None, 1) and privacy.contributions < 1024
-    goes = goes and plan.record_id is None and line.max_skew == 0 and line.window <= 11 * line.slide
-    goes = goes and (line.end is not None or line.slide >= 30_000_000)
-    several = line.triggers > 1 and privacy.tests not in (1, (line.triggers,))
+    goes = (
+        goes
+        and plan.record_id is None
+        and timeline.max_skew == 0
+        and timeline.window <= 11 * timeline.slide
+    )
+    goes = goes and (timeline.end is not None or timeline.slide >= 30_000_000)
+    several = timeline.triggers > 1 and privacy.tests not in (1, (timeline.triggers,))
     several = several or remembers(plan)
     return goes and several and privacy.select_every is None
 
@@ -200,13 +205,13 @@ class SlowBound:
             ]
 
     def _admit(self, record: Accepted, trigger_time: int) -> list[Pair]:
-        line, out = self.plan.timeline, []
+        timeline, out = self.plan.timeline, []
         entry_trigger_time = max(record.event_trigger_time, trigger_time)
-        stride = line.slide // line.trigger_every
-        event = line.start + (record.event_trigger_time - 1) * line.trigger_every
-        for window in range(line.windows):
+        stride = timeline.slide // timeline.trigger_every
+        event = timeline.start + (record.event_trigger_time - 1) * timeline.trigger_every
+        for window in range(timeline.windows):
             step_index = entry_trigger_time - window * stride
-            is_open = covers(self.plan, window, event) and step_index <= line.triggers
+            is_open = covers(self.plan, window, event) and step_index <= timeline.triggers
             if is_open and self.used[record.unit] < self.plan.privacy.contributions:
                 rank = self.used[record.unit]
                 if bounds_keys(self.plan):

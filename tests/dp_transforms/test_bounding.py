@@ -324,8 +324,8 @@ def test_pieces_of_any_size_are_the_whole(case: Case) -> None:
 
 def test_who_waits(case: Case) -> None:
     """Records of later trigger times, and late ones of units that may still get a pair."""
-    line, slow = case.plan.timeline, SlowBound(case.plan, case.accepted)
-    middle = line.last_trigger_time // 2
+    timeline, slow = case.plan.timeline, SlowBound(case.plan, case.accepted)
+    middle = timeline.last_trigger_time // 2
 
     def waiting(positions: Iterable[tuple[int, int]], upto: int) -> set[tuple[int, int]]:
         rows = case.records.take(pa.array([case.row[p] for p in positions]))
@@ -339,8 +339,8 @@ def test_who_waits(case: Case) -> None:
     slow.deliver(early - held, middle)
     open_ = {p for p in held if slow.used[case.accepted[p].unit] < case.plan.privacy.contributions}
     assert waiting(held, middle) == open_ and open_ and open_ < held
-    waiting(early - held, line.last_trigger_time)
-    assert waiting(case.row, line.last_trigger_time) == set()
+    waiting(early - held, timeline.last_trigger_time)
+    assert waiting(case.row, timeline.last_trigger_time) == set()
 
 
 def test_what_is_committed_has_pairs(case: Case) -> None:
@@ -353,8 +353,8 @@ def test_what_is_committed_has_pairs(case: Case) -> None:
 
 def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
     """Late: a window that holds the event and had taken its last records when the record came."""
-    line, held = case.plan.timeline, [p for p in case.row if sum(p) % 4 == 0]
-    middle, last = line.last_trigger_time // 2, line.last_trigger_time
+    timeline, held = case.plan.timeline, [p for p in case.row if sum(p) % 4 == 0]
+    middle, last = timeline.last_trigger_time // 2, timeline.last_trigger_time
     slow, after, totals = SlowBound(case.plan, case.accepted), 0, dict[str, int]()
     for upto in (middle, last):
         now = set(by_trigger_time(case, upto, after))
@@ -377,16 +377,16 @@ def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
         totals = {name: totals.get(name, 0) + n for name, n in tally.items()}
         after = upto
     assert totals["admitted"] and totals["rejected"]
-    assert totals["late"] or line.slide == line.window
+    assert totals["late"] or timeline.slide == timeline.window
 
 
 def windows_of(plan: Plan, event_trigger_time: int, entry_trigger_time: int) -> tuple[int, int]:
     """(windows that an event is in and could have joined, those that it still can)."""
-    line, ends = plan.timeline, []
-    event = line.start + (event_trigger_time - 1) * line.trigger_every
-    for window in range(line.windows):
+    timeline, ends = plan.timeline, []
+    event = timeline.start + (event_trigger_time - 1) * timeline.trigger_every
+    for window in range(timeline.windows):
         if covers(plan, window, event):
-            ends.append(line.base(window) + line.triggers)
+            ends.append(timeline.base(window) + timeline.triggers)
     entry = max(event_trigger_time, entry_trigger_time)
     return len(ends), sum(entry <= last for last in ends)
 

@@ -65,11 +65,11 @@ def records_of(plan: Plan, seed: int) -> pa.RecordBatch:
 
 def model(plan: Plan, records: pa.RecordBatch) -> Pairs:
     """Every unit's records, one trigger time after the other, in Python."""
-    line, privacy = plan.timeline, plan.privacy
-    wide, per_window = line.triggers, line.window // line.trigger_every
-    skew = -(-line.max_skew // line.trigger_every)
+    timeline, privacy = plan.timeline, plan.privacy
+    wide, per_window = timeline.triggers, timeline.window // timeline.trigger_every
+    skew = -(-timeline.max_skew // timeline.trigger_every)
     rows = records.to_pylist()
-    times = np.maximum(1, line.trigger_time_of(records["stamp"].to_numpy())).tolist()
+    times = np.maximum(1, timeline.trigger_time_of(records["stamp"].to_numpy())).tolist()
     out: Pairs = {}
     for unit in {row["unit"] for row in rows}:
         mine = [(time, row) for time, row in zip(times, rows, strict=True) if row["unit"] == unit]
@@ -141,9 +141,9 @@ class Runner(NamedTuple):
             got = bound(self.plan, store, number, given, time, time - 1, ids)[0].to_pylist()
             attempt[time].update((r["unit"], r["page"], r["trigger"], r["v1"]) for r in got)
         if draw.random() < 0.3:
-            line = self.plan.timeline  # windows whose steps are all committed may go
-            ended = max(0, (since - line.triggers) // line.base(1) + 1)
-            gone = ended * line.base(1) - -(-line.max_skew // line.trigger_every)
+            timeline = self.plan.timeline  # windows whose steps are all committed may go
+            ended = max(0, (since - timeline.triggers) // timeline.base(1) + 1)
+            gone = ended * timeline.base(1) - -(-timeline.max_skew // timeline.trigger_every)
             if gone > store.unit_progress(number).forgotten:
                 store.forget_positions(number, gone)
 

@@ -200,11 +200,11 @@ def of_the_same_trigger() -> Iterator[None]:
 
     def ahead(keys: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
               upto: int) -> Any:  # fmt: skip
-        line, path = keys._plan.timeline, AHEAD["path"]
+        timeline, path = keys._plan.timeline, AHEAD["path"]
 
         def published(window: int, page: str) -> bool:
             at = path.get((window, int(page[1:])))
-            return at is not None and line.base(window) + at == upto
+            return at is not None and timeline.base(window) + at == upto
 
         return _marked(keys, mask, ids, first, count, published)
 
@@ -218,10 +218,10 @@ def of_a_test_never_released() -> Iterator[None]:
 
     def counted(keys: PublishedKeys, mask: Any, ids: Any, first: Any, count: Any, decided: int,
                 upto: int) -> Any:  # fmt: skip
-        line = keys._plan.timeline
+        timeline = keys._plan.timeline
 
         def published(window: int, page: str) -> bool:
-            counts = AHEAD["counted"].get((window, decided - line.base(window)), {})
+            counts = AHEAD["counted"].get((window, decided - timeline.base(window)), {})
             return bool(counts.get(page, 0) >= 2)
 
         return _marked(keys, mask, ids, first, count, published)

@@ -173,16 +173,16 @@ def test_expiry_changes_no_release(name: str, tmp_path: Path) -> None:
 def test_state_stays_small_while_time_passes(tmp_path: Path) -> None:
     """Positions of a window's length at most; counters of the periods that are open."""
     plan = plan_of("periods")
-    line, (_, records) = plan.timeline, canonical(plan)
+    timeline, (_, records) = plan.timeline, canonical(plan)
     live, most, everything = Live(begin(plan, tmp_path / "a.db", SHARDS)), 0, 0
     trigger_times = stamp_trigger_time(plan, records)
-    for upto in range(1, line.last_trigger_time + 1):
+    for upto in range(1, timeline.last_trigger_time + 1):
         live.deliver(records.filter(pa.array(trigger_times == upto)), upto)
         most = max(most, units(live.store))
         for n in range(SHARDS):
             live.store.forget_units(n)
             times = live.store.admitted_before(n, live.store.unit_shard(n))[1].trigger_time
-            assert len(times) == 0 or times.min() > upto - line.triggers - 2 - line.triggers
+            assert len(times) == 0 or times.min() > upto - timeline.triggers - 2 - timeline.triggers
     live.reopen()
     stores.close_all()
     with lived(plan, tmp_path / "b.db", 0, expires=False) as control:
@@ -232,8 +232,8 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
 ) -> None:
     """Another worker's expiry gives units new slots; decisions that are left are still found."""
     plan = plan_of("periods")
-    line, (_, records) = plan.timeline, canonical(plan)
-    upto = line.last_trigger_time // 2
+    timeline, (_, records) = plan.timeline, canonical(plan)
+    upto = timeline.last_trigger_time // 2
     live = Live(begin(plan, tmp_path / "a.db", SHARDS), expires=False)
     drive(live, records, 1, upto, 0)
     records = records.filter(pa.array(stamp_trigger_time(plan, records) <= upto))
@@ -244,7 +244,7 @@ def test_a_worker_of_before_an_expiry_answers_as_a_new_one(
             for _ in range(2)
         )
         before = answers(plan, old, records, upto)
-        assert retention.expire(live.store, line) == SHARDS
+        assert retention.expire(live.store, timeline) == SHARDS
         now = answers(plan, new, records, upto)
         assert all(now) and now == before == answers(plan, old, records, upto)
         monkeypatch.setattr(arrow, "moved", lambda rows, slots: rows)  # sabotaged
@@ -271,20 +271,20 @@ def abandoned(live: Live, folder: Path, trigger_time: int) -> Live:
 @pytest.mark.parametrize("name", PLANS)
 def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -> None:
     plan = plan_of(name)
-    line, (_, records) = plan.timeline, canonical(plan)
+    timeline, (_, records) = plan.timeline, canonical(plan)
     live = Live(begin(plan, tmp_path / "a.db", SHARDS))
-    lost = line.last_trigger_time // 2
+    lost = timeline.last_trigger_time // 2
     drive(live, records, 1, lost - 3, 0)
     before = dict(live.released)
     old_ids = {tuple(i) for n in range(SHARDS) for i in live.store.unit_shard(n).table.ids.tolist()}
     live = abandoned(live, tmp_path, lost)
     live.expires = False
     # Everything comes again, old records too; only what is stamped after the trigger time counts.
-    drive(live, records, lost + 1, line.last_trigger_time, 4)
+    drive(live, records, lost + 1, timeline.last_trigger_time, 4)
     live.reopen()
-    live.deliver(records, line.last_trigger_time)
-    first = -(-lost // line.base(1))
-    assert {w for w, _ in live.released} == set(range(first, line.windows))
+    live.deliver(records, timeline.last_trigger_time)
+    first = -(-lost // timeline.base(1))
+    assert {w for w, _ in live.released} == set(range(first, timeline.windows))
     assert not set(before) & set(live.released)
     seen = 0
     for n in range(SHARDS):
@@ -299,7 +299,7 @@ def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -
     # The same records in a new run of the same windows have other noise: another epoch.
     fresh = Live(begin(plan, tmp_path / "same.db", SHARDS), expires=False)
     later = records.filter(pa.array(stamp_trigger_time(plan, records) > lost))
-    drive(fresh, later, 1, line.last_trigger_time, 0)
+    drive(fresh, later, 1, timeline.last_trigger_time, 0)
     same = [w for w in live.released if live.released[w] == fresh.released[w]]
     assert len(same) < len(live.released) or not live.released
     stores.close_all()
@@ -308,14 +308,14 @@ def test_an_abandoned_run_releases_new_windows_only(name: str, tmp_path: Path) -
 def test_records_before_the_trigger_time_are_decided(tmp_path: Path) -> None:
     """A record stamped before the loss is never admitted again, in whatever window it lies."""
     plan = plan_of("sliding")
-    line, (_, records) = plan.timeline, canonical(plan)
+    timeline, (_, records) = plan.timeline, canonical(plan)
     live = abandoned(Live(begin(plan, tmp_path / "a.db", SHARDS)), tmp_path, 6)
     old = records.filter(pa.array(stamp_trigger_time(plan, records) <= 6))
     assert old.num_rows > 50
     for n in range(SHARDS):
         shard = shard_of(ids_of(old.column("unit")), SHARDS)
         out, counts, _ = bound(
-            plan, live.store, n, old.filter(pa.array(shard == n)), line.last_trigger_time
+            plan, live.store, n, old.filter(pa.array(shard == n)), timeline.last_trigger_time
         )
         assert out.num_rows == 0 and counts["operator_records_undelivered"] == 0
     # Later ones are not wasted on windows that nobody releases any more.
@@ -324,6 +324,8 @@ def test_records_before_the_trigger_time_are_decided(tmp_path: Path) -> None:
     Path(tmp_path / "x").mkdir()
     other = abandoned(Live(begin(plan, tmp_path / "b.db", SHARDS)), tmp_path / "x", 6)
     shard = shard_of(ids_of(late.column("unit")), SHARDS)
-    out, *_ = bound(plan, other.store, 0, late.filter(pa.array(shard == 0)), line.last_trigger_time)
+    out, *_ = bound(
+        plan, other.store, 0, late.filter(pa.array(shard == 0)), timeline.last_trigger_time
+    )
     assert out.num_rows and min(out.column("window").to_pylist()) >= 3
     stores.close_all()

@@ -295,7 +295,7 @@ def figures(got: Names) -> list[object]:
 def test_release_schema(plan: Plan, store_paths: Iterator[str]) -> None:
     run = begin(plan, next(store_paths), **options(plan))  # type: ignore[arg-type]
     releases, dead = run_in_memory(run, generate(plan).batches(300))
-    line = plan.timeline
+    timeline = plan.timeline
     seen = set()
     for batch in releases:
         assert batch.schema.equals(release_schema(plan))
@@ -303,13 +303,17 @@ def test_release_schema(plan: Plan, store_paths: Iterator[str]) -> None:
         trigger = int(batch.schema.metadata[b"dpstream.trigger"])
         rows = batch.to_pylist()
         assert [r["page"] for r in rows] == sorted({str(r["page"]) for r in rows})
-        start = line.start + window * line.slide
+        start = timeline.start + window * timeline.slide
         for row in rows:
             micros = [
                 int(row[n].timestamp() * 1e6)
                 for n in ("window_start", "window_end", "trigger_time")
             ]
-            assert micros == [start, start + line.window, start + trigger * line.trigger_every]
+            assert micros == [
+                start,
+                start + timeline.window,
+                start + trigger * timeline.trigger_every,
+            ]
             assert row["trigger"] == trigger
             assert (row["plan_hash"], row["run_id"]) == (plan.hash, "INSECURE-" + RUN_ID)
             for a in plan.aggregates:

@@ -64,11 +64,13 @@ def steps(run: Run, source: list[pa.RecordBatch], threads: int = 1) -> list[obje
 
 @pytest.mark.parametrize("plan", SKIPPING.values(), ids=list(SKIPPING))
 def test_stops_are_the_tests_of_all_windows_and_the_end(plan: Plan) -> None:
-    line = plan.timeline
-    want = {line.base(w) + t for w in range(line.windows) for t in plan.design.test_triggers}
+    timeline = plan.timeline
+    want = {
+        timeline.base(w) + t for w in range(timeline.windows) for t in plan.design.test_triggers
+    }
     if plan.design.remembers:  # and where windows begin, which know what was published
-        want |= {line.base(w) for w in range(1, line.windows)}
-    assert stops(plan) == sorted(want | {line.last_trigger_time})
+        want |= {timeline.base(w) for w in range(1, timeline.windows)}
+    assert stops(plan) == sorted(want | {timeline.last_trigger_time})
 
 
 @pytest.mark.parametrize("name", ["skip late", "skip sliding"])

@@ -55,12 +55,12 @@ PLANS = pytest.mark.parametrize("plan", CASES.values(), ids=list(CASES))
 
 def stops_by_hand(plan: Plan) -> dict[int, list[tuple[int, int]]]:
     """Trigger time -> (window, step) of the tests that fall on it."""
-    line, by_time = plan.timeline, dict[int, list[tuple[int, int]]]()
-    for window in range(line.windows):
+    timeline, by_time = plan.timeline, dict[int, list[tuple[int, int]]]()
+    for window in range(timeline.windows):
         for step in plan.design.test_triggers.tolist():
-            by_time.setdefault(line.base(window) + step, []).append((window, step))
+            by_time.setdefault(timeline.base(window) + step, []).append((window, step))
         if window and plan.design.remembers:  # its start, at which it reads what was published
-            by_time.setdefault(line.base(window), [])
+            by_time.setdefault(timeline.base(window), [])
     return by_time
 
 
@@ -89,11 +89,11 @@ def test_a_stream_without_end_has_a_next_test_always() -> None:
 
 @PLANS
 def test_what_must_be_committed_before(plan: Plan) -> None:
-    at, line = stops_by_hand(plan), plan.timeline
-    for time in range(1, line.last_trigger_time + 1):
+    at, timeline = stops_by_hand(plan), plan.timeline
+    for time in range(1, timeline.last_trigger_time + 1):
         steps = last_tests(plan, time)
         before = [t for t in at if t < time and at[t]]
-        for window in line.windows_at(time):
+        for window in timeline.windows_at(time):
             mine = [step for t in before for w, step in at[t] if w == window]
             assert steps.get(window) == (max(mine) if mine else None)
         # The stop before, also of a window that closed with it, if nothing was announced since.

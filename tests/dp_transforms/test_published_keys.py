@@ -114,12 +114,12 @@ def test_a_log_is_read_once_and_says_what_was_selected(
     name: str, store_paths: Iterator[str]
 ) -> None:
     plan = PLANS[name]
-    line, path = plan.timeline, next(store_paths)
+    timeline, path = plan.timeline, next(store_paths)
     out = released(plan, stream_of(plan).batches(400), path)
     run = begin(plan, path)
     store = Counting(run.open())
     every = RememberedKeys(plan, store, range(3))  # type: ignore[arg-type]
-    for window in range(1, line.windows):
+    for window in range(1, timeline.windows):
         remembered = every.at(window)
         names = set()
         if remembered.columns is not None:
@@ -128,15 +128,15 @@ def test_a_log_is_read_once_and_says_what_was_selected(
             )
         if plan.design.refresh_every == 1:  # all of them are there at the first trigger
             assert names <= published(out, (window, 1))
-        assert names <= published(out, (window, line.triggers))
+        assert names <= published(out, (window, timeline.triggers))
         if plan.remember in (None, "run"):  # whatever is out by the start is known
-            before = [n for n in out if line.base(n[0]) + n[1] <= line.base(window)]
+            before = [n for n in out if timeline.base(n[0]) + n[1] <= timeline.base(window)]
             assert names == set().union(*(published(out, n) for n in before))
     held = len([s for shard in range(3) for s in run.open().selections(shard, -1)])
-    assert store.rows <= held and store.reads <= 3 * (line.windows - 1)
+    assert store.rows <= held and store.reads <= 3 * (timeline.windows - 1)
     # Another reader that begins late, or asks for what is long closed, finds the same.
     last = RememberedKeys(plan, run.open(), range(3))
-    for window in (line.windows - 1, 1, line.windows - 1):
+    for window in (timeline.windows - 1, 1, timeline.windows - 1):
         want = every.at(window).knows
         key_ids = ids_of_all(plan, run.open())
         assert (last.at(window).knows(window, key_ids) == want(window, key_ids)).all()
@@ -195,18 +195,18 @@ def ids(names: list[str]) -> Ids:
 )
 def test_keys_of_the_tests_before(name: str, store_paths: Iterator[str]) -> None:
     plan, path = PLANS[name], next(store_paths)
-    line, tests = plan.timeline, plan.design.test_triggers.tolist()
+    timeline, tests = plan.timeline, plan.design.test_triggers.tolist()
     out = released(plan, stream_of(plan).batches(400), path)
     keys = keys_of(path, plan)
-    first, count = np.zeros(len(NAMES), np.int64), np.full(len(NAMES), line.windows)
+    first, count = np.zeros(len(NAMES), np.int64), np.full(len(NAMES), timeline.windows)
     total = 0
-    for decided in (line.last_trigger_time, 0, *range(1, line.last_trigger_time)):
+    for decided in (timeline.last_trigger_time, 0, *range(1, timeline.last_trigger_time)):
         mask = keys.of_keys(ids(NAMES), first, count, decided, decided + 1)
-        for window in range(line.windows):
-            own = [(window, t) for t in tests if line.base(window) + t <= decided]
-            start = line.base(window)
+        for window in range(timeline.windows):
+            own = [(window, t) for t in tests if timeline.base(window) + t <= decided]
+            start = timeline.base(window)
             if plan.design.remembers and start <= decided:
-                own += [n for n in out if line.base(n[0]) + n[1] <= start]
+                own += [n for n in out if timeline.base(n[0]) + n[1] <= start]
             pages = {str(row["page"]) for n in own for row in as_rows(out[n])}
             have = {page for page, bits in zip(NAMES, mask, strict=True) if bits >> window & 1}
             assert have == pages
@@ -255,20 +255,20 @@ def test_few_windows_are_kept_and_each_test_is_read_once(
     )
     path, read = next(store_paths), list[tuple[int, int]]()
     released(plan, stream_of(plan).batches(400), path)
-    keys, line, real = keys_of(path, plan), plan.timeline, PublishedKeys._released
+    keys, timeline, real = keys_of(path, plan), plan.timeline, PublishedKeys._released
 
     def reads(own: PublishedKeys, window: int, trigger: int) -> Ids:
         read.append((window, trigger))
         return real(own, window, trigger)
 
     monkeypatch.setattr(PublishedKeys, "_released", reads)
-    for time in range(1, line.last_trigger_time):
-        for window in line.windows_at(time):
+    for time in range(1, timeline.last_trigger_time):
+        for window in timeline.windows_at(time):
             at = np.full(1, window, np.int64)
             keys.of_keys(ids(NAMES[:1]), at, 0 * at + 1, time, time + 1)
     assert len(keys._windows) <= (5 if slide is None else 9)
-    last = line.last_trigger_time  # what was published at the end concerns no record
-    want = {(w, t) for w in range(20) for t in (1, 2, 3) if line.base(w) + t < last}
-    open_then = {(w, t) for w, t in want if line.base(w) + t in range(1, last)}
+    last = timeline.last_trigger_time  # what was published at the end concerns no record
+    want = {(w, t) for w in range(20) for t in (1, 2, 3) if timeline.base(w) + t < last}
+    open_then = {(w, t) for w, t in want if timeline.base(w) + t in range(1, last)}
     assert len(read) == len(set(read)) and set(read) == open_then
     stores.close_all()

@@ -40,24 +40,24 @@ def test_steps_come_by_trigger_time_and_then_by_window(
 ) -> None:
     """Windows of 4 triggers begin every 2; rows keep their order within a step."""
     monkeypatch.setattr(release, "COMMIT_ROWS", together)
-    line = make_plan(triggers=4, slide=2, windows=3).timeline
+    timeline = make_plan(triggers=4, slide=2, windows=3).timeline
     rows = pairs((1, 1), (0, 3), (1, 1), (0, 1), (1, 2), (2, 1))
     steps = [
         (window, trigger, batch.column("n").to_pylist())
-        for window, trigger, batch in release.steps_through(line, rows, 5, since=1)
+        for window, trigger, batch in release.steps_through(timeline, rows, 5, since=1)
     ]
     assert steps == [
         (0, 2, []), (0, 3, [1]), (1, 1, [0, 2]), (0, 4, []), (1, 2, [4]), (1, 3, []), (2, 1, [5]),
     ]  # fmt: skip
-    assert list(release.steps_through(line, pairs(), 1, since=1)) == []
+    assert list(release.steps_through(timeline, pairs(), 1, since=1)) == []
 
 
 def test_rows_ahead_of_their_stamps_wait() -> None:
-    line = make_plan(triggers=4, slide=2, windows=3).timeline
+    timeline = make_plan(triggers=4, slide=2, windows=3).timeline
     rows = pairs((0, 4), (1, 3), (1, 2), (2, 1))
-    due, later = release.due_by(line, rows, 4)
+    due, later = release.due_by(timeline, rows, 4)
     assert (due.column("n").to_pylist(), later.column("n").to_pylist()) == ([0, 2], [1, 3])
-    due, later = release.due_by(line, rows, 9)
+    due, later = release.due_by(timeline, rows, 9)
     assert due is rows and later.num_rows == 0
 
 

@@ -143,10 +143,12 @@ class Outcome:
 
 def is_remembered(plan: Plan, outcome: Outcome, window: int, page: str) -> bool:
     """By definition: selected in some window by this one's start, and not too long ago."""
-    line = plan.timeline
+    timeline = plan.timeline
     lasting = plan.remember // STEP if isinstance(plan.remember, int) else 1 << 30
-    start = line.base(window)
-    times = [line.base(w) + t for (w, p), ts in outcome.selected.items() if p == page for t in ts]
+    start = timeline.base(window)
+    times = [
+        timeline.base(w) + t for (w, p), ts in outcome.selected.items() if p == page for t in ts
+    ]
     return any(start - lasting < time <= start for time in times)
 
 

@@ -150,19 +150,21 @@ def test_sabotaged_tallies_are_caught(ring: KeyRing, sabotage: object) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_pairs_equal_a_plain_count(ring: KeyRing, name: str) -> None:
     plan = PLANS[name]
-    stream, line = generate(plan, 9, users=80, heavy=True), plan.timeline
-    inside = (stream.event >= line.start) & (stream.event < line.start + FIRST * STEP)
-    inside &= (stream.stamp < line.start + FIRST * STEP) & line.on_time(stream.event, stream.stamp)
-    inside &= ~line.period_closed(stream.event, stream.stamp)
+    stream, timeline = generate(plan, 9, users=80, heavy=True), plan.timeline
+    inside = (stream.event >= timeline.start) & (stream.event < timeline.start + FIRST * STEP)
+    inside &= (stream.stamp < timeline.start + FIRST * STEP) & timeline.on_time(
+        stream.event, stream.stamp
+    )
+    inside &= ~timeline.period_closed(stream.event, stream.stamp)
     rows = stream.take(np.flatnonzero(inside))
-    event_trigger_time = line.trigger_time_of(rows.event)
+    event_trigger_time = timeline.trigger_time_of(rows.event)
     _, windows = open_windows(
-        line,
+        timeline,
         event_trigger_time,
-        np.maximum(event_trigger_time, np.maximum(1, line.trigger_time_of(rows.stamp))),
+        np.maximum(event_trigger_time, np.maximum(1, timeline.trigger_time_of(rows.stamp))),
     )
     per_unit: dict[tuple[int, int], int] = {}
-    for unit in zip(rows.user, line.period_of(rows.event), windows, strict=True):
+    for unit in zip(rows.user, timeline.period_of(rows.event), windows, strict=True):
         per_unit[unit[:2]] = per_unit.get(unit[:2], 0) + int(unit[2])
     counts = tallied(plan, ring, stream)[0]
     of = design(question(plan, 1)).histograms[0]
@@ -215,11 +217,11 @@ def test_the_sampled_value_is_any_of_the_units_records_alike(ring: KeyRing) -> N
 # --- noise ----------------------------------------------------------------------------------------
 
 
-def many(ring: KeyRing, of: Histogram, runs: int) -> Int64:
+def many(ring: KeyRing, histogram: Histogram, runs: int) -> Int64:
     """(runs, nodes) noise of as many runs."""
-    none = np.zeros(of.cells, np.int64)
+    none = np.zeros(histogram.cells, np.int64)
     names = ((i.to_bytes(16, "little"), b"question") for i in range(runs))
-    return np.array([noisy(ring, name, [of], [none])[0] for name in names])
+    return np.array([noisy(ring, name, [histogram], [none])[0] for name in names])
 
 
 def scale_p(noise: Int64, sigma: float) -> float:

@@ -57,8 +57,8 @@ def undisturbed(name: str) -> tuple[dict[str, bytes], list[tuple[bytes, str]]]:
 
 def check(name: str, out: Path) -> Figures:
     """The same files, byte for byte: nothing lost, doubled or changed."""
-    line, (expected, rows) = plan_of(name).timeline, undisturbed(name)
-    assert len(expected) == line.windows * line.triggers
+    timeline, (expected, rows) = plan_of(name).timeline, undisturbed(name)
+    assert len(expected) == timeline.windows * timeline.triggers
     figures = compare(released_rows(out), rows)
     assert figures.clean, figures
     assert files(out) == expected
@@ -174,9 +174,12 @@ def test_two_at_once(tmp_path: Path, place: Places, name: str) -> None:
     if options:
         columns = ("Part", "WindowIndex", "Step")
         steps = [tuple(row) for row in read_rows(connect(store), "Steps", columns)]
-        line = plan_of(name).timeline
+        timeline = plan_of(name).timeline
         assert len(steps) == len(set(steps)), "a step was committed twice"
-        assert sum(window >= 0 for _, window, _ in steps) == SHARDS * line.windows * line.triggers
+        assert (
+            sum(window >= 0 for _, window, _ in steps)
+            == SHARDS * timeline.windows * timeline.triggers
+        )
 
 
 #: What a run commits: decisions of unit shards, and steps of key shards.

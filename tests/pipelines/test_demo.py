@@ -111,8 +111,8 @@ def test_released_values_are_near_the_truth(tmp_path: Path) -> None:
     """The figures of the demo; a fresh key moves them by less than one flight."""
     job = prepare(tmp_path)
     run_job(job)
-    line = job.plan.timeline
-    table = joined(read_releases(job.sink.path), read_flights(), line.start, line.window)
+    timeline = job.plan.timeline
+    table = joined(read_releases(job.sink.path), read_flights(), timeline.start, timeline.window)
     flights, minutes = distances(table)
     assert flights <= 22 and minutes <= 6.5
     assert table.num_rows > 1150

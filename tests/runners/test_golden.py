@@ -49,8 +49,8 @@ def check(name: str, recorded: Path, folder: Path, runner: str, flags: list[str]
     with recorded_numbers(name):
         result = run_job(job, runner, flags)
     files = published(job)
-    line = job.plan.timeline
-    assert len(files) == 1 + line.windows * line.triggers and not result.stopped
+    timeline = job.plan.timeline
+    assert len(files) == 1 + timeline.windows * timeline.triggers and not result.stopped
     if bounded:
         check_text(STREAMS / f"{name}.txt", listing(files))
     assert recorded_digest(name) == digest(files)

@@ -92,20 +92,20 @@ def test_a_watermark_that_jumps(
 def test_what_comes_after_its_trigger_time_counts_in_the_next(tmp_path: Path) -> None:
     """Nothing is lost: it is as if these records had been stamped then."""
     plan = make_plan(triggers=20, windows=1, lateness=2, stamped=True, contributions=60)
-    line, late, comes = plan.timeline, 5, 12
+    timeline, late, comes = plan.timeline, 5, 12
     assert late < CATCH_UP_LIMIT < comes
     stream, events = generate(plan, 9, records=3000), list[pa.RecordBatch | int]()
-    for trigger_time in range(1, line.last_trigger_time + 1):
+    for trigger_time in range(1, timeline.last_trigger_time + 1):
         events += by_trigger_time(stream, trigger_time) if trigger_time != late else []
         events += by_trigger_time(stream, late) if trigger_time == comes else []
-        events.append(line.instant_of(trigger_time) + 2_000)
-    missed = line.trigger_time_of(stream.stamp) == late
+        events.append(timeline.instant_of(trigger_time) + 2_000)
+    missed = timeline.trigger_time_of(stream.stamp) == late
     # A callback has taken the first CATCH_UP_LIMIT trigger times together; the next trigger time
     # begins where it ended.
-    stamp = np.where(missed, line.instant_of(CATCH_UP_LIMIT), stream.stamp)
+    stamp = np.where(missed, timeline.instant_of(CATCH_UP_LIMIT), stream.stamp)
     moved = dataclasses.replace(stream, stamp=stamp)
     want = released(plan, moved.batches(500), tmp_path / "moved.db")
-    assert play(plan, tmp_path, events, line.last_trigger_time) == want
+    assert play(plan, tmp_path, events, timeline.last_trigger_time) == want
     assert want != released(plan, stream.batches(500), tmp_path / "calm.db")
 
 

@@ -158,8 +158,10 @@ def check_end(world: Any) -> None:
         _check_releases(world, expected)
         if plan.design.skips:
             check_skips(plan, records, made, expected)
-        line = plan.timeline
-        if store.completed(world.shards) != dict.fromkeys(range(line.windows), line.triggers):
+        timeline = plan.timeline
+        if store.completed(world.shards) != dict.fromkeys(
+            range(timeline.windows), timeline.triggers
+        ):
             raise Problem("a step is lost")
     finally:
         clean.close()
@@ -194,11 +196,11 @@ def check_skips(
     releases: dict[tuple[int, int], bytes],
 ) -> None:
     """Every pair's weight follows from what was released, and no unit takes one twice."""
-    line = plan.timeline
+    timeline = plan.timeline
     first: dict[tuple[int, str], int] = {}  # (window, key) -> trigger time of its selection
     for (window, trigger), data in sorted(releases.items()):
         for released in as_rows(data):
-            first.setdefault((window, str(released["page"])), line.base(window) + trigger)
+            first.setdefault((window, str(released["page"])), timeline.base(window) + trigger)
     remembered_pages = remembered_keys(plan, first)
     batch, pages = Batch(plan, records), records.column("page").to_pylist()
     taken: dict[bytes, list[int]] = {}
@@ -208,12 +210,12 @@ def check_skips(
         if decision is None or decision.rank is None:
             continue
         entry = max(int(batch.event_trigger_time[row]), decision.trigger_time)
-        opened = [w for w in range(line.windows) if _open(plan, w, entry, batch, row)]
+        opened = [w for w in range(timeline.windows) if _open(plan, w, entry, batch, row)]
         indices = []
         for window, index in _indices(plan, decision, opened):
             published = first.get((window, page), 1 << 40) < decision.trigger_time
             published |= (
-                page in remembered_pages[window] and line.base(window) < decision.trigger_time
+                page in remembered_pages[window] and timeline.base(window) < decision.trigger_time
             )
             if published != (index is None):
                 raise Problem("a pair does not know what was published before it")
@@ -225,11 +227,14 @@ def check_skips(
 
 
 def _open(plan: Plan, window: int, entry: int, batch: Batch, row: int) -> bool:
-    line = plan.timeline
-    stride, width = line.slide // line.trigger_every, line.window // line.trigger_every
+    timeline = plan.timeline
+    stride, width = (
+        timeline.slide // timeline.trigger_every,
+        timeline.window // timeline.trigger_every,
+    )
     event = int(batch.event_trigger_time[row])
     covers = window * stride < event <= window * stride + width
-    return covers and entry <= window * stride + line.triggers
+    return covers and entry <= window * stride + timeline.triggers
 
 
 def _check_dead(world: Any, dead: Iterable[pa.RecordBatch]) -> None:

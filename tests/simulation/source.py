@@ -63,9 +63,11 @@ class Source:
             _table(stream.take(np.flatnonzero(stream.partition == p)), rng)
             for p in range(partitions)
         ]
-        line = plan.timeline
+        timeline = plan.timeline
         by_partition = [stream.stamp[stream.partition == p] for p in range(partitions)]
-        self.trigger_times = [np.maximum(1, line.trigger_time_of(stamp)) for stamp in by_partition]
+        self.trigger_times = [
+            np.maximum(1, timeline.trigger_time_of(stamp)) for stamp in by_partition
+        ]
         self.tardy: list[Bool] = [
             np.zeros(len(trigger_times), np.bool_) for trigger_times in self.trigger_times
         ]

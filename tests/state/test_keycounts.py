@@ -24,19 +24,21 @@ class Slow:
         self.pairs, self.firsts = defaultdict[int, int](int), defaultdict[int, int](int)
         self.of_key = defaultdict[tuple[int, int, int], int](int)
 
-    def admit(self, order: np.ndarray, of: Wanted, limits: Limits) -> list[tuple[int, int, int]]:
+    def admit(
+        self, order: np.ndarray, records: Wanted, limits: Limits
+    ) -> list[tuple[int, int, int]]:
         out = [(0, 0, 0)] * len(order)
         seen = set[tuple[int, int, int]]()
         for row in order.tolist():
-            unit = int(of.unit[row])
-            place = (unit, int(of.partition[row]), int(of.offset[row]))
+            unit = int(records.unit[row])
+            place = (unit, int(records.partition[row]), int(records.offset[row]))
             taken = fresh = 0
             rank = self.firsts[unit]
-            for nth in range(0 if place in seen else int(of.wanted[row])):
-                key = (unit, int(of.first[row]) + nth, int(of.keys[row]))
+            for nth in range(0 if place in seen else int(records.wanted[row])):
+                key = (unit, int(records.first[row]) + nth, int(records.keys[row]))
                 if self.pairs[unit] == limits.pairs or self.of_key[key] == limits.per_key:
                     continue
-                indexed = self.of_key[key] == 0 and not int(of.spared[row]) >> nth & 1
+                indexed = self.of_key[key] == 0 and not int(records.spared[row]) >> nth & 1
                 fresh |= indexed << nth
                 taken |= 1 << nth
                 self.firsts[unit] += indexed

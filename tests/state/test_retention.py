@@ -31,17 +31,17 @@ def test_a_skew_is_rounded_up_to_trigger_times(skew: int, times: int) -> None:
 
 def test_a_period_is_asked_for_until_its_latest_record() -> None:
     """Events of trigger times 1 to 5 are of the first period, which ends at 50, 30 late at most."""
-    line = Timeline(0, None, 10, 10, 10, 30, period=50)
-    trigger_times = period_trigger_time(line, np.array([1, 5, 6, 11]))
+    timeline = Timeline(0, None, 10, 10, 10, 30, period=50)
+    trigger_times = period_trigger_time(timeline, np.array([1, 5, 6, 11]))
     assert trigger_times.tolist() == [8, 8, 13, 18]
-    far = period_trigger_time(line, np.array([NEVER + 10_000]))
+    far = period_trigger_time(timeline, np.array([NEVER + 10_000]))
     assert far.tolist() == [NEVER]
 
 
 def test_records_are_settled_when_their_windows_are_closed() -> None:
-    line = Timeline(0, 100, 20, 20, 10, max_skew=5)
-    assert [settled_trigger_time(line, windows) for windows in (0, 1, 2, 4)] == [0, 1, 3, 7]
-    assert settled_trigger_time(line, 5) == line.last_trigger_time
+    timeline = Timeline(0, 100, 20, 20, 10, max_skew=5)
+    assert [settled_trigger_time(timeline, windows) for windows in (0, 1, 2, 4)] == [0, 1, 3, 7]
+    assert settled_trigger_time(timeline, 5) == timeline.last_trigger_time
     endless = Timeline(0, None, 20, 20, 10)
     assert settled_trigger_time(endless, 5) == 10
 

@@ -45,8 +45,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.mark.parametrize(("time", "windows"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
 def test_windows_that_begin_before_are_given_up(time: int, windows: int) -> None:
-    line = Timeline(0, None, 60, 40, 10)
-    assert Abandon(time, 3).windows(line) == windows
+    timeline = Timeline(0, None, 60, 40, 10)
+    assert Abandon(time, 3).windows(timeline) == windows
 
 
 def test_notes_of_the_run_go_along_and_those_of_a_copy_do_not(make: Make) -> None:

@@ -68,17 +68,17 @@ def placements(plan: Plan) -> dict[int, list[tuple[int, int]]]:
     A record of cell c (the triggers of its event time) has step c or, where stamps may come late,
     any later one, until its window or its period is closed.
     """
-    line = plan.timeline
-    late, period_places = line.allowed_lateness // STEP, dict[int, set[tuple[int, int]]]()
-    assert line.end is not None and line.period is not None
-    for cell in range(1, (line.end - line.start) // STEP + 1):
-        number = (cell - 1) * STEP // line.period
-        closes = (number + 1) * line.period // STEP + late
-        for window in range(line.windows):
-            base = line.base(window)
-            if not base < cell <= base + line.window // STEP:
+    timeline = plan.timeline
+    late, period_places = timeline.allowed_lateness // STEP, dict[int, set[tuple[int, int]]]()
+    assert timeline.end is not None and timeline.period is not None
+    for cell in range(1, (timeline.end - timeline.start) // STEP + 1):
+        number = (cell - 1) * STEP // timeline.period
+        closes = (number + 1) * timeline.period // STEP + late
+        for window in range(timeline.windows):
+            base = timeline.base(window)
+            if not base < cell <= base + timeline.window // STEP:
                 continue
-            last = min(base + line.triggers, closes) if late else cell
+            last = min(base + timeline.triggers, closes) if late else cell
             period_places.setdefault(number, set()).update(
                 (window, step_index - base) for step_index in range(cell, last + 1)
             )
@@ -266,14 +266,14 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 def lone(plan: Plan, folder: Path) -> tuple[int, int]:
     """(keys released at some time, units of the person of each), each key of a person who has
     nothing else: one record in each period of one window, as many as a window can meet."""
-    line = plan.timeline
-    assert line.period is not None
-    cells = np.arange(line.windows * line.slide // STEP)
+    timeline = plan.timeline
+    assert timeline.period is not None
+    cells = np.arange(timeline.windows * timeline.slide // STEP)
     best: list[int] = []
-    for window in range(line.windows):
-        begins, ends = (edge - line.start for edge in line.window_bounds(window))
+    for window in range(timeline.windows):
+        begins, ends = (edge - timeline.start for edge in timeline.window_bounds(window))
         inside = [int(c) for c in cells if begins <= c * STEP < ends]
-        firsts = list({c * STEP // line.period: c for c in reversed(inside)}.values())
+        firsts = list({c * STEP // timeline.period: c for c in reversed(inside)}.values())
         best = max(best, sorted(firsts), key=len)
     key = np.repeat(np.arange(KEYS), len(best))
     times = START + np.tile(np.array(best), KEYS) * STEP

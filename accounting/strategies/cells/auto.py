@@ -1,4 +1,4 @@
-"""Chooses a strategy for a workload, and says what it costs and how far that is from the least.
+"""Choice of a strategy for a workload, with its cost and its gap to the least one.
 
 Tables of counts: closed form.  One product: axis by axis.  A union that one matrix is solved for:
 the better of optimum and eigen-design.  A larger union: the best of residual tables with fitted
@@ -81,7 +81,7 @@ class _Axis(NamedTuple):
 def union_floor(
     workload: Workload, weights: Sequence[Float64], widths: Sequence[int] = WIDTHS
 ) -> float:
-    """A floor: no strategy has a smaller weighted total of variances at mu = 1.
+    """Return a floor: no strategy has a smaller weighted total of variances at mu = 1.
 
     Args:
         workload: a union of products.
@@ -314,7 +314,7 @@ class Plan(NamedTuple):
 
 
 def auto(workload: Workload, objective: str = "total", tolerance: float = 1e-3) -> Plan:
-    """The best strategy known for an objective, to a relative gap where there is a floor.
+    """Return the best strategy known for an objective, to a relative gap where there is a floor.
 
     Raises:
         PolicyError: an objective that there is not, or a domain beyond what is solved.
@@ -391,7 +391,7 @@ def _planned(solved: Solved, objective: str = "total") -> Plan:
 
 
 def named(workload: Workload, name: str) -> CellStrategy:
-    """A strategy by its name.
+    """Return a strategy by its name.
 
     Raises:
         PolicyError: it needs a matrix over more cells than a limit.
@@ -400,7 +400,7 @@ def named(workload: Workload, name: str) -> CellStrategy:
 
 
 def largest(workload: Workload, strategy: CellStrategy) -> float:
-    """Largest weighted variance of a query at mu = 1.
+    """Return the largest weighted variance of a query at mu = 1.
 
     Raises:
         PolicyError: more queries than are computed one by one, of a strategy that is no product.

@@ -1,4 +1,4 @@
-"""What a residual table measures of one attribute of n cells: n - 1 numbers beside its total.
+"""The measured numbers of a residual table for one attribute: n - 1 of n cells, beside its total.
 
 A *basis* is a vector g of the cells that sums to 1, and a Gaussian strategy on the queries r with
 r g = 0.  Every query w of the attribute is (w g) times the total plus such an r = w - (w g) 1, and
@@ -49,13 +49,13 @@ _U = 2.0**-53
 
 
 def difference_matrix(size: int) -> Float64:
-    """(n - 1, n) Sub."""
+    """Return (n - 1, n) Sub."""
     return np.hstack([np.ones((size - 1, 1)), -np.eye(size - 1)])
 
 
 @functools.lru_cache(maxsize=256)
 def difference_root(size: int) -> Float64:
-    """(n - 1, n - 1) L, lower triangular; read-only."""
+    """Return (n - 1, n - 1) L, lower triangular; read-only."""
     sub = difference_matrix(size)
     factor = np.asarray(scipy.linalg.cholesky(sub @ sub.T, lower=True))
     factor.setflags(write=False)
@@ -64,7 +64,7 @@ def difference_root(size: int) -> Float64:
 
 @functools.lru_cache(maxsize=256)
 def difference_norm2(size: int) -> float:
-    """At least max_c |L^-1 Sub e_c|^2 of one axis.
+    """Return at least max_c |L^-1 Sub e_c|^2 of one axis.
 
     With Y the computed solution and R = Sub - L Y, L^-1 Sub = Y + L^-1 R.  Sub Sub^T = I + 1 1^T,
     so that |L^-1| <= 2 as soon as L L^T is within 3/4 of it (Frobenius norm); R is computed in
@@ -87,7 +87,7 @@ _MOST_BITS = 14
 
 
 class Basis(ABC):
-    """What is measured of one attribute.
+    """The measured numbers of one attribute.
 
     Attributes:
         size: n, the number of cells.
@@ -110,41 +110,41 @@ class Basis(ABC):
     @property
     @abstractmethod
     def norm2(self) -> float:
-        """At least max_c |L^-1 M e_c|^2."""
+        """An upper bound of max_c |L^-1 M e_c|^2."""
 
     @property
     @abstractmethod
     def moves(self) -> Float64:
-        """(n - 1, n) M: how much a record of each cell moves the measured numbers; exact."""
+        """(n - 1, n) M: the effect of a record of each cell on the measured numbers; exact."""
 
     @abstractmethod
     def reduced(self, table: Int64, axis: int) -> Int64:
-        """2^bits M x along an axis, exact: n cells become n - 1 numbers."""
+        """Return 2^bits M x along an axis, exact: n cells become n - 1 numbers."""
 
     @abstractmethod
     def restored(self, measured: Float64, axis: int) -> Float64:
-        """(n along the axis) x - g (sum of x) from M x."""
+        """Return (n along the axis) x - g (sum of x) from M x."""
 
     @abstractmethod
     def along(self, factor: Factor) -> Float64:
-        """(rows,) (w g)^2 of each query."""
+        """Return (rows,) (w g)^2 of each query."""
 
     @abstractmethod
     def rest(self, factor: Factor) -> Float64:
-        """(rows,) u S u^T of each query."""
+        """Return (rows,) u S u^T of each query."""
 
     @abstractmethod
     def masses(self, factor: Factor) -> tuple[float, float]:
-        """(sum of ``along``, sum of ``rest``) over the queries."""
+        """Return (sum of ``along``, sum of ``rest``) over the queries."""
 
     @abstractmethod
     def canonical(self) -> bytes:
-        """Bytes that name the basis in the hash of what is drawn."""
+        """Return the bytes that name the basis in the hash of the noise."""
 
 
 @dataclass(frozen=True)
 class Even(Basis):
-    """g = 1/n, and the noise of cells of sd 1 before differences are taken."""
+    """The even basis: g = 1/n, and the noise of cells of sd 1 before differences are taken."""
 
     size: int
     bits: int = field(default=0, init=False)
@@ -217,7 +217,7 @@ class Fitted(Basis):
 
     @functools.cached_property
     def spread(self) -> Float64:  # type: ignore[override]
-        """As ``Basis`` says; exact."""
+        """The spread as in ``Basis``; exact."""
         return np.asarray(self.shares * 2.0**-self.bits)
 
     @property
@@ -227,7 +227,7 @@ class Fitted(Basis):
 
     @functools.cached_property
     def norm2(self) -> float:  # type: ignore[override]
-        """As ``Basis`` says.
+        """The norm as in ``Basis``.
 
         With Y near L^-1 and E = I - Y L, |E| < 1: |L^-1| <= |Y| / (1 - |E|).  With Z near L^-1 M
         and R = M - L Z: L^-1 M = Z + L^-1 R.  E and R are computed in floats.  Their rounding
@@ -297,13 +297,13 @@ class Fitted(Basis):
 
 
 def measuring(spread: Float64) -> Float64:
-    """(n - 1, n) M of a vector g: x_c - g_c (sum of x) for all cells but the last."""
+    """Return (n - 1, n) M of a vector g: x_c - g_c (sum of x) for all cells but the last."""
     size = len(spread)
     return np.asarray(np.eye(size - 1, size) - spread[:-1, None])
 
 
 def bits_of(ways: int) -> int:
-    """Bits of each axis.
+    """Return the bits of each axis.
 
     Args:
         ways: number of axes of the largest table.
@@ -312,7 +312,7 @@ def bits_of(ways: int) -> int:
 
 
 def fitted(strategy: Float64, bits: int) -> Fitted:
-    """The basis of a strategy of one attribute.
+    """Return the basis of a strategy of one attribute.
 
     Args:
         strategy: (n, n) X, positive definite.
@@ -341,24 +341,24 @@ def _rounded(shares: Float64, units: int) -> Int64:
 
 
 def table_bits(bases: Sequence[Basis]) -> int:
-    """Number of bits after the point of the numbers of one table."""
+    """Return the number of bits after the point of the numbers of one table."""
     return sum(basis.bits for basis in bases)
 
 
 def cost2(bases: Sequence[Basis]) -> float:
-    """At least the squared sensitivity of a residual table at noise of sd 1."""
+    """Return an upper bound of the squared sensitivity of a residual table at noise of sd 1."""
     return math.prod(basis.norm2 for basis in bases) * (1 + len(bases) * 4 * _U)
 
 
 def reduced(table: Int64, bases: Sequence[Basis]) -> Int64:
-    """What is measured of a table, in units of 2^-``table_bits``, exact."""
+    """Return the measured numbers of a table, in units of 2^-``table_bits``, exact."""
     for axis, basis in enumerate(bases):
         table = basis.reduced(table, axis)
     return table
 
 
 def restored(measured: npt.NDArray[np.float64], bases: Sequence[Basis]) -> Float64:
-    """The residual table, whose sum along each axis is zero, from its measured numbers."""
+    """Return the residual table, whose sums along each axis are zero, from its measured numbers."""
     for axis, basis in enumerate(bases):
         measured = basis.restored(measured, axis)
     return measured

@@ -1,4 +1,4 @@
-"""Maximises the concave duals of this package over weights that sum to 1, and tells the gap.
+"""Maximisation of the concave duals of this package over weights of sum 1, with the gap.
 
 All of them have one shape: a value F(m) of degree 1/2 over the simplex (F^2 is a lower bound of the
 error that a strategy can have) and slopes x with sum m x = F, x = 2 dF/dm: the squared column norms
@@ -31,7 +31,7 @@ _WORK = 4 * 10**12
 
 
 class Slopes(NamedTuple):
-    """What a dual says at a point.
+    """The value and slopes of a dual at a point.
 
     Attributes:
         value: F > 0.
@@ -58,8 +58,10 @@ def sure_sum(values: Float64) -> float:
 
 
 def points_for(rows: int, most: int) -> int:
-    """How many points are climbed over matrices of so many rows: at 8,192 rows an eigenvalue
-    decomposition takes a minute of a core, and the gap of the plan says what is left.
+    """Return how many points are climbed over matrices of ``rows`` rows.
+
+    At 8,192 rows an eigenvalue decomposition takes a minute of a core; the gap of the plan shows
+    what is left.
 
     Args:
         most: points of smaller matrices.
@@ -77,7 +79,7 @@ class Point(NamedTuple):
 def climb(
     dual: Callable[..., Slopes], start: Sequence[Float64], most: int = 1000, memory: int = 20
 ) -> Iterator[Point]:
-    """Points of rising value, without end at most ``most``; the caller stops.
+    """Yield points of rising value, at most ``most``; the caller may stop before.
 
     Args:
         dual: of the weights of each simplex.
@@ -116,7 +118,7 @@ def climb(
 
 
 class Best(NamedTuple, Generic[T]):
-    """What a climb came to.
+    """The result of a climb.
 
     Attributes:
         error, solution: least error of a point, and what makes its strategy.
@@ -134,7 +136,7 @@ class Best(NamedTuple, Generic[T]):
 def best_of(
     points: Iterable[Point], primal: Callable[[Point], tuple[float, T]], tolerance: float
 ) -> Best[T]:
-    """The best of the points up to the first with a relative gap of at most ``tolerance``.
+    """Return the best of the points up to the first with a relative gap of at most ``tolerance``.
 
     Args:
         primal: from a point to the error of its strategy, and what makes it.

@@ -36,7 +36,7 @@ from dpstream.accounting.workloads.workload import Workload
 
 
 class Vectors:
-    """B of vectors of the blocks of a folding: their squares, over the orbits of cells.
+    """The matrix B of the vectors of a folding's blocks: their squares, over the orbits of cells.
 
     Args:
         parts: for each block, (its cells, vectors) orthonormal columns.
@@ -53,14 +53,14 @@ class Vectors:
         ]
 
     def norms(self, u: Float64) -> Float64:
-        """B u: squared column norm of a cell of each orbit."""
+        """Return B u: squared column norm of a cell of each orbit."""
         norms = np.zeros(self.cells)
         for part, orbits, at in zip(self.parts, self.folding.orbits, self.cuts, strict=False):
             norms[orbits] += part @ u[at : at + part.shape[1]]
         return norms
 
     def spread(self, nu: Float64) -> Float64:
-        """B^T nu, nu the weights of whole orbits."""
+        """Return B^T nu, nu the weights of whole orbits."""
         each = zip(self.parts, self.folding.orbits, strict=True)
         return np.concatenate([part.T @ nu[orbits] for part, orbits in each])
 
@@ -90,7 +90,7 @@ class Weights(NamedTuple):
 
 @one_thread()
 def weigh(basis: Vectors, c: Float64, tolerance: float = 1e-3, memory: int = 20) -> Weights:
-    """Program 1 to a relative gap.
+    """Solve program 1 to a relative gap.
 
     Args:
         basis: squares of the design queries.
@@ -128,8 +128,7 @@ def weigh(basis: Vectors, c: Float64, tolerance: float = 1e-3, memory: int = 20)
 
 
 def of_tables(workload: Workload, folding: Folding) -> tuple[list[Float64], list[Float64]]:
-    """For each block its eigenvalues, (vectors,), and its eigenvectors, (its cells, vectors), of
-    the eigenvalues above 0.
+    """Return (vectors,) eigenvalues above 0 and (cells, vectors) eigenvectors of each block.
 
     Args:
         workload: of tables of counts; every axis of ``folding`` is folded.
@@ -144,15 +143,15 @@ def of_tables(workload: Workload, folding: Folding) -> tuple[list[Float64], list
     }
     values, vectors = [], []
     for parity in folding.parities:
-        axes = [_axis(n, odd) for n, odd in zip(folding.sizes, parity, strict=True)]
-        inside = [[bool(k) for k in numbers] for numbers, _ in axes]
-        each = [
+        parts = [_axis(n, odd) for n, odd in zip(folding.sizes, parity, strict=True)]
+        inside = [[bool(k) for k in numbers] for numbers, _ in parts]
+        traces_of_vectors = [
             mean_traces.get(tuple(axis for axis, named in enumerate(chosen) if named), 0.0)
             for chosen in itertools.product(*inside)
         ]
-        positive = np.array(each) > 0
-        values.append(np.array(each)[positive])
-        vectors.append(kron([block for _, block in axes])[:, positive])
+        positive = np.array(traces_of_vectors) > 0
+        values.append(np.array(traces_of_vectors)[positive])
+        vectors.append(kron([block for _, block in parts])[:, positive])
     return values, vectors
 
 
@@ -190,7 +189,7 @@ class Spectrum(NamedTuple):
 
 @one_thread()
 def spectrum(workload: Workload) -> Spectrum:
-    """Of a domain that one matrix is solved for."""
+    """Return the spectrum of a domain that one matrix is solved for."""
     folding = folding_of(workload)
     if workload.marginal:
         each, vectors = of_tables(workload, folding)
@@ -209,7 +208,7 @@ def spectrum(workload: Workload) -> Spectrum:
 
 
 def eigen(spectrum: Spectrum, tolerance: float = 1e-3) -> CellStrategy:
-    """The eigen-design of a workload.
+    """Return the eigen-design of a workload.
 
     Program 1 says nothing of what completion is worth, so that the result depends on how its
     solver goes.  Small steps leave more to complete: prefixes of 2,048 cells are 1.240 times the
@@ -222,14 +221,16 @@ def eigen(spectrum: Spectrum, tolerance: float = 1e-3) -> CellStrategy:
 
 
 def root(spectrum: Spectrum) -> CellStrategy:
-    """Roots of the eigenvalues as squared weights (the dual's first point), completed: X =
-    V^1/2."""
+    """Return the strategy X = V^1/2: roots of the eigenvalues as squared weights, completed.
+
+    They are the dual's first point.
+    """
     return CellStrategy("root", designed(spectrum, np.sqrt(spectrum.values)))
 
 
 @one_thread()
 def designed(spectrum: Spectrum, u: Float64) -> Blocks:
-    """Squared weights u of the eigenvectors, completed."""
+    """Return the blocks with squared weights u of the eigenvectors, completed."""
     blocks, at = [], 0
     for vectors in spectrum.vectors:
         part = u[at : at + vectors.shape[1]]
@@ -239,7 +240,10 @@ def designed(spectrum: Spectrum, u: Float64) -> Blocks:
 
 
 def completed(gram: Blocks, ridge: float = 0.0) -> Blocks:
-    """Adds to each cell what its column lacks of the largest, and ``ridge`` times that to all."""
+    """Return blocks with equal column norms, and a ridge of ``ridge`` times the largest.
+
+    Each cell gets the difference of its column from the largest.
+    """
     diagonal = gram.diagonal
     lack = diagonal.max() * (1 + ridge) - diagonal
     return Blocks(

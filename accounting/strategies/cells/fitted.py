@@ -53,7 +53,7 @@ _UP = 1 + 2.0**-40
 
 @dataclass(frozen=True, eq=False)
 class FittedTables(Tables):
-    """X = sum_S y_S (R of each attribute in S) x (1 1^T of each other).
+    """The Gram matrix X = sum_S y_S (R of each attribute in S) x (1 1^T of each other).
 
     Attributes:
         sizes: cells of each attribute.
@@ -149,13 +149,13 @@ def _sums(spaces: Spaces, mass: Float64) -> Float64:
 
 
 def costs_of(keys: Sequence[tuple[int, ...]], bases: Sequence[Basis]) -> Float64:
-    """(sets,) cost of each residual table at noise of sd 1, rounded up."""
+    """Return (sets,) cost of each residual table at noise of sd 1, rounded up."""
     norms = [basis.norm2 for basis in bases]
     return np.array([math.prod([norms[axis] for axis in key]) * _UP for key in keys])
 
 
 def figures_of(spaces: Spaces, bases: Sequence[Basis]) -> tuple[Float64, Float64]:
-    """(pairs,) sums of ``along`` and of ``rest`` of each pair's factor."""
+    """Return (pairs,) sums of ``along`` and of ``rest`` of each pair's factor."""
     by_name: dict[tuple[Basis, bytes], tuple[float, float]] = {}
     figures = []
     for axis, factor in spaces.pairs:
@@ -168,7 +168,7 @@ def figures_of(spaces: Spaces, bases: Sequence[Basis]) -> tuple[Float64, Float64
 
 
 def weighed(workload: Workload, bases: tuple[Basis, ...]) -> tuple[CellStrategy, float]:
-    """The strategy with the best weights for these bases, and its error.
+    """Return the strategy with the best weights for these bases, and its error.
 
     Returns:
         (strategy, weighted total of the variances at mu = 1).
@@ -229,7 +229,7 @@ class _Kind(NamedTuple):
 
 @one_thread()
 def fit(workload: Workload) -> Fit:
-    """Residual tables with fitted bases for a union of products."""
+    """Return residual tables with fitted bases for a union of products."""
     spaces = spaces_of(workload)
     bits = bits_of(max(len(product.axes) for product in workload.products))
     chosen = [_Solution(Even(n), np.full(n, 1 / n)) for n in workload.sizes]

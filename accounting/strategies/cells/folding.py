@@ -25,7 +25,7 @@ from dpstream.accounting.workloads.workload import Workload
 
 @dataclass(frozen=True)
 class Folding:
-    """Sizes of the axes, and which of them are folded."""
+    """The sizes of the axes, and whether each of them is folded."""
 
     sizes: tuple[int, ...]
     folded: tuple[bool, ...]
@@ -37,7 +37,9 @@ class Folding:
 
     @functools.cached_property
     def parities(self) -> list[tuple[int, ...]]:
-        """One tuple for each block: 0 or 1 (odd) for each axis; blocks without cells left out."""
+        """The parity of each block: 0 or 1 (odd) for each axis; blocks without cells are left
+        out.
+        """
         choices = [
             (0, 1) if f and n > 1 else (0,) for n, f in zip(self.sizes, self.folded, strict=True)
         ]
@@ -45,7 +47,7 @@ class Folding:
 
     @functools.cached_property
     def halves(self) -> tuple[int, ...]:
-        """Orbits of each axis."""
+        """The number of orbits of each axis."""
         return tuple((n + 1) // 2 if f else n for n, f in zip(self.sizes, self.folded, strict=True))
 
     @functools.cached_property
@@ -61,7 +63,7 @@ class Folding:
 
     @functools.cached_property
     def orbits(self) -> list[Int64]:
-        """For each block, (its cells,) the orbit of each."""
+        """(cells of the block,) the orbit of each cell, for each block."""
         grid = np.arange(math.prod(self.halves)).reshape(self.halves)
         return [grid[np.ix_(*map(np.arange, self._shape(p)))].ravel() for p in self.parities]
 
@@ -72,7 +74,7 @@ class Folding:
         )
 
     def spread(self, orbits: Float64) -> Float64:
-        """(n,) values of the cells from those of their orbits."""
+        """Return (n,) values of the cells from those of their orbits."""
         grid = orbits.reshape(self.halves)
         for axis, (n, folded) in enumerate(zip(self.sizes, self.folded, strict=True)):
             if folded:
@@ -81,7 +83,7 @@ class Folding:
         return grid.ravel()
 
     def gather(self, cells: Float64) -> Float64:
-        """(orbits,) sums over each orbit of values of the cells."""
+        """Return (orbits,) sums over each orbit of values of the cells."""
         grid = cells.reshape(self.sizes)
         for axis, (n, folded) in enumerate(zip(self.sizes, self.folded, strict=True)):
             if folded:
@@ -91,7 +93,7 @@ class Folding:
         return grid.ravel()
 
     def part(self, gram: Float64, axis: int, odd: int) -> Float64:
-        """The block of one axis' symmetric matrix."""
+        """Return the block of one axis' symmetric matrix."""
         n, half = self.sizes[axis], self.halves[axis]
         if not self.folded[axis] or n == 1:
             return gram
@@ -107,7 +109,7 @@ class Folding:
         return block
 
     def grams(self, workload: Workload) -> list[Float64]:
-        """V of each block."""
+        """Return V of each block."""
         grams = [np.zeros((len(orbits),) * 2) for orbits in self.orbits]
         cut: dict[tuple[Factor, int, int], Float64] = {}
         for product in workload.products:
@@ -127,17 +129,17 @@ class Folding:
         return grams
 
     def unfold(self, blocks: list[Float64]) -> Float64:
-        """(n, n) the matrix of these blocks."""
+        """Return (n, n) the matrix of these blocks."""
         left: dict[tuple[int, ...], Any] = {
             parity: block.reshape(self._shape(parity) * 2)
             for parity, block in zip(self.parities, blocks, strict=True)
         }
-        axes = len(self.sizes)
-        for axis in range(axes):
+        axis_count = len(self.sizes)
+        for axis in range(axis_count):
             if self.folded[axis] and self.sizes[axis] > 1:
                 left = {
                     (*p[:axis], 0, *p[axis + 1 :]): _joined(
-                        block, left[*p[:axis], 1, *p[axis + 1 :]], axis, axis + axes
+                        block, left[*p[:axis], 1, *p[axis + 1 :]], axis, axis + axis_count
                     )
                     for p, block in left.items()
                     if p[axis] == 0
@@ -147,7 +149,7 @@ class Folding:
 
 
 def folding_of(workload: Workload) -> Folding:
-    """Folds every axis that all products allow to.
+    """Return a folding of every axis that all products allow to fold.
 
     Raises:
         PolicyError: more cells than one matrix is made for.

@@ -1,4 +1,4 @@
-"""From a strategy to a mix of noise: n = L z has covariance X^-1, z one draw for each component.
+"""Mixing of noise for a strategy: n = L z has covariance X^-1, with z one draw per component.
 
 A cell's estimate is its exact count and n_c = sum_j L[c, j] z_j.  That is the strategy A = L^-1
 measured with noise z and solved for the cells: one unit in cell c moves A's answers by |L^-1 e_c|.
@@ -38,7 +38,7 @@ _U = 2.0**-53
 
 @one_thread()
 def mixed(strategy: CellStrategy, sizes: tuple[int, ...]) -> Mixing:
-    """The certified mix of a strategy over a domain: L, or one for each axis.
+    """Return the certified mix of a strategy over a domain: L, or one for each axis.
 
     Raises:
         PolicyError, UsageError: a strategy that is one matrix over more cells than a limit, or no
@@ -50,7 +50,7 @@ def mixed(strategy: CellStrategy, sizes: tuple[int, ...]) -> Mixing:
 
 
 def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
-    """X as one matrix, or one for each axis."""
+    """Return X as one matrix, or one for each axis."""
     gram = strategy.gram
     if isinstance(gram, Kron):
         return [factor.dense() for factor in gram.factors]
@@ -90,7 +90,7 @@ def _cholesky(matrix: Float64) -> Float64 | None:
 
 @one_thread()
 def inverse_norm2(mix: Float64) -> float:
-    """At least max_c |L^-1 e_c|^2, for this very matrix.
+    """Return an upper bound of max_c |L^-1 e_c|^2, for this very matrix.
 
     Raises:
         PolicyError: L is singular or too nearly so for a bound.

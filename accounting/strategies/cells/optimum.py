@@ -71,7 +71,7 @@ class _Part(NamedTuple):
 def optimum(
     workload: Workload, tolerance: float = 1e-3, most: int = 100, start: Float64 | None = None
 ) -> Solved:
-    """The optimum of a domain that one matrix is solved for, to a relative gap.
+    """Return the optimum of a domain that one matrix is solved for, to a relative gap.
 
     Args:
         tolerance: relative gap between error and floor at which the search stops.
@@ -207,7 +207,7 @@ def _start(workload: Workload, folding: Folding) -> Float64:
 
 
 def finer(weights: Float64, size: int) -> Float64:
-    """(size,) weights of a finer grid: log weights over the logit of the position."""
+    """Return (size,) weights of a finer grid: log weights over the logit of the position."""
 
     def logit(cells: int) -> Float64:
         at = (np.arange(cells) + 0.5) / cells
@@ -224,7 +224,7 @@ def finer(weights: Float64, size: int) -> Float64:
 
 
 def joined(name: str, grams: list[Blocks], solutions: list[Solved], weight: float) -> Solved:
-    """The product of the solutions of one product's axes.
+    """Return the product of the solutions of one product's axes.
 
     Args:
         grams: of their strategies; weight: of the product.
@@ -244,8 +244,9 @@ MAX_WORST = 1 << 24
 
 @one_thread()
 def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Solved:
-    """Of one product axis by axis (the product of the minimax strategies is minimax), else of all
-    cells.
+    """Return the minimax strategy: of one product axis by axis, else of all cells.
+
+    The product of the minimax strategies of a product is minimax.
 
     Raises:
         PolicyError: a query matrix beyond the limit.
@@ -270,7 +271,7 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Solve
 
 
 def rows_of(workload: Workload) -> Float64:
-    """(queries, n) all queries times the roots of their weights, written out."""
+    """Return (queries, n) all queries times the roots of their weights, written out."""
     blocks = []
     for product in workload.products:
         rows = kron([factor.dense() for factor in workload.factors_of(product)])

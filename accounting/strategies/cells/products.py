@@ -64,7 +64,7 @@ class _Decomposed(NamedTuple):
 
 
 def is_tridiagonal(factor: Factor) -> bool:
-    """Whether a factor is one that is solved here."""
+    """Return whether a factor is one that this module solves."""
     return factor.kind in KINDS and not factor.relative
 
 
@@ -72,7 +72,7 @@ def is_tridiagonal(factor: Factor) -> bool:
 def tridiagonal_optimum(
     factor: Factor, tolerance: float = 1e-3, most: int = 6, others: Iterable[Factor] = ()
 ) -> Solved:
-    """The optimum of all ranges or prefixes, to a relative gap.
+    """Return the optimum of all ranges or prefixes, to a relative gap.
 
     Args:
         factor: of a kind in KINDS, its rows not divided by their norms.
@@ -106,7 +106,9 @@ def tridiagonal_optimum(
 
 @one_thread()
 def tridiagonal_floor(factor: Factor) -> float:
-    """A floor of all ranges or prefixes from eigenvalues alone; see `tridiagonal_optimum`."""
+    """Return a floor of all ranges or prefixes from eigenvalues alone; see
+    `tridiagonal_optimum`.
+    """
     diagonal, beside = _inverse(factor, _start(factor))
     values = scipy.linalg.eigvalsh_tridiagonal(diagonal, beside, lapack_driver="sterf")
     return _sure(np.maximum(values, 1e-300)) ** 2
@@ -212,7 +214,7 @@ Solver = Callable[[Workload], Solved]
 def product_optimum(
     workload: Workload, tolerance: float = 1e-3, solve: Solver | None = None
 ) -> Solved:
-    """The optimum of one product, axis by axis, to a relative gap of the whole.
+    """Return the optimum of one product, axis by axis, to a relative gap of the whole.
 
     Args:
         solve: of one axis' workload; default: ``optimum`` or, for a sum alone, the one query.
@@ -248,7 +250,7 @@ def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
 def alternating(
     workload: Workload, tolerance: float = 1e-3, solved_axes: Mapping[int, Blocks] | None = None
 ) -> CellStrategy:
-    """A product strategy for a union of products.
+    """Return a product strategy for a union of products.
 
     Args:
         solved_axes: strategies of axes that take no turn.
@@ -280,7 +282,7 @@ def alternating(
 
 
 def tridiagonal_product(workload: Workload, tolerance: float = 1e-3) -> CellStrategy | None:
-    """A product strategy for a union with one attribute of very many cells.
+    """Return a product strategy for a union with one attribute of very many cells.
 
     That attribute has the optimum of its ranges or prefixes, of whichever more are asked (of ranges
     if neither is), and the others take turns.

@@ -55,12 +55,13 @@ class PureStrategy(NamedTuple):
         return Kron(tuple(dense_gram(f.T @ f) for f in self.factors))
 
     def error(self, workload: Workload) -> float:
-        """Weighted total of the variances if the noise of one node at sensitivity 1 has
-        variance 1."""
+        """Return the weighted total of variances if a node at sensitivity 1 has noise of variance
+        1.
+        """
         return self.sensitivity1**2 * self.gram.trace(workload)
 
     def lattice(self, bits: int = 12) -> "LatticeStrategy":
-        """The strategy in multiples of 2^-bits on each axis.
+        """Return the strategy in multiples of 2^-bits on each axis.
 
         A row of one cell alone is never rounded to nothing: the identity below other rows is what
         keeps every cell measured, however little of it the strategy wants.
@@ -86,13 +87,13 @@ class LatticeStrategy(NamedTuple):
         return math.prod(int(np.abs(f).sum(0).max()) for f in self.factors)
 
     def floats(self) -> PureStrategy:
-        """The same for the formulas of error."""
+        """Return the same strategy in floats, for the formulas of error."""
         return PureStrategy("lattice", tuple(f.astype(np.float64) for f in self.factors))
 
 
 @one_thread()
 def pure(workload: Workload, bits: int | None = None) -> PureStrategy:
-    """The best strategy found for pure epsilon: p-identities, trees, wavelets or the cells.
+    """Return the best strategy found for pure epsilon: p-identities, trees, wavelets or the cells.
 
     Args:
         bits: of the lattice that it will be rounded to, by which the choice is made.
@@ -141,7 +142,7 @@ def _best(part: Workload, bits: int | None) -> PureStrategy:
 
 
 def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:
-    """(n + rows, n) the p-identity that L-BFGS finds from a fixed start.
+    """Return (n + rows, n) the p-identity that L-BFGS finds from a fixed start.
 
     Args:
         gram: (n, n) V.

@@ -73,7 +73,8 @@ class Spaces:
     subsets: tuple[Subsets, ...]
 
     def masses(self, along: Float64, rest: Float64) -> Float64:
-        """(parts,) product of ``rest`` over axes in the subset and of ``along`` over the others.
+        """Return (parts,) product of ``rest`` over axes in the subset and of ``along`` over the
+        others.
 
         Args:
             along, rest: (pairs,) figures of the pairs.
@@ -81,19 +82,20 @@ class Spaces:
         return np.concatenate([_masses(group, along, rest) for group in self.subsets])
 
     def traces(self, weights: Float64) -> Float64:
-        """(spaces,) t_S / N for weights of the products."""
+        """Return (spaces,) t_S / N for weights of the products."""
         mass = self.mass * weights[self.products]
         return np.bincount(self.spaces, mass, len(self.keys)).astype(np.float64)
 
     def back(self, inverse: Float64) -> Float64:
-        """(products,) sum of variances of a product's queries, from 1 / y of each space."""
+        """Return (products,) sum of variances of a product's queries, from 1 / y of each space."""
         return np.bincount(self.products, self.mass * inverse[self.spaces]).astype(np.float64)
 
 
 @functools.lru_cache(maxsize=2)
 def spaces_of(workload: Workload) -> Spaces:
-    """All residual spaces that a workload has a part on: computed once for a plan and what is
-    compared with it.
+    """Return all residual spaces on which a workload has a part.
+
+    They are computed once for a plan and its comparisons.
 
     Raises:
         PolicyError: more parts or spaces than a limit.
@@ -195,7 +197,7 @@ class Tables(Gram):
 
     @functools.cached_property
     def dims(self) -> Float64:
-        """(sets,) how many numbers each table has."""
+        """(sets,) the count of numbers in each table."""
         return _dims(self.sizes, self.keys)
 
     @property
@@ -206,11 +208,11 @@ class Tables(Gram):
     @property
     @abstractmethod
     def bases(self) -> tuple[Basis, ...]:
-        """What is measured of each attribute."""
+        """The measured numbers of each attribute."""
 
     @abstractmethod
     def dense(self) -> Float64:
-        """(n, n) the strategy as a matrix over all cells, for small domains."""
+        """Return (n, n) the strategy as a matrix over all cells, for small domains."""
 
     @override
     def spreads(self, workload: Workload) -> list[Spread]:
@@ -224,7 +226,7 @@ class Tables(Gram):
 
 @dataclass(frozen=True, eq=False)
 class Residual(Tables):
-    """X = N sum_S y_S P_S.
+    """The Gram matrix X = N sum_S y_S P_S.
 
     Attributes:
         sizes: cells of each attribute.
@@ -317,7 +319,7 @@ class Residual(Tables):
 
 
 def residual(workload: Workload) -> tuple[CellStrategy, float]:
-    """The best strategy of this form and its error; exact for tables of counts."""
+    """Return the best strategy of this form and its error; exact for tables of counts."""
     spaces = spaces_of(workload)
     traces = spaces.traces(workload.weights)
     needed = (traces > 0) & (spaces.dims > 0)
@@ -328,7 +330,7 @@ def residual(workload: Workload) -> tuple[CellStrategy, float]:
 
 
 def worst_table(workload: Workload, tolerance: float = 1e-4) -> Solved:
-    """The strategy of least worst (weighted) variance over tables of counts.
+    """Return the strategy of least worst (weighted) variance over tables of counts.
 
     For weights p of the tables that sum to 1 the largest variance is at least the mean one, whose
     least value is (sum_S sqrt(t_S(p) dim_S))^2: a dual as in ``climb``, with the variances as

@@ -31,7 +31,7 @@ _VERSION = 1
 
 
 def to_arrays(plan: Plan, structure: str) -> dict[str, Any]:
-    """A plan as arrays by name, for ``np.savez``.
+    """Return a plan as arrays by name, for ``np.savez``.
 
     Args:
         structure: of the workload that it is for, ``Workload.structure``.
@@ -48,7 +48,7 @@ def to_arrays(plan: Plan, structure: str) -> dict[str, Any]:
 
 
 def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
-    """The plan of a workload.
+    """Return the plan of a workload.
 
     Raises:
         UsageError: another version, another workload's, or not what was written.
@@ -62,7 +62,7 @@ def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
 
 
 def lattice_arrays(name: str, strategy: LatticeStrategy, structure: str) -> dict[str, Any]:
-    """A strategy of whole numbers as arrays by name, for ``np.savez``."""
+    """Return a strategy of whole numbers as arrays by name, for ``np.savez``."""
     arrays: dict[str, Any] = {
         "version": np.array(_VERSION),
         "text": np.array([structure, name]),
@@ -173,7 +173,7 @@ def _spread_of(held: Mapping[str, Any], k: int) -> dict[bytes, Spread]:
 
 
 def bases_arrays(bases: Sequence[Basis]) -> dict[str, Any]:
-    """Bases as arrays by name; attributes with equal bases share arrays."""
+    """Return bases as arrays by name; attributes with equal bases share arrays."""
     distinct = list(dict.fromkeys(bases))
     number = {basis: k for k, basis in enumerate(distinct)}
     arrays: dict[str, Any] = {
@@ -188,7 +188,7 @@ def bases_arrays(bases: Sequence[Basis]) -> dict[str, Any]:
 
 
 def bases_of(held: Mapping[str, Any]) -> tuple[Basis, ...]:
-    """Bases from their arrays; see ``bases_arrays``.
+    """Return bases from their arrays; see ``bases_arrays``.
 
     Raises:
         KeyError: they are of another form.

@@ -1,4 +1,4 @@
-"""What is measured of the cells: the Gram matrix X = A^T A of a strategy A, in a structured form.
+"""The measured sums of cells: the Gram matrix X = A^T A of a strategy A, in a structured form.
 
 A unit that is counted in one cell moves the strategy's answers by the norm of that cell's column,
 so that the squared sensitivity is the largest entry of X's diagonal, rounded up.  With noise of
@@ -43,7 +43,7 @@ class Spread(NamedTuple):
 
 
 class Gram(ABC):
-    """X in one of its forms."""
+    """The interface of the forms of a Gram matrix X."""
 
     @property
     @abstractmethod
@@ -52,14 +52,18 @@ class Gram(ABC):
 
     @abstractmethod
     def trace(self, workload: Workload) -> float:
-        """tr(V X^-1); infinite if X does not span the workload's rows."""
+        """Return tr(V X^-1); infinite if X does not span the workload's rows."""
 
     @abstractmethod
     def variances(self, workload: Workload) -> list[Float64]:
-        """Variance of each query of each product if node noise has sd 1 (flat, in their order)."""
+        """Return the variance of each query of each product if node noise has sd 1 (flat, in their
+        order).
+        """
 
     def spreads(self, workload: Workload) -> list[Spread]:
-        """Mean, least and largest variance of each product's queries if node noise has sd 1."""
+        """Return Mean, least and largest variance of each product's queries if node noise has sd
+        1.
+        """
         if workload.queries > MAX_LISTED:
             return [Spread(mean, None, None) for mean in self.means(workload).tolist()]
         return [
@@ -68,7 +72,7 @@ class Gram(ABC):
         ]
 
     def means(self, workload: Workload) -> Float64:
-        """(products,) mean variance of a product's queries if node noise has sd 1."""
+        """Return (products,) mean variance of a product's queries if node noise has sd 1."""
         alone = [
             replace(workload, products=(product._replace(weight=1.0),))
             for product in workload.products
@@ -103,7 +107,7 @@ class Blocks(Gram):
         return float(self.diagonal.max()) * _UP
 
     def dense(self) -> Float64:
-        """(n, n) the matrix."""
+        """Return (n, n) the matrix."""
         return self.folding.unfold(list(self.blocks))
 
     @override
@@ -132,7 +136,7 @@ class Blocks(Gram):
         return [self.spread_of[name] for name in names]
 
     def trace_of(self, grams: Sequence[Float64]) -> float:
-        """tr(V X^-1) of the blocks of V in the same folding."""
+        """Return tr(V X^-1) of the blocks of V in the same folding."""
         mass = sum(float(np.trace(gram)) for gram in grams)
         return math.fsum(
             trace_of(gram, block, self.scale, mass)
@@ -141,12 +145,14 @@ class Blocks(Gram):
 
     @property
     def scale(self) -> float:
-        """Largest entry of the blocks' diagonals: what an eigenvalue of 0 is told by."""
+        """The largest entry of the blocks' diagonals, beside which rounded eigenvalues count as
+        0.
+        """
         return max(float(block.diagonal().max(initial=0.0)) for block in self.blocks)
 
     @functools.cached_property
     def unfolded(self) -> "Blocks":
-        """The same as one block."""
+        """Return the same matrix as one block."""
         return dense_gram(self.dense(), self.folding.sizes)
 
     @functools.cached_property
@@ -239,15 +245,15 @@ class CellStrategy(NamedTuple):
         return self.gram.sensitivity2
 
     def error(self, workload: Workload) -> float:
-        """Weighted total of the queries' variances at mu = 1."""
+        """Return the weighted total of the queries' variances at mu = 1."""
         return self.sensitivity2 * self.gram.trace(workload)
 
     def variances(self, workload: Workload) -> list[Float64]:
-        """(queries of a product,) variances at mu = 1, for each product."""
+        """Return (queries of a product,) variances at mu = 1, for each product."""
         return [self.sensitivity2 * variances for variances in self.gram.variances(workload)]
 
     def spreads(self, workload: Workload) -> list[Spread]:
-        """Mean, least and largest variance of each product's queries at mu = 1."""
+        """Return Mean, least and largest variance of each product's queries at mu = 1."""
         scale = self.sensitivity2
         return [
             Spread(*(None if figure is None else scale * figure for figure in spread))  # type: ignore[arg-type]
@@ -256,13 +262,15 @@ class CellStrategy(NamedTuple):
 
 
 def dense_gram(matrix: Float64, sizes: Sequence[int] | None = None) -> Blocks:
-    """One block without folding."""
+    """Return one block without folding."""
     sizes = (len(matrix),) if sizes is None else tuple(sizes)
     return Blocks(Folding(sizes, (False,) * len(sizes)), (matrix,))
 
 
 def pseudo_inverse(block: Float64, scale: float) -> Float64:
-    """X^-1, on the span of X: where its eigenvalues are no rounding of 0 beside ``scale``."""
+    """Return X^-1 on the span of X, where its eigenvalues are not roundings of 0 beside
+    ``scale``.
+    """
     if not len(block):
         return block
     if len(block) > _FEW and (inverse := _lower_inverse(block, scale)) is not None:
@@ -274,7 +282,7 @@ def pseudo_inverse(block: Float64, scale: float) -> Float64:
 
 
 def mirrored(matrix: Float64) -> Float64:
-    """The matrix, in place, with its lower triangle in the place of the upper one."""
+    """Copy the lower triangle of a matrix to its upper one in place, and return the matrix."""
     for begin in range(0, len(matrix), _FEW):
         end = begin + _FEW
         matrix[begin:end, end:] = matrix[end:, begin:end].T
@@ -295,7 +303,7 @@ def _lower_inverse(block: Float64, scale: float) -> Float64 | None:
 
 
 def trace_of(gram: Float64, block: Float64, scale: float, mass: float) -> float:
-    """tr(V X^-1) of one block; infinite where X does not span V.
+    """Return tr(V X^-1) of one block; infinite where X does not span V.
 
     Args:
         scale: beside which X's eigenvalues are told from 0; ``mass``: beside which V is.
@@ -339,7 +347,7 @@ class Solved(NamedTuple):
 
 
 class Identity(Gram):
-    """X = I over any domain."""
+    """The Gram matrix X = I over any domain."""
 
     @property
     @override
@@ -392,7 +400,7 @@ def _summed(workload: Workload, product: Product) -> float:
 
 
 def identity(workload: Workload) -> CellStrategy:
-    """Every cell."""
+    """Return the strategy that measures every cell."""
     return CellStrategy("identity", Identity())
 
 
@@ -406,7 +414,7 @@ def _nodes(size: int) -> list[tuple[int, int]]:
 
 
 def wavelet(size: int) -> Float64:
-    """(n, n) Haar's rows: the total, and each node's left less its right half."""
+    """Return (n, n) Haar's rows: the total, and each node's left half minus its right half."""
     rows = [np.ones(size)]
     for lo, hi in _nodes(size):
         if hi - lo > 1:
@@ -417,7 +425,7 @@ def wavelet(size: int) -> Float64:
 
 
 def tree(size: int) -> Float64:
-    """(2n - 1, n) sums of the nodes."""
+    """Return (2n - 1, n) sums of the nodes."""
     rows = np.zeros((2 * size - 1, size))
     for row, (lo, hi) in zip(rows, _nodes(size), strict=True):
         row[lo:hi] = 1.0

@@ -1,4 +1,4 @@
-"""How many threads the matrix library uses: one, so that a strategy costs what it costs.
+"""The number of threads of the matrix library: one, so that a strategy costs what it costs.
 
 Two threads of OpenBLAS that wait for each other on a busy machine took five times the CPU of one.
 """
@@ -35,12 +35,12 @@ def _libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Matrix products and decompositions run on the calling thread alone, in the whole process."""
-    before = [(put, get()) for get, put in _libraries()]
+    """Run matrix products and decompositions on the calling thread alone, in the whole process."""
+    before = [(set_count, get()) for get, set_count in _libraries()]
     try:
-        for put, _ in before:
-            put(1)
+        for set_count, _ in before:
+            set_count(1)
         yield
     finally:
-        for put, threads in before:
-            put(threads)
+        for set_count, threads in before:
+            set_count(threads)

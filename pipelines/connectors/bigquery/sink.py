@@ -66,7 +66,7 @@ class ColumnType(NamedTuple):
 
 
 def bigquery_type(kind: pa.DataType) -> ColumnType:
-    """What an Arrow type is there.
+    """Return the column type for an Arrow type in BigQuery.
 
     Raises:
         UsageError: none fits.
@@ -88,7 +88,7 @@ def bigquery_type(kind: pa.DataType) -> ColumnType:
 
 @functools.lru_cache(maxsize=8)
 def message_type(schema: pa.Schema) -> Any:
-    """The message class of a row; the same for the same columns."""
+    """Return the message class of a row; the same for the same columns."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     row = descriptor_pb2.DescriptorProto(name="Row")
@@ -103,7 +103,7 @@ def message_type(schema: pa.Schema) -> Any:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[bytes]:
-    """Every row as the bytes of an upsert; the same for the same row."""
+    """Return every row as the bytes of an upsert; the same for the same row."""
     make = message_type(batch.schema.remove_metadata())
     table = as_hex(pa.Table.from_batches([batch]))
     for i, field in enumerate(batch.schema):
@@ -119,7 +119,7 @@ def rows_of(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def requests_of(stream: str, schema: pa.Schema, rows: Iterable[bytes]) -> Iterator[Any]:
-    """The requests of one connection: none is larger than the service takes."""
+    """Yield the requests of one connection: none is larger than the service takes."""
     from google.cloud.bigquery_storage_v1 import types
     from google.protobuf import descriptor_pb2
 
@@ -146,7 +146,7 @@ def _parts(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def write_client() -> Any:
-    """The service's client with the account's own rights."""
+    """Return the service's client with the account's own rights."""
     return imported("bigquery", _STORAGE).BigQueryWriteClient()
 
 
@@ -344,7 +344,7 @@ class BigQuerySink(WriteOnlySink):
 
 
 def ddl(plan: Plan, table: str) -> str:
-    """The definition of both tables of a plan, as text of BigQuery's SQL."""
+    """Return the definition of both tables of a plan, as text of BigQuery's SQL."""
 
     def create(name: str, schema: pa.Schema, key: str) -> str:
         columns = [

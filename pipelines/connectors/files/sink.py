@@ -59,7 +59,7 @@ _WRITER = re.compile(r"parquet-cpp-arrow version [0-9]+\.[0-9]+\.[0-9]+(-SNAPSHO
 
 
 class Verdict(Enum):
-    """What a file is to a release."""
+    """The relation of a file to a release."""
 
     SAME = "same"
     DAMAGED = "damaged"
@@ -67,7 +67,7 @@ class Verdict(Enum):
 
 
 def verdict(existing: bytes, batch: pa.RecordBatch, kind: str, guard: bool = True) -> Verdict:
-    """What the bytes of a file are to a release that was committed.
+    """Return the relation of the bytes of a file to a committed release.
 
     Args:
         guard: how CSV is written now (see `encode`).  Written the other way it is the same, where
@@ -149,7 +149,7 @@ class FileSink(ReadableSink):
 
     @override
     def prepare(self, restoring: bool = False) -> None:
-        """Folders are made when the first file is; nothing is refused."""
+        """Remove drafts; folders are made with their first file, and nothing is refused."""
         self._repairs = not restoring
         remove_drafts(self.folder)
 
@@ -216,7 +216,7 @@ class FileSink(ReadableSink):
 
     @override
     def close(self) -> None:
-        """No client to let go of."""
+        """Do nothing: there is no client to close."""
 
     def _path(self, batch: pa.RecordBatch) -> Path:
         return self.folder / release_path(*name_of_release(batch), self.kind)
@@ -283,7 +283,7 @@ def release_path(window: int, trigger: int, kind: str) -> Path:
 
 
 def manifest_path(folder: Path, epoch: int = 0) -> Path:
-    """Where the manifest of an epoch is."""
+    """Return the path of the manifest of an epoch."""
     return folder / ("run.json" if epoch == 0 else f"run-epoch-{epoch}.json")
 
 

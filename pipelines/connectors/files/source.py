@@ -72,7 +72,7 @@ Group = tuple[Piece, ...]
 
 
 def pieces(job: Job) -> list[Piece]:
-    """Every piece of the source, in manifest order; checks the needed columns at once.
+    """Return every piece of the source, in manifest order; checks the needed columns at once.
 
     A row group of a Parquet file is a piece, a CSV or JSON Lines file is one; a file that
     cannot be read at all is a piece of kind ``unreadable``.
@@ -86,8 +86,9 @@ def pieces(job: Job) -> list[Piece]:
 
 
 def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
-    """The pieces of the source (or of some of its files), those of small files together; see
-    `pieces`."""
+    """Return the pieces of the source (or of some of its files), those of small files together; see
+    `pieces`.
+    """
     files = manifest(job) if files is None else files
     with file_errors("table.path", "cannot be read"):
         pieces = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
@@ -122,7 +123,7 @@ def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
 
 
 def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
-    """Rows and refused positions of one piece (`ReadFiles` without Beam).
+    """Yield the rows and refused positions of one piece (`ReadFiles` without Beam).
 
     Raises:
         OSError: the operating system cannot read the file.
@@ -139,7 +140,7 @@ def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
 
 
 def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
-    """Batches with positions and dead letters of pieces (`ReadFiles` without Beam).
+    """Yield batches with positions and dead letters of pieces (`ReadFiles` without Beam).
 
     Raises:
         RunError: the operating system cannot read a file.
@@ -161,7 +162,7 @@ def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Itera
 
 
 def batches(job: Job) -> Iterator[pa.RecordBatch]:
-    """All rows of a job's files with their positions; refused ones are left out.
+    """Yield all rows of a job's files with their positions; refused ones are left out.
 
     Raises:
         UsageError, RunError: see `pieces`; or the operating system cannot read a file.
@@ -243,11 +244,11 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
         self._dofn = _ReadPiece(job.columns, job.performance.batch_rows)
 
     def reads(self, job: Job) -> bool:
-        """Whether these are the files of a job, as they are now."""
+        """Return whether these are the files of a job, as they are now."""
         return groups(job) == self._groups
 
     def expand(self, begin: Any) -> Any:
-        """``Create(groups) | Reshuffle | read``: runners can spread the pieces.
+        """Return ``Create(groups) | Reshuffle | read``: runners can spread the pieces.
 
         One reshuffle is enough: Create's own would add a stage and five transforms.
         """
@@ -260,7 +261,7 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
 
 
 class FilesInput(Input):
-    """Files that are all there."""
+    """The input of files that are all present."""
 
     bounded = True
 
@@ -316,7 +317,7 @@ class JoinedFiles(Input):
 
 
 def recorded(job: Job, pattern: str, field: str) -> Job:
-    """The job with recorded files for its source.
+    """Return the job with recorded files for its source.
 
     Args:
         pattern: absolute path or glob.
@@ -345,7 +346,8 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
 
 
 def canonical_records(job: Job, plan: Plan, ring: KeyRing) -> Iterator[pa.RecordBatch]:
-    """The usable records of a job's files in the stream's own canonical form, batch after batch.
+    """Yield the usable records of a job's files in the stream's own canonical form, batch after
+    batch.
 
     Args:
         plan: by which they are taken in; its timeline may be another than the job's.
@@ -365,7 +367,7 @@ def canonical_records(job: Job, plan: Plan, ring: KeyRing) -> Iterator[pa.Record
 
 @contextlib.contextmanager
 def named_by(field: str) -> Iterator[None]:
-    """What is wrong with recorded files is said of the option that named them."""
+    """Name the option in errors about recorded files."""
     try:
         yield
     except DpstreamError as error:

@@ -100,7 +100,7 @@ def _check_headers(files: Sequence[SourceFile]) -> None:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Of dictionaries and extensions the type of what they hold."""
+    """Return the type of the values that a dictionary or extension type holds."""
     while _types.is_dictionary(kind) or isinstance(kind, pa.ExtensionType):
         kind = kind.value_type if _types.is_dictionary(kind) else kind.storage_type
     return kind

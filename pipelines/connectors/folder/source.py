@@ -76,7 +76,7 @@ INSTANT = pa.timestamp("us", "UTC")
 
 
 class Files(NamedTuple):
-    """How the files of a folder are read.
+    """The way in which the files of a folder are read.
 
     Attributes:
         folder, kind: where they are, and ``parquet``, ``csv`` or ``jsonl``.
@@ -93,7 +93,8 @@ class Files(NamedTuple):
         return tuple(name for name in self.columns if name not in GIVEN_COLUMNS)
 
     def pieces(self, file: ClosedFile) -> Iterator[FilePiece | Refused]:
-        """A piece for each row group of a Parquet file, one for another; or why there is none.
+        """Yield a piece for each row group of a Parquet file, one for another; or why there is
+        none.
 
         Raises:
             RunError: the store stays away.
@@ -127,7 +128,7 @@ class Files(NamedTuple):
         return starts
 
     def parts(self, piece: FilePiece) -> Iterator[tuple[Place, Part]]:
-        """Rows, with all columns, and refused positions of a piece.
+        """Yield Rows, with all columns, and refused positions of a piece.
 
         A store that is away is waited for; what was read before is not given twice.
 
@@ -251,7 +252,7 @@ class FolderInput(Input):
 
     @override
     def scan(self) -> Iterator[ReadRows]:
-        """All files that are closed by now."""
+        """Yield all files that are closed by now."""
         self._check()
         (watch, files), rows = _readers(self.job, 0), self.job.performance.batch_rows
         for step in watch.steps(nothing_seen(0, isinstance(watch, Markers)), wall_micros()):
@@ -269,7 +270,7 @@ class FolderInput(Input):
 
     @override
     def locate(self, partition: int, offset: int) -> tuple[str, int]:
-        """By the names of all files that are there, markers too."""
+        """Return the file and row of a position, from the names of all files, markers included."""
         names = [file.name for file in self.folder.list()]
         return next(iter(find(names, partition, offset)), super().locate(partition, offset))
 
@@ -423,7 +424,7 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
 
     @override
     def expand(self, begin: Any) -> Any:
-        """``Impulse | watch | spread | pieces | spread | read``."""
+        """Return ``Impulse | watch | spread | pieces | spread | read``."""
         return (
             begin
             | beam.Impulse()

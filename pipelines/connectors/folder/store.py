@@ -70,11 +70,11 @@ class Folder:
 
     @property
     def local(self) -> bool:
-        """Whether it is on a disk of this machine."""
+        """Return whether it is on a disk of this machine."""
         return self.url.startswith("file://")
 
     def open(self) -> Any:
-        """The file system; made where it is used."""
+        """Return the file system; made where it is used."""
         if self._system is None:
             try:
                 self._system, base = pafs.FileSystem.from_uri(self.url)
@@ -90,12 +90,12 @@ class Folder:
         return self._system
 
     def path(self, name: str) -> str:
-        """A name's path in the file system."""
+        """Return a name's path in the file system."""
         self.open()
         return f"{self._base}/{name}" if name else self._base
 
     def list(self, below: str = "", recursive: bool = True) -> Iterator[ListedFile]:
-        """Files below a folder of it, in no order; none if it is not there.
+        """Yield the files below a folder of it, in no order; none if it does not exist.
 
         Raises:
             OSError: the store cannot be read.
@@ -110,7 +110,7 @@ class Folder:
                 )
 
     def folders(self, below: str) -> Iterator[str]:
-        """Names of the folders in a folder of it."""
+        """Yield the names of the folders in a folder of it."""
         selector = pafs.FileSelector(self.path(below), allow_not_found=True)
         prefix = len(self._base) + 1
         for info in self.open().get_file_info(selector):
@@ -118,18 +118,18 @@ class Folder:
                 yield info.path[prefix:]
 
     def is_there(self) -> bool:
-        """Whether the folder itself is there (an object store has prefixes only)."""
+        """Return whether the folder itself is there (an object store has prefixes only)."""
         return not self.local or os.path.isdir(self.path(""))
 
     def info(self, name: str) -> ListedFile | None:
-        """A file's size and time of change; ``None`` if there is no such file."""
+        """Return a file's size and time of change; ``None`` if there is no such file."""
         info = self.open().get_file_info(self.path(name))
         if info.type != pafs.FileType.File:
             return None
         return ListedFile(name, int(info.size or 0), (info.mtime_ns or 0) // 1000)
 
     def stream(self, name: str) -> BinaryIO:
-        """A file's bytes: to be read from any place, to be closed.
+        """Return a file's bytes: to be read from any place, to be closed.
 
         Raises:
             OSError: with its number; see `of_the_name`.
@@ -184,12 +184,12 @@ def _numbered(call: Callable[[], Any]) -> Any:
 
 
 def of_the_name(error: OSError) -> bool:
-    """Whether a fault is of this one file's name, and not of the store."""
+    """Return whether a fault is of this one file's name, and not of the store."""
     return isinstance(error, _OF_THE_NAME) or error.errno in _ERRNOS
 
 
 def patiently(call: Callable[[], Any]) -> Any:
-    """What ``call`` gives; a store that is away is asked again for `PATIENCE_SECONDS`.
+    """Return the result of ``call``, with retries for `PATIENCE_SECONDS` if the store is away.
 
     Raises:
         OSError: a fault of the name.
@@ -212,7 +212,7 @@ def patiently(call: Callable[[], Any]) -> Any:
 
 
 def away() -> RunError:
-    """The store has been away for too long."""
+    """Return the error for a store that has been away for too long."""
     return RunError(
         "table.path",
         f"cannot be read for {PATIENCE_SECONDS // 60} minutes",
@@ -221,7 +221,7 @@ def away() -> RunError:
 
 
 def normal_url(path: str) -> str:
-    """One spelling of a folder's URL: its identity.
+    """Return one spelling of a folder's URL: its identity.
 
     Local paths are resolved; slashes at the end and double ones go.
     """
@@ -245,14 +245,16 @@ class Place(NamedTuple):
 
 
 def place(name: str) -> Place:
-    """Position of the first row of the file ``name`` (relative to the folder, with ``/``)."""
+    """Return the position of the first row of the file ``name`` (relative to the folder, with
+    ``/``).
+    """
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
     number = int.from_bytes(digest, "big")
     return Place(number >> 97, (number >> 35) & ((1 << 62) - 1))
 
 
 def is_name(name: str) -> bool:
-    """Whether a text is the one way to write a file's name below the folder.
+    """Return whether a text is the one way to write a file's name below the folder.
 
     Not absolute, no ``..``, ``.`` or empty component, none that begins with ``_closed``'s own
     folder, no NUL or line break, at most `MAX_NAME_BYTES`.
@@ -267,12 +269,12 @@ def is_name(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Names that a listing passes over, as other tools do: a part begins with ``_`` or ``.``."""
+    """Return whether a listing passes over a name: a part begins with ``_`` or ``.``."""
     return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
 def find(names: Iterable[str], partition: int, offset: int) -> list[tuple[str, int]]:
-    """Files and rows that a position can stand for: (name, row)."""
+    """Return the files and rows that a position can stand for: (name, row)."""
     matches = []
     for name in names:
         at = place(name)

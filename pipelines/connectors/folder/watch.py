@@ -1,4 +1,4 @@
-"""Closed files of a folder that grows: how they are closed, and which were newly closed.
+"""Closed files of a growing folder: how files are closed, and the newly closed ones.
 
 It is the source without its pipeline.  There are two ways to know.
 
@@ -62,29 +62,29 @@ ClosedFile = tuple[str, int, int, int]
 
 
 class SeenFiles(NamedTuple):
-    """What is done: all up to ``floor``, and ``recent`` (ascending)."""
+    """The entries that are done: all up to ``floor``, and ``recent`` (ascending)."""
 
     floor: Entry
     recent: tuple[Entry, ...] = ()
 
     def has(self, entry: Entry) -> bool:
-        """Whether an entry is done."""
+        """Return whether an entry is done."""
         at = bisect.bisect_left(self.recent, entry)
         return entry <= self.floor or self.recent[at : at + 1] == (entry,)
 
     def more(self, entries: Iterable[Entry]) -> "SeenFiles":
-        """With new entries done."""
+        """Return the same with new entries done."""
         merged = sorted({*self.recent, *entries})
         low, high = merged[:-LOOK_BACK], tuple(merged[-LOOK_BACK:])
         return SeenFiles(max([self.floor, *low[-1:]]), high)
 
     def names(self) -> dict[int, int]:
-        """Instants of the recent ones, by the digest of their name."""
+        """Return the instants of the recent entries, by the digest of their name."""
         return {digest: at for at, digest in self.recent}
 
 
 class Step(NamedTuple):
-    """What leaves together.
+    """Files and refused positions that are released together.
 
     Attributes:
         seen: what is done after it.
@@ -100,8 +100,11 @@ class Step(NamedTuple):
 
 
 def nothing_seen(begin: int, markers: bool) -> SeenFiles:
-    """Before anything is read: files that were closed before ``begin`` are not needed; a marker
-    of that instant names no others."""
+    """Return the state before anything is read.
+
+    Files that were closed before ``begin`` are not needed; a marker of that instant names no
+    others.
+    """
     return SeenFiles((begin, 1 << 62) if markers and begin else (begin, -1))
 
 
@@ -118,7 +121,7 @@ class Markers:
         self.folder, self.begin, self.behind = folder, begin, behind
 
     def steps(self, seen: SeenFiles, now: int) -> Iterator[Step]:
-        """New markers in the order of their instants.
+        """Yield the new markers in the order of their instants.
 
         Args:
             seen: what is done.
@@ -137,7 +140,7 @@ class Markers:
             yield Step(seen, files, refused, at - self.behind)
 
     def instants(self, seen: SeenFiles) -> Iterator[tuple[int, str]]:
-        """(instant, name) of markers above the floor's day."""
+        """Yield (instant, name) of markers above the floor's day."""
         for entry in self.folder.list(MARKERS, recursive=False):
             yield from _instant(entry.name)
         for day in self.folder.folders(MARKERS):
@@ -220,7 +223,7 @@ class Settled:
         self.suffixes = (suffix, *(suffix + more for more in packed))
 
     def steps(self, seen: SeenFiles, now: int) -> Iterator[Step]:
-        """Newly settled files in the order of their times of change.
+        """Yield the newly settled files in the order of their times of change.
 
         A file that changed after it was read is refused, not read again.
 
@@ -286,7 +289,7 @@ def close_files(path: str | Path, files: Iterable[str] = (), at: int | None = No
 
 
 def new_files(path: str | Path) -> list[str]:
-    """Files that no marker names yet, sorted; hidden ones do not count.
+    """Return the files that no marker names yet, sorted; hidden ones do not count.
 
     Raises:
         UsageError, RunError: see `close_files`.
@@ -300,7 +303,7 @@ def new_files(path: str | Path) -> list[str]:
 
 
 def rfc3339(micros: int) -> str:
-    """An instant with microseconds, in UTC."""
+    """Return an instant with microseconds, in UTC."""
     seconds, rest = divmod(micros, 1_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:06d}Z"
 

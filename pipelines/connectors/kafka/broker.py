@@ -1,4 +1,4 @@
-"""The topic of a source: what the broker is asked of it, at the start and while it is read."""
+"""The topic of a source: the requests to its broker at the start and while it is read."""
 
 import functools
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ _REFUSED = ("table.options", "are not accepted by Kafka's client", "see librdkaf
 
 
 class Kafka(msgspec.Struct, frozen=True):
-    """A topic and how to reach it; public.
+    """A topic and its addresses; public.
 
     Attributes:
         servers: ``host:port,host:port``.
@@ -63,7 +63,7 @@ class Kafka(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, source: SourceConfig) -> "Kafka":
-        """The topic of a job's source.
+        """Return the topic of a job's source.
 
         Raises:
             UsageError: see `check_options`.
@@ -76,7 +76,7 @@ class Kafka(msgspec.Struct, frozen=True):
         return f"Kafka({self.topic!r})"
 
     def settings(self) -> dict[str, Any]:
-        """What the client is told, with secrets: never to be shown."""
+        """Return the client's settings, which hold secrets and must never be shown."""
         ours = {name: value for name, value in _OURS.items() if value != ""}
         return {
             **_USUAL,
@@ -86,24 +86,24 @@ class Kafka(msgspec.Struct, frozen=True):
         }
 
     def consumer(self) -> Consumer:
-        """A new consumer with nothing assigned."""
+        """Return a new consumer with nothing assigned."""
         return make_client("consumer", self.settings(), _REFUSED)
 
     def admin(self) -> AdminClient:
-        """The process's client for questions."""
+        """Return the process's client for questions."""
         return _admin(self)
 
     def partition(self, number: int, offset: int = 0) -> TopicPartition:
-        """A place in the topic."""
+        """Return a place in the topic."""
         return TopicPartition(self.topic, number, offset)
 
     def cluster_id(self) -> str:
-        """The cluster's own name."""
+        """Return the cluster's own name."""
         future = self.admin().describe_cluster(request_timeout=START_SECONDS)
         return str(answer(future, START_SECONDS).cluster_id)
 
     def described(self, seconds: float = START_SECONDS) -> tuple[str, int]:
-        """(id of the topic, number of partitions): a topic made again has another id.
+        """Return (id of the topic, number of partitions): a topic made again has another id.
 
         Raises:
             KafkaException: no answer, or no such topic.
@@ -114,7 +114,7 @@ class Kafka(msgspec.Struct, frozen=True):
         return str(topic.topic_id), len(topic.partitions)
 
     def config(self) -> dict[str, str]:
-        """The topic's settings.
+        """Return the topic's settings.
 
         Raises:
             KafkaException: no answer, or no such topic.
@@ -125,11 +125,11 @@ class Kafka(msgspec.Struct, frozen=True):
         return {name: str(entry.value) for name, entry in entries.items()}
 
     def earliest(self, partition: int) -> int:
-        """First offset that is still there."""
+        """Return the first offset that is still there."""
         return self._offset(partition, OffsetSpec.earliest())
 
     def end(self, partition: int) -> int:
-        """The offset after the last message, whether its transaction is committed or not.
+        """Return the offset after the last message, whether its transaction is committed or not.
 
         A consumer that reads committed messages would be told the end of those: messages of an
         open transaction, stamped already, would come after a watermark that trusts it.
@@ -137,7 +137,7 @@ class Kafka(msgspec.Struct, frozen=True):
         return self._offset(partition, OffsetSpec.latest())
 
     def at(self, partition: int, millis: int) -> int:
-        """First offset with an append time of ``millis`` or later, else the end."""
+        """Return the first offset with an append time of ``millis`` or later, else the end."""
         end = self.end(partition)  # asked first: what comes in between is read
         offset = self._offset(partition, OffsetSpec.for_timestamp(millis))
         return end if offset < 0 else offset
@@ -159,7 +159,7 @@ def _admin(kafka: Kafka) -> AdminClient:
 
 
 def refused_at_start(error: BaseException) -> DpstreamError:
-    """What a person can do about a client's error at the start."""
+    """Return the error that tells a person how to fix a client's error at the start."""
     name = name_of(error)
     if name == "UNKNOWN_TOPIC_OR_PART":
         return UsageError("table.topic", "is not on the broker", "create it, or correct the name")

@@ -66,7 +66,7 @@ def check_options(table: str, options: Mapping[str, str], ours: Iterable[str]) -
 
 
 def looked_up(table: str, options: Mapping[str, str]) -> dict[str, str]:
-    """The settings with their secrets: never to be shown.
+    """Return the settings with their secrets: never to be shown.
 
     Raises:
         UsageError: a variable is not set here.
@@ -123,7 +123,7 @@ _GRACE_SECONDS = 5.0
 
 
 def library(field: str = "sink.kind") -> Any:
-    """The client library, loaded where it is used.
+    """Return the client library, loaded where it is used.
 
     Raises:
         UsageError: it is not installed.
@@ -142,7 +142,7 @@ REFUSED = ("sink.options", "are refused by Kafka's client", "correct their names
 def make_client(
     kind: str, settings: Mapping[str, Any], refused: tuple[str, str, str] = REFUSED
 ) -> Any:
-    """A client of the library's.
+    """Return a client of the library's.
 
     Args:
         kind: ``admin``, ``producer`` or ``consumer``.
@@ -165,7 +165,7 @@ def make_client(
 
 
 def answer(future: Any, seconds: float) -> Any:
-    """What the client found; its own limit comes first, a longer one is for a client that hangs."""
+    """Return the client's result; ``seconds`` and a grace only limit a client that hangs."""
     try:
         return future.result(seconds + _GRACE_SECONDS)
     except TimeoutError:
@@ -196,7 +196,9 @@ def connect(admin: Any, where: str) -> None:
 
 
 def name_of(error: Any) -> str:
-    """The public name of a client's error, or of what its exception carries; never its text."""
+    """Return the public name of a client's error, or of what its exception carries; never its
+    text.
+    """
     for candidate in (error, *getattr(error, "args", ())[:1]):
         if callable(name := getattr(candidate, "name", None)):
             return str(name())
@@ -204,15 +206,17 @@ def name_of(error: Any) -> str:
 
 
 def passes(error: Any) -> bool:
-    """Whether the client itself tries again what has failed with this error."""
+    """Return whether the client itself retries a request that failed with this error."""
     codes = library().KafkaError
     passing = (codes._ALL_BROKERS_DOWN, codes._TRANSPORT, codes._RESOLVE)
     return bool(error.retriable()) or error.code() in passing
 
 
 def has_no_leader(error: Exception) -> bool:
-    """A topic that was just made has no leaders yet, or a broker has not heard of its newest one;
-    the client does not ask again here."""
+    """Return whether a partition has no known leader, which the client does not retry.
+
+    A topic was just made, or a broker has not heard of its newest leader.
+    """
     return name_of(error) in (
         "NOT_LEADER_FOR_PARTITION",
         "LEADER_NOT_AVAILABLE",
@@ -226,7 +230,7 @@ _DEADLINES = ("message.timeout.ms", "delivery.timeout.ms")
 
 
 def patience(options: Mapping[str, str]) -> float:
-    """Seconds that the broker may be away while releases are written."""
+    """Return the seconds that the broker may be away while releases are written."""
     given = looked_up("sink", options)
     check_deadlines(given)
     return min([SINK_SECONDS, *(int(given[name]) / 1000 for name in _DEADLINES if name in given)])
@@ -251,7 +255,7 @@ def refuse(error: Any, what: str) -> NoReturn:
 
 
 def failed(name: str, what: str) -> DpstreamError:
-    """The error for one of the client's error codes."""
+    """Return the error for one of the client's error codes."""
     if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
         return RunError(
             "sink.topic",

@@ -1,4 +1,4 @@
-"""What is published in a topic: its register, and the releases read back, each against its seal.
+"""The published content of a topic: its register, and the releases, each checked against its seal.
 
 The `Register` is what partition 0 says: whose topic it is, and which releases are sealed.  It is
 read once and then followed, message by message in the order of their offsets, so that a second run,
@@ -87,13 +87,16 @@ class PublishedTopic:
 
 
 def manifest_name(manifest: RunManifest) -> str:
-    """A manifest's name in the topic: by run, so that compaction does not let the one of a run
-    that came too late take the place of the owner's."""
+    """Return a manifest's name in the topic.
+
+    The name has the run, so that compaction does not replace the owner's manifest with that of a
+    run that came too late.
+    """
     return f"{manifest_key(manifest.epoch)}-{manifest.run_id}"
 
 
 def read_kafka_releases(job: Job) -> pa.Table:
-    """Every sealed release of a job's topic as one table, each row once.
+    """Return every sealed release of a job's topic as one table, each row once.
 
     Where the topic lets go of what is old (``compact,delete``), a release of which rows are gone is
     left out.
@@ -157,17 +160,17 @@ def _sealed(
     Args:
         goes: rows may be gone.
     """
-    line = job.plan.timeline
+    timeline = job.plan.timeline
     start = table["window_start"].cast(pa.int64()).to_numpy()
     trigger = table["trigger"].to_numpy()
-    window = (start - line.start) // line.slide
+    window = (start - timeline.start) // timeline.slide
     keep = np.zeros(table.num_rows, np.bool_)
     names = table["_name"].to_pylist()
-    step = window * (line.triggers + 1) + trigger
+    step = window * (timeline.triggers + 1) + trigger
     order = np.argsort(step, kind="stable")
     steps = step[order]
     for (of_window, of_trigger), seal in seals.items():
-        number = of_window * (line.triggers + 1) + of_trigger
+        number = of_window * (timeline.triggers + 1) + of_trigger
         begin, end = np.searchsorted(steps, (number, number + 1))
         mine = order[begin:end]
         if goes and len(mine) < seal.rows:
@@ -187,7 +190,7 @@ def _sealed(
 
 
 def decoded(value: bytes, kind: type[Any]) -> Any:
-    """A message's value, ``None`` if it is none of this kind."""
+    """Return a message's value, ``None`` if it is none of this kind."""
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -195,7 +198,7 @@ def decoded(value: bytes, kind: type[Any]) -> Any:
 
 
 def no_release() -> PolicyError:
-    """The topic is used for something else as well."""
+    """Return the error for a topic that is used for something else as well."""
     return PolicyError(
         "sink.topic", "holds a message that is no release of this run", "use a new topic"
     )

@@ -1,4 +1,4 @@
-"""Reads one partition of a Kafka topic from any offset on, and what its messages become.
+"""Reader of one partition of a Kafka topic from any offset on, and the rows of its messages.
 
 A worker goes on with the same reader from bundle to bundle (`READERS`), because a consumer
 fetches ahead; the place a bundle begins at comes from the runner, and a reader that stands
@@ -63,7 +63,7 @@ class PartitionMessages(NamedTuple):
 
     @classmethod
     def of(cls, messages: Sequence[Any]) -> "PartitionMessages":
-        """The client's messages, without a Python loop over them."""
+        """Return the client's messages, without a Python loop over them."""
         offsets = np.fromiter(map(methodcaller("offset"), messages), np.int64, len(messages))
         pairs = np.array(list(map(methodcaller("timestamp"), messages)), np.int64).reshape(-1, 2)
         values = list(map(methodcaller("value"), messages))
@@ -77,7 +77,7 @@ class PartitionMessages(NamedTuple):
 
 
 def parts(messages: PartitionMessages, objects: Objects, columns: Sequence[str]) -> Iterator[Part]:
-    """Rows and refused positions of messages.
+    """Yield the rows and refused positions of messages.
 
     Args:
         messages: of one partition.
@@ -113,7 +113,7 @@ def _refused(messages: PartitionMessages, texts: list[bytes], good: Any) -> Refu
 
 
 class FetchedMessages(NamedTuple):
-    """What one call found.
+    """The messages that one call fetched.
 
     Attributes:
         messages: the client's messages, in the order of their offsets.
@@ -146,7 +146,7 @@ class Reader:
             self._position = offset
 
     def take(self, rows: int, seconds: float) -> FetchedMessages:
-        """At most ``rows`` messages from here on, after at most about ``seconds``.
+        """Return at most ``rows`` messages from here on, after at most about ``seconds``.
 
         A partition that has none ready is left at once, so that others get their turn.
 
@@ -210,7 +210,8 @@ class Reader:
         return FetchedMessages(messages, position)
 
     def first(self, begin: int) -> int | None:
-        """The first offset with an append time of ``begin`` (micros) or later; ``None``: unknown.
+        """Return the first offset with an append time of ``begin`` (micros) or later; ``None``:
+        unknown.
 
         Raises:
             RunError: the broker has not answered for `LOST_SECONDS`.
@@ -220,7 +221,7 @@ class Reader:
         return self._answer(lambda: self._kafka.at(self._partition, begin // 1_000))
 
     def caught_up(self) -> bool:
-        """Whether the partition's end, asked now, is where the reader stands.
+        """Return whether the partition's end, asked now, is where the reader stands.
 
         Raises:
             RunError: the broker has not answered, or let nobody read, for `LOST_SECONDS`.

@@ -61,16 +61,16 @@ class KafkaSink(ReadableSink):
 
     Args:
         servers, topic, options: as in the job.
-        line: the public time axis, by which a row's text names its window.
+        timeline: the public time axis, by which a row's text names its window.
     """
 
     kind, field, another = "kafka", "sink.topic", "a new topic"
 
     def __init__(
-        self, servers: str, topic: str, options: Mapping[str, str], line: Timeline
+        self, servers: str, topic: str, options: Mapping[str, str], timeline: Timeline
     ) -> None:
         check_options("sink", options, FIXED)
-        self._topic, self._line = KafkaTopic(servers, topic, options), line
+        self._topic, self._timeline = KafkaTopic(servers, topic, options), timeline
         self._partitions: int | None = None
         self._topic_state = PublishedTopic(self._topic)
         self._loose: dict[Name, dict[str, bytes]] | None = None
@@ -206,7 +206,7 @@ class KafkaSink(ReadableSink):
             if row is None:
                 raise no_release()
             begin = round(row.window_start.timestamp() * MICROS_PER_SECOND)
-            name = ((begin - self._line.start) // self._line.slide, row.trigger)
+            name = ((begin - self._timeline.start) // self._timeline.slide, row.trigger)
             if name not in sealed:
                 digest, rows = _digest(value), unsealed.setdefault(name, {})
                 rows[key] = digest if rows.setdefault(key, digest) == digest else b""

@@ -100,7 +100,7 @@ class KafkaInput(Input):
 
     @override
     def identity(self) -> list[bytes]:
-        """Cluster and topic by their own ids: a topic made again is another input."""
+        """Return the ids of cluster and topic; a topic that is created again is another input."""
         connect(self.kafka.admin(), "table")
         check_topic(self._answer_of(self.kafka.config), self.kafka.topic)
         return [
@@ -115,7 +115,7 @@ class KafkaInput(Input):
 
     @override
     def scan(self) -> Iterator[ReadRows]:
-        """Every partition up to its end; consumers of no group, so no offset is committed."""
+        """Yield every partition up to its end; consumers of no group, so no offset is committed."""
         self.identity()  # the topic is there, and as it must be
         columns, rows = self.job.columns, self.job.performance.batch_rows
         objects = Objects(self.job.data_columns)
@@ -290,7 +290,7 @@ class _ReadPartition(beam.DoFn):
 
 
 class TopicProgress(NamedTuple):
-    """How far a topic is read as a whole.
+    """The progress of reading a topic as a whole.
 
     Attributes:
         parts: of each partition the last offset that is done (``None``: not begun) and the
@@ -411,7 +411,7 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         self._begin, self._backpressure = begin, backpressure
 
     def as_one(self) -> "ReadKafka":
-        """The same reader with one element, and so one watermark, for all partitions."""
+        """Return the same reader with one element, and so one watermark, for all partitions."""
         one = copy.copy(self)
         one._spread = False
         return one

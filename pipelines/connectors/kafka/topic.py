@@ -1,4 +1,4 @@
-"""The topic of a sink: what it is, writing to it with acknowledgements, reading it."""
+"""The topic of a sink: its description, writing with acknowledgements, reading."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ LOOK_SECONDS = 30.0
 
 
 class TopicDescription(NamedTuple):
-    """What a topic is.
+    """The description of a topic.
 
     Attributes:
         partitions: how many it has.
@@ -77,7 +77,7 @@ class KafkaTopic:
         return make_client(kind, {"bootstrap.servers": self.servers, **ours, **given})
 
     def describe(self, seconds: float = LOOK_SECONDS) -> TopicDescription:
-        """What the topic is; it is never made by asking.
+        """Return the topic's description; the request never creates it.
 
         Args:
             seconds: how long the broker may be away.
@@ -104,7 +104,7 @@ class KafkaTopic:
         )
 
     def written(self) -> bool:
-        """Whether anything was ever written to it, also if it is gone by now."""
+        """Return whether anything was ever written to it, also if it is gone by now."""
         kafka, partitions = library(), self.describe().partitions
         admin = self._client("admin")  # held: without its client an answer never comes
         latest = kafka.admin.OffsetSpec.latest()
@@ -127,8 +127,9 @@ class KafkaTopic:
     def read(
         self, partitions: Sequence[int], seconds: float = LOOK_SECONDS
     ) -> Iterator[tuple[str, bytes]]:
-        """(key, value) of every message of some partitions, to the end that each has when it is
-        reached; in the order of their offsets within a partition.
+        """Yield (key, value) of every message of some partitions, in the order of offsets in each.
+
+        It ends at the end that each partition has when it is reached.
 
         Args:
             seconds: how long the broker may be away.
@@ -144,7 +145,7 @@ class KafkaTopic:
     def follow(
         self, partition: int, since: int, seconds: float
     ) -> Iterator[tuple[int, str, bytes]]:
-        """(offset, key, value) of a partition's messages from an offset on, to its end.
+        """Yield (offset, key, value) of a partition's messages from an offset on, to its end.
 
         Its client is kept, so that asking whether there is more takes the broker one answer.
 
@@ -272,7 +273,7 @@ class KafkaTopic:
                 self._producer.poll(0.1)
 
     def close(self) -> None:
-        """Let go of the clients; what the producer has not delivered is dropped."""
+        """Close the clients; undelivered messages of the producer are dropped."""
         producer, self._producer = self._producer, None
         follower, self._follower = self._follower, None
         if follower is not None:

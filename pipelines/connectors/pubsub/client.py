@@ -42,13 +42,12 @@ _CREATE = (
 
 @functools.lru_cache(maxsize=1)
 def client() -> Any:
-    """This process's client (of the emulator where PUBSUB_EMULATOR_HOST is set)."""
+    """Return this process's client (of the emulator where PUBSUB_EMULATOR_HOST is set)."""
     return SubscriberClient()
 
 
 def described(subscription: str) -> tuple[str, int]:
-    """The topic of a subscription that can be used, and the seconds after which a message that
-    nobody acknowledged comes again.
+    """Return the topic of a usable subscription, and its deadline of acknowledgement in seconds.
 
     Raises:
         UsageError: no such subscription, or its settings lose messages.
@@ -96,7 +95,7 @@ def seek(subscription: str, begin: int) -> None:
 
 
 def acknowledge(subscription: str, ack_ids: Sequence[str]) -> None:
-    """The runner has stored these messages; what cannot be told comes again, and counts once."""
+    """Acknowledge messages that the runner has stored; a lost one comes again, and counts once."""
     for start in range(0, len(ack_ids), ACK_MESSAGES):
         chunk = list(ack_ids[start : start + ACK_MESSAGES])
         with suppress(exceptions.GoogleAPICallError, exceptions.RetryError):
@@ -142,7 +141,7 @@ _PULL = "/google.pubsub.v1.Subscriber/Pull"
 
 
 class Ages:
-    """What is known of the messages that are still to come, from pulls alone.
+    """The greatest age of the messages that are still to come, from pulls alone.
 
     The service has no order and does not tell the oldest message that waits.  What is assumed: a
     pull that waited for `QUIET_SECONDS` says that nothing waits; while messages come, those
@@ -156,27 +155,27 @@ class Ages:
         self._ages: deque[tuple[float, int]] = deque()
 
     def hold(self, until: float) -> None:
-        """Messages may come again that were here before."""
+        """Note that earlier messages may come again."""
         self._hold_until = max(until, self._hold_until)
 
     def came(self, now: float, oldest: int) -> None:
-        """Messages came, the oldest of them ``oldest`` micros old."""
+        """Note that messages came, the oldest of them ``oldest`` micros old."""
         self._quiet_since = now
         while self._ages and self._ages[-1][1] <= oldest:
             self._ages.pop()
         self._ages.append((now, oldest))
 
     def gap(self, now: float) -> None:
-        """Nobody pulled for a while."""
+        """Note that nobody pulled for a while."""
         self._quiet_since = now
 
     def failed(self, now: float) -> None:
-        """A pull failed: nothing is known until another one has waited."""
+        """Note that a pull failed: no age is known until another one has waited."""
         self._quiet_since = self._begun = now
         self._settled = False
 
     def age(self, now: float) -> int | None:
-        """Messages to come are at most so old (micros); ``None``: not known."""
+        """Return the largest age (micros) of messages to come; ``None``: not known."""
         if now < self._hold_until:
             return None
         if now - self._quiet_since >= QUIET_SECONDS:
@@ -190,7 +189,7 @@ class Ages:
 
 
 class Puller:
-    """Pulls of one reader, one at a time, in the background.
+    """Pulls messages of one reader in the background, one pull at a time.
 
     Args:
         subscription: its full name.
@@ -216,8 +215,9 @@ class Puller:
         self._pause_until = 0.0
 
     def take(self, most: int, seconds: float, more_seconds: float) -> tuple[list[Any], int | None]:
-        """``ReceivedMessage``s (protobuf) that come within ``seconds``, after the first ones within
-        ``more_seconds``; and `Ages.age`.
+        """Return ``ReceivedMessage``s (protobuf) of the next ``seconds``, and `Ages.age`.
+
+        After the first ones it waits only ``more_seconds``.
 
         Raises:
             RunError: the subscription is gone, may not be read, or is away for too long.
@@ -238,8 +238,11 @@ class Puller:
         return messages, self._ages.age(self.used)
 
     def stands(self, claimed: int, hold: float) -> None:
-        """A bundle begins.  Where the runner went back, or a bundle failed, what this puller
-        gave comes again within ``hold`` seconds."""
+        """Note that a bundle begins.
+
+        Where the runner went back, or a bundle failed, the messages of this puller come again
+        within ``hold`` seconds.
+        """
         if self.claimed not in (None, claimed):
             self._ages.hold(time.monotonic() + hold)
         self.claimed = claimed
@@ -300,6 +303,6 @@ def _oldest(messages: list[Any]) -> int:
 
 
 def publish_micros(message: Any) -> int:
-    """When a message was published."""
+    """Return the publish time of a message, in micros."""
     at = message.publish_time
     return int(at.seconds) * 1_000_000 + int(at.nanos) // 1_000

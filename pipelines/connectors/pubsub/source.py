@@ -77,7 +77,7 @@ PULLERS = ReaderPool[Puller](keep=1)
 
 
 def parts(received: Sequence[Any], objects: Objects, columns: Sequence[str]) -> Iterator[Part]:
-    """Rows (of partition `ROWS`) and refused positions (of `LETTERS`).
+    """Yield rows (of partition `ROWS`) and refused positions (of `LETTERS`).
 
     Args:
         received: the service's ``ReceivedMessage``s.
@@ -103,7 +103,7 @@ def parts(received: Sequence[Any], objects: Objects, columns: Sequence[str]) -> 
 
 
 def number(message_id: str) -> int:
-    """A message's id as an offset."""
+    """Return a message's id as an offset."""
     if message_id.isascii() and message_id.isdigit() and len(message_id) < 19:
         return int(message_id)
     digest = hashlib.blake2b(message_id.encode(), digest_size=8).digest()
@@ -232,7 +232,7 @@ class ReadPubSub(beam.PTransform):  # type: ignore[misc]
 
     @override
     def expand(self, begin: Any) -> Any:
-        """``Create(readers) | Reshuffle | read``."""
+        """Return ``Create(readers) | Reshuffle | read``."""
         return (
             begin
             | "Readers" >> beam.Create(list(range(READERS)), reshuffle=False)

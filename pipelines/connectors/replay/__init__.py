@@ -1,1 +1,1 @@
-"""Recordings in the place of a stream: read at a speed, or published again."""
+"""Recordings in place of a stream: read at a speed, or published again."""

@@ -48,14 +48,14 @@ _ALIASES = (
 
 
 class Target(ABC):
-    """Where rows go."""
+    """The target of republished rows."""
 
     @abstractmethod
     def put(self, batch: pa.RecordBatch) -> None:
         """Publish rows, soon."""
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Note that time has passed."""
         return None
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Target(ABC):
 
 
 class Republished(NamedTuple):
-    """What was published: exact, for the operator."""
+    """The published rows and messages: exact, for the operator."""
 
     rows: int
     refused: int
@@ -76,7 +76,7 @@ class Republished(NamedTuple):
 
 
 def target_of(text: str, options: Mapping[str, str] | None = None) -> Target:
-    """``folder:PATH_OR_URL``, ``kafka:HOST:PORT/TOPIC`` or ``pubsub:projects/P/topics/T``.
+    """Return ``folder:PATH_OR_URL``, ``kafka:HOST:PORT/TOPIC`` or ``pubsub:projects/P/topics/T``.
 
     Args:
         text: one of these.
@@ -137,7 +137,7 @@ def republish(job: Job, target: Target, speed: float | None) -> Republished:
 
 
 def json_rows(batch: pa.RecordBatch) -> list[bytes]:
-    """Rows as JSON objects, in the text form of the JSON Lines files."""
+    """Return rows as JSON objects, in the text form of the JSON Lines files."""
     return json_lines(batch).split(b"\n")[:-1]
 
 

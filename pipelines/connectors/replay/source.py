@@ -1,4 +1,4 @@
-"""A recorded stream as one that never seems to end: ``pipeline | Replay(job, speed=60)``.
+"""A recording as an unbounded stream: ``pipeline | Replay(job, speed=60)``.
 
 The files of a job of kind ``parquet``, ``csv`` or ``jsonl`` are read by one splittable DoFn,
 unpaced or at a speed, with the same positions, batches and dead letters as `ReadFiles`; so the
@@ -71,7 +71,7 @@ NEVER, NONE = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 
 class Recording(NamedTuple):
-    """What an index is made of: hashable, the same on every machine.
+    """The parameters that an index is made from: hashable, the same on every machine.
 
     Attributes:
         pieces: in manifest order (see `pipelines.connectors.files.source.pieces`).
@@ -117,21 +117,21 @@ class Index(NamedTuple):
 
 
 def recording_of(job: Job, speed: float | None) -> Recording:
-    """The recording that a job's files are.
+    """Return the recording that a job's files are.
 
     Raises:
         UsageError, RunError: see `pipelines.connectors.files.source.pieces`.
     """
-    plan, line = job.plan, job.plan.timeline
+    plan, timeline = job.plan, job.plan.timeline
     stamp = plan.event_time if plan.stamp == "event_time" else plan.stamp
-    end = line.instant_of(line.last_trigger_time)
+    end = timeline.instant_of(timeline.last_trigger_time)
     rows = job.performance.batch_rows
-    return Recording(tuple(pieces(job)), job.columns, stamp, line.start, end, rows, speed)
+    return Recording(tuple(pieces(job)), job.columns, stamp, timeline.start, end, rows, speed)
 
 
 @functools.lru_cache(maxsize=2)
 def index_of(recording: Recording) -> Index:
-    """The index of a recording; once a process.
+    """Return the index of a recording; once a process.
 
     Raises:
         RunError: the operating system cannot read a file.
@@ -202,13 +202,13 @@ def _read(piece: Piece, column: str) -> Iterator[Part]:
 
 
 def clipped(rows: Rows, recording: Recording) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """Stamps of rows inside the job's time, and which rows have one."""
+    """Return (n,) stamps of rows, clipped to the job's time, and (n,) whether a row has one."""
     stamp, timed = instant(rows.batch.column(recording.stamp))
     return stamp.clip(recording.begin, recording.end), timed
 
 
 def due_times(least: Int64, behind: int, before: int) -> Int64:
-    """Least of each entry and all behind it; ``behind``: of what follows the array.
+    """Return (n,) the least of each entry and all after it; ``behind``: of what follows the array.
 
     Entries at the end without any stamp are due with the one before them, at least ``before``.
     """
@@ -241,7 +241,7 @@ def _parts(number: int, piece: Piece, recording: Recording) -> Int64:
 
 
 def replay_bounds(job: Job) -> tuple[int, int]:
-    """First and last stamp (micros) of a job's files, inside the job's time.
+    """Return the first and last stamp (micros) of a job's files, inside the job's time.
 
     Raises:
         UsageError, RunError: see `pipelines.connectors.files.source.pieces`.
@@ -250,7 +250,7 @@ def replay_bounds(job: Job) -> tuple[int, int]:
 
 
 def part_at(index: Index, row: int) -> int:
-    """The part that holds global row ``row``."""
+    """Return the part that holds global row ``row``."""
     return int(np.searchsorted(index.start, row, "right")) - 1
 
 
@@ -259,7 +259,7 @@ OPEN_PIECES = 64
 
 
 def parse_speed(text: str) -> float | None:
-    """Seconds of stream a second: a number, or ``max`` (``None``: unpaced).
+    """Return the seconds of stream per second: a number, or ``max`` (``None``: unpaced).
 
     Raises:
         UsageError: neither.
@@ -280,7 +280,7 @@ def _check_speed(speed: float | None) -> None:
 
 
 class Slice(NamedTuple):
-    """Consecutive rows that leave together.
+    """Consecutive rows that are emitted together.
 
     Attributes:
         last: global number of the last of them; ``due``: least stamp of theirs or a later one.
@@ -303,7 +303,7 @@ class OpenPieces:
         self._open: OrderedDict[int, _OpenPiece] = OrderedDict()
 
     def slices(self, row: int, now: int | None) -> Iterator[Slice]:
-        """What is due from global row ``row`` on, in order.
+        """Yield the slices that are due from global row ``row`` on, in order.
 
         Args:
             row: the first row that has not left.
@@ -322,7 +322,7 @@ class OpenPieces:
             row = made.last + 1
 
     def waits_until(self, row: int) -> int:
-        """When the least stamp from global row ``row`` on is due."""
+        """Return when the least stamp from global row ``row`` on is due."""
         number = part_at(self.index, row)
         return int(self.index.due[number])
 
@@ -521,5 +521,5 @@ class Replay(beam.PTransform):  # type: ignore[misc]
         self._dofn.backpressure = backpressure
 
     def expand(self, begin: Any) -> Any:
-        """``Impulse | read``: one element, which the runner cannot split."""
+        """Return ``Impulse | read``: one element, which the runner cannot split."""
         return begin | beam.Impulse() | "Read" >> reading(self._dofn)

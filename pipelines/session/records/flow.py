@@ -1,4 +1,4 @@
-"""Draws a batch's answer on a runner: a bounded Beam pipeline, the same bytes as in one process.
+"""The answer of a batch on a runner: a bounded Beam pipeline, the same bytes as in one process.
 
 A batch is a question with cells.  It is decided and charged as a whole (all or nothing, a point
 pays once) before anything of this module runs; then the sums of all cells are computed, noise is

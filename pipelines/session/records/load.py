@@ -1,4 +1,4 @@
-"""Records of a table are made, added, replaced and deleted, at any time, each as one new version.
+"""Creation, addition, replacement and deletion of a table's records, each as one new version.
 
 Spent budget belongs to points, never to records: it stays, whatever happens to records.
 

@@ -1,4 +1,4 @@
-"""Reads files of records: rows become coordinates, or dead letters.
+"""Reader of files of records: rows become coordinates, or dead letters.
 
 What a row becomes is a function of that row and of its file's header alone (see
 `pipelines.formats.rows`).  A line that is malformed, or a row without the id that names it, is not

@@ -1,4 +1,4 @@
-"""Scans of a table: what usable records in some boxes add up to, by cells, in one pass.
+"""Scans of a table: the sums of usable records in some boxes, by cells, in one pass.
 
 DuckDB runs in memory behind a lock (see `pipelines.tables.engine`): it may open the parts of the
 version and nothing else.  Unlike there, its optimizers stay on: columns x0, x1, ... of coordinates

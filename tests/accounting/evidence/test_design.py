@@ -217,10 +217,10 @@ def test_a_flood_goes_to_the_keys_that_count_and_as_many_more(make_plan: Make) -
 
 def test_a_unit_starts_in_the_first_window_alone(make_plan: Make) -> None:
     plan, at = make_plan(12), np.array([2, 4, 8, 11, 12])
-    line = plan.timeline
+    timeline = plan.timeline
 
     def starts(**changes: object) -> list[int]:
-        changed = msgspec.structs.replace(line, **changes)
+        changed = msgspec.structs.replace(timeline, **changes)
         return _starts(msgspec.structs.replace(plan, timeline=changed), at)
 
     assert starts() == starts(end=None) == [1, 3, 5, 9, 12]
@@ -230,7 +230,7 @@ def test_a_unit_starts_in_the_first_window_alone(make_plan: Make) -> None:
         assert starts(start=begin, end=begin + 3 * SECOND) == [1, 3]
         assert starts(start=begin, end=begin + 9 * SECOND) == [1, 3, 5, 9]
     assert _starts(plan, np.array([1, 2, 3])) == [1, 2, 3]
-    short = msgspec.structs.replace(line, end=SECOND // 2)
+    short = msgspec.structs.replace(timeline, end=SECOND // 2)
     assert _starts(msgspec.structs.replace(plan, timeline=short), np.array([1, 2])) == [1]
 
 

@@ -50,13 +50,15 @@ def test_a_record_on_a_trigger_time_belongs_to_the_next_trigger() -> None:
 
 
 @pytest.mark.parametrize("line", [BASE, changed(slide=100), changed(end=None), changed(slide=30)])
-def test_windows_at_a_trigger_time(line: Timeline) -> None:
-    last = 40 if line.end is None else line.windows
+def test_windows_at_a_trigger_time(timeline: Timeline) -> None:
+    last = 40 if timeline.end is None else timeline.windows
     for trigger_time in range(1, 70):
         expected = [
-            w for w in range(last) if line.base(w) < trigger_time <= line.base(w) + line.triggers
+            w
+            for w in range(last)
+            if timeline.base(w) < trigger_time <= timeline.base(w) + timeline.triggers
         ]
-        assert list(line.windows_at(trigger_time)) == [w for w in expected if w < last]
+        assert list(timeline.windows_at(trigger_time)) == [w for w in expected if w < last]
 
 
 def test_every_event_is_in_windows_per_record_windows_at_most() -> None:
@@ -185,9 +187,9 @@ def test_a_stream_without_end_lasts_a_year_or_is_refused() -> None:
 def test_an_end_that_cuts_windows_short_is_looked_at_wherever_time_starts() -> None:
     """Whole windows of this length meet three periods; before the end they meet two."""
     for start in (-1000, 0, 7000):
-        line = Timeline(start, start + 115, 100, 50, 5, period=60)
-        assert line.periods_met == 2
-        assert msgspec.structs.replace(line, end=None).periods_met == 3
+        timeline = Timeline(start, start + 115, 100, 50, 5, period=60)
+        assert timeline.periods_met == 2
+        assert msgspec.structs.replace(timeline, end=None).periods_met == 3
 
 
 def test_a_microsecond_is_the_least_interval() -> None:

@@ -92,10 +92,10 @@ def test_what_the_identity_of_a_plan_is(make_plan: Make) -> None:
     assert identity_of(make_plan(windows=3)) == ALL
 
     def moved(micros: int) -> UnitIdentity:
-        line = plan.timeline
-        ends = {"start": line.start + micros, "end": line.end + micros}  # type: ignore[operator]
+        timeline = plan.timeline
+        ends = {"start": timeline.start + micros, "end": timeline.end + micros}  # type: ignore[operator]
         return identity_of(
-            msgspec.structs.replace(plan, timeline=msgspec.structs.replace(line, **ends))
+            msgspec.structs.replace(plan, timeline=msgspec.structs.replace(timeline, **ends))
         )
 
     assert moved(100_000_000) == moved(-300_000_000) == first

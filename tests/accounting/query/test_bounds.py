@@ -28,8 +28,10 @@ Int64 = npt.NDArray[np.int64]
 COUNTED = QueryColumn("c", "count", per="group")
 
 
-def prefixes(of: Histogram, values: Int64) -> npt.NDArray[np.float64]:
-    return np.cumsum(np.bincount(cells_of_values(of, values), minlength=of.cells)).astype(float)
+def prefixes(histogram: Histogram, values: Int64) -> npt.NDArray[np.float64]:
+    return np.cumsum(
+        np.bincount(cells_of_values(histogram, values), minlength=histogram.cells)
+    ).astype(float)
 
 
 def tree(edges: tuple[int, ...]) -> Histogram:

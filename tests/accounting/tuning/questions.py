@@ -30,6 +30,6 @@ def free(_: ChosenBounds) -> NoiseOf:
     return lambda contributions, per_key_bound: 1.0 if per_key_bound is None else math.inf
 
 
-def exact(of: Histogram, counts: Int64) -> Int64:
+def exact(histogram: Histogram, counts: Int64) -> Int64:
     """The nodes of a histogram with these cells, without noise."""
-    return np.asarray(encoder_matrix(of.cells) @ counts)
+    return np.asarray(encoder_matrix(histogram.cells) @ counts)

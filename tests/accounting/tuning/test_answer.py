@@ -209,12 +209,12 @@ def test_quantile_is_numpys(pairs: list[int], target: float) -> None:
     assert quantile_cell(estimate, target) == np.searchsorted(of.candidates, exactly)
 
 
-def cells_of(of: Histogram, values: list[int]) -> Int64:
+def cells_of(histogram: Histogram, values: list[int]) -> Int64:
     """Cells labelled by the edge away from 0, one value at a time."""
-    out = np.zeros(of.cells, np.int64)
+    out = np.zeros(histogram.cells, np.int64)
     for value in values:
-        edges = [e for e in of.candidates if (e >= value if value >= 0 else e <= value)]
-        out[of.candidates.index(min(edges) if value >= 0 else max(edges))] += 1
+        edges = [e for e in histogram.candidates if (e >= value if value >= 0 else e <= value)]
+        out[histogram.candidates.index(min(edges) if value >= 0 else max(edges))] += 1
     return out
 
 

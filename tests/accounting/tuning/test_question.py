@@ -190,9 +190,11 @@ def test_the_canonical_form_has_frozen_names() -> None:
 
 
 def test_the_last_bits_of_a_processor_do_not_make_another_question() -> None:
-    def nudged(of: Histogram) -> Histogram:
+    def nudged(histogram: Histogram) -> Histogram:
         figures = ("sensitivity", "share", "sigma", "rank_error")
-        return msgspec.structs.replace(of, **{n: getattr(of, n) * (1 + 4e-16) for n in figures})
+        return msgspec.structs.replace(
+            histogram, **{n: getattr(histogram, n) * (1 + 4e-16) for n in figures}
+        )
 
     here = design(QUESTION)
     there = TuningDesign(here.mu * (1 + 4e-16), tuple(map(nudged, here.histograms)))

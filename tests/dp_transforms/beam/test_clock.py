@@ -67,7 +67,7 @@ class Drive:
         for out in self.clock.process(0, tracker=view, estimator=self.estimator):
             # A stage that has not got the clock tick yet holds the others' watermarks before its
             # trigger times.
-            assert before <= out.timestamp < instant(self.clock._line, out.value[1])
+            assert before <= out.timestamp < instant(self.clock._timeline, out.value[1])
             clock_ticks.append(out.value)
         tracker.check_done()
         left = tracker.deferred_status()

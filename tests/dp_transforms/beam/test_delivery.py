@@ -173,18 +173,18 @@ def test_what_is_read_of_progress_stays_bounded(
 @pytest.mark.parametrize("keep", [0, 5, 64])
 def test_releases_go_once_the_sink_has_had_them_for_long_enough(keep: int, tmp_path: Path) -> None:
     plan = endless(plan_of(triggers=2, lateness=0))
-    line, most = plan.timeline, 0
-    for trigger_time, flowing in enumerate(live(plan, tmp_path, 300, keep * line.window), 1):
+    timeline, most = plan.timeline, 0
+    for trigger_time, flowing in enumerate(live(plan, tmp_path, 300, keep * timeline.window), 1):
         windows = {part.window for part in flowing.store.parts() if part.name == "outbox"}
         most = max(most, len(windows))
-        ended = (trigger_time - line.triggers) // 2 + 1
+        ended = (trigger_time - timeline.triggers) // 2 + 1
         assert set(range(max(0, ended - keep), ended)) <= windows, "dropped too early"
     assert most <= keep + 2 + max(1, keep // 16)
     written = {(one.window, one.trigger) for one in FileSink(tmp_path / "out", "csv").published()}
     assert written == {(w, t) for w in range(150) for t in (1, 2)}
     assert len(flowing.store.progress()) <= SHARDS * (keep + 3 + keep // 16)
     # Another pipeline goes on where this one was.
-    again = Flowing(flowing.run, FileSink(tmp_path / "out", "csv"), keep * line.window)
+    again = Flowing(flowing.run, FileSink(tmp_path / "out", "csv"), keep * timeline.window)
     again.feed([rows(301, ["a", "b"])])
     again.step(301)
     assert set(again.out) == {(150, 1)}
@@ -193,14 +193,14 @@ def test_releases_go_once_the_sink_has_had_them_for_long_enough(keep: int, tmp_p
 def test_nothing_is_dropped_that_the_sink_may_not_have(tmp_path: Path) -> None:
     plan = endless(plan_of(triggers=2, lateness=0))
     flowing = run_on(live(plan, tmp_path, 60))
-    store, line = flowing.store, plan.timeline
-    assert retention.reached(store, line).complete == 30
-    assert retention.drop_delivered(store, line, 20, 0) == 10 == store.retained_windows.dropped
-    assert retention.drop_delivered(store, line, 21, 0) == 0
+    store, timeline = flowing.store, plan.timeline
+    assert retention.reached(store, timeline).complete == 30
+    assert retention.drop_delivered(store, timeline, 20, 0) == 10 == store.retained_windows.dropped
+    assert retention.drop_delivered(store, timeline, 21, 0) == 0
     assert store.committed_releases(9, 0, 1) is None
     assert store.committed_releases(10, 0, 1) is not None
     # Nor what has not ended in every shard, whatever trigger time is said to be delivered.
-    assert retention.drop_delivered(store, line, 90, 0) == 20
+    assert retention.drop_delivered(store, timeline, 90, 0) == 20
     assert store.retained_windows.dropped == 30
 
 
@@ -213,13 +213,13 @@ def test_a_stream_that_may_not_drop_yet_keeps_all(tmp_path: Path) -> None:
 def test_retained_windows_of_a_shard_that_is_behind_hold_everybody_back(tmp_path: Path) -> None:
     plan = endless(plan_of(triggers=2, lateness=0))
     flowing = next(live(plan, tmp_path, 1))
-    line = plan.timeline
+    timeline = plan.timeline
     for trigger_time in range(2, 9):  # shard 0 runs ahead
         flowing.decide(0, [], trigger_time, trigger_time - 1)
         list(flowing.release(0, [], trigger_time, trigger_time - 1).outputs)
-    assert retention.reached(flowing.store, line).complete == 0
+    assert retention.reached(flowing.store, timeline).complete == 0
     assert released_through(flowing.run) == 1
-    assert retention.drop_delivered(flowing.store, line, 8, 0) == 0
+    assert retention.drop_delivered(flowing.store, timeline, 8, 0) == 0
     retained = msgspec.structs.replace(flowing.store.retained_windows, abandoned=2)
     flowing.store.retained_windows = retained
-    assert retention.reached(flowing.store, line).complete == 2
+    assert retention.reached(flowing.store, timeline).complete == 2

@@ -226,8 +226,10 @@ def test_what_waits_for_a_trigger_time_is_given_to_threads(
 
     monkeypatch.setattr(BufferUntilTriggerTime, "__init__", init)
     plan = make_plan()
-    line = plan.timeline
-    clock = Announced(line.last_trigger_time) if announced else Halves(line.last_trigger_time)
+    timeline = plan.timeline
+    clock = (
+        Announced(timeline.last_trigger_time) if announced else Halves(timeline.last_trigger_time)
+    )
     transform = DPStream(plan, on(begin(plan, next(store_paths)), 4), clock=clock)
     records = beam.Pipeline() | beam.Create(generate(plan).batches(300), reshuffle=False)
     records.is_bounded = bounded

@@ -191,12 +191,12 @@ def test_text_columns_give_the_same_records_as_typed_ones() -> None:
 
 @pytest.mark.parametrize("plan", [PLAN, PERIODS], ids=["stream", "periods"])
 def test_rule_0_at_every_boundary(plan: Plan) -> None:
-    line = plan.timeline
-    edges = [line.start + k * STEP + d for k in range(-1, 30) for d in (-1, 0, 1)]
+    timeline = plan.timeline
+    edges = [timeline.start + k * STEP + d for k in range(-1, 30) for d in (-1, 0, 1)]
     rows = [
         (b"u", b"k", event, stamp, 1.0)
         for event in edges
-        for stamp in [*edges[::3], event - line.max_skew, event - line.max_skew - 1, FAR]
+        for stamp in [*edges[::3], event - timeline.max_skew, event - timeline.max_skew - 1, FAR]
     ]
     fates = outcomes(plan, rows)
     expected = [verdict(plan, event, stamp) for _, _, event, stamp, _ in rows]
@@ -204,7 +204,7 @@ def test_rule_0_at_every_boundary(plan: Plan) -> None:
     assert {None, "time", "late"} == set(expected)
     for (_, _, event, stamp, _), fate in zip(rows, fates, strict=True):
         if isinstance(fate, dict):
-            assert fate["_event_trigger_time"] == (event - line.start) // STEP + 1
+            assert fate["_event_trigger_time"] == (event - timeline.start) // STEP + 1
             assert fate["stamp"] == stamp
 
 
@@ -306,12 +306,12 @@ def test_what_joins_later_is_late_by_its_pass(period: int | None) -> None:
     """
     plan = make_plan(triggers=8, windows=3, lateness=2, period=period)
     stamped = msgspec.structs.replace(plan, stamp="stamp")
-    line = plan.timeline
+    timeline = plan.timeline
     joined = ((2, 7), (5, 12), (6, 29))  # of partitions 2-4, 5, and 6 on
     came = {0: 0, 1: 0, 2: 7, 4: 7, 5: 12, 6: 29, 9: 29}
     rng = np.random.default_rng(5)
     for partition, done in came.items():
-        at = line.start + rng.integers(0, line.end - line.start, 300)  # type: ignore[operator]
+        at = timeline.start + rng.integers(0, timeline.end - timeline.start, 300)  # type: ignore[operator]
         rows: dict[str, Any] = {
             "user": ["u"] * 300,
             "page": ["k"] * 300,
@@ -320,7 +320,7 @@ def test_what_joins_later_is_late_by_its_pass(period: int | None) -> None:
         }
         there = Canonicaliser(plan, RING, joined=joined)
         good, dead = there(positioned(rows, partition=partition))
-        stamps = np.maximum(at, line.instant_of(done) if done else at)
+        stamps = np.maximum(at, timeline.instant_of(done) if done else at)
         expected = Canonicaliser(stamped, RING)(positioned(rows | {"stamp": stamps}, partition))[1]
         assert dead.equals(expected) and set(dead["reason"].to_pylist()) <= {"late"}
         assert dead.num_rows or done < 12, "some windows are closed by then"

@@ -147,8 +147,8 @@ def test_the_budget_is_used(ring: KeyRing) -> None:
 def test_one_group_more_is_caught(ring: KeyRing) -> None:
     real = bounding._sampled
 
-    def more(pairs: Partials, keys: KeyRing, name: Any, most: int) -> Any:
-        return real(pairs, keys, name, most + 1)
+    def more(pairs: Partials, ring: KeyRing, name: Any, most: int) -> Any:
+        return real(pairs, ring, name, most + 1)
 
     with mock.patch.object(bounding, "_sampled", more):
         assert worst(query(SUM, selects=False), ring) > 1.2

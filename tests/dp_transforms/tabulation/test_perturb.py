@@ -245,7 +245,7 @@ class _Reused(CellNoise):
 
 def _reusing(level: Any, table: Any, counts: Any, draws: Any, thresholds: Any, noise: Any,
              published: Any) -> Any:  # fmt: skip
-    reused = _Reused(noise._keys, noise._run_id.decode(), noise._inputs)
+    reused = _Reused(noise._ring, noise._run_id.decode(), noise._inputs)
     same = draws._replace(first=draws.detail)
     return perturbed(level, table, counts, same, thresholds, reused, published)
 

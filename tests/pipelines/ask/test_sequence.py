@@ -41,7 +41,7 @@ class Counting:
         if self.dies == step:
             raise Killed
 
-    def check(self, keys: KeyRing) -> None:
+    def check(self, ring: KeyRing) -> None:
         self._step("check")
 
     def decide(self, run_id: str, account: History) -> Decision:
@@ -52,7 +52,7 @@ class Counting:
     def stamp(self) -> object:
         return ("stamp", self.moved)
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         with contextlib.closing(open_path(self.path)) as other:
             assert other.history().find(charge.run_id) is not None, "drawn before it is charged"
         self._step("draw")
@@ -126,9 +126,9 @@ def test_fresh_continues_what_was_cut_off(path: Path) -> None:
 def test_an_input_that_changes_while_it_is_read(path: Path) -> None:
     question, real = Counting(path), Counting.draw
 
-    def moving(charge: Charge, keys: KeyRing) -> bytes:
+    def moving(charge: Charge, ring: KeyRing) -> bytes:
         question.moved = not question.moved
-        return real(question, charge, keys)
+        return real(question, charge, ring)
 
     question.draw = moving  # type: ignore[method-assign]
     with pytest.raises(PolicyError) as caught:
@@ -175,7 +175,7 @@ def test_a_request_is_of_the_question_and_the_secret(path: Path) -> None:
 
 def test_without_an_account_every_answer_has_a_run_of_its_own(path: Path) -> None:
     question = Counting(path)
-    question.draw = lambda charge, keys: f"{charge.run_id} {keys.fingerprint}".encode()  # type: ignore[method-assign]
+    question.draw = lambda charge, ring: f"{charge.run_id} {ring.fingerprint}".encode()  # type: ignore[method-assign]
     one, other = (ask_uncharged(question).split() for _ in range(2))
     assert one[0] != other[0] and one[1] != other[1]
     fields = ask_uncharged(question, RING).split()

@@ -287,8 +287,8 @@ def test_rows_are_what_the_design_says(make_job: MakeJob) -> None:
     assert len(np.unique(others)) == len(others) and not np.isin(rows.unit[rows.own], others).any()
     assert (np.bincount(rows.key[~rows.own])[30:42] == 10).all()
     assert rows.key[rows.own].tolist() == [30, 30, 31, 32, 39, 39, 40, 41]
-    line = plan.timeline
-    assert ((rows.event[rows.own] - line.start) // line.trigger_every + 1).tolist() == [
+    timeline = plan.timeline
+    assert ((rows.event[rows.own] - timeline.start) // timeline.trigger_every + 1).tolist() == [
         1,
         2,
         2,

@@ -59,8 +59,8 @@ def test_a_table_has_the_jobs_columns_and_the_units_own_inputs(plan: Plan) -> No
 def test_released_keys_windows_and_triggers_are_numbers_again(plan: Plan, kind: str) -> None:
     field = msgspec.structs.replace(plan.key[0], type=kind)
     plan = msgspec.structs.replace(plan, key=(field,))
-    numbers, line = np.array([0, 12, 345]), plan.timeline
-    starts = pa.array(line.start + np.array([0, 1, 0]) * line.slide).view(
+    numbers, timeline = np.array([0, 12, 345]), plan.timeline
+    starts = pa.array(timeline.start + np.array([0, 1, 0]) * timeline.slide).view(
         pa.timestamp("us", tz="UTC")
     )
     columns = {**key_columns(plan, numbers), "window_start": starts, "trigger": [1, 2, 4]}
@@ -84,11 +84,11 @@ def test_a_long_plan_is_cut_to_two_windows_and_a_short_one_stays(
 ) -> None:
     plan = make_job().plan
     assert audited_plan(plan) is plan
-    line = plan.timeline
-    long = msgspec.structs.replace(line, end=line.start + 9 * line.slide)
+    timeline = plan.timeline
+    long = msgspec.structs.replace(timeline, end=timeline.start + 9 * timeline.slide)
     cut = audited_plan(msgspec.structs.replace(plan, timeline=long))
     assert cut.timeline.windows == 2
-    assert cut.timeline.start == line.start and cut.privacy == plan.privacy
+    assert cut.timeline.start == timeline.start and cut.privacy == plan.privacy
 
 
 def test_sides_are_halves_that_the_seed_alone_draws() -> None:

@@ -39,16 +39,16 @@ def test_a_second_window_is_watched_where_windows_do_not_overlap(
 ) -> None:
     plan = make_job().plan
     design: Any = SimpleNamespace(feeds=(1, 3))
-    line = plan.timeline
+    timeline = plan.timeline
     assert feeds_of(plan, design) == [(0, 1), (0, 3)]
-    two = msgspec.structs.replace(line, end=line.start + 2 * line.slide)
+    two = msgspec.structs.replace(timeline, end=timeline.start + 2 * timeline.slide)
     assert feeds_of(msgspec.structs.replace(plan, timeline=two), design) == [
         (0, 1),
         (0, 3),
         (1, 1),
         (1, 3),
     ]
-    over = msgspec.structs.replace(two, slide=line.slide // 2)
+    over = msgspec.structs.replace(two, slide=timeline.slide // 2)
     assert feeds_of(msgspec.structs.replace(plan, timeline=over), design) == [(0, 1), (0, 3)]
 
 

@@ -73,12 +73,12 @@ ENDLESS = msgspec.structs.replace(
 
 
 def test_a_stream_without_end_can_be_published_again(tmp_path: Path) -> None:
-    run, line = begin(ENDLESS, tmp_path / "a.db", shards=2), ENDLESS.timeline
+    run, timeline = begin(ENDLESS, tmp_path / "a.db", shards=2), ENDLESS.timeline
     assert list(committed_names(run, run.open())) == []
     release = ReleaseCallback(run)()
     for shard, upto in ((0, 7), (1, 6)):
         assert list(release(shard, [], upto, 0).outputs)
-    done = [(w, c - line.base(w)) for c in range(1, 7) for w in line.windows_at(c)]
+    done = [(w, c - timeline.base(w)) for c in range(1, 7) for w in timeline.windows_at(c)]
     assert list(committed_names(run, run.open())) == done and len(done) > 6
     assert publish_committed(run, FileSink(tmp_path / "out", "parquet")) == len(done)
     assert all((tmp_path / "out" / release_path(*name, "parquet")).exists() for name in done)

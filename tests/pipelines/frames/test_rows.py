@@ -55,8 +55,8 @@ def made(data: Any, keys: KeyRing | None = None, **given: Any) -> Rows:
     return rows_of(query, columns, ring() if keys is None else keys)
 
 
-def totals(plan: QueryPlan, rows: Any, groups: Groups, keys: KeyRing) -> dict[str, list[int]]:
-    partials = aggregated(bounded(plan, rows, keys, NAME), len(groups.ids))
+def totals(plan: QueryPlan, rows: Any, groups: Groups, ring: KeyRing) -> dict[str, list[int]]:
+    partials = aggregated(bounded(plan, rows, ring, NAME), len(groups.ids))
     assert groups.values is not None
     names = groups.values.column(0).to_pylist()
     sums = np.stack([partials.units, *(partials.sums[i] for i in sorted(partials.sums))], axis=1)

@@ -80,14 +80,14 @@ def test_a_run_is_seen_on_both_ports(tmp_path: Path) -> None:
         open_text, closed_text = scrape(public), scrape(operator)
     assert before["dpstream_steps_committed_total"] == 0
     seen, private = families(open_text), families(closed_text)
-    line = job.plan.timeline
+    timeline = job.plan.timeline
     assert seen["dpstream_steps_committed_total"] == result.steps == 8
     assert seen["dpstream_steps_reemitted_total"] == 0
-    assert seen["dpstream_releases_sealed_total"] == line.triggers
-    assert seen["dpstream_releases_delivered_total"] == line.triggers
+    assert seen["dpstream_releases_sealed_total"] == timeline.triggers
+    assert seen["dpstream_releases_delivered_total"] == timeline.triggers
     assert (
         seen["dpstream_last_cut_timestamp_seconds"]
-        == line.instant_of(line.last_trigger_time) / SECOND
+        == timeline.instant_of(timeline.last_trigger_time) / SECOND
     )
     assert seen["dpstream_trigger_interval_seconds"] == 6 * 3600
     assert seen[f"dpstream_plan_info,plan_hash={job.plan.hash}"] == 1

@@ -75,9 +75,9 @@ def test_settings_have_no_path_and_no_key(make_job: Callable[..., Job]) -> None:
 def test_what_a_job_leaves_open_is_shown_as_its_run_has_it(make_job: Callable[..., Job]) -> None:
     job, weights = make_job(), SelectionWeights(3.0, 0.5)
     privacy = msgspec.structs.replace(job.plan.privacy, weights=weights)
-    line = job.plan.timeline
-    assert line.end is not None
-    longer = msgspec.structs.replace(line, end=line.end + line.window)
+    timeline = job.plan.timeline
+    assert timeline.end is not None
+    longer = msgspec.structs.replace(timeline, end=timeline.end + timeline.window)
     now = msgspec.structs.replace(job.plan, privacy=privacy, timeline=longer)
     other = msgspec.structs.replace(
         now, privacy=msgspec.structs.replace(privacy, skip=False), remember="never"

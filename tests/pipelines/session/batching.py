@@ -63,11 +63,11 @@ class Made(NamedTuple):
 
 
 def here(
-    scan: Scan | Made, space: Space, question: Question, read: Int64, keys: KeyRing, run_id: str
+    scan: Scan | Made, space: Space, question: Question, read: Int64, ring: KeyRing, run_id: str
 ) -> pa.Table:
     """The answer by this process alone, as `ask` draws it without a runner."""
     totals = scan.totals(read, question.cells, question.needs(space, read))
-    return answered(space, question, read, totals, keys, run_id)
+    return answered(space, question, read, totals, ring, run_id)
 
 
 def made(

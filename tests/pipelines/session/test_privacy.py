@@ -48,7 +48,7 @@ class Enumerated(SessionQuestion):
 
     analyst: "Analyst"
 
-    def draw(self, charge: Charge, keys: KeyRing) -> bytes:
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         analyst, read = self.analyst, region_of(charge, self.open_table.table).read
         value = analyst.answers.pop(0)
         [measures] = calibrated(self.open_table.space, self.request.question, read)

@@ -364,10 +364,10 @@ def test_records_with_ids_read_all_again(tmp_path: Path, read: list[str]) -> Non
 
 
 def test_now_is_a_clock_on_the_wall(tmp_path: Path) -> None:
-    line = load_job(place(tmp_path) / "dpstream.toml").plan.timeline
-    assert passes.trigger_time_of(line, "now") == line.last_trigger_time
-    assert passes.trigger_time_of(line, "2024-01-01T11:59:59Z") == 1
-    assert passes.trigger_time_of(line, "end") == 16
+    timeline = load_job(place(tmp_path) / "dpstream.toml").plan.timeline
+    assert passes.trigger_time_of(timeline, "now") == timeline.last_trigger_time
+    assert passes.trigger_time_of(timeline, "2024-01-01T11:59:59Z") == 1
+    assert passes.trigger_time_of(timeline, "end") == 16
 
 
 def test_the_note_holds_no_name(joined: Path) -> None:
