@@ -11,6 +11,7 @@ from dpstream.pipelines.cli.parts import (
     COUNT,
     Chosen,
     examples,
+    load_job,
     options,
     print_json,
     section,
@@ -94,6 +95,7 @@ def workload() -> None:
 
 @workload.command(
     epilog=examples(
+        "dpstream workload plan ages",
         "dpstream workload plan ages.json --epsilon 1 --delta 1e-8",
         "dpstream workload plan ages.json --mu 1 --objective worst --json",
         "dpstream workload plan ages.json --mu 0.5 --contributions 4 --picture errors.svg",
@@ -103,7 +105,10 @@ def workload() -> None:
 @WORKLOAD
 @STRATEGY
 @click.option(
-    "--epsilon", type=float, help="Epsilon of the guarantee for every unit, with --delta."
+    "--epsilon",
+    type=float,
+    help="Epsilon of the guarantee for every unit, with --delta.  [default: the budget of the "
+    "workload's job]",
 )
 @click.option("--delta", type=float, help="Delta of the guarantee for every unit.")
 @ALLOW_LARGE_DELTA
@@ -111,9 +116,8 @@ def workload() -> None:
 @click.option(
     "--contributions",
     type=COUNT,
-    default=1,
-    show_default=True,
-    help="The contribution bound C: the most records of a unit that count.",
+    help="The contribution bound C: the most records of a unit that count.  [default: of the "
+    "workload's job, else 1]",
 )
 @MECHANISM
 @click.option(
@@ -135,7 +139,7 @@ def plan(
     epsilon: float | None,
     delta: float | None,
     mu: float | None,
-    contributions: int,
+    contributions: int | None,
     picture: Path | None,
     matrix: Path | None,
     mechanism: str,
@@ -144,8 +148,9 @@ def plan(
 ) -> None:
     """Show how large the errors of a workload's answers will be, and that no strategy has less.
 
-    No data is read.  The strategy is stored in the cache, where `dpstream workload answer` finds
-    it.
+    The budget and C are those of the job that the workload's section names, unless flags give
+    others.  No data is read.  The strategy is stored in the cache, where `dpstream workload answer`
+    finds it.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.workload.families import compared
@@ -153,12 +158,19 @@ def plan(
     from dpstream.pipelines.workload.lattice import planned_purely
     from dpstream.pipelines.workload.planning import figures, guarantee_of, plan_text, planned
 
+    file, job_name = located(workload)
+    if job_name is not None:
+        privacy = load_job(workload._replace(name=job_name), workload=True).plan.privacy
+        contributions = contributions or privacy.contributions
+        if epsilon is None and delta is None and mu is None:
+            epsilon, delta = privacy.epsilon, privacy.delta
+    contributions = contributions or 1
     drawn = picture is not None or matrix is not None
     if mechanism == "auto" and epsilon is not None and mu is None and not delta:
         mechanism = "geometric"
     elif mechanism == "auto" and (mu is not None or drawn or (strategy, objective) != _LEFT_ALONE):
         mechanism = "gaussian"
-    query_set, folder = read_workload(located(workload)[0]), folder_of(cache)
+    query_set, folder = read_workload(file), folder_of(cache)
     if mechanism == "geometric":
         check_geometric(strategy, objective)
         if epsilon is None or mu is not None or drawn:

@@ -120,7 +120,11 @@ def usable_names(names: Iterable[str]) -> list[str]:
 
 
 def _parquet(where: str, place: str) -> dict[str, str]:
-    """Columns of the first file by name, from its footer; those of other types are left out."""
+    """Columns of the first file by name, from its footer.
+
+    Columns of other types, and names that no statement can write, are left out: they are in the
+    file for other readers.
+    """
     import pyarrow.parquet as pq
     from pyarrow import ArrowInvalid
 
@@ -131,7 +135,7 @@ def _parquet(where: str, place: str) -> dict[str, str]:
         schema = pq.read_schema(files[0])
     except (OSError, ArrowInvalid):
         raise UsageError(f"{where}.path", "is not Parquet", "correct it") from None
-    types = {field.name: sql_type(field.type) for field in schema}
+    types = {name: sql_type(schema.field(name).type) for name in usable_names(schema.names)}
     return {name: kind for name, kind in types.items() if kind is not None}
 
 

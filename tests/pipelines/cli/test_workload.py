@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.pipelines.cli.called import call, examples_of, refused
-from tests.pipelines.workload.survey import write
+from tests.pipelines.cli.called import call, examples_of, printed, refused
+from tests.pipelines.workload.survey import JOB, survey, write
 
 
 def test_plan(tmp_path: Path) -> None:
@@ -20,6 +20,21 @@ def test_plan(tmp_path: Path) -> None:
     named = call("workload", "plan", file, "--mu", "1", *cache, "--strategy", "identity",
                  "--objective", "worst", "--json")  # fmt: skip
     assert json.loads(named.stdout)["strategy"] == "identity"
+
+
+def test_a_section_has_the_budget_and_bound_of_its_job(tmp_path: Path) -> None:
+    survey(tmp_path, 10, text=JOB.replace("contributions = 1", "contributions = 3"))
+    with open(tmp_path / "dpstream.toml", "a") as file:
+        file.write('[workload.ages]\nfile = "asked.json"\njob = "people"\n')
+    cache = ("--cache", tmp_path / "cache", "--json")
+    section = ("workload", "plan", "ages", "--project", tmp_path, *cache)
+    budget = ("--epsilon", "6", "--delta", "1e-9")
+    bare = ("workload", "plan", tmp_path / "asked.json", *cache)
+    assert call(*section).exit_code == 0  # the strategy is in the cache then
+    of_job, by_hand = call(*section), call(*bare, *budget, "--contributions", "3")
+    assert printed(of_job.stdout) == printed(by_hand.stdout)
+    other = ("--mu", "0.5", "--contributions", "1")
+    assert printed(call(*section, *other).stdout) == printed(call(*bare, *other).stdout)
 
 
 def test_pure(tmp_path: Path) -> None:
@@ -60,4 +75,4 @@ def test_refused(tmp_path: Path) -> None:
     assert "budget" in refused("workload", "plan", file, "--mu", "0", *cache, code=3)
     (tmp_path / "e.json").write_text('{"domain": [], "queries": []}')
     assert "domain" in refused("workload", "plan", tmp_path / "e.json", "--mu", "1", code=3)
-    assert len(examples_of("workload", "plan")) == 4
+    assert len(examples_of("workload", "plan")) == 5
