@@ -52,7 +52,8 @@ _FILES, _LINES = "correct or remove these files", "correct or remove these lines
 _AT_SOURCE = {
     Reason.MALFORMED: (
         "is not a well-formed line, object or row",
-        f"{_LINES}; in CSV neither a line break inside quotes nor a NUL byte is read",
+        f"{_LINES}; CSV may have no line break inside quotes, no stray quote and no NUL byte, "
+        "JSON Lines one object a line",
     ),
     Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
     Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
