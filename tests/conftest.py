@@ -77,6 +77,11 @@ def pytest_collection_finish() -> None:
         quick_beam.install()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect at its end: DuckDB's binding reports what is left."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def own_state_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
