@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import os
+import select
 import sys
 import threading
 import warnings
@@ -65,8 +66,10 @@ class Coded(click.Group):
             raise
         except DpstreamError as error:
             coded = error
-        except BrokenPipeError:  # of `| head`: click ends the command without a message
-            raise
+        except BrokenPipeError as error:
+            if _reader_left():  # `| head`: click ends the command without a message
+                raise
+            coded = unexpected(f"dpstream {ctx.invoked_subcommand}", error)
         except KeyboardInterrupt:
             coded = RunError("run", "was interrupted", "run it again on the same state to go on")
         except Exception as error:
@@ -93,6 +96,13 @@ class Coded(click.Group):
         if args[:1] and args[0] in _READS and not _READS_NOTHING & {*args}:
             require_memory(f"dpstream {args[0]}")
         return super().resolve_command(ctx, args)
+
+
+def _reader_left() -> bool:
+    """Return whether whoever read this command's stdout has closed it."""
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 @click.group(

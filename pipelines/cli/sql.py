@@ -1,5 +1,6 @@
 """``dpstream sql``: private answers to statements, and what they would cost."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +173,8 @@ def _read(path: Path | None) -> str:
     from dpstream.accounting.errors import UsageError
 
     path = required(path, "path is there")
+    if path == Path("-") and sys.stdin is None:
+        raise UsageError("--file", "is stdin, which is closed", "name a file")
     try:
         with click.open_file(str(path), encoding="utf-8") as file:
             return str(file.read(1 << 22))

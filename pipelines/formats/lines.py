@@ -137,11 +137,11 @@ _Decoder = msgspec.json.Decoder[Any]
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def read_jsonl(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
+def read_jsonl(stream: BinaryIO, columns: Sequence[str], nested: bool = False) -> Iterator[Part]:
     """Yield the rows and refused positions of a JSON Lines file, in blocks, every column as
     string.
     """
-    objects = Objects(columns)
+    objects = Objects(columns, nested)
     for row, lines in line_blocks(stream):
         parsed = json_lines(lines, objects, columns)
         if parsed.reasons:
@@ -174,18 +174,21 @@ def json_lines(lines: pa.BinaryArray, objects: "Objects", columns: Sequence[str]
 class Objects:
     """Decodes texts of one JSON object each; every column comes out as string.
 
-    An absent field is null; a needed field that is an array or an object makes the text
-    malformed; of a repeated field the last one counts.
+    An absent field is null; of a repeated field the last one counts.
+
+    Args:
+        nested: whether a needed field that is an array or an object is its JSON text; else it makes
+            the text malformed.
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str], nested: bool = False) -> None:
         self._fields = [f"f{i}" for i in range(len(columns))]
-        scalar = str | int | float | bool | None
+        kind: Any = Any if nested else str | int | float | bool | None
         row_type = msgspec.defstruct(
             "Row",
-            [(f, scalar, None) for f in self._fields],
+            [(f, kind, None) for f in self._fields],
             rename=dict(zip(self._fields, columns, strict=True)),
-            gc=False,  # scalars only: no cycles
+            gc=nested,  # scalars have no cycles
         )
         self._decoder = _Decoder(row_type)
 

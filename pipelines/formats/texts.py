@@ -252,7 +252,9 @@ def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
     return malformed, ~malformed & (fields != width)
 
 
-def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
+def read_text(
+    kind: str, stream: BinaryIO, columns: Sequence[str], nested: bool = False
+) -> Iterator[Part]:
     """Yield the rows and refused positions of a text file, in blocks, every column as string.
 
     A compressed file that breaks off gives one refused position for its rest, as a row group of
@@ -262,14 +264,17 @@ def read_text(kind: str, stream: BinaryIO, columns: Sequence[str]) -> Iterator[P
         kind: ``csv`` or ``jsonl``.
         stream: the text (see `compression.plain`), at its beginning.
         columns: that are needed.
+        nested: whether an array or object of JSON is its text; see `lines.Objects`.
 
     Raises:
         UsageError: a needed column is not in a CSV header.
         OSError: the operating system cannot read the file.
     """
     end = 0
+    csv_file = kind == "csv"
+    parts = read_csv(stream, columns) if csv_file else read_jsonl(stream, columns, nested)
     try:
-        for part in (read_csv if kind == "csv" else read_jsonl)(stream, columns):
+        for part in parts:
             end = max(end, after(part))
             yield part
     except BrokenFileError:

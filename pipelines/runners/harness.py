@@ -1,13 +1,15 @@
-"""A worker in a thread of this process that ends in order.
+"""A worker in a thread of this process that ends in order, and one that is a process.
 
-Beam ends such a worker in the middle of its bundles: their DoFns go on without their engine, then
-without keys and store, and each dies with a traceback at the end of a run that has succeeded.  Here
-the order is: no new bundles, the last ones come to their end, the job is cancelled, the worker's
-connections are closed from both sides, and only then does the engine end.
+Beam ends a worker in a thread in the middle of its bundles: their DoFns go on without their engine,
+then without keys and store, and each dies with a traceback at the end of a run that has succeeded.
+Here the order is: no new bundles, the last ones come to their end, the job is cancelled, the
+worker's connections are closed from both sides, and only then does the engine end.
 """
 
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from apache_beam.runners.worker import statesampler
@@ -94,3 +96,24 @@ class Harness(SdkHarness):  # type: ignore[misc]
                 with self._idle:
                     self._bundles -= 1
                     self._idle.notify_all()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve an engine until it ends.
+
+    Args:
+        arguments: address of the engine, id of the worker, entries of the state's cache, and
+            milliseconds after which buffered output is sent (default: of the command line).
+    """
+    endpoint, worker_id, cache, milliseconds = sys.argv[1:] if arguments is None else arguments
+    end_bundles_soon()
+    SdkHarness(
+        endpoint,
+        worker_id=worker_id,
+        state_cache_size=int(cache),
+        data_buffer_time_limit_ms=int(milliseconds),
+    ).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -43,14 +43,6 @@ _LOOK, _SETTLED, _STOP = 0.5, 3.0, 10.0
 DRAIN_SECONDS = 15.0
 #: How often a worker is started again.
 RESTARTS = 5
-_WORKER = """\
-import sys
-from apache_beam.runners.worker.sdk_worker import SdkHarness
-from dpstream.pipelines.runners.worker_pool import end_bundles_soon
-end_bundles_soon()
-SdkHarness(sys.argv[1], worker_id=sys.argv[2], state_cache_size=int(sys.argv[3]),
-           data_buffer_time_limit_ms=int(sys.argv[4])).run()
-"""
 _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),
@@ -212,7 +204,8 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
                 f"--control_endpoint={control}",
             ]
         settings = (self._state_cache_size, self._data_buffer_time_limit_ms)
-        return [sys.executable, "-c", _WORKER, control, request.worker_id, *map(str, settings)]
+        harness = ["-m", "dpstream.pipelines.runners.harness"]
+        return [sys.executable, *harness, control, request.worker_id, *map(str, settings)]
 
 
 class _Worker:

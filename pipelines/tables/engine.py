@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.pipelines.formats.parquet import coded_batches, portions
-from dpstream.pipelines.formats.rows import Rows
+from dpstream.pipelines.formats.rows import Reason, Rows
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
 from dpstream.pipelines.tables.files import (
@@ -36,6 +36,7 @@ from dpstream.pipelines.tables.files import (
     table_parts,
     text_parts,
     typed,
+    unreadable,
 )
 from dpstream.state.closing import Closing
 
@@ -49,15 +50,27 @@ class Scanned:
     """Rows that DuckDB scans through Arrow's protocol of capsules; each scan begins anew."""
 
     schema: pa.Schema
+    #: What ended a scan before its end: DuckDB tells of it in words of its own.
+    failure: Exception | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, of the schema."""
+        """Yield the rows, of the schema."""
         raise NotImplementedError
+
+    def _noted(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self.batches()
+        except Exception as error:
+            self.failure = error
+            raise
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """A new stream."""
-        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        reader = pa.RecordBatchReader.from_batches(self.schema, self._noted())
         return reader.__arrow_c_stream__(requested_schema)
+
+
+_CUT_OFF = {Reason.UNREADABLE_FILE.value, Reason.UNREADABLE_REST.value}
 
 
 class TextRows(Scanned):
@@ -75,6 +88,8 @@ class TextRows(Scanned):
             for part in text_parts(self._table, path):
                 if isinstance(part, Rows):
                     yield pa.RecordBatch.from_arrays(part.batch.columns, schema=self.schema)
+                elif _CUT_OFF & {*part.reasons}:  # its rest would be missing in the answer
+                    raise unreadable(self._table)
 
 
 class Decoded(Scanned):
@@ -215,6 +230,7 @@ class Engine(Closing):
         self._piece, self._given = piece, rows
         self._other: duckdb.DuckDBPyConnection | None = None
         self._files: set[str] = set()
+        self._texts = list[TextRows]()
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
         config: dict[str, str | bool | int | float | list[str]] = {
             "threads": threads or max(1, min(8, os.cpu_count() or 1)),
@@ -259,13 +275,23 @@ class Engine(Closing):
             MemoryLimitError: beyond the limit; RunError: DuckDB cannot run it.
         """
         text = query if isinstance(query, str) else query.sql("duckdb", comments=False)
-        with _coded():
-            try:
-                return self._db.sql(text).to_arrow_table()
-            except duckdb.InvalidInputException:
-                if not self._decode():
-                    raise
-                return self._db.sql(text).to_arrow_table()
+        try:
+            with _coded():
+                return self._run(text)
+        except RunError as error:
+            failures = [each.failure for each in self._texts]
+            if any(isinstance(failure, MemoryError) for failure in failures):
+                raise too_large() from None
+            own = next((each for each in failures if isinstance(each, DpstreamError)), error)
+        raise own
+
+    def _run(self, text: str) -> pa.Table:
+        try:
+            return self._db.sql(text).to_arrow_table()
+        except duckdb.InvalidInputException:
+            if not self._decode():
+                raise
+            return self._db.sql(text).to_arrow_table()
 
     @property
     def rows(self) -> int:
@@ -300,8 +326,9 @@ class Engine(Closing):
                 select = parquet_view(table, self._piece)
                 self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
             else:
-                text_name = f"text of {name}"
-                self._db.register(text_name, TextRows(table, self._piece))
+                text_name, text_rows = f"text of {name}", TextRows(table, self._piece)
+                self._texts.append(text_rows)
+                self._db.register(text_name, text_rows)
                 select = f"SELECT {casts(table)} FROM {quoted(text_name)}"
                 self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
         if databases and not empty:

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.places import files_at
-from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.formats.compression import BrokenFileError, checked_codec, plain_by_name
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Part
 from dpstream.pipelines.formats.texts import csv_header, read_text
@@ -72,7 +72,8 @@ def no_file(table: Table) -> UsageError:
 
 def errors_of(table: Table) -> list[DpstreamError]:
     """Return everything that is stated about a table's files."""
-    return [no_file(table), without(table), is_not(table, "CSV"), is_not(table, "Parquet")]
+    kinds = [is_not(table, kind) for kind in ("CSV", "Parquet")]
+    return [no_file(table), without(table), unreadable(table), *kinds]
 
 
 def is_not(table: Table, kind: str) -> RunError:
@@ -122,7 +123,7 @@ def table_parts(table: Table) -> list[bytes]:
                 digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
                 parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
         except OSError:
-            raise _unreadable(table) from None
+            raise unreadable(table) from None
     return parts
 
 
@@ -168,7 +169,7 @@ def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, 
             try:
                 status = os.stat(path)
             except OSError:
-                raise _unreadable(catalog.tables[name]) from None
+                raise unreadable(catalog.tables[name]) from None
             own = status.st_ctime_ns, status.st_ino  # of a database also who reads it moves them
             of_file = own if catalog.tables[name].kind in FILES else (0, 0)
             out.append((path, status.st_size, status.st_mtime_ns, *of_file))
@@ -207,7 +208,8 @@ def _damaged(table: Table) -> PolicyError:
     return PolicyError(f"table {table.name}", "is a damaged database", "restore it from a backup")
 
 
-def _unreadable(table: Table) -> RunError:
+def unreadable(table: Table) -> RunError:
+    """Return the error for a file that cannot be read, or not to its end."""
     return RunError(
         f"table {table.name}", "has a file that cannot be read", "check its permissions and disk"
     )
@@ -290,7 +292,7 @@ def names_in(table: Table, path: str) -> list[str]:
     Of CSV the first line is read, and no byte of a row.  Objects of JSON have the catalog's names.
 
     Raises:
-        RunError: a file of CSV has not the columns of the catalog.
+        RunError: a file of CSV has not the columns of the catalog, or cannot be read.
     """
     if table.kind == "jsonl":
         return list(table.columns)
@@ -301,11 +303,10 @@ def names_in(table: Table, path: str) -> list[str]:
             header = None
     if header is None:
         raise is_not(table, "CSV")
-    names = {name.lower(): name for name in header}
-    there = [names[column] for column in table.columns if column in names]
-    if len(there) < len(table.columns) or any(header.count(name) > 1 for name in there):
+    places = [name.lower() for name in header]
+    if any(places.count(column) != 1 for column in table.columns):
         raise without(table)
-    return there
+    return [header[places.index(column)] for column in table.columns]
 
 
 def text_parts(table: Table, path: str) -> Iterator[Part]:
@@ -315,11 +316,11 @@ def text_parts(table: Table, path: str) -> Iterator[Part]:
         columns in the table's order, with the file's names, as texts.
 
     Raises:
-        RunError: the operating system cannot read it, or it has not the columns of the catalog.
+        RunError: it cannot be read, or has not the columns of the catalog.
     """
     names = names_in(table, path)
     with _text_of(table, path) as stream:
-        yield from read_text(table.kind, stream, names)
+        yield from read_text(table.kind, stream, names, nested=True)
 
 
 @contextlib.contextmanager
@@ -328,9 +329,20 @@ def _text_of(table: Table, path: str) -> Iterator[BinaryIO]:
         with open(path, "rb") as raw:
             yield plain_by_name(raw, path, table.kind)
     except OSError:
-        failure = is_not(table, "CSV" if table.kind == "csv" else "JSON Lines")
+        failure = unreadable(table)
     else:
         return
+    raise failure
+
+
+def _check_whole(table: Table, path: str) -> None:
+    """Refuse a compressed file that would be read as nothing, or not to its end."""
+    try:
+        with open(path, "rb") as raw:
+            checked_codec(raw, path, table.kind, f"table {table.name}", "a file of it")
+            return
+    except OSError:
+        failure = unreadable(table)
     raise failure
 
 
@@ -382,15 +394,18 @@ def parquet_view(table: Table, piece: Piece | None) -> str:
 
 
 def check_columns(table: Table, paths: Iterable[str]) -> None:
-    """Refuse files that have not the columns of the catalog, by their headers and footers.
+    """Refuse files that have not the columns of the catalog, by their headers and footers, and
+    compressed ones that are not whole.
 
     Raises:
         RunError: a file has not the columns of the catalog, or none that can be read.
+        UsageError: a compressed text cannot be unpacked to its end.
     """
     if table.kind == "parquet":
         _check_columns(table, list(paths))
         return
     for path in paths:
+        _check_whole(table, path)
         names_in(table, path)
 
 

@@ -31,8 +31,8 @@ import json, pathlib, resource, sys, time
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.execute import Order, execute, inputs_of
-from dpstream.pipelines.tabulation.inputs import prepared
+from dpstream.pipelines.tabulation.execute import Order, execute
+from dpstream.pipelines.tabulation.inputs import inputs_of, prepared
 from tests.bench.common import tree_seconds
 folder, out, key, runner = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), *sys.argv[3:]
 wall, cpu = time.perf_counter(), tree_seconds()

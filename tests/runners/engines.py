@@ -103,7 +103,7 @@ class Pool(NamedTuple):
         return sorted(
             pid
             for pid in descendants(self.pid)
-            if b"SdkHarness" in (line := _command(pid)) and b"guard.py" not in line
+            if b"runners.harness" in (line := _command(pid)) and b"guard.py" not in line
         )
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -274,3 +275,14 @@ def test_without_stdin_nobody_is_asked(tmp_path: Path) -> None:
     closed = ["sh", "-c", '"$@" <&-', "sh", *words]
     done = subprocess.run(closed, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--unit" in done.stderr
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket of a client, say: only the command's own output may end without a message."""
+
+    def breaks(*args: Any, **more: Any) -> None:
+        raise BrokenPipeError(32, "secret")
+
+    monkeypatch.setattr("dpstream.pipelines.operate.doctor.examine", breaks)
+    done = call("doctor")
+    assert done.exit_code == 4 and "BrokenPipeError" in done.stderr and "secret" not in done.stderr

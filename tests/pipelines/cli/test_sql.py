@@ -138,6 +138,9 @@ def test_a_statement_of_stdin(tmp_path: Path) -> None:
     assert answered.exit_code == 0 and answered.stdout == _run(path, _TEXT).stdout
     missing = CliRunner().invoke(cli, command[:-2], input=_TEXT)
     assert missing.exit_code == 2 and "-f -" in missing.stderr
+    closed = ["sh", "-c", '"$@" <&-', "sh", sys.executable, "-m", "dpstream", *command]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "closed" in done.stderr
 
 
 def test_a_process_prints_the_answer_and_what_it_says_itself(tmp_path: Path) -> None:

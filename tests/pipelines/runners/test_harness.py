@@ -1,5 +1,7 @@
 """A worker in a thread of this process: told to drain, it takes no more bundles."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -60,3 +62,17 @@ def test_a_bundle_does_not_wait_for_its_sampler() -> None:
 
 def test_one_that_never_began_has_left(harness: Harness) -> None:
     assert harness.left()
+
+
+def test_a_worker_in_a_process_waits_for_its_engine() -> None:
+    """The command that the pool starts: nothing listens there yet."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpstream.pipelines.runners.harness", "127.0.0.1:1", "1", "0", "-1"],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(6)
+    finally:
+        process.kill()
+        process.wait()

@@ -8,7 +8,9 @@ Which files a table has, when its content is another, and where it lies.
 """
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import msgspec
@@ -17,9 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.formats import texts
+from dpstream.pipelines.formats.rows import Part
 from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.tables import files
 from dpstream.pipelines.tables.catalog import Catalog, Table
-from dpstream.pipelines.tables.engine import Decoded, Engine
+from dpstream.pipelines.tables.engine import Decoded, Engine, MemoryLimitError
 from dpstream.pipelines.tables.files import (
     Piece,
     casts,
@@ -32,6 +37,7 @@ from dpstream.pipelines.tables.files import (
     stamps,
     table_parts,
 )
+from dpstream.pipelines.tables.registration import require_fitting
 from tests.pipelines.sql.asking import data_set
 from tests.pipelines.sql.reading import PACKED, catalog, not_utf8, rows, units
 from tests.pipelines.sql.shop import shop
@@ -202,12 +208,63 @@ def test_a_header_says_the_order_of_columns(packing: str, tmp_path: Path) -> Non
         rows(catalog(tmp_path, f"t.csv{packing}"))
 
 
-def test_what_is_not_compressed_as_it_is_named_is_no_csv(tmp_path: Path) -> None:
-    for packing in (".gz", ".zst"):
-        (tmp_path / f"t.csv{packing}").write_bytes(b"user,page\nu1,p\n")
-        with pytest.raises(RunError) as failed:
-            rows(catalog(tmp_path, f"t.csv{packing}"))
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_a_compressed_file_that_is_not_whole_is_refused(
+    kind: str, packing: str, tmp_path: Path
+) -> None:
+    """Else the rows behind the damage would be missing in an answer that is charged."""
+    path = tmp_path / f"t.{kind}{packing}"
+    line = b'{"user":"u%d","page":"p"}' if kind == "jsonl" else b"u%d,p"
+    text = b"\n".join([b"user,page", *(line % i for i in range(400_000))][kind == "jsonl" :])
+    packed = PACKED[packing](text)
+    path.write_bytes(packed)
+    assert rows(catalog(tmp_path, path.name), "SELECT COUNT(*) AS n FROM t") == [(400_000,)]
+    for damaged in (packed[: len(packed) // 2], packed + b"u1", b"user,page\nu1,p\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError) as failed:
+            rows(catalog(tmp_path, path.name))
         assert "u1" not in str(failed.value)
+
+
+def test_a_scan_that_breaks_off_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever breaks it, and however many rows were handed over: a disk, or memory that ends."""
+    (tmp_path / "t.csv").write_text("user,page\n" + "u1,p\n" * 3_000)
+    tables = catalog(tmp_path, "t.csv")
+    honest = texts.read_text
+
+    def breaks(error: Exception) -> Callable[..., Iterator[Part]]:
+        def read(*args: Any, **more: Any) -> Iterator[Part]:
+            yield from honest(*args, **more)
+            raise error
+
+        return read
+
+    for error, kind in ((OSError(5, "u1"), RunError), (MemoryError("u1"), MemoryLimitError)):
+        with Engine(tables, ["t"]) as engine, monkeypatch.context() as patch:
+            patch.setattr(files, "read_text", breaks(error))
+            for query in ("SELECT * FROM t", "SELECT COUNT(*) AS n FROM t AS a, t AS b LIMIT 1"):
+                with pytest.raises(kind) as failed:
+                    engine.run(query)
+                assert failed.type is kind and "u1" not in str(failed.value)
+                assert kind is MemoryLimitError or failed.value.field == "table t"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_that_nobody_may_read_is_refused_at_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"t.{kind}").write_text("user,page\n")
+    tables = catalog(tmp_path, f"t.{kind}")
+
+    def refuses(*args: Any, **more: Any) -> Any:
+        raise PermissionError(13, "u1")
+
+    monkeypatch.setattr(files, "open", refuses, raising=False)
+    with pytest.raises(RunError, match="cannot be read"):
+        require_fitting(tables, ["t"])
 
 
 @pytest.mark.parametrize("packing", PACKED)
@@ -228,19 +285,20 @@ def test_a_line_that_is_no_object_is_lost_by_itself(
     assert unit_names == {f"u{i}" for i in range(300) if i != 5}
 
 
-def test_values_of_json_are_those_of_jobs(tmp_path: Path) -> None:
-    """Texts as they are, other scalars as their shortest JSON text; of others the line is lost."""
+def test_values_of_json_are_texts(tmp_path: Path) -> None:
+    """Texts as they are, others as their shortest JSON text: a list that no statement names must
+    cost nobody's row."""
     values = {
         "1": "1", "1.50": "1.5", "-0": "0", "true": "true", "null": None, '"a"': "a",
         '"a\\nb"': "a\nb", '"\\u00e9"': "\u00e9", '""': "", '"\\"q\\""': '"q"',
         "123456789012345678901234567890": "123456789012345678901234567890",
-        '"\\ud83d\\ude00"': "\U0001f600", '{"a": 2.50}': KeyError, '[1, "x"]': KeyError,
+        '"\\ud83d\\ude00"': "\U0001f600", '{"a": 2.50}': '{"a":2.5}', '[1, "x"]': '[1,"x"]',
     }  # fmt: skip
     (tmp_path / "t.jsonl").write_text(
         "".join(f'{{"user": "u", "other": [1], "page": {v}}}\n' for v in values)
     )
-    expected = [value for value in values.values() if value is not KeyError]
-    assert [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))] == expected
+    read = [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))]
+    assert read == list(values.values())
 
 
 def test_a_piece_is_those_row_groups(tmp_path: Path) -> None:
