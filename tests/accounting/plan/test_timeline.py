@@ -49,7 +49,9 @@ def test_a_record_on_a_trigger_time_belongs_to_the_next_trigger() -> None:
         assert BASE.instant_of(trigger_time - 1) <= instant < BASE.instant_of(trigger_time)
 
 
-@pytest.mark.parametrize("line", [BASE, changed(slide=100), changed(end=None), changed(slide=30)])
+@pytest.mark.parametrize(
+    "timeline", [BASE, changed(slide=100), changed(end=None), changed(slide=30)]
+)
 def test_windows_at_a_trigger_time(timeline: Timeline) -> None:
     last = 40 if timeline.end is None else timeline.windows
     for trigger_time in range(1, 70):
