@@ -172,7 +172,8 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
         pairs = tuple((a.lower(), b.lower()) for a, b in via.on)
         via, owner = Via(via.table.lower(), pairs), unit.name.lower()
     remote = (config.remote or written) if config.uri is not None else None
-    return Table(name, kind, place, columns, owner, via, remote)
+    fields = tuple(config.columns or ())
+    return Table(name, kind, place, columns, owner, via, remote, fields=fields)
 
 
 def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSection) -> None:

@@ -48,6 +48,7 @@ class Table(msgspec.Struct, frozen=True):
         unit: the column of the unit, also where it comes by a path; ``None`` if public.
         via: the path, if the unit comes by one.
         units: all columns that are the unit: of a path that ends in the unit column too.
+        fields: names of the columns as the project file writes them; objects of JSON have them.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Table(msgspec.Struct, frozen=True):
     via: Via | None = None
     remote: str | None = None
     units: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +141,9 @@ def canonical(table: Table) -> dict[str, Any]:
     also under another name.
     """
     via = table.via
-    return {
+    written = table.kind == "jsonl" and any(field not in table.columns for field in table.fields)
+    spelled = {"fields": list(table.fields)} if written else {}  # other fields are other rows
+    return spelled | {
         "name": table.name,
         "kind": table.kind,
         "remote": None if table.unit is None else table.remote,

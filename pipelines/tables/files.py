@@ -289,13 +289,15 @@ def quoted(value: str) -> str:
 def names_in(table: Table, path: str) -> list[str]:
     """Return the names of a table's columns as a file of CSV or JSON Lines writes them.
 
-    Of CSV the first line is read, and no byte of a row.  Objects of JSON have the catalog's names.
+    Of CSV the first line is read, and no byte of a row.  Objects of JSON have the names
+    that the project file writes.
 
     Raises:
         RunError: a file of CSV has not the columns of the catalog, or cannot be read.
     """
     if table.kind == "jsonl":
-        return list(table.columns)
+        fields = {field.lower(): field for field in table.fields}
+        return [fields.get(column, column) for column in table.columns]
     with _text_of(table, path) as stream:
         try:
             header = csv_header(stream)

@@ -21,9 +21,9 @@ import pytest
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.formats import texts
 from dpstream.pipelines.formats.rows import Part
-from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.tables import files
-from dpstream.pipelines.tables.catalog import Catalog, Table
+from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
 from dpstream.pipelines.tables.engine import Decoded, Engine, MemoryLimitError
 from dpstream.pipelines.tables.files import (
     Piece,
@@ -38,6 +38,7 @@ from dpstream.pipelines.tables.files import (
     table_parts,
 )
 from dpstream.pipelines.tables.registration import require_fitting
+from tests import projects
 from tests.pipelines.sql.asking import data_set
 from tests.pipelines.sql.reading import PACKED, catalog, not_utf8, rows, units
 from tests.pipelines.sql.shop import shop
@@ -299,6 +300,20 @@ def test_values_of_json_are_texts(tmp_path: Path) -> None:
     )
     read = [row[1] for row in rows(catalog(tmp_path, "t.jsonl"))]
     assert read == list(values.values())
+
+
+def test_fields_of_json_are_as_the_project_file_writes_them(tmp_path: Path) -> None:
+    """Statements name columns in any case; objects do not."""
+    (tmp_path / "t.jsonl").write_text('{"userId": "u1", "Page": "p"}\n{"userid": "u2"}\n')
+    columns = {"userId": "STRING", "Page": "STRING"}
+    table = {"path": "t.jsonl", "unit_column": "userId", "columns": columns}
+    unit, secret = ("user", "string"), "00" * 32
+    project = projects.of_tables(tmp_path, unit, {"t": table}, insecure_test_secret=secret)
+    declared = catalog_of(project)
+    assert rows(declared, "SELECT USERID, page FROM t") == [("u1", "p"), (None, None)]
+    other = msgspec.structs.replace(declared.tables["t"], fields=("userid", "page"))
+    assert canonical(other) != canonical(declared.tables["t"])
+    assert canonical(other) == canonical(msgspec.structs.replace(other, fields=()))
 
 
 def test_a_piece_is_those_row_groups(tmp_path: Path) -> None:
