@@ -152,8 +152,10 @@ def main() -> None:
     try:
         cli(prog_name="dpstream")
     finally:
-        if "duckdb" not in sys.modules:  # it reports all objects that are not collected, as leaks
-            gc.freeze()  # the interpreter would look through all that is loaded once more
+        # The interpreter would look through all that is loaded once more.  With DuckDB it has to:
+        # its binding reports every object that is not collected as a leak.
+        if "duckdb" not in sys.modules:
+            gc.freeze()
 
 
 if __name__ == "__main__":

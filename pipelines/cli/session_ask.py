@@ -306,7 +306,7 @@ def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
 
     head = answer.header
     question = head.question
-    notes = sentences.steps_of(session.open_table.space, question)
+    notes = sentences.rounding_of(session.open_table.space, question)
     if as_json:
         print_json(
             {

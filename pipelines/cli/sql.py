@@ -127,7 +127,7 @@ def sql(
     _check_form(stream is not None, explain or budget or check or how != ONCE, emit is not None)
     if stream is not None:
         if (statement is None) == (file is None):
-            raise UsageError(*_WHERE)
+            raise UsageError(*_NO_STATEMENT)
         text = statement if file is None else _read(file)
         _stream(data_set._replace(name=stream), text or "", emit, where, as_json)
         return
@@ -139,7 +139,7 @@ def sql(
         return
     if (statement is None) == (file is None):
         if statement is not None or not on_terminal():
-            raise UsageError(*_WHERE)
+            raise UsageError(*_NO_STATEMENT)
         _prompt(catalog, how, where)
         return
     text = statement if file is None else _read(file)
@@ -147,8 +147,12 @@ def sql(
     click.get_current_context().exit(code)
 
 
-#: What is wrong with two statements, or none.
-_WHERE = ("statement", "is given twice or not at all", "write it, or -f FILE (-f -: from stdin)")
+#: The error of a command without a statement, or with two: one typed and one in a file.
+_NO_STATEMENT = (
+    "statement",
+    "is given twice or not at all",
+    "write it, or -f FILE (-f -: from stdin)",
+)
 
 
 def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:

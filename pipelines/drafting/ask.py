@@ -290,15 +290,15 @@ def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
     Raises:
         UsageError: a required flag is missing.
     """
-    read = given.public_sample
+    sampled = given.public_sample
     there = {
         "--unit": given.unit is not None,
         "--key": bool(given.key),
         "--time": given.time is not None,
-        "--start": read or given.start is not None,
-        "--end": read or given.end is not None,
+        "--start": sampled or given.start is not None,
+        "--end": sampled or given.end is not None,
         "--epsilon": given.epsilon is not None,
-        "--bounds": read or len(given.bounds) >= len(given.value),
+        "--bounds": sampled or len(given.bounds) >= len(given.value),
     }
     missing = [flag for flag, is_there in there.items() if not is_there]
     if not missing:

@@ -34,6 +34,22 @@ class Reason(StrEnum):
     ROW_COUNT = "row_count"
 
 
+_LINES, _FILES = "correct or remove these lines", "correct or remove these files"
+#: What is wrong with a row of a file, and how to fix it, by reason.
+FAULTS = {
+    Reason.MALFORMED: (
+        "is not a well-formed line, object or row",
+        f"{_LINES}; CSV may have no line break inside quotes, no stray quote and no NUL byte, "
+        "JSON Lines one object a line",
+    ),
+    Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
+    Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
+    Reason.UNREADABLE_FILE: ("the file is not of the kind that table.format names", _FILES),
+    Reason.UNREADABLE_REST: ("the file cannot be read from this row on", _FILES),
+    Reason.MISSING_COLUMN: ("the file lacks a column that the job names", _FILES),
+}
+
+
 class Rows(NamedTuple):
     """Consecutive good rows; ``offset`` is the first one's number in the file."""
 

@@ -36,7 +36,7 @@ from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.query import in_cells, queried
 from dpstream.pipelines.connectors.registry import input_of
-from dpstream.pipelines.formats.rows import Reason
+from dpstream.pipelines.formats.rows import FAULTS, Reason
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream.summary import causes_of
@@ -47,19 +47,9 @@ FIRST = 5
 MAX_PAIRS = 5_000_000
 #: Rows are merged into them in parts of at least so many.
 _LEAST_PAIRS = 1 << 17
-_FILES, _LINES = "correct or remove these files", "correct or remove these lines"
+_CORRECT = "correct or remove these files"
 #: What the source's own reasons mean, and what helps.
-_AT_SOURCE = {
-    Reason.MALFORMED: (
-        "is not a well-formed line, object or row",
-        f"{_LINES}; CSV may have no line break inside quotes, no stray quote and no NUL byte, "
-        "JSON Lines one object a line",
-    ),
-    Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
-    Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
-    Reason.UNREADABLE_FILE: ("the file is not of the kind that table.format names", _FILES),
-    Reason.UNREADABLE_REST: ("the file cannot be read from this row on", _FILES),
-    Reason.MISSING_COLUMN: ("the file lacks a column that the job names", _FILES),
+_AT_SOURCE = FAULTS | {
     Reason.NOT_THE_BROKERS_STAMP: (
         "has no append time from the broker",
         "set the topic's message.timestamp.type to LogAppendTime",
@@ -161,7 +151,7 @@ def _reason_text(job: Job, reason: str) -> tuple[str, str]:
     if reason in REASONS:
         cause = causes_of(job)[reason]
         return cause.problem, cause.fix
-    return _AT_SOURCE.get(Reason(reason), (f"the source refuses it ({reason})", _FILES))
+    return _AT_SOURCE.get(Reason(reason), (f"the source refuses it ({reason})", _CORRECT))
 
 
 class _Tally:

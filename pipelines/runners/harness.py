@@ -60,8 +60,8 @@ class Harness(SdkHarness):  # type: ignore[misc]
         ``time.monotonic``.  The engine waits for what it still asks for: cancel its job then."""
         with self._idle:
             self._draining = True
-            while self._bundles and (left := deadline - time.monotonic()) > 0:
-                self._idle.wait(left)
+            while self._bundles and (seconds := deadline - time.monotonic()) > 0:
+                self._idle.wait(seconds)
 
     def finish(self, deadline: float) -> None:
         """Close the connection, unless the engine has, and wait until the worker has ended."""

@@ -46,7 +46,7 @@ class Plan(NamedTuple):
         searched: whether ``union`` was searched for.
         enough: the condition on initial budgets under which a refused question would be
             accepted; empty if there is none.
-        steps: a line for each column whose values are rounded down.
+        rounding: a line for each column whose values are rounded down.
     """
 
     question: Question
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     union: Union | None
     searched: bool
     enough: str
-    steps: list[str]
+    rounding: list[str]
 
 
 def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) -> Plan:
@@ -98,7 +98,7 @@ def plan(open_table: OpenTable, request: SessionRequest, union: bool = False) ->
         _union(open_table, request, read) if union else None,
         union,
         enough_of(open_table.space, question.kind, decision),
-        sentences.steps_of(open_table.space, question),
+        sentences.rounding_of(open_table.space, question),
     )
 
 
@@ -187,7 +187,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "union_searched": plan.searched,
         "enough": plan.enough,
         "warnings": weaknesses_of_budget(plan.question.kind, plan.question.amount / MICRO),
-        "notes": plan.steps,
+        "notes": plan.rounding,
     }
 
 
@@ -225,7 +225,7 @@ def lines(plan: Plan) -> list[str]:
         text_lines += _charge(plan, paid)
     for of in plan.errors:
         text_lines.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
-    text_lines += [f"Steps       {line}" for line in plan.steps]
+    text_lines += [f"Rounding    {line}" for line in plan.rounding]
     weak = weaknesses_of_budget(question.kind, question.amount / MICRO)
     return text_lines + [f"Warning     {weakness}" for weakness in weak]
 

@@ -88,7 +88,7 @@ def line(dimension: Dimension, coordinate: int) -> str:
     raise TypeError(type(dimension))
 
 
-def steps_of(space: Space, question: Question) -> list[str]:
+def rounding_of(space: Space, question: Question) -> list[str]:
     """Return a line for each column of figures whose values are rounded down to steps."""
     columns = dict.fromkeys(each.column for each in question.aggregates if each.column)
     dimensions = (space.dimensions[space.place(column)] for column in columns)

@@ -10,6 +10,7 @@ does not fit its type is NULL.  DuckDB's own error texts quote values and never 
 import contextlib
 import itertools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 
 import duckdb
@@ -46,16 +47,16 @@ from dpstream.state.closing import Closing
 # one, and what is none is NULL.  It is slower, and asked for when DuckDB failed.
 
 
-class Scanned:
+class Scanned(ABC):
     """Rows that DuckDB scans through Arrow's protocol of capsules; each scan begins anew."""
 
     schema: pa.Schema
-    #: What ended a scan before its end: DuckDB tells of it in words of its own.
+    #: The error that ended a scan before its end; DuckDB reports it in words of its own.
     failure: Exception | None = None
 
+    @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows, of the schema."""
-        raise NotImplementedError
 
     def _noted(self) -> Iterator[pa.RecordBatch]:
         try:
@@ -275,6 +276,8 @@ class Engine(Closing):
             MemoryLimitError: beyond the limit; RunError: DuckDB cannot run it.
         """
         text = query if isinstance(query, str) else query.sql("duckdb", comments=False)
+        for each in self._texts:
+            each.failure = None  # of an earlier query
         try:
             with _coded():
                 return self._run(text)
@@ -336,16 +339,16 @@ class Engine(Closing):
 
     def _decode(self) -> bool:
         """Read texts of Parquet as bytes: a column with one that is none fails as it is."""
-        left = [t for name, t in self._tables.items() if name in self._files]
+        undecoded = [t for name, t in self._tables.items() if name in self._files]
         self._files = set()
-        for table in left:
+        for table in undecoded:
             rows = Decoded(table, self._piece)
             self._db.register(f"bytes of {table.name}", rows)
             self._db.execute(
                 f"CREATE OR REPLACE VIEW {quoted(table.name)} AS SELECT "
                 f"{casts(table, encoded=rows.texts)} FROM {quoted(f'bytes of {table.name}')}"
             )
-        return bool(left)
+        return bool(undecoded)
 
     def _copy(self, tables: dict[str, Table]) -> None:
         with readers(tables) as streams:

@@ -8,7 +8,7 @@ have the types of the catalog: what does not fit its type is NULL.
 A line is a row, as for jobs: `formats.texts` reads both, every column as text.  A line that is no
 row, or is too long, is lost by itself and changes no other; so is a line break inside quotes,
 because one stray quote would take the rows of other units into a field (`registration` tells the
-owner).  The header of CSV is public, and so is what a name says of its compression.
+owner).  The header of CSV is public; how a compressed file is recognised: `formats.compression`.
 
 **What tells one state of the files from another.**  A question is known by where its tables lie,
 never by their rows.  The content of files is digested only for the notes of declared keys

@@ -49,7 +49,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
 from dpstream.pipelines.formats.parquet import coded_batches
-from dpstream.pipelines.formats.rows import Reason, Refused
+from dpstream.pipelines.formats.rows import FAULTS, Reason, Refused
 from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
 from dpstream.pipelines.tables.databases import ServerColumn, enforces_unique, server_columns
 from dpstream.pipelines.tables.engine import Engine
@@ -66,15 +66,7 @@ from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.locks import held
 
-_BLOCK = 1 << 22
-_FAULTS = {
-    Reason.MALFORMED: "no row: a quote that is not closed or not doubled, a line break inside "
-    "quotes, a NUL byte, or no JSON object",
-    Reason.FIELD_COUNT: "of another number of fields than the header",
-    Reason.LINE_TOO_LONG: "longer than a line may be",
-    Reason.UNREADABLE_FILE: "no text",
-    Reason.UNREADABLE_REST: "where the file cannot be read any further",
-}
+_BLOCK, _ANEW = 1 << 22, "write the file anew"
 
 
 def check_files(table: Table) -> None:
@@ -87,13 +79,12 @@ def check_files(table: Table) -> None:
         return
     fault = _parquet(table) if table.kind == "parquet" else _text(table)
     if fault is not None:
-        raise RunError(
-            f"table {table.name}", f"has a malformed file: {fault}", "write the file anew"
-        )
+        problem, fix = fault
+        raise RunError(f"table {table.name}", f"has a malformed file: {problem}", fix)
 
 
-def _parquet(table: Table) -> str | None:
-    """Texts are UTF-8: a reader of Parquet takes that for granted."""
+def _parquet(table: Table) -> tuple[str, str] | None:
+    """Return what is wrong with a file of Parquet, and the fix: readers take UTF-8 for granted."""
     try:
         for path in files_of(table):
             names = [name for name in columns_of(table, path) if name.lower() in table.columns]
@@ -104,12 +95,12 @@ def _parquet(table: Table) -> str | None:
     except MemoryError:
         raise
     except (OSError, pa.ArrowException, UnicodeError):
-        return "a text is not UTF-8, or a page cannot be read"
+        return "a text is not UTF-8, or a page cannot be read", _ANEW
     return None
 
 
-def _text(table: Table) -> str | None:
-    """Lines that a question would drop, and texts that it would take for NULL."""
+def _text(table: Table) -> tuple[str, str] | None:
+    """Return the first line that a question drops, or the first text that is NULL, and the fix."""
     for path in files_of(table):
         try:
             with open(path, "rb") as raw:
@@ -119,13 +110,14 @@ def _text(table: Table) -> str | None:
                     decoder.decode(block)
                 decoder.decode(b"", final=True)
         except UnicodeError:
-            return "a text is not UTF-8"
+            return "a text is not UTF-8", _ANEW
         except (OSError, BrokenFileError):
-            return "it cannot be read or unpacked"
+            return "it cannot be read or unpacked", _ANEW
         for part in text_parts(table, path):
             if isinstance(part, Refused):
-                row, fault = part.offsets[0], _FAULTS[Reason(part.reasons[0])]
-                return f"row {row:,} (from 0, without header and blank lines) is {fault}"
+                problem, fix = FAULTS[Reason(part.reasons[0])]
+                where = f"row {part.offsets[0]:,}, from 0 without header and blank lines"
+                return f"{where}: {problem}", fix
     return None
 
 

@@ -19,8 +19,8 @@ with sparing_memory():
     for turn in range(11):
         if turn == 1:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        some = None
-        some = np.ones(1 << 24)
+        array = None
+        array = np.ones(1 << 24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 

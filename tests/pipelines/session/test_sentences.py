@@ -125,6 +125,6 @@ def test_unions_in_words() -> None:
 def test_a_column_of_steps_is_told_with_its_figures() -> None:
     aggregates = (COUNT, average("weight"), median("weight"), average("age"))
     question = Question(kind="epsilon", amount=1, aggregates=aggregates)
-    [line] = sentences.steps_of(SPACE, question)
+    [line] = sentences.rounding_of(SPACE, question)
     assert line.startswith("weight ") and "0.5" in line
-    assert sentences.steps_of(SPACE, Question(kind="epsilon", amount=1)) == []
+    assert sentences.rounding_of(SPACE, Question(kind="epsilon", amount=1)) == []

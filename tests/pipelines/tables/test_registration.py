@@ -38,12 +38,12 @@ from tests.pipelines.sql.reading import PACKED, catalog, not_utf8
 
 _GOOD = [b'u1,"a""b"', b'u2,""', b'"u3","a,b"\r', b'u4,""""', b"u5,\xc3\xa9", b"", b"u6,"]
 _BAD = {
-    b'u7,"secret': "a quote",
-    b'u7,"secret" x': "a quote",
-    b'u7,secret"x"': "a quote",
-    b'u7,"secret"b"': "a quote",
-    b'u7,"secret""': "a quote",
-    b'u7,"secret\nx"': "a quote",
+    b'u7,"secret': "well-formed",
+    b'u7,"secret" x': "well-formed",
+    b'u7,secret"x"': "well-formed",
+    b'u7,"secret"b"': "well-formed",
+    b'u7,"secret""': "well-formed",
+    b'u7,"secret\nx"': "well-formed",
     b"u7,secret\xff": "not UTF-8",
     b"secret": "number of fields",
     b"u7," + b"secret" * (1 << 22): "longer",
