@@ -85,9 +85,11 @@ class Outlook(NamedTuple):
     """Public figures of a query.
 
     Attributes:
-        columns: name, kind, whether bounds are ``automatic``, which were ``assumed`` then, and each
-            part's noise: ``sd`` and ``within``, the half-width of its 95% interval; both times
-            ``times``, if that is not ``None``, of what the query will choose.
+        columns: name, kind, whether bounds are ``automatic``, which were ``assumed`` then and with
+            fewer than how many units the column is NULL (``null_below``, about, for the total that
+            decides has noise), and each part's noise: ``sd`` and ``within``, the half-width of its
+            95% interval; both times ``times``, if that is not ``None``, of what the query will
+            choose.
         selections: how groups are selected; for the fewest and for the most groups of a unit where
             the query chooses their number; empty if no groups are selected.  ``groups`` of a unit
             that count, tau in units, and how many units a group needs for an even chance to be
@@ -114,6 +116,8 @@ def outlook(gridded: Gridded) -> Outlook:
     """Return the expected accuracy of a query."""
     plan, columns = _sketched(gridded), []
     budget = gridded.budget(plan)
+    histograms = () if gridded.design is None else gridded.design.histograms
+    needed = {histogram.name: histogram.answered_from for histogram in histograms}
     for row, column in zip(expected(plan, budget), gridded.plan.columns, strict=True):
         for part in row["parts"]:
             factors = list[tuple[str, float]]()
@@ -129,7 +133,9 @@ def outlook(gridded: Gridded) -> Outlook:
                 part[figure] /= math.prod(factor for _, factor in factors)
             part["times"] = _product([text for text, _ in factors])
         assumed = list(ASSUMED) if column.automatic else None
-        columns.append({**row, "automatic": column.automatic, "assumed": assumed})
+        null_below = needed[column.name] if column.automatic else None
+        chosen = {"automatic": column.automatic, "assumed": assumed, "null_below": null_below}
+        columns.append({**row, **chosen})
     if not plan.selects:
         return Outlook(columns, [])
     selections = [_selection(plan, budget)]
@@ -190,6 +196,8 @@ def _noise(column: dict[str, Any]) -> str:
     """Noise of a column's parts: of a median's or quantile's rank, of squares for a variance."""
     times = [part["times"] for part in column["parts"]]
     note = ", of the bounds that the query chooses" if any(times) or column["automatic"] else ""
+    if column["null_below"] is not None:
+        note += f"; NULL below about {column['null_below']} units"
     parts = [
         f"{_OF[part['what']]} sd {part['sd']:.4g}, 95% within {part['within']:.4g}"
         + ("" if part["times"] is None else f", both times {part['times']}")

@@ -100,6 +100,19 @@ def test_noise_without_bounds_says_what_it_is_to_be_multiplied_by(tmp_path: Path
                 assert math.isclose(wanted, other["sd"], rel_tol=0.01), (column["name"], one)
 
 
+@pytest.mark.parametrize(("part", "is_null"), [(0.5, True), (2, False)])
+def test_the_units_that_chosen_bounds_need_are_told(
+    tmp_path: Path, part: float, is_null: bool
+) -> None:
+    """With half of them the column is NULL in the answer, with twice as many it has a figure."""
+    text = dp("AVG(seconds) AS a", "FROM visits")
+    [column] = explain(load_catalog(data_set(tmp_path)), text).statements[0].columns
+    units = round(column["null_below"] * part)
+    assert units > 20
+    catalog = load_catalog(data_set(tmp_path, visits(rows=20 * units, units=units)))
+    assert ask(catalog, text).header.nulls == (("a",) if is_null else ())
+
+
 def test_noise_of_a_chosen_count_of_groups_is_the_answers(tmp_path: Path) -> None:
     """A count of one row of a unit would join the test of groups; one of several rows does not."""
     catalog = load_catalog(data_set(tmp_path, visits(rows=20_000, units=2_000)))
