@@ -13,6 +13,7 @@ learns so from the load.  An initial budget has no such choice: a record without
 no query can use.
 """
 
+from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -44,7 +45,11 @@ class Coordinates(NamedTuple):
     usable: Bool
 
 
-class Dimension(msgspec.Struct, frozen=True, kw_only=True):
+class _AbstractStruct(msgspec.StructMeta, ABCMeta):
+    """The metaclass of a struct with abstract members."""
+
+
+class Dimension(msgspec.Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """The interface of all dimensions.
 
     Attributes:
@@ -58,9 +63,9 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
     missing: Literal["point", "refuse"] = "refuse"
 
     @property
+    @abstractmethod
     def values(self) -> int:
         """The number of coordinates that stand for values."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:
@@ -103,6 +108,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
         at = np.where(inside, at, there).astype(np.int64, copy=False)
         return Coordinates(at, np.ones_like(inside) if self.missing == "point" else inside)
 
+    @abstractmethod
     def edge(self, value: Any) -> int:
         """Return the first coordinate at or above a value of a predicate, from 0 to ``values``.
 
@@ -112,11 +118,10 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: if the value lies between two grid lines: records on its two sides have
                 one coordinate; or if it is no value of the column.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _at(self, values: Any) -> tuple[Int64, Bool]:
         """Coordinates, and which values have one."""
-        raise NotImplementedError
 
     def _clipped(self, steps: Fraction) -> int:
         """A number of steps as an edge."""
