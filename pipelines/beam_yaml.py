@@ -14,7 +14,7 @@ from typing import Any
 import apache_beam as beam
 import msgspec
 import pyarrow as pa
-from apache_beam.typehints import row_type
+from apache_beam.typehints import no_annotations, row_type
 from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.accounting.errors import UsageError
@@ -62,6 +62,7 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
         super().__init__()
         self._job, self._source = load_job(project, job), source
 
+    @no_annotations
     def expand(self, rows: Any) -> dict[str, Any]:
         """Return Rows, or nothing, in; rows of ``releases`` and ``dead_letter`` out."""
         job = self._job

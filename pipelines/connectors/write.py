@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.typehints import no_annotations
 
 from dpstream.accounting.errors import required
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
@@ -126,6 +127,7 @@ class WriteReleases(beam.PTransform):  # type: ignore[misc]
         super().__init__()
         self._dofn = _WriteRelease(sink, only_compare, run)
 
+    @no_annotations
     def expand(self, releases: Any) -> Outputs:
         """Publish each element once, however often it comes, now or when the store has caught
         up.

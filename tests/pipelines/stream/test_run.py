@@ -4,6 +4,7 @@ A new run on a changed job: charged once, and nothing of the old run is lost or 
 """
 
 import json
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -53,6 +54,12 @@ def test_a_changed_number_is_one_command(tmp_path: Path) -> None:
     assert ran(changed) == run_id
     assert call("run", "--project", changed.path, "--fresh", "--quiet").exit_code == 0
     assert len(accounts.charges(tmp_path / "ledger.db")) == 3
+
+
+def test_a_run_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What Beam logs of a pipeline stands in a notebook between the user's own lines."""
+    ran(limited_job(tmp_path, 60.0))
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 def test_the_old_run_goes_on_where_it_is(tmp_path: Path) -> None:
