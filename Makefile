@@ -1,6 +1,6 @@
 # These two commands install everything on a machine with Python 3.11 and make:
 #   make demo    run the main job on real input, ends with a table and a chart
-#   make test    every test of the CI run
+#   make test    the tests; CI makes `make extended` as well
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,13 +8,17 @@ READY := $(VENV)/.ready
 # Tests start many processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow check docs figures shape faults locks paper bench prism flink kafka crane clean
+.PHONY: demo test extended slow check docs figures shape faults locks paper bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# Tests that run no line which other tests do not run (tests/extended.txt).
+extended: $(READY)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "extended and not slow"
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -1,12 +1,10 @@
 """What tests of more than one folder share, and which of them only the longer run makes."""
 
 import gc
-import hashlib
 import itertools
 import os
 import sys
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
 # Before numpy is loaded, here and in processes of tests: threads of OpenBLAS that wait for each
 # other cost CPU seconds where several workers share the cores.
@@ -16,36 +14,20 @@ import pytest
 
 from dpstream.state.private_log import keep_in
 from tests.kafka_broker import Broker, running
-
-#: How many cases of a test ``make test`` runs: lines ``NUMBER TEST``, or ``0 TEST[CASE]``.  The
-#: others are marked slow.  Chosen by CPU seconds, so that two cores end within 12 minutes.
-SAMPLE = Path(__file__).with_name("sample.txt")
-
+from tests.lanes import EXTENDED, SLOW, left_out, read_list
 
 _NUMBERS = itertools.count()
 
 
-def sampled(ids: list[str], most: dict[str, int]) -> set[str]:
-    """Which of these test ids only the longer run makes: the choice is fixed by the ids alone."""
-    left, longer = dict(most), set()
-    for name in sorted(ids, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
-        function = name.partition("[")[0]
-        if most.get(name) == 0 or left.get(function) == 0:
-            longer.add(name)
-        elif function in left:
-            left[function] -= 1
-    return longer
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the sample leaves out, before markers select."""
-    numbers = [line.split(" ", 1) for line in SAMPLE.read_text().splitlines()]
-    ids = [item.nodeid for item in items if item.get_closest_marker("slow") is None]
-    longer = sampled(ids, {name: int(n) for n, name in numbers})
-    for item in items:
-        if item.nodeid in longer:
-            item.add_marker(pytest.mark.slow)
+    """Mark what the lists leave out, before markers select."""
+    for path, mark in ((SLOW, pytest.mark.slow), (EXTENDED, pytest.mark.extended)):
+        ids = [item.nodeid for item in items if item.get_closest_marker("slow") is None]
+        out = left_out(ids, read_list(path))
+        for item in items:
+            if item.nodeid in out:
+                item.add_marker(mark)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from setuptools import find_packages
 
+from tests.lanes import EXTENDED, SLOW, read_list
+
 ROOT = Path(__file__).parents[1]
 #: The name that users import; the four folders stand beside it and are imported below it.
 FACE = "dpstream"
@@ -465,21 +467,23 @@ def test_each_module_has_its_namesake_test() -> None:
     assert without_namesake(map(named, sources(*MIRRORED)), tests) == []
 
 
-def strangers(sample: str) -> list[str]:
-    """Lines of the sample that name no test."""
+def strangers(names: Iterable[str]) -> list[str]:
+    """Names of tests or test cases that there are not."""
     written = {path: path.read_text() for path in sources("tests")}
     every = "".join(written.values())
+    functions = ((name, name.partition("[")[0]) for name in names)
     return [
-        line
-        for line in sample.splitlines()
-        for name in [line.split(" ", 1)[1].partition("[")[0]]
-        if ROOT / name.split("::")[0] not in written or f"def {name.split('::')[-1]}(" not in every
+        name
+        for name, function in functions
+        if ROOT / function.split("::")[0] not in written
+        or f"def {function.split('::')[-1]}(" not in every
     ]
 
 
-def test_the_sample_names_tests() -> None:
-    assert strangers((ROOT / "tests" / "sample.txt").read_text()) == []
-    assert strangers("0 tests/test_structure.py::test_nothing_at_all\n") != []
+@pytest.mark.parametrize("path", [SLOW, EXTENDED], ids=["slow", "extended"])
+def test_the_lists_name_tests(path: Path) -> None:
+    assert strangers(read_list(path)) == []
+    assert strangers(["tests/test_structure.py::test_nothing_at_all"]) != []
 
 
 BAD: list[tuple[Callable[[str], list[Any]], str]] = [
