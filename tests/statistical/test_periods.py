@@ -209,7 +209,9 @@ def test_selected_keys_with_several_periods_in_a_window_are_refused() -> None:
     with pytest.raises(PolicyError, match="one window can meet 4 periods") as caught:
         allocate(plan)
     assert caught.value.field == "budget.covers"
-    for word in ("do not overlap", "multiple of window", "no period", "share_windows = true"):
+    for word in (
+        "do not overlap", "multiple of window", "no period", "share_windows = true", " 3 units",
+    ):  # fmt: skip
         assert word in caught.value.fix
     # Each of what it says to do works.
     for other in (relation(4, 4, 4, 0), relation(4, 4, 8, 2), make_plan(triggers=4, windows=3)):

@@ -132,6 +132,21 @@ def test_layouts_of_a_column_are_one_column(layout: str) -> None:
     assert (one.groups.ids[one.group] == other.groups.ids[other.group]).all()
 
 
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary_view(), pa.binary(2)], ids=str)
+def test_layouts_of_bytes_are_one_column(kind: pa.DataType) -> None:
+    pages, keys = [b"bb", b"a\xff", None, b"bb"], ring()
+    plain = made(pa.table({"user": [1, 2, 3, 4], "page": pages}), keys)
+    other = made(pa.table({"user": [1, 2, 3, 4], "page": pa.array(pages, kind)}), keys)
+    assert (other.groups.ids[other.group] == plain.groups.ids[plain.group]).all()
+
+
+def test_both_zeros_are_one_value() -> None:
+    """Equal rows have the same digest, and so the same noise."""
+    data = {"user": [1, 2], "page": ["a", "a"], "seconds": [0.0, -0.0]}
+    rows = made(pa.table(data), kind="sum", value="seconds", bounds=(-1, 1))
+    assert rows.value is not None and not np.signbit(rows.value).any()
+
+
 @pytest.mark.parametrize(
     "key",
     [
