@@ -159,8 +159,8 @@ def _log_delta(sigma: float, epsilon: float) -> float:
         return float(more + np.log1p(-np.exp(less - more)))
 
 
-def _sigma_of(epsilon: float, delta: float) -> float:
-    """sigma at which delta is ln-delta's root: a start for ``mu_of``, which checks it."""
+def sigma_near(epsilon: float, delta: float) -> float:
+    """Return about the sigma whose delta has this logarithm; ``mu_of`` begins there."""
     wanted = np.log(delta)
     low, high = 0.1, 1.0
     while _log_delta(low, epsilon) < wanted:
@@ -170,8 +170,8 @@ def _sigma_of(epsilon: float, delta: float) -> float:
     return brentq(lambda sigma: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
 
 
-def _epsilon_near(sigma: float, delta: float) -> float:
-    """epsilon >= 0 at which ``delta`` is met: a start for ``epsilon_of``, which checks it."""
+def epsilon_near(sigma: float, delta: float) -> float:
+    """Return about the epsilon >= 0 that ``delta`` allows; ``epsilon_of`` begins there."""
     wanted = np.log(delta)
     if _log_delta(sigma, 0) < wanted:
         return 0.0
@@ -193,7 +193,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     """
     if not (0 < epsilon < math.inf and 0 < delta < 1):
         raise ValueError("epsilon must be positive and delta in (0, 1)")
-    mu = 1 / _sigma_of(epsilon, delta)
+    mu = 1 / sigma_near(epsilon, delta)
     step = 2.0**-50
     while delta_of(epsilon, mu) > delta:
         mu *= 1 - step
@@ -222,7 +222,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         return 0.0
     if mu > 2.0**20:
         return (mu / 2 + math.sqrt(-2 * math.log(delta))) * mu * (1 + 1e-12)
-    epsilon = _epsilon_near(1 / mu, delta)
+    epsilon = epsilon_near(1 / mu, delta)
     step = max(epsilon, 2.0**-40) * 2.0**-50
     while delta_of(epsilon, mu) > delta:
         epsilon += step

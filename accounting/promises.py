@@ -57,14 +57,16 @@ def epsilon_of_responses(delta: float, each: float, count: int) -> float:
     low, high = 0.0, count * each
     if delta <= 0:
         return high
-    losses = _losses(each, count)
-    if _delta(low, *losses) <= delta:
+    losses = losses_of(each, count)
+    if delta_of_losses(low, *losses) <= delta:
         return low
-    return bisected(lambda epsilon: _delta(epsilon, *losses) <= delta, low, high, _STEPS)[1]
+    return bisected(lambda epsilon: delta_of_losses(epsilon, *losses) <= delta, low, high, _STEPS)[
+        1
+    ]
 
 
-def _losses(each: float, count: int) -> tuple[Float64, Float64]:
-    """((k + 1,) losses, (k + 1,) logarithms of their chances)."""
+def losses_of(each: float, count: int) -> tuple[Float64, Float64]:
+    """Return ((k + 1,) losses, (k + 1,) logarithms of their chances) of k randomised responses."""
     from scipy.special import gammaln  # a plan alone needs it
 
     flips = np.arange(count + 1)
@@ -73,7 +75,8 @@ def _losses(each: float, count: int) -> tuple[Float64, Float64]:
     return np.asarray(each * (count - 2.0 * flips)), np.asarray(chances, np.float64)
 
 
-def _delta(epsilon: float, losses: Float64, chances: Float64) -> float:
+def delta_of_losses(epsilon: float, losses: Float64, chances: Float64) -> float:
+    """Return delta at an epsilon, from losses and the logarithms of their chances."""
     above = losses > epsilon
     parts = np.exp(chances[above]) * -np.expm1(epsilon - losses[above])
     return min(1.0, float(parts.sum()) * _UP)

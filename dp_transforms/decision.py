@@ -281,7 +281,7 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     index = None
     if batch.per_key is not None:
         taken = batch.per_key.at(rows)
-        repeated, nth, index = _taken(taken.taken, taken.fresh, rank)
+        repeated, nth, index = taken_pairs(taken.taken, taken.fresh, rank)
         rows, entry_trigger_time = rows[repeated], entry_trigger_time[repeated]
         window, rank = taken.first[repeated].astype(np.int64) + nth, index
         if plan.design.skips:  # every pair is the first of its key
@@ -309,8 +309,8 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     return pa.RecordBatch.from_arrays([*own, *arrays], schema=admitted_schema(plan))
 
 
-def _taken(taken: UInt64, fresh: UInt64, rank: Int32) -> tuple[Int64, Int64, Int32]:
-    """(row, number of its window, rank) of every admitted pair, in order of rows and windows.
+def taken_pairs(taken: UInt64, fresh: UInt64, rank: Int32) -> tuple[Int64, Int64, Int32]:
+    """Return (row, its window's number, rank) of every admitted pair, in order of rows and windows.
 
     Args:
         taken, fresh, rank: (n,) as in ``store.PerKey``.

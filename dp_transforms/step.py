@@ -109,7 +109,8 @@ class TakenSteps:
 
 
 @functools.lru_cache(maxsize=32)
-def _sampler(noise: StreamNoise, tested: bool = False) -> Sampler:
+def sampler_of(noise: StreamNoise, tested: bool = False) -> Sampler:
+    """Return the sampler of a stream's noise."""
     if noise.most:
         return TruncatedNodes(noise.scale, noise.most, noise.sooner, tested)
     if noise.scale:
@@ -437,7 +438,7 @@ class Stepper:
     def _stream(
         self, window: int, role: str, noise: StreamNoise, tested: bool = False
     ) -> NoiseStream:
-        bounds, sampler = self.plan.timeline.window_bounds(window), _sampler(noise, tested)
+        bounds, sampler = self.plan.timeline.window_bounds(window), sampler_of(noise, tested)
         return NoiseStream(self.keys, self._run_name, bounds, role, noise, sampler)
 
     def _rows(self, states: KeyShard, slots: Int64, published: Published) -> pa.RecordBatch:

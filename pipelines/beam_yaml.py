@@ -137,11 +137,11 @@ def _fields(element: Any) -> dict[str, Any]:
     schema = row_type.RowTypeConstraint.from_user_type(element) or element
     if not isinstance(schema, row_type.RowTypeConstraint):
         return {}
-    return {name: _plain(kind) for name, kind in schema._fields}
+    return {name: plain_type(kind) for name, kind in schema._fields}
 
 
-def _plain(kind: Any) -> Any:
-    """T of ``Optional[T]``; Beam's and numpy's own spellings of a type as Python's."""
+def plain_type(kind: Any) -> Any:
+    """Return T of ``Optional[T]``, and Python's type for Beam's and numpy's spellings."""
     inner = [t for t in getattr(kind, "union_types", ()) if t is not type(None)]
     kind = inner[0] if len(inner) == 1 else kind
     name = getattr(kind, "__name__", "")

@@ -364,6 +364,21 @@ def test_names_say_what_they_hold() -> None:
     assert [path for path in EVERYTHING if path.stem in VAGUE] == []
 
 
+def private_imports(source: str) -> list[str]:
+    """Names with an underscore that a module takes from another of ours."""
+    return [
+        alias.name
+        for node in nodes(source)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (FACE, "tests")
+        for alias in node.names
+        if alias.name.startswith("_")
+    ]
+
+
+def test_no_private_name_is_imported() -> None:
+    assert offending(EVERYTHING, private_imports) == {}
+
+
 def test_python_drops_no_check() -> None:
     """`accounting.errors.InvariantError` stands where an ``assert`` would."""
     assert offending(PRODUCT, dropped) == {}
@@ -512,6 +527,7 @@ BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (nameless, "x = 1\n"),
     (long_functions, "def f():\n" + "    x = 1\n" * 61),
     (dropped, "assert x\n"),
+    (private_imports, "def f():\n    from dpstream.state.store import _rows\n"),
     (vague_names, "found = 1\n"),
     (vague_names, "def f(whole):\n    pass\n"),
     (vague_names, "class A:\n    kept: int\n"),

@@ -136,13 +136,13 @@ def divide(plan: Resolved) -> Shares:
     if not plan.design.selects:
         if not units:
             return Shares(0.0, 0.0, costs.largest(0.0, 0.0, 1.0))
-        u, v = _direction(plan)
+        u, v = direction_of(plan)
         scale = costs.largest(0.0, u, v)
         return Shares(0.0, scale * u, scale * v)
     if not values and not units:
         return Shares(1 - SLACK, 0.0, 0.0)
     share = plan.privacy.selection_share or _selection_share(plan, costs)
-    u, v = _direction(plan) if units else (0.0, 1.0)
+    u, v = direction_of(plan) if units else (0.0, 1.0)
     scale = costs.largest(share, u, v)
     return Shares(share, scale * u, scale * v)
 
@@ -214,8 +214,8 @@ def beyond_hundred(triggers: int) -> float:
     return min(1.0, max(0.0, math.log10(triggers) - 2))
 
 
-def _direction(plan: Resolved) -> tuple[float, float]:
-    """(U, V) up to a factor: by the weights the job gives its columns.
+def direction_of(plan: Resolved) -> tuple[float, float]:
+    """Return (U, V) up to a factor, by the weights that the job gives its columns.
 
     Where the worst units of the two differ (no bound of 1 per key) the point of largest
     U^units V^values is the kink, both in full, unless one weight is C (k, with a bound of k per

@@ -261,7 +261,7 @@ def designs(plan: Plan, budget: Budget) -> list[TrialDesign]:
     most = min(plan.design.per_key or count, count)
     if count == 1 or not (most < count or any(c.once for c in best.columns)):
         return [best]
-    starts = _starts(plan, np.arange(1, plan.timeline.triggers + 1))
+    starts = first_triggers(plan, np.arange(1, plan.timeline.triggers + 1))
     heap = msgspec.structs.replace(
         best,
         name="one key",
@@ -291,10 +291,10 @@ def _best(plan: Plan, budget: Budget) -> TrialDesign:
         last = plan.timeline.triggers
         feeds = tuple(range(1, min(_ROUNDS, last) + 1))
         at = np.array(sorted({*feeds, *([last] if plan.privacy.final_flush else [])}))
-    columns, inputs, more = _columns(plan, budget, at)
+    columns, inputs, more = columns_read(plan, budget, at)
     trigger, keys = _worst(plan, columns, at)
     heavy, each = spread(plan, keys)
-    pattern = _pattern(plan, keys, heavy, each)
+    pattern = pattern_of(plan, keys, heavy, each)
     design = TrialDesign(
         name="values",
         keys=keys,
@@ -328,21 +328,20 @@ def _worst(plan: Plan, columns: tuple[TrialColumn, ...], at: Int64) -> tuple[int
             q * (keys if c.once else apart) for q, c in zip(column_squares, columns, strict=True)
         )
 
-    trigger = max(_starts(plan, at), key=lambda t: sum(squares(t)))
+    trigger = max(first_triggers(plan, at), key=lambda t: sum(squares(t)))
     column_squares = squares(trigger)
     return trigger, max((int(n) for n in layouts(plan)), key=lambda n: (total(n), -n))
 
 
-def _pattern(plan: Plan, keys: int, heavy: int, each: int) -> Int64:
-    """Twice C records: those that count, then as many more that must not."""
+def pattern_of(plan: Plan, keys: int, heavy: int, each: int) -> Int64:
+    """Return twice C records: those that count, then as many more that must not."""
     if keys == 1:
         return np.zeros(2 * plan.privacy.contributions, np.int64)
     return np.concatenate([np.zeros(heavy, np.int64), np.arange(1, 2 * keys).repeat(each)])
 
 
-def _starts(plan: Plan, at: Int64) -> list[int]:
-    """Triggers at which a unit's first record may come: one after each that is read, inside the
-    first window (and no other)."""
+def first_triggers(plan: Plan, at: Int64) -> list[int]:
+    """Return the triggers at which a unit's first record may come: one after each that is read."""
     timeline = plan.timeline
     length = min(
         timeline.window,
@@ -353,10 +352,10 @@ def _starts(plan: Plan, at: Int64) -> list[int]:
     return [int(t) for t in (1, *(at[:-1] + 1)) if t <= most] or [1]
 
 
-def _columns(
+def columns_read(
     plan: Plan, budget: Budget, at: Int64
 ) -> tuple[tuple[TrialColumn, ...], dict[str, tuple[float, float]], int]:
-    """(columns to read, values to send, others that means need)."""
+    """Return (columns to read, values to send, number of others that means need)."""
     pairs = {s.name: (s, n) for s, n in zip(plan.design.streams, budget.values, strict=True)}
     inputs = {s.column: _values(plan, budget, s.column) for s in plan.design.streams if s.column}
     means = [a for a in plan.aggregates if kind_of(a).divides]

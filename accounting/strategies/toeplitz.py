@@ -244,7 +244,7 @@ class ToeplitzStrategy(ConvolutionStrategy):
 
         noise, starts, step_index, upto, _, out = ranges.arrays
         rows, step_indices = [], []
-        for begin, end, group in _groups(step_index, upto):
+        for begin, end, group in groups_of_steps(step_index, upto):
             first = begin if out.shape[1] > 1 else end - 1
             nodes = noise[starts[group][:, None] + np.arange(end)].astype(np.float64)
             prefixes = nodes @ self._products[:end, first:end]
@@ -260,8 +260,8 @@ class ToeplitzStrategy(ConvolutionStrategy):
         return np.concatenate([none, *rows]), np.concatenate([none, *step_indices])
 
 
-def _groups(step_index: Int64, upto: Int64) -> list[tuple[int, int, Int64]]:
-    """(step, upto, rows) of rows that share both; rows that stand still are left out."""
+def groups_of_steps(step_index: Int64, upto: Int64) -> list[tuple[int, int, Int64]]:
+    """Return (step, upto, rows) of rows that share both; rows that stand still are left out."""
     name = step_index * (MAX_TOEPLITZ_TRIGGERS + 1) + upto
     order = np.argsort(name, kind="stable")
     edges = np.flatnonzero(np.diff(name[order])) + 1

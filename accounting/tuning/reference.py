@@ -115,12 +115,12 @@ def _mean_weights(plan: Plan, budget: Budget) -> Float64:
     if count > limits.MAX_SKIPPING:  # the mean over all times: nothing is skipped there
         there = 1 / np.arange(1, count + 1)
         return np.full(len(_GRID), float((there * budget.weights).sum() / there.sum()))
-    return np.asarray(_numbers(count) @ budget.weights)
+    return np.asarray(chances_of_weights(count) @ budget.weights)
 
 
 @functools.lru_cache(maxsize=16)
-def _numbers(contributions: int) -> Float64:
-    """(grid, C) chances that a record takes the k-th weight, at each q; read-only."""
+def chances_of_weights(contributions: int) -> Float64:
+    """Return (grid, C) chances that a record takes the k-th weight, at each q; read-only."""
     chances = np.zeros((len(_GRID), contributions))
     binomial = np.zeros_like(chances)
     binomial[:, 0] = 1  # of J - 1 other records, J = 1, 2, ..
@@ -180,8 +180,8 @@ SHAPE = (
 
 
 #: Shares of the records that fall on keys of ``SIZES``, steps of equal ratio.
-_MASS = np.where(SIZES <= LARGEST, SIZES ** (DENSITY + 2), 0.0)
-_MASS /= _MASS.sum()
+MASS = np.where(SIZES <= LARGEST, SIZES ** (DENSITY + 2), 0.0)
+MASS /= MASS.sum()
 
 
 class ReferenceFigures(msgspec.Struct, frozen=True):
@@ -262,7 +262,7 @@ def published_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Publis
     part = mean_contributions(plan.privacy.contributions) / mean_contributions(
         of or plan.privacy.contributions
     )
-    return published(plan, budget, SIZES * part, _MASS)
+    return published(plan, budget, SIZES * part, MASS)
 
 
 def typical_sd(sd: Float64) -> float:

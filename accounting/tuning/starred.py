@@ -106,10 +106,14 @@ def ways(plan: Plan) -> Ways:
             candidates.append(Way(settings, figures, keys, figures.noise_against(own)))
     candidates = [candidates[0], *(way for way in candidates[1:] if way.keys > 0)]
     most = _MOST_NOISE if plan.design.skips else math.inf
-    return Ways(_starred(candidates, most), _fuller(candidates), _quieter(candidates))
+    return Ways(starred_of(candidates, most), _fuller(candidates), _quieter(candidates))
 
 
-def _starred(candidates: list[Way], most_noise: float = math.inf) -> Way:
+def starred_of(candidates: list[Way], most_noise: float = math.inf) -> Way:
+    """Return the least noisy way of those that release nearly the most keys.
+
+    It is the plan's own if that is about as good.
+    """
     paid = [way for way in candidates if way.noise <= min(max(way.keys, 1.0) ** _WORTH, most_noise)]
     most = max(way.keys for way in paid)
     full = [way for way in paid if way.keys >= max(_NEARLY * most, 1.0)]

@@ -40,7 +40,7 @@ _FOREVER = 1 << 40
 _LOOK = 200_000
 #: A clock that waits for steps: seconds that it spends in one call, and between two looks at the
 #: store, which has steps of other processes too.
-_PACED_SECONDS, _PACED_LOOK_SECONDS = 0.2, 0.02
+PACED_SECONDS, _PACED_LOOK_SECONDS = 0.2, 0.02
 _HERE_SECONDS = 0.02
 
 
@@ -234,7 +234,7 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
 def _allowed(pace: Callable[[int], int], first: int) -> int:
     """What ``pace`` allows, once it allows ``first``, or after a while: a finished step of this
     process is heard of at once."""
-    until = time.monotonic() + _PACED_SECONDS
+    until = time.monotonic() + PACED_SECONDS
     while True:
         seen = steps_done()
         through, left = pace(first), until - time.monotonic()

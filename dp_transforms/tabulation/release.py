@@ -123,7 +123,7 @@ def released(
         survivors = _unsuppressed(level, output, part, parameters)
         groups.append(np.repeat(survivors.groups, len(rows)))
         labels.append(np.tile(np.arange(len(names), len(names) + len(rows)), len(survivors.groups)))
-        counts.append(np.stack(_figures(survivors, rows, parameters), axis=1).reshape(-1))
+        counts.append(np.stack(figures_of(survivors, rows, parameters), axis=1).reshape(-1))
         names += [row.labels for row in rows]
         margins += _margins(part, rows, parameters)
     if not groups:
@@ -154,8 +154,8 @@ def _unsuppressed(
     return part._replace(groups=part.groups[mask], values=part.values[mask], first=first)
 
 
-def _figures(part: Measured, rows: Sequence[Row], parameters: Parameters) -> list[Int64]:
-    """(groups,) figures of each row."""
+def figures_of(part: Measured, rows: Sequence[Row], parameters: Parameters) -> list[Int64]:
+    """Return (groups,) figures of each row."""
     values, negative = part.values, parameters.allow_negative
     if parameters.estimates == "census" or part.first is None:
         values = values if negative else np.maximum(values, 0)

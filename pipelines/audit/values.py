@@ -254,7 +254,7 @@ def selection_scores(
         rows = rows_of(
             plan, trials, added[trials], design.keys, pattern, first, design.others, [(0, 1)]
         )
-        out = runner.run(TrialInput(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
+        out = runner.run(TrialInput(table_of(plan, rows, inputs_of(plan)), np.zeros(0, np.int64)))
         passed = first_tests(plan, released(plan, out), trials, design.keys, tests)
         scores.append(
             np.take_along_axis(design.ratios[None], passed[:, :, None], 2)[:, :, 0].sum(1)
@@ -274,7 +274,8 @@ def first_tests(plan: Plan, rows: Released, trials: Int64, width: int, tests: in
     return first.reshape(len(trials), width)
 
 
-def _inputs(plan: Plan) -> dict[str, tuple[float, float]]:
+def inputs_of(plan: Plan) -> dict[str, tuple[float, float]]:
+    """Return the bounds of each column's values."""
     return {s.column: (0.0, 0.0) for s in plan.design.streams if s.column}
 
 
@@ -289,7 +290,7 @@ def alone_released(runner: Runner, keys: int, progress: Progress) -> tuple[int, 
         none = np.zeros(len(trials), np.bool_)
         nobody = np.zeros(0, np.int64)
         rows = rows_of(plan, trials, none, 1, nobody, nobody, few, [(0, 1)])
-        out = runner.run(TrialInput(table_of(plan, rows, _inputs(plan)), np.zeros(0, np.int64)))
+        out = runner.run(TrialInput(table_of(plan, rows, inputs_of(plan)), np.zeros(0, np.int64)))
         hits += len(np.unique(released(plan, out).key))
         fed += len(rows.unit)
         progress(len(trials))

@@ -116,10 +116,10 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
             print_json(public | {"acceptance": accepted.as_dict(), "warnings": warnings})
         else:
             first = accepted.lines("Can choose") if question.private else []
-            click.echo("".join(f"{line}\n" for line in first) + _plan_text(public), nl=False)
+            click.echo("".join(f"{line}\n" for line in first) + plan_text(public), nl=False)
         click.get_current_context().exit(accepted.exit_code)
     if not as_json:
-        click.echo(_plan_text(public), nl=False)
+        click.echo(plan_text(public), nl=False)
     for warning in account_warnings(question.job):
         click.echo(f"Warning: {warning}", err=True)
     outcome = run(question)
@@ -127,11 +127,11 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
         per_key = [msgspec.to_builtins(other) for other in outcome.per_key]
         print_json({**outcome._asdict(), "per_key": per_key, "asked": public})
     else:
-        click.echo(_outcome_text(outcome, question.question.key_records or KEY_RECORDS), nl=False)
+        click.echo(outcome_text(outcome, question.question.key_records or KEY_RECORDS), nl=False)
 
 
-def _plan_text(public: dict[str, Any]) -> str:
-    """Render cost and expected accuracy as text, from public figures."""
+def plan_text(public: dict[str, Any]) -> str:
+    """Return cost and expected accuracy as text, from public figures."""
     lines = [f"Rule        C is {public['rule']}", f"Bias        {public['bias']}"]
     if public["how"] == "proxy":
         return "\n".join(["Cost        none: other data, read without noise", *lines]) + "\n"
@@ -150,7 +150,8 @@ def _plan_text(public: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _outcome_text(outcome: "Outcome", records: int) -> str:
+def outcome_text(outcome: "Outcome", records: int) -> str:
+    """Return what was chosen as text."""
     lines = [f"Chosen      contributions = {outcome.contributions}"]
     lines += [f"            {name}: bounds = {list(b)}" for name, b in outcome.bounds.items()]
     lines += _weighed(outcome, records)

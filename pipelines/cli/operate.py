@@ -87,10 +87,11 @@ def info(job: Chosen, as_json: bool) -> None:
     if status["input_changed"]:
         click.echo("Changed   a file changed while a run read it: begin a new one, `--fresh`")
     if requested():
-        _print_sizes(status["operator_only"])
+        print_sizes(status["operator_only"])
 
 
-def _print_sizes(sizes: dict[str, Any]) -> None:
+def print_sizes(sizes: dict[str, Any]) -> None:
+    """Print the sizes of a store's parts."""
     echo_private("sizes tell about the number of units and keys.")
     if sizes["bytes"] is not None:
         echo_private(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB")

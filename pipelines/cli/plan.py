@@ -206,7 +206,7 @@ def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
     from dpstream.pipelines.scale.scale import Load, as_dict, estimate, text
 
     stated = {name: value for name, value in given.items() if value is not None}
-    prices = with_prices(_prices(stated.pop("price", ())))
+    prices = with_prices(prices_of(stated.pop("price", ())))
     measure = stated.pop("measure", False)
     within = stated.pop("within", None)
     if within is not None:
@@ -225,8 +225,8 @@ def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
         click.echo(text(figures, load, rates, prices), nl=False)
 
 
-def _prices(given: object) -> dict[str, float]:
-    """Parse NAME=DOLLARS texts."""
+def prices_of(given: object) -> dict[str, float]:
+    """Return the prices of NAME=DOLLARS texts."""
     out = {}
     for one in given if isinstance(given, tuple) else ():
         name, _, value = str(one).partition("=")

@@ -176,7 +176,7 @@ def run_checked(
         _print_json(checked, result, warnings)
     else:
         _print_result(checked, result)
-    _print_operator(checked, result)
+    print_operator(checked, result)
     if summary is not None and summary.released.rows == 0 < summary.released.releases:
         _nothing_released(checked, fail_if_empty)
 
@@ -233,7 +233,7 @@ def _many(amount: int, noun: str) -> str:
 
 def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
     """Warn that nothing was released.  The reason depends on the records, so only the operator sees
-    it (`_print_operator`).
+    it (`print_operator`).
 
     Raises:
         RunError: with ``fail_if_empty``.
@@ -249,7 +249,7 @@ def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
     click.echo(f"WARNING: NOTHING WAS RELEASED: {why}. Fix: {fix}.", err=True)
 
 
-def _print_operator(checked: "Job", result: "Result") -> None:
+def print_operator(checked: "Job", result: "Result") -> None:
     """Print exact counts, why nothing was released, and what C has cut."""
     from dpstream.pipelines.connectors.write import dead_letter_folder
 
@@ -270,10 +270,10 @@ def _print_operator(checked: "Job", result: "Result") -> None:
     if records is not None and records.cause is not None:
         echo_private(f"{records.cause.problem}. Fix: {records.cause.fix}.")
     if not result.resumed:
-        _print_cut(checked, counts)
+        print_cut(checked, counts)
 
 
-def _print_cut(checked: "Job", counts: dict[str, int]) -> None:
+def print_cut(checked: "Job", counts: dict[str, int]) -> None:
     """Print the share of the records that C has cut, if it is large."""
     rejected = counts.get("operator_pairs_rejected", 0)
     share = rejected / max(1, rejected + counts.get("operator_pairs_admitted", 0))

@@ -30,12 +30,12 @@ from dpstream.pipelines.cli.session_ask import (
     NAMED_TABLE,
     TABLE,
     WHERE,
-    _echo_answer,
     allot,
     amount_of,
     ask,
     budget_of,
     cells,
+    echo_answer,
     opened,
     plan,
     select,
@@ -104,7 +104,7 @@ def stand(
         end = dimension.edge(value_of(open_table.space, arrival, until))
         wide = cells_wide(open_table.space, arrival, width)
         query = SlidingQuestion(question.question, question.selection, arrival, wide)
-        _echo_answer(session, asked(open_table, query, end, tick), as_json)
+        echo_answer(session, asked(open_table, query, end, tick), as_json)
 
 
 @click.command(

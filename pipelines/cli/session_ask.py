@@ -270,7 +270,7 @@ def ask(
             _hand_out(session, question, ticket, as_json)
             return
         answer = answer_of(session.open_table, question)
-        _echo_answer(session, answer, as_json)
+        echo_answer(session, answer, as_json)
 
 
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
@@ -300,7 +300,8 @@ def _request(
     return points.request(aggregates, amount, cells(session, by), kind, **given)  # type: ignore[arg-type]
 
 
-def _echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
+def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
+    """Print an answer with its intervals and what it was charged."""
     from dpstream.pipelines.session import sentences
     from dpstream.pipelines.session.sentences import answer_rows, answer_text
 

@@ -98,7 +98,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
         PolicyError: foreign, older or forked; or the sink is not fit.
     """
     sink.prepare(replaying and not run.open().anew)
-    _refuse_foreign(manifest_of(run, sink.kind), sink)
+    refuse_foreign(manifest_of(run, sink.kind), sink)
     store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
     # In this order: what another worker publishes meanwhile is committed before.
     published = releases_of(sink)
@@ -134,7 +134,7 @@ def write_manifest(run: Run, sink: Sink) -> None:
     """
     mine = manifest_of(run, sink.kind)
     sink.put_manifest(mine)
-    _refuse_foreign(mine, sink)
+    refuse_foreign(mine, sink)
 
 
 def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
@@ -165,7 +165,12 @@ def published_epoch(sink: Sink, run_id: str) -> int:
     return max(mine, default=-1)
 
 
-def _refuse_foreign(mine: RunManifest, sink: Sink) -> None:
+def refuse_foreign(mine: RunManifest, sink: Sink) -> None:
+    """Refuse a sink that holds releases of another run.
+
+    Raises:
+        PolicyError: it does, or a manifest cannot be read.
+    """
     for manifest in manifests_of(sink):
         if manifest is None or manifest.format != FORMAT:
             raise PolicyError(

@@ -198,7 +198,7 @@ class Objects:
         """
         if not texts:
             return []
-        if _deepest(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:
+        if deepest(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:
             try:
                 return list(map(self._decoder.decode, texts))
             except _BROKEN:
@@ -246,8 +246,8 @@ def _are_objects(code: UInt8, ends: Int32) -> bool:
     return bool(np.add.reduceat(brackets, begins, dtype=np.int32).max() <= MAX_DEPTH)
 
 
-def _deepest(texts: list[bytes]) -> int:
-    """An upper bound of the nesting of every text: its opening brackets."""
+def deepest(texts: list[bytes]) -> int:
+    """Return an upper bound of the nesting of every text: its opening brackets."""
     squares = map(methodcaller("count", b"["), texts)
     return max(map(int.__add__, squares, map(methodcaller("count", b"{"), texts)))
 

@@ -86,7 +86,7 @@ def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: s
     figure, axes = axes_of(6.4, 2.9)
     values = np.concatenate([line.values for line in series])
     for index, line in enumerate(series):
-        x = _drawn_positions(line.values)
+        x = drawn_positions(line.values)
         dash = "-" if index < COLOURS else "--"
         mark = "o" if len(x) <= 40 else ""
         colour = SERIES[index % COLOURS]
@@ -107,7 +107,7 @@ def swatches(count: int) -> list[str]:
 def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Picture:
     """Draw numbers of keys: a stair without its risers, or points when they are few."""
     figure, axes = axes_of(5.2, 2.5)
-    indices = _drawn_positions(values.astype(np.float64))
+    indices = drawn_positions(values.astype(np.float64))
     few = len(indices) <= MARKED
     axes.plot(at[indices], values[indices], "-", marker="o" if few else "", ms=3, color=SERIES[0])
     axes.set_ylim(0, 1.06 * max(1, int(values.max(initial=0))))
@@ -212,8 +212,8 @@ def _numbers(axes: Any, across: str, up: str) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _drawn_positions(values: Float64) -> Int64:
-    """Positions to draw: all, or of each stretch its least and largest value."""
+def drawn_positions(values: Float64) -> Int64:
+    """Return the positions to draw: all, or of each stretch its least and largest value."""
     if len(values) <= LINE_POINTS:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), LINE_POINTS // 2 + 1).astype(np.int64)[:-1]

@@ -85,7 +85,7 @@ def by_size(job: Job, pattern: Path, inventory: Inventory, findings: Findings) -
         newest = newest_rows(job.plan, group)
         mine = totals.slice(begin, end - begin).drop_columns(["window"])
         parts.append(_beside(job.plan, mine, newest))
-    return _decades(job.plan, pa.concat_tables(parts)) if parts else []
+    return decades_of(job.plan, pa.concat_tables(parts)) if parts else []
 
 
 def _totals(job: Job, upto: Int64) -> pa.Table:
@@ -103,18 +103,18 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
         ones = pa.array(np.ones(pairs.num_rows, np.int64))
         part = pa.Table.from_batches([pairs]).append_column("_n", ones).filter(open_)
         part = part.rename_columns({name: f"_{name}" for name in value_columns(plan)})
-        held.append(_summed(part, groups, held[0].schema))
+        held.append(summed(part, groups, held[0].schema))
         rows += held[-1].num_rows
         if rows > limit:
-            held = [_summed(pa.concat_tables(held), groups, held[0].schema)]
+            held = [summed(pa.concat_tables(held), groups, held[0].schema)]
             rows = held[0].num_rows
             limit = max(_HELD_ROWS, 2 * rows)
-    totals = _summed(pa.concat_tables(held), groups, held[0].schema)
+    totals = summed(pa.concat_tables(held), groups, held[0].schema)
     if plan.design.units_column is None:
         return totals
     units = totals.append_column("_units", pa.array(np.ones(totals.num_rows, np.int64)))
     schema = pa.schema([f for f in units.schema if f.name != "unit"])
-    return _summed(units.drop_columns(["unit"]), names, schema)
+    return summed(units.drop_columns(["unit"]), names, schema)
 
 
 def _no_totals(plan: Plan, groups: list[str]) -> pa.Table:
@@ -127,7 +127,8 @@ def _sums(plan: Plan) -> list[str]:
     return ["_n", *(f"_{name}" for name in value_columns(plan))]
 
 
-def _summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
+def summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
+    """Return the sums of the other columns by group."""
     sums = [name for name in schema.names if name not in groups]
     grouped = table.group_by(groups).aggregate([(name, "sum") for name in sums])
     return grouped.rename_columns([*groups, *sums]).select(schema.names).cast(schema)
@@ -176,20 +177,24 @@ def _true(plan: Plan, aggregate: Aggregate, table: pa.Table) -> Float64:
     return kind_of(aggregate).exact(stream, Exact(records, units, total))
 
 
-def _decades(plan: Plan, table: pa.Table) -> list[Decade]:
+def decades_of(plan: Plan, table: pa.Table) -> list[Decade]:
+    """Return the errors of keys by the number of digits of their size."""
     size, released = floats(table["_n"]), np.asarray(table["_released"])
     group = np.searchsorted(_DECADES, size, side="right") - 1
     out = []
     for at in np.unique(group):
         mine = group == at
-        errors = {a.name: _median(floats(table[a.name])[mine & released]) for a in plan.aggregates}
+        errors = {
+            a.name: finite_median(floats(table[a.name])[mine & released]) for a in plan.aggregates
+        }
         low = int(_DECADES[at])
         high = 10 * low - 1 if low else 0
         out.append(Decade(low, high, int(mine.sum()), int((mine & released).sum()), errors))
     return out
 
 
-def _median(distances: Float64) -> float | None:
+def finite_median(distances: Float64) -> float | None:
+    """Return the median of the finite distances; ``None`` without one."""
     finite = distances[np.isfinite(distances)]
     return float(np.median(finite)) if len(finite) else None
 

@@ -218,14 +218,17 @@ def noise(figures: dict[str, Any]) -> list[dict[str, Any]]:
     out = []
     if tau:
         lines = [("threshold tau", tau), ("sd of the selection's noise", of_units[0]["sd"])]
-        out.append(_chart("nt", "Key selection, in units", "units", lines))
+        out.append(chart_of_lines("nt", "Key selection, in units", "units", lines))
     if others:
         lines = [(f"sd of {s['name']}", s["sd"]) for s in others]
-        out.append(_chart("nv", "Running sums, in grid units", "sd, grid units", lines))
+        out.append(chart_of_lines("nv", "Running sums, in grid units", "sd, grid units", lines))
     return out
 
 
-def _chart(chart: str, title: str, up: str, lines: list[tuple[str, list[float]]]) -> dict[str, Any]:
+def chart_of_lines(
+    chart: str, title: str, up: str, lines: list[tuple[str, list[float]]]
+) -> dict[str, Any]:
+    """Return a chart of lines by trigger, with its title, legend and description."""
     descriptions = (
         f"{n} from {human(v[0])} at the first to {human(v[-1])} at the last" for n, v in lines
     )
@@ -317,7 +320,7 @@ def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
         "warnings": [w for w in figures["warnings"] if w != NOT_SOUND],  # it has a banner
         "windows_in_words": f"{duration(timeline.window)} every {duration(timeline.slide)}",
         "trigger_in_words": duration(timeline.trigger_every),
-        "periods": _ends(figures["periods"]),
+        "periods": first_and_last(figures["periods"]),
     }
 
 
@@ -340,8 +343,8 @@ def _table(report: Report) -> dict[str, Any]:
     return {"table": made, "data": embedded(made.data)}
 
 
-def _ends(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Guarantees of a unit of many periods: the first few and the last."""
+def first_and_last(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Return the guarantees of a unit of many periods: the first few and the last."""
     if len(rows) < 2:
         return []
     return rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
@@ -381,7 +384,7 @@ def _column(report: Report, aggregate: Aggregate) -> dict[str, Any]:
         "trends": [pair for pair in trends if pair[1] is not None],
         "growth": [pair for pair in growth if pair[1] is not None],
         "sd_in_words": human(float(np.median(sds))) if len(sds) else "–",
-        "scatter": _scatter(f"c{index}r", values[drawn], sds[drawn]),
+        "scatter": scatter_of(f"c{index}r", values[drawn], sds[drawn]),
         "points": int(drawn.sum()),
     }
 
@@ -459,7 +462,8 @@ def _last(values: Float64, sds: Float64, finite: Bool) -> tuple[float, float]:
     return float(values[at]), float(sds[at])
 
 
-def _scatter(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
+def scatter_of(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
+    """Return the chart of relative noise against size; ``None`` without values."""
     if not len(values):
         return None
     relative = sds / np.abs(values)

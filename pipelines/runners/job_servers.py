@@ -128,11 +128,11 @@ def _sockets(pid: int) -> Iterator[tuple[str, Address, Address, str]]:
             for line in (root / "net" / table).read_text().splitlines()[1:]:
                 words = line.split()
                 if words[9] in mine:
-                    yield words[9], _address(words[1]), _address(words[2]), words[3]
+                    yield words[9], address_of(words[1]), address_of(words[2]), words[3]
 
 
-def _address(text: str) -> Address:
-    """``0100007F:1F90`` -> ``("127.0.0.1", 8080)``: words of four bytes, each backwards."""
+def address_of(text: str) -> Address:
+    """Return ("127.0.0.1", 8080) of ``0100007F:1F90``: words of four bytes, each backwards."""
     host, _, port = text.partition(":")
     raw = bytes.fromhex(host)
     data = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
@@ -215,7 +215,7 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
                     return beam_job_api_pb2_grpc.JobServiceStub(self._channel)
                 taken = True
             else:
-                taken = self._process.poll() is not None and _is_taken(port)
+                taken = self._process.poll() is not None and is_taken(port)
             self.stop()
             if not taken:
                 break
@@ -286,8 +286,8 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
                 log_stdout(logger, line.decode(errors="backslashreplace").rstrip())
 
 
-def _is_taken(port: int) -> bool:
-    """Whether somebody listens on a port of this machine."""
+def is_taken(port: int) -> bool:
+    """Return whether somebody listens on a port of this machine."""
     with socket.socket() as probe:
         try:
             probe.bind((LOOPBACK, port))

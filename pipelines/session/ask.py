@@ -393,7 +393,7 @@ def first_window(
         decision = decide(
             views.spent(kind), points, query.question.amount, False, views.usable, own
         )
-        low = _gap(decision.lacking[:, place], begin, end, width, grid)
+        low = first_gap(decision.lacking[:, place], begin, end, width, grid)
         if low is not None:
             frame[place] = low, low + width
             return cut(taken(points, overlapped(points, frame)), frame)
@@ -404,7 +404,7 @@ def first_window(
     )
 
 
-def _gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | None:
+def first_gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> int | None:
     """Return the first line of the grid from which ``width`` coordinates are in no range."""
     low = begin
     for first, last in taken_up[np.argsort(taken_up[:, 0], kind="stable")].tolist():

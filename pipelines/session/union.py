@@ -129,10 +129,11 @@ def assembled(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Union:
     ]
     if not covers:
         raise _uncovered(open_table.space, boxes, parts)
-    return _together(min(covers, key=lambda cover: sum(part.sd**2 for part in cover)))
+    return joined(min(covers, key=lambda cover: sum(part.sd**2 for part in cover)))
 
 
-def _together(parts: Sequence[Part]) -> Union:
+def joined(parts: Sequence[Part]) -> Union:
+    """Return the union of disjoint parts: their sum, and the sd of independent noise."""
     value = float(np.sum([part.value for part in parts]))
     sd, half = (
         float(np.sqrt(np.sum(np.square(of))))

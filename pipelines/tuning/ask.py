@@ -286,7 +286,7 @@ def ask(request: Request) -> CheckedRequest:
         quantile=request.quantile,
         cover=request.cover,
         max_contributions=request.max_contributions,
-        scale=_scale(request.scale, Fraction(horizon, first)),
+        scale=scale_text(request.scale, Fraction(horizon, first)),
         tail=request.tail,
         values_per_unit=request.values_per_unit,
         columns=tuple(
@@ -359,7 +359,12 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
     return first, first
 
 
-def _scale(given: float | None, default: Fraction) -> str:
+def scale_text(given: float | None, default: Fraction) -> str:
+    """Return a scale as an exact fraction's text.
+
+    Raises:
+        UsageError: it is not positive and finite.
+    """
     if given is None:
         return str(default)
     if not 0 < given < 1e9:

@@ -175,7 +175,7 @@ def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
 
     def noise_with(clamps: ChosenBounds) -> NoiseOf:
         plan = with_bounds(tuning, clamps)
-        return lambda contributions, per_key: _noise(plan, contributions, per_key)
+        return lambda contributions, per_key: noise_at_the_end(plan, contributions, per_key)
 
     return _runnable(tuning, read_off(tuning.question, tuning.design, nodes, noise_with, bound))
 
@@ -193,7 +193,7 @@ def _runnable(tuning: CheckedRequest, figures: Figures) -> Figures:
     return msgspec.structs.replace(figures, contributions=low, notes=notes, cut=None, sd=None)
 
 
-def _noise(plan: Plan, contributions: int, per_key: int | None) -> float:
+def noise_at_the_end(plan: Plan, contributions: int, per_key: int | None) -> float:
     """Return the sd of the first column at a window's end, in records at the bound; public.
 
     It is for that C and bound per key; infinite if the job cannot be run with them.

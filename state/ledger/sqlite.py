@@ -45,7 +45,7 @@ from dpstream.state.sqlite.database import Subject, freeze, memory, open_file, r
 
 #: A program refuses every other version.
 SCHEMA_VERSION = 1
-_DDL = """
+DDL = """
 CREATE TABLE entries (
   seq INTEGER PRIMARY KEY, name TEXT UNIQUE, entry TEXT NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE tokens (
@@ -118,7 +118,7 @@ def create(path: str | Path, created: Created) -> None:
             db.execute("BEGIN IMMEDIATE")
             if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
                 raise there_already()
-            for statement in _DDL.split(";"):
+            for statement in DDL.split(";"):
                 db.execute(statement)
             db.execute("INSERT INTO account_meta VALUES ('version', ?)", (str(SCHEMA_VERSION),))
             text = text_of(created)

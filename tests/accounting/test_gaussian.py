@@ -12,14 +12,14 @@ from scipy.optimize import brentq as reference
 
 from dpstream.accounting import gaussian
 from dpstream.accounting.gaussian import (
-    _epsilon_near,
-    _sigma_of,
     brentq,
     cdp_delta,
     cdp_eps,
     delta_of,
+    epsilon_near,
     epsilon_of,
     mu_of,
+    sigma_near,
 )
 from tests.bench.paper.paper import cdp_rho
 
@@ -28,7 +28,7 @@ def test_the_bits_of_scipy_for_budgets() -> None:
     draw = np.random.default_rng(5)
     for _ in range(400):
         epsilon, delta = float(np.exp(draw.uniform(-5, 4))), float(np.exp(draw.uniform(-60, -1)))
-        sigma = gaussian._sigma_of(epsilon, delta)
+        sigma = gaussian.sigma_near(epsilon, delta)
 
         def off(sigma: float, epsilon: float = epsilon, delta: float = delta) -> float:
             return gaussian._log_delta(sigma, epsilon) - float(np.log(delta))
@@ -206,11 +206,11 @@ def test_the_searches_begin_where_the_reference_implementation_ends() -> None:
     with np.errstate(all="ignore"):
         for _ in range(200):
             epsilon, sigma, delta = 10.0 ** draw.uniform([-6, -3, -15], [3, 5, -0.01])
-            assert _sigma_of(epsilon, delta) == gaussian_mechanism.get_sigma_gaussian(
+            assert sigma_near(epsilon, delta) == gaussian_mechanism.get_sigma_gaussian(
                 epsilon, delta
             )
             reference = max(0.0, gaussian_mechanism.get_epsilon_gaussian(sigma, delta))
-            assert _epsilon_near(sigma, delta) == reference
+            assert epsilon_near(sigma, delta) == reference
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])

@@ -13,9 +13,9 @@ from dpstream.accounting.gaussian import delta_of, epsilon_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.promises import (
-    _delta,
-    _losses,
+    delta_of_losses,
     epsilon_of_responses,
+    losses_of,
     promise_lines,
     promises,
 )
@@ -25,7 +25,7 @@ from tests.accounting.plans import COUNT, SECOND, SUM, build
 
 def delta_of_responses(epsilon: float, each: float, count: int) -> float:
     """Delta of ``count`` mechanisms of plain epsilon ``each``, rounded up."""
-    return _delta(epsilon, *_losses(each, count))
+    return delta_of_losses(epsilon, *losses_of(each, count))
 
 
 def enumerated(epsilon: float, each: float, count: int) -> float:

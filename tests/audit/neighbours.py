@@ -322,7 +322,7 @@ def deliveries(
         begin = 0
         while begin < len(rows):
             size = 50 if seed is None else int(rng.integers(1, 60))
-            batches.append(_batch(rows[begin : begin + size], partition, begin))
+            batches.append(batch_of(rows[begin : begin + size], partition, begin))
             begin += size
     if seed is not None:
         again = [b for b in batches if rng.random() < 0.2]
@@ -330,7 +330,7 @@ def deliveries(
     return batches, serials
 
 
-def _batch(rows: list[Record], partition: int, offset: int) -> pa.RecordBatch:
+def batch_of(rows: list[Record], partition: int, offset: int) -> pa.RecordBatch:
     return positioned(
         {
             "user": [r.user for r in rows],

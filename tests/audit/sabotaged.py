@@ -201,7 +201,7 @@ def _published_with_data_only() -> Iterator[None]:
 
 SABOTAGED = {
     "noise of half the scale": replaced(
-        step, "_sampler", half_scale, "sticky", "ordinary", "scale"
+        step, "sampler_of", half_scale, "sticky", "ordinary", "scale"
     ),
     "contributions not bounded": replaced(
         bounding, "admit", _every_pair, "sticky", "flood", "sensitivity"

@@ -139,7 +139,7 @@ def _weights_published(real: Any) -> Any:
     return publish
 
 
-def _tau_without(what: str) -> Any:
+def tau_without(what: str) -> Any:
     def less(_: Any, budget: Any) -> Any:
         alone, counted = budget.statistic.alone, budget.statistic.counted
         shift = {"all": alone, "weights": alone - counted, "count": counted}[what]
@@ -241,7 +241,7 @@ def _units_from_the_selection_stream() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tested_at_every_trigger() -> Iterator[None]:
+def tested_at_every_trigger() -> Iterator[None]:
     """The thresholds' union is over few tests, but every trigger is one."""
     with mock.patch.object(Design, "selects_at", lambda design, trigger: True):
         yield
@@ -249,7 +249,7 @@ def _tested_at_every_trigger() -> Iterator[None]:
 
 RANKED_SABOTAGED = {
     "tested more often than the union says": Sabotage(
-        _tested_at_every_trigger, "combined_apart", "ordinary", "selection"
+        tested_at_every_trigger, "combined_apart", "ordinary", "selection"
     ),
     "weights rounded up": replaced(
         step, "aggregate", _rounded_up, "weights", "flood", "sensitivity"
@@ -302,14 +302,14 @@ RANKED_SABOTAGED = {
         _units_from_the_selection_stream, "combined_units", "ordinary", "noise"
     ),
     "combined threshold without alone": replaced(
-        step, "calibrated", budgets(_tau_without("all")), "combined", "ordinary", "threshold"
+        step, "calibrated", budgets(tau_without("all")), "combined", "ordinary", "threshold"
     ),
     "combined threshold of the plain count alone": replaced(
-        step, "calibrated", budgets(_tau_without("weights")),
+        step, "calibrated", budgets(tau_without("weights")),
         "combined_units", "ordinary", "threshold",
     ),
     "combined threshold of the weights alone": replaced(
-        step, "calibrated", budgets(_tau_without("count")), "combined", "ordinary", "threshold"
+        step, "calibrated", budgets(tau_without("count")), "combined", "ordinary", "threshold"
     ),
     "combined threshold of one noise": replaced(
         step, "calibrated", budgets(with_tau(_tau_of_the_weighted_noise)),
@@ -322,10 +322,10 @@ RANKED_SABOTAGED = {
         step, "calibrated", budgets(_sigma_of_the_real_matrix), "toeplitz", "first", "sensitivity"
     ),
     "toeplitz with noise off the lattice": replaced(
-        step, "_sampler", _real_nodes, "toeplitz", "ordinary", "noise"
+        step, "sampler_of", _real_nodes, "toeplitz", "ordinary", "noise"
     ),
     "blt with noise of half the scale": replaced(
-        step, "_sampler", half_scale, "blt", "ordinary", "scale"
+        step, "sampler_of", half_scale, "blt", "ordinary", "scale"
     ),
     "blt with a lane used twice": replaced(
         ContinuousGaussian, "draw", _one_lane, "blt", "ordinary", "noise"

@@ -5,8 +5,8 @@ from typing import Any
 from dpstream.dp_transforms import step
 from tests.audit.sabotage import Sabotage, replaced
 from tests.audit.sabotaged_ranked import (
-    _tau_without,
-    _tested_at_every_trigger,
+    tau_without,
+    tested_at_every_trigger,
 )
 from tests.budgets import budgets
 from tests.dp_transforms.test_every_path import (
@@ -35,9 +35,9 @@ SKIPPING_SABOTAGED = {
         step.Stepper, "_stream", _noise_of_the_selection_stream, "skip_units", "ordinary", "noise"
     ),
     "tested where no test is public": Sabotage(
-        _tested_at_every_trigger, "skip_combined", "ordinary", "selection"
+        tested_at_every_trigger, "skip_combined", "ordinary", "selection"
     ),
     "threshold of skipped pairs without alone": replaced(
-        step, "calibrated", budgets(_tau_without("all")), "skip_combined", "ordinary", "threshold"
+        step, "calibrated", budgets(tau_without("all")), "skip_combined", "ordinary", "threshold"
     ),
 }  # fmt: skip

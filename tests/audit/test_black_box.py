@@ -223,12 +223,12 @@ def _six_sds_lower(plan: Any, budget: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_noise_on_one_column() -> Iterator[None]:
-    real = step._sampler
+    real = step.sampler_of
 
     def sampler(noise: Any) -> Any:
         return ContinuousGaussian(1e-3) if noise.name == "total" else real(noise)
 
-    with mock.patch.object(step, "_sampler", sampler):
+    with mock.patch.object(step, "sampler_of", sampler):
         yield
 
 

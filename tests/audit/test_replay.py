@@ -220,7 +220,7 @@ ATTACKS = {
         lost_before_release, "lost, moved or belongs elsewhere", loss_unseen
     ),
     "a foreign store": Attack(
-        foreign_store, "another run than the store's", without(run_manifest, "_refuse_foreign")
+        foreign_store, "another run than the store's", without(run_manifest, "refuse_foreign")
     ),
     "a forked store": Attack(
         forked_store, "is a fork", without(run_manifest, "_refuse_forked")

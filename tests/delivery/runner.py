@@ -49,7 +49,7 @@ class Cells:
         return Cells(list(self.rows), self.progress, self.armed)
 
 
-class _Bag:
+class Bag:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
 
@@ -63,7 +63,7 @@ class _Bag:
         self._cells.rows = []
 
 
-class _Value:
+class ValueCell:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
 
@@ -74,7 +74,7 @@ class _Value:
         self._cells.progress = value
 
 
-class _Timer:
+class TimerCell:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
 
@@ -277,7 +277,7 @@ class Runner:
         assert at is not None
         outputs = list(
             self._dofns[stage].fire(
-                shard=shard, rows=_Bag(cells), progress=_Value(cells), timer=_Timer(cells)
+                shard=shard, rows=Bag(cells), progress=ValueCell(cells), timer=TimerCell(cells)
             )
         )
         if stage == "release":
@@ -331,7 +331,7 @@ class Runner:
     def _put(self, stage: str, shard: int, batch: pa.RecordBatch) -> None:
         cells = self.state.cells[stage][shard]
         self._dofns[stage].process(
-            (shard, batch), rows=_Bag(cells), progress=_Value(cells), timer=_Timer(cells)
+            (shard, batch), rows=Bag(cells), progress=ValueCell(cells), timer=TimerCell(cells)
         )
 
     def fire_bound(self, shards: Iterable[int], lost: Iterable[int] = ()) -> None:

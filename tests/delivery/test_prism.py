@@ -11,7 +11,7 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.beam.clock import WallClock
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.pipelines.runners.table import make_runner
-from tests.audit.neighbours import PARTITIONS, _batch
+from tests.audit.neighbours import PARTITIONS, batch_of
 from tests.delivery.audit import promised
 from tests.delivery.schedules import Deliver, Schedule, WatermarkEvent, make
 from tests.delivery.world import World, live
@@ -56,10 +56,10 @@ def feed(schedule: Schedule) -> Feed:
             for serial in sorted(set(event.serials), key=place.__getitem__):
                 partition, offset = place[serial]
                 if run and place[run[-1]] != (partition, offset - 1):
-                    batches.append(_batch([of[s] for s in run], *place[run[0]]))
+                    batches.append(batch_of([of[s] for s in run], *place[run[0]]))
                     run = []
                 run.append(serial)
-            batches.append(_batch([of[s] for s in run], *place[run[0]]))
+            batches.append(batch_of([of[s] for s in run], *place[run[0]]))
             watermarks += [watermark] * (len(batches) - len(watermarks))
     return Feed(batches, "arrived", hold=max(2, len(batches) // 25), watermarks=watermarks)
 

@@ -9,7 +9,7 @@ from dpstream.accounting.budget.allocation import StreamNoise
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema
 from dpstream.dp_transforms.noise.paths import NoiseStream
-from dpstream.dp_transforms.step import _sampler
+from dpstream.dp_transforms.step import sampler_of
 from dpstream.state.arrow import id_array
 from dpstream.state.open import key_schema
 from dpstream.state.store import KeyShard
@@ -50,4 +50,4 @@ def states_of(plan: Plan, keys: Sequence[int] = ()) -> KeyShard:
 def noise_stream(plan: Plan, noise: StreamNoise, role: str = "value") -> NoiseStream:
     """A stream of the first window, under the fixed test secret."""
     bounds = plan.timeline.window_bounds(0)
-    return NoiseStream(KEYS.ring(), (b"run",), bounds, role, noise, _sampler(noise))
+    return NoiseStream(KEYS.ring(), (b"run",), bounds, role, noise, sampler_of(noise))

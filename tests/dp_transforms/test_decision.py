@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpstream.dp_transforms.decision import _taken, admit, firsts, stamp_order
+from dpstream.dp_transforms.decision import admit, firsts, stamp_order, taken_pairs
 from dpstream.state.arrow import position_ids
 from dpstream.state.keycounts import KeyCounts, Wanted
 from tests.streams import make_plan
@@ -128,7 +128,7 @@ def test_windows_and_indices_of_a_record_are_read_from_bits() -> None:
             if bits >> nth & 1:
                 expected.append((row, nth, index if first >> nth & 1 else -1))
             index += first >> nth & 1
-    got = _taken(taken, fresh, rank)
+    got = taken_pairs(taken, fresh, rank)
     assert list(zip(*(column.tolist() for column in got), strict=True)) == expected
-    none = _taken(taken[:0], fresh[:0], rank[:0])
+    none = taken_pairs(taken[:0], fresh[:0], rank[:0])
     assert [len(column) for column in none] == [0, 0, 0]

@@ -32,7 +32,7 @@ from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
-from tests.delivery.runner import Cells, _Bag, _Timer, _Value, floored
+from tests.delivery.runner import Bag, Cells, TimerCell, ValueCell, floored
 from tests.dp_transforms.beam.test_workers import Once
 from tests.dp_transforms.runs import PLANS, SKIPPING, slow, stream_of
 from tests.dp_transforms.runs import run as released
@@ -234,13 +234,13 @@ def conducted(run: Any, shards: int) -> list[Any]:
     stage.start_bundle()
     for shard, batch in [*ticks, *ticks]:  # a clock tick may come again
         own = cells[shard]
-        stage.process((shard, batch), rows=_Bag(own), armed=_Value(own), timer=_Timer(own))
+        stage.process((shard, batch), rows=Bag(own), armed=ValueCell(own), timer=TimerCell(own))
     assert list(stage.finish_bundle()) == []  # nothing before the timers
     assert all(own.armed == cells[0].armed for own in cells)
     stage.start_bundle()
     for shard, own in enumerate(cells):
         own.rows.append(concat([], record_schema(PLAN)))
-        stage.fire(shard=shard, rows=_Bag(own), armed=_Value(own))
+        stage.fire(shard=shard, rows=Bag(own), armed=ValueCell(own))
         assert not own.rows
     return list(stage.finish_bundle())
 
@@ -261,7 +261,7 @@ def test_records_wait_in_the_bag_and_the_first_tick_decides(store_paths: Iterato
 
     def give(shard: int, batch: pa.RecordBatch) -> None:
         own = cells[shard]
-        stage.process((shard, batch), rows=_Bag(own), armed=_Value(own), timer=_Timer(own))
+        stage.process((shard, batch), rows=Bag(own), armed=ValueCell(own), timer=TimerCell(own))
 
     ticks = [ToShards(3, record_schema(PLAN)).process((1, 1, upto)) for upto in (last, 3)]
     for shard, parts in enumerate(by_shard(run, source)):
@@ -273,7 +273,7 @@ def test_records_wait_in_the_bag_and_the_first_tick_decides(store_paths: Iterato
             give(shard, part)
         assert len(cells[shard].rows) == len(parts)  # ticks are no records
         assert cells[shard].armed == floored(instant(PLAN.timeline, last).micros)
-        stage.fire(shard=shard, rows=_Bag(cells[shard]), armed=_Value(cells[shard]))
+        stage.fire(shard=shard, rows=Bag(cells[shard]), armed=ValueCell(cells[shard]))
     outputs = list(stage.finish_bundle())
     assert sorted((out.value[0], to_bytes(out.value[1])) for out in outputs) == want
     stores.close_all()

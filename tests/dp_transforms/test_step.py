@@ -200,7 +200,7 @@ def unit_counts(plan: Plan, pairs: list[Pair], window: int, trigger: int) -> dic
 
 @pytest.fixture
 def noise_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "_sampler", Silent)
+    monkeypatch.setattr(step, "sampler_of", Silent)
     monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
 
 

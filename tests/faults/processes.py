@@ -13,7 +13,7 @@ LONGEST = 120
 
 
 @functools.cache
-def _context() -> ForkServerContext:
+def context_of() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.child"])
     return context
@@ -21,7 +21,7 @@ def _context() -> ForkServerContext:
 
 def start(*args: Any, **options: Any) -> ForkServerProcess:
     """Start ``attempt`` in a child."""
-    process = _context().Process(target=attempt, args=args, kwargs=options, daemon=True)
+    process = context_of().Process(target=attempt, args=args, kwargs=options, daemon=True)
     process.start()
     return process
 

@@ -94,14 +94,14 @@ def sweep(design: Design, records: Sorted, seed: int) -> Outcome:
     rng, keys = np.random.default_rng(seed), len(records.histogram)
     a, d = design.coefficients
     tests = np.array(sorted(design.tests))
-    selection = _noise(
+    selection = noise_of(
         rng, keys, design.strategy, np.arange(1, len(tests) + 1), design.selection_sigma
     )
     # The published count's noise: at the tests where it is part of the statistic, and at the end.
     once = design.value_strategy.triggers == 1  # published at the close, its only test
     looked = np.ones(1, np.int64) if once else tests if d else tests[-1:]
     counted = (
-        _noise(rng, keys, design.value_strategy, looked, design.value_sigma)
+        noise_of(rng, keys, design.value_strategy, looked, design.value_sigma)
         if design.value_sigma
         else selection
     )
@@ -136,7 +136,7 @@ def sweep(design: Design, records: Sorted, seed: int) -> Outcome:
     )
 
 
-def _noise(
+def noise_of(
     rng: np.random.Generator, keys: int, strategy: Strategy, at: Int64, sigma: float
 ) -> npt.NDArray[np.float32]:
     """(looked, keys) noise of the prefixes at some triggers, jointly as the strategy has it."""

@@ -16,7 +16,7 @@ from tests.oracle.simulation import (
     table1_plan,
     table1_records,
 )
-from tests.oracle.sweep import Outcome, Sorted, _noise, sweep
+from tests.oracle.sweep import Outcome, Sorted, noise_of, sweep
 
 KEYS, TRIGGERS = 3_000, 20
 COMBINED: dict[str, Any] = {"per_key_bound": 1, "combine": True}
@@ -55,7 +55,7 @@ def test_noise_is_joint() -> None:
     budget = allocate(plan)
     at = np.array([4, 11, 20])
     strategy, sigma = budget.values[0].strategy_object, budget.values[0].sigma
-    drawn = _noise(np.random.default_rng(2), 40_000, strategy, at, sigma)
+    drawn = noise_of(np.random.default_rng(2), 40_000, strategy, at, sigma)
     assert drawn.std(axis=1) == pytest.approx(budget.values[0].sd[at - 1], rel=0.02)
     decoder = np.tril(np.ones((20, 20))) @ np.linalg.inv(strategy.matrix().astype(float))
     rows = decoder[at - 1]

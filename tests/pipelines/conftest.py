@@ -61,7 +61,7 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
 @pytest.fixture
 def drive(kafka: Broker, tmp_path: Path) -> Callable[..., "Driver"]:
     """``drive(topic, partition, start, begin, **job)``: the source's reader of a partition."""
-    from dpstream.pipelines.connectors.kafka.source import KafkaInput, _ReadPartition
+    from dpstream.pipelines.connectors.kafka.source import KafkaInput, ReadPartition
     from tests.pipelines.kafka_jobs import Driver, kafka_job
 
     def make(
@@ -69,7 +69,7 @@ def drive(kafka: Broker, tmp_path: Path) -> Callable[..., "Driver"]:
     ) -> Driver:
         made = kafka_job(tmp_path, kafka.servers, topic, **job)
         settle = int(made.source.settle.removesuffix("ms")) * 1_000
-        dofn = _ReadPartition(made, KafkaInput(made).kafka, settle, begin)
+        dofn = ReadPartition(made, KafkaInput(made).kafka, settle, begin)
         return Driver(dofn, partition, start)
 
     return make

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.utils.timestamp import Timestamp
 
-from dpstream.pipelines.beam_yaml import TYPES, _plain, to_batch
+from dpstream.pipelines.beam_yaml import TYPES, plain_type, to_batch
 
 KINDS = {"x": pa.int64()}
 
@@ -42,5 +42,9 @@ def test_times_are_instants() -> None:
 def test_optional_types_and_numpys_are_pythons() -> None:
     from apache_beam.typehints import Optional
 
-    assert _plain(Optional[str]) is str and _plain(np.int64) is int and _plain(np.float32) is float
-    assert _plain(list) is list
+    assert (
+        plain_type(Optional[str]) is str
+        and plain_type(np.int64) is int
+        and plain_type(np.float32) is float
+    )
+    assert plain_type(list) is list

@@ -65,7 +65,7 @@ def smaller_noise(factor: float) -> Iterator[None]:
         rounded = noise.strategy_object.rounds_nodes
         return (RoundedGaussian if rounded else ContinuousGaussian)(noise.sigma / factor)
 
-    with mock.patch.object(step, "_sampler", smaller):
+    with mock.patch.object(step, "sampler_of", smaller):
         yield
 
 

@@ -152,7 +152,7 @@ def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:
     size = len(gram)
     first = _scattered(rows * size, start)
     minimum = minimize(
-        _value,
+        value_and_gradient,
         first,
         args=(gram, rows),
         jac=True,
@@ -174,8 +174,8 @@ def _scattered(count: int, start: int) -> Float64:
     return np.asarray((z >> np.uint64(11)) * 2.0**-53)
 
 
-def _value(flat: Float64, gram: Float64, rows: int) -> tuple[float, Float64]:
-    """tr(S V S N) with S = diag(1 + column sums), N = (I + P^T P)^-1, and its gradient."""
+def value_and_gradient(flat: Float64, gram: Float64, rows: int) -> tuple[float, Float64]:
+    """Return tr(S V S N) with S = diag(1 + column sums), N = (I + P^T P)^-1, and its gradient."""
     extra = flat.reshape(rows, -1)
     sums = 1 + extra.sum(0)
     # P N = (I + P P^T)^-1 P.

@@ -13,8 +13,8 @@ _PREFIXES, _SUFFIXES = ("scipy_openblas", "openblas"), ("64_", "")
 
 
 @functools.cache
-def _libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
-    """(get, set) of each OpenBLAS that numpy and scipy have loaded; none for other libraries."""
+def blas_libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
+    """Return (get, set) of each OpenBLAS that numpy and scipy have loaded; of no other library."""
     from numpy.linalg import _umath_linalg
     from scipy.linalg import _fblas
 
@@ -36,7 +36,7 @@ def _libraries() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Run matrix products and decompositions on the calling thread alone, in the whole process."""
-    before = [(set_count, get()) for get, set_count in _libraries()]
+    before = [(set_count, get()) for get, set_count in blas_libraries()]
     try:
         for set_count, _ in before:
             set_count(1)

@@ -125,7 +125,7 @@ def requests_of(stream: str, schema: pa.Schema, rows: Iterable[bytes]) -> Iterat
 
     described = descriptor_pb2.DescriptorProto()
     message_type(schema.remove_metadata()).DESCRIPTOR.CopyToProto(described)
-    for part in _parts(rows):
+    for part in request_parts(rows):
         data = types.AppendRowsRequest.ProtoData(
             writer_schema=types.ProtoSchema(proto_descriptor=described),
             rows=types.ProtoRows(serialized_rows=part),
@@ -133,7 +133,8 @@ def requests_of(stream: str, schema: pa.Schema, rows: Iterable[bytes]) -> Iterat
         yield types.AppendRowsRequest(write_stream=stream, proto_rows=data, trace_id="dpstream")
 
 
-def _parts(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
+def request_parts(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield rows in parts that a request can hold."""
     part, size = list[bytes](), 0
     for row in rows:
         if part and size + len(row) > _REQUEST_BYTES:
@@ -176,19 +177,19 @@ class BigQueryTables(ServiceClient):
         client, types = self._reached(), imported("bigquery", f"{_STORAGE}.types")
         from google.api_core import exceptions
 
-        request = {"name": _stream(table), "view": types.WriteStreamView.FULL}
+        request = {"name": default_stream(table), "view": types.WriteStreamView.FULL}
         try:
             stream = client.get_write_stream(
                 request, timeout=LOOK_SECONDS, retry=retry(LOOK_SECONDS)
             )
             fields = stream.table_schema.fields
         except exceptions.NotFound:
-            raise RunError("sink.table", f"{_which(table)}is not there", _MAKE) from None
+            raise RunError("sink.table", f"{words_for(table)}is not there", _MAKE) from None
         except Exception as error:
             raise failed("sink.table", error, "cannot be reached") from None
-        wrong = _misfits(schema, fields)
+        wrong = misfits(schema, fields)
         if wrong:
-            raise PolicyError("sink.table", f"{_which(table)}does not fit: {wrong}", _MAKE)
+            raise PolicyError("sink.table", f"{words_for(table)}does not fit: {wrong}", _MAKE)
 
     def append(self, table: str, schema: pa.Schema, rows: Iterable[bytes]) -> None:
         """Append rows and wait until all are acknowledged.
@@ -199,7 +200,7 @@ class BigQueryTables(ServiceClient):
         Raises:
             RunError: refused, or not acknowledged in time; some may be applied.
         """
-        client, stream = self._open(), _stream(table)
+        client, stream = self._open(), default_stream(table)
         from google.api_core import exceptions
 
         requests = iter(requests_of(stream, schema, rows))
@@ -245,8 +246,8 @@ def _accepted(answers: Any) -> Iterator[Any]:
         yield answer
 
 
-def _misfits(schema: pa.Schema, fields: Iterable[Any]) -> str:
-    """What hinders a table from taking rows of a schema, in words; '': nothing."""
+def misfits(schema: pa.Schema, fields: Iterable[Any]) -> str:
+    """Return what hinders a table from taking rows of a schema, in words; empty: nothing."""
     there = {column.name.lower(): column for column in fields}
     wrong = []
     for field in schema:
@@ -260,13 +261,14 @@ def _misfits(schema: pa.Schema, fields: Iterable[Any]) -> str:
     return ", ".join(wrong)
 
 
-def _stream(table: str) -> str:
+def default_stream(table: str) -> str:
+    """Return the name of a table's default stream."""
     project, dataset, name = table.split(".")
     return f"projects/{project}/datasets/{dataset}/tables/{name}/streams/_default"
 
 
-def _which(table: str) -> str:
-    """Words for the second of the tables."""
+def words_for(table: str) -> str:
+    """Return words for the second of the tables; empty for the first."""
     return "TABLE_seals " if table.endswith("_seals") else ""
 
 

@@ -172,7 +172,7 @@ class Markers:
             closed, valid = instant(part.batch.column("closed"))
             lines = zip(part.batch.to_pylist(), closed.tolist(), valid.tolist(), strict=True)
             for row, (line, at, good) in enumerate(lines, part.offset):
-                file, rows = line["file"], _rows(line["rows"])
+                file, rows = line["file"], rows_of_text(line["rows"])
                 reason = _fault(file, good and at <= before, rows, files)
                 if reason is not None:
                     refused.append((where, refuse(row, reason)))
@@ -191,8 +191,8 @@ def _fault(
     return Reason.LISTED_TWICE if name in closed_files else None
 
 
-def _rows(text: str | None) -> int | None:
-    """A count of rows; -1 if it is none."""
+def rows_of_text(text: str | None) -> int | None:
+    """Return a count of rows; -1 if the text is none."""
     if text is None:
         return None
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else -1

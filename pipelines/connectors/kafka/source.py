@@ -14,7 +14,7 @@ The watermark of a partition, always less ``table.settle``:
 
 ``settle`` covers what brokers' clocks differ from each other and from the workers', and the time
 a message takes to its replicas.  A message that breaks this is late, not lost (see mechanism.md,
-rule 0).  New partitions are found while the job runs (`_Watch`), by the same argument.
+rule 0).  New partitions are found while the job runs (`WatchPartitions`), by the same argument.
 """
 
 import contextlib
@@ -164,7 +164,7 @@ def _to_the_end(reader: Reader, rows: int) -> Iterator[FetchedMessages]:
     )
 
 
-class _Watch(beam.DoFn):
+class WatchPartitions(beam.DoFn):
     """Topic id -> numbers of its partitions, also of those that are added later."""
 
     def __init__(self, kafka: Kafka, settle: int) -> None:
@@ -200,7 +200,7 @@ class _Watch(beam.DoFn):
         return partitions
 
 
-class _ReadPartition(beam.DoFn):
+class ReadPartition(beam.DoFn):
     """Partition -> batches; what is no row to the dead letter; errors carry no values."""
 
     def __init__(
@@ -302,7 +302,7 @@ class TopicProgress(NamedTuple):
     silent_until: int = MIN_TIMESTAMP.micros
 
 
-class _ReadTopic(_ReadPartition):
+class ReadTopic(ReadPartition):
     """Topic id -> batches of all its partitions, in one element with one watermark.
 
     For runners that keep one watermark for a source, whatever its elements say.
@@ -353,7 +353,7 @@ class _ReadTopic(_ReadPartition):
         if time.monotonic() - self._looked < WATCH_SECONDS:
             return progress
         now = wall_micros()
-        more = _Watch(self.kafka, self.settle).partitions(topic_id) - len(progress.parts)
+        more = WatchPartitions(self.kafka, self.settle).partitions(topic_id) - len(progress.parts)
         if more + len(progress.parts) <= 0:
             return progress
         self._looked = time.monotonic()
@@ -419,14 +419,14 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
     @override
     def expand(self, begin: Any) -> Any:
         settle = duration_micros("table.settle", self._job.source.settle)
-        kind = _ReadPartition if self._spread else _ReadTopic
+        kind = ReadPartition if self._spread else ReadTopic
         dofn = kind(self._job, self._kafka, settle, self._begin, self._backpressure)
         topic = begin | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
         if not self._spread:
             return topic | "Read" >> reading(dofn)
         return (
             topic
-            | "Watch" >> beam.ParDo(_Watch(self._kafka, settle)).with_output_types(int)
+            | "Watch" >> beam.ParDo(WatchPartitions(self._kafka, settle)).with_output_types(int)
             | "Spread" >> beam.Reshuffle()
             | "Read" >> reading(dofn)
         )

@@ -58,7 +58,7 @@ def described(subscription: str) -> tuple[str, int]:
             "table.subscription", "is no full name", "write projects/PROJECT/subscriptions/NAME"
         )
     reach(client().transport.grpc_channel, "table.subscription", "Pub/Sub")
-    description = _answer_of(
+    description = answer_of(
         lambda: client().get_subscription(subscription=subscription, **_patience())
     )
     if (
@@ -91,7 +91,7 @@ def seek(subscription: str, begin: int) -> None:
     """
     at = datetime.fromtimestamp(begin / 1_000_000, UTC)
     request = {"subscription": subscription, "time": at}
-    _answer_of(lambda: client().seek(request=request, **_patience()))
+    answer_of(lambda: client().seek(request=request, **_patience()))
 
 
 def acknowledge(subscription: str, ack_ids: Sequence[str]) -> None:
@@ -110,8 +110,8 @@ def _unusable(rule: str, fix: str) -> UsageError:
     return UsageError("table.subscription", rule, fix)
 
 
-def _answer_of(ask: Any) -> Any:
-    """An answer of the service; its errors' texts never leave."""
+def answer_of(ask: Any) -> Any:
+    """Return an answer of the service; the texts of its errors never leave."""
     refused: DpstreamError
     try:
         return ask()
@@ -232,7 +232,7 @@ class Puller:
                 if not messages:
                     until = min(until, time.monotonic() + more_seconds)
                 messages += answer
-                self._ages.came(time.monotonic(), _oldest(answer))
+                self._ages.came(time.monotonic(), oldest_micros(answer))
         self.used = time.monotonic()
         self.claimed = None if self.claimed is None else self.claimed + len(messages)
         return messages, self._ages.age(self.used)
@@ -296,8 +296,8 @@ class Puller:
             self._call = None
 
 
-def _oldest(messages: list[Any]) -> int:
-    """Age of the oldest of some messages in micros, not below 0."""
+def oldest_micros(messages: list[Any]) -> int:
+    """Return the age of the oldest of some messages in micros, not below 0."""
     first = min(publish_micros(m.message) for m in messages)
     return max(0, time.time_ns() // 1_000 - first)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.budget.shares import (
-    _direction,
     costs_of,
+    direction_of,
     divide,
     knee,
     per_key_squares,
@@ -60,9 +60,9 @@ def test_units_and_values_stand_at_the_kink_of_the_bound(bound: int, make_plan: 
     kind = {"contributions": 8, "per_key_bound": bound, "weights": SelectionWeights(3, 0.35)}
     people, kink = Aggregate("u", "units"), bound / (bound + 1)
     plan = make_plan(24, aggregates=(people, Aggregate("n", "count")), **kind)
-    assert _direction(plan) == (kink, kink)
+    assert direction_of(plan) == (kink, kink)
     heavy = Aggregate("n", "count", share=9.0)
-    assert _direction(make_plan(24, aggregates=(people, heavy), **kind)) == pytest.approx(
+    assert direction_of(make_plan(24, aggregates=(people, heavy), **kind)) == pytest.approx(
         (bound * 0.1, 0.9)
     )
 
@@ -78,7 +78,7 @@ def test_other_kinds_have_no_bend(count: int, make_plan: Make) -> None:
         {"per_key_bound": 1},
     ):
         plan = make_plan(24, contributions=count, **kind)
-        u, v = _direction(plan) if plan.design.units_apart else (0.0, 1.0)
+        u, v = direction_of(plan) if plan.design.units_apart else (0.0, 1.0)
         rest = [costs_of(plan).largest(share, u, v) for share in (0.0, 0.2, 2 / 3, 0.8, 0.95)]
         assert rest == pytest.approx([rest[0] * left for left in (1.0, 0.8, 1 / 3, 0.2, 0.05)])
     short, long = (make_plan(t, contributions=count, weights=weights) for t in (1, 250))

@@ -12,13 +12,13 @@ from dpstream.accounting.evidence.design import (
     MAX_PREFIXES,
     Seen,
     TrialDesign,
-    _columns,
-    _pattern,
-    _starts,
     calendar,
+    columns_read,
     designs,
+    first_triggers,
     layouts,
     others_needed,
+    pattern_of,
     prefix_covariance,
     spread,
 )
@@ -206,11 +206,11 @@ def test_the_layout_is_the_one_that_shows_most(
 
 def test_a_flood_goes_to_the_keys_that_count_and_as_many_more(make_plan: Make) -> None:
     plan = make_plan(8)
-    assert _pattern(plan, 1, 32, 1).tolist() == [0] * 64
-    assert _pattern(plan, 2, 31, 1).tolist() == [0] * 30 + [0, 1, 2, 3]
-    assert _pattern(plan, 5, 28, 1).tolist() == [0] * 27 + [*range(10)]
-    assert _pattern(plan, 32, 1, 1).tolist() == [*range(64)]
-    assert _pattern(plan, 3, 2, 3).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
+    assert pattern_of(plan, 1, 32, 1).tolist() == [0] * 64
+    assert pattern_of(plan, 2, 31, 1).tolist() == [0] * 30 + [0, 1, 2, 3]
+    assert pattern_of(plan, 5, 28, 1).tolist() == [0] * 27 + [*range(10)]
+    assert pattern_of(plan, 32, 1, 1).tolist() == [*range(64)]
+    assert pattern_of(plan, 3, 2, 3).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
     two = first(make_plan(8, aggregates=(UNITS,), contributions=2, public_keys=PUBLIC))
     assert (two.keys, two.extra, two.heavy) == (2, 2, 1)
 
@@ -221,7 +221,7 @@ def test_a_unit_starts_in_the_first_window_alone(make_plan: Make) -> None:
 
     def starts(**changes: object) -> list[int]:
         changed = msgspec.structs.replace(timeline, **changes)
-        return _starts(msgspec.structs.replace(plan, timeline=changed), at)
+        return first_triggers(msgspec.structs.replace(plan, timeline=changed), at)
 
     assert starts() == starts(end=None) == [1, 3, 5, 9, 12]
     assert starts(slide=4 * SECOND) == [1, 3]
@@ -229,9 +229,9 @@ def test_a_unit_starts_in_the_first_window_alone(make_plan: Make) -> None:
     for begin in (0, 40 * SECOND):
         assert starts(start=begin, end=begin + 3 * SECOND) == [1, 3]
         assert starts(start=begin, end=begin + 9 * SECOND) == [1, 3, 5, 9]
-    assert _starts(plan, np.array([1, 2, 3])) == [1, 2, 3]
+    assert first_triggers(plan, np.array([1, 2, 3])) == [1, 2, 3]
     short = msgspec.structs.replace(timeline, end=SECOND // 2)
-    assert _starts(msgspec.structs.replace(plan, timeline=short), np.array([1, 2])) == [1]
+    assert first_triggers(msgspec.structs.replace(plan, timeline=short), np.array([1, 2])) == [1]
 
 
 AT = np.array([1, 2, 3])
@@ -241,7 +241,7 @@ def test_columns_as_a_statistic_reads_them(make_plan: Make) -> None:
     """Means need others, so many that the count's noise does not matter."""
     plan = make_plan(8, aggregates=(UNITS, MEAN, SUM, COUNT), strategy="blt")
     budget = allocate(plan)
-    columns, inputs, needed = _columns(plan, budget, AT)
+    columns, inputs, needed = columns_read(plan, budget, AT)
     noises = {s.name: n for s, n in zip(plan.design.streams, budget.values, strict=True)}
     assert budget.units is not None and inputs == first(plan).inputs
     own, other = inputs["v"]
@@ -256,13 +256,13 @@ def test_columns_as_a_statistic_reads_them(make_plan: Make) -> None:
     assert needed == math.ceil(6 * noises["count"].sd[2]) + 32 + 1
     assert noises["count"].sd[0] < noises["count"].sd[2]
     assert first(plan).others >= needed
-    assert _columns(make_plan(8), allocate(make_plan(8)), AT)[2] == 0
+    assert columns_read(make_plan(8), allocate(make_plan(8)), AT)[2] == 0
 
 
 def test_means_that_need_too_many_others_are_left_out(make_plan: Make) -> None:
     def read(*aggregates: Aggregate) -> tuple[list[str], int]:
         plan = make_plan(8, aggregates=aggregates, epsilon=0.5, public_keys=PUBLIC)
-        columns, _, needed = _columns(plan, allocate(plan), AT)
+        columns, _, needed = columns_read(plan, allocate(plan), AT)
         return [c.name for c in columns], needed
 
     assert read(MEAN, SUM, UNITS, COUNT) == (["total", "people", "n"], 0)

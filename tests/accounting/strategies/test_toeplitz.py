@@ -17,7 +17,7 @@ from dpstream.accounting.strategies.toeplitz import (
     EXPONENTIALS,
     BltStrategy,
     ToeplitzStrategy,
-    _groups,
+    groups_of_steps,
 )
 from tests.accounting.strategies.dense import (
     CONVOLUTIONS,
@@ -159,10 +159,10 @@ def test_it_ends_where_its_matrix_would_cost_more_than_it_saves() -> None:
 def test_a_path_is_a_product_over_groups_of_rows() -> None:
     """Rows that begin and end alike share a product; a row that stands still is in none."""
     steps, upto = np.array([0, 2, 0, 5, 2]), np.array([3, 3, 3, 5, 3])
-    groups = [(begin, end, rows.tolist()) for begin, end, rows in _groups(steps, upto)]
+    groups = [(begin, end, rows.tolist()) for begin, end, rows in groups_of_steps(steps, upto)]
     assert groups == [(0, 3, [0, 2]), (2, 3, [1, 4])]
     most = MAX_TOEPLITZ_TRIGGERS  # no two pairs share a name
-    groups_of_two = _groups(np.array([0, 1, 1, 0]), np.array([most, 1, 2, most - 1]))
+    groups_of_two = groups_of_steps(np.array([0, 1, 1, 0]), np.array([most, 1, 2, most - 1]))
     assert sorted(g[:2] for g in groups_of_two) == [(0, most - 1), (0, most), (1, 2)]
     assert all(len(rows) == 1 for *_, rows in groups_of_two)
 

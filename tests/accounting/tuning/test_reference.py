@@ -12,10 +12,10 @@ from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.reference import (
-    _MASS,
     LARGEST,
+    MASS,
     SIZES,
-    _numbers,
+    chances_of_weights,
     expected_keys,
     final_sd,
     harmonic,
@@ -66,7 +66,7 @@ def test_the_weight_a_record_takes(count: int) -> None:
         for records in range(1, count + 1):
             units = 1 / records - (0 if records == count else 1 / (records + 1))
             want += records * units * binom.pmf(np.arange(count), records - 1, grid[at])
-        assert _numbers(count)[at] == pytest.approx(want / want.sum(), abs=1e-12)
+        assert chances_of_weights(count)[at] == pytest.approx(want / want.sum(), abs=1e-12)
 
 
 @pytest.mark.parametrize("weights", [MILD, STEEP])
@@ -278,10 +278,10 @@ def test_a_smaller_bound_keeps_fewer_records(make_plan: Make) -> None:
 
 def test_records_fall_on_keys_as_they_are_met() -> None:
     """What decides how much skipping saves: the integral of n n^-1.7 up to the largest key."""
-    assert _MASS[SIZES > LARGEST].sum() == 0 and _MASS.sum() == pytest.approx(1)
+    assert MASS[SIZES > LARGEST].sum() == 0 and MASS.sum() == pytest.approx(1)
     for size in (12, 100, 3_000):
         above = (LARGEST**0.3 - size**0.3) / (LARGEST**0.3 - 1)
-        assert _MASS[size < SIZES].sum() == pytest.approx(above, abs=0.02)
+        assert MASS[size < SIZES].sum() == pytest.approx(above, abs=0.02)
 
 
 def test_skipping_gives_more_keys_early_and_late(make_plan: Make) -> None:

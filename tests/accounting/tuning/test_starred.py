@@ -13,9 +13,9 @@ from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.tuning.reference import DENSITY, SIZES, reference_figures
 from dpstream.accounting.tuning.starred import (
     Way,
-    _starred,
     mean_loss,
     resolved,
+    starred_of,
     ways,
     with_privacy,
 )
@@ -98,13 +98,13 @@ def way(keys: float, noise: float) -> Way:
 )
 def test_the_rule(others: list[Way], best: int) -> None:
     options = [Way({}, None, 1.0, 1.0), *others]  # type: ignore[arg-type]
-    assert _starred(options) is options[best]
+    assert starred_of(options) is options[best]
 
 
 def test_where_keys_are_cheap_noise_has_a_limit(make_plan: Make) -> None:
     """A job that skips could have 79% more keys by the price, at 2.7 times the noise."""
     options = [Way({}, None, 1.0, 1.0), way(2.0, 7.9), way(1.6, 1.6)]  # type: ignore[arg-type]
-    assert _starred(options, 1.65) is options[2]
+    assert starred_of(options, 1.65) is options[2]
     best = ways(make_plan(100, contributions=32, weights=MILD, strategy="blt")).starred
     assert best.keys > 1.4 and 1.2 < best.noise <= 1.65
 

@@ -74,7 +74,7 @@ def write_job(
             }
         },
         "table": {
-            "day": {"path": _pattern(frame.data), "unit_column": "user", "time_column": "time"}
+            "day": {"path": pattern_of(frame.data), "unit_column": "user", "time_column": "time"}
         },
         "job": {"day": job},
     }
@@ -83,6 +83,6 @@ def write_job(
     return path
 
 
-def _pattern(data: Path) -> str:
+def pattern_of(data: Path) -> str:
     path = glob.escape(str(data.absolute()))
     return f"{path}/*.parquet" if data.is_dir() else path

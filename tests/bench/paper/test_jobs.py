@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dpstream.pipelines.jobs.job import load_job
-from tests.bench.paper.jobs import Frame, Setting, _pattern, write_job
+from tests.bench.paper.jobs import Frame, Setting, pattern_of, write_job
 from tests.bench.paper.modes import parse_mode
 
 
@@ -30,5 +30,5 @@ def test_names_of_data_are_no_patterns(tmp_path: Path) -> None:
     folder = tmp_path / "a[b]"
     folder.mkdir()
     (folder / "x.parquet").write_bytes(b"")
-    assert [p.name for p in Path("/").glob(_pattern(folder)[1:])] == ["x.parquet"]
-    assert [p.name for p in Path("/").glob(_pattern(folder / "x.parquet")[1:])] == ["x.parquet"]
+    assert [p.name for p in Path("/").glob(pattern_of(folder)[1:])] == ["x.parquet"]
+    assert [p.name for p in Path("/").glob(pattern_of(folder / "x.parquet")[1:])] == ["x.parquet"]

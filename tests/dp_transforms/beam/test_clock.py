@@ -17,7 +17,7 @@ from dpstream.dp_transforms.batches import record_schema
 from dpstream.dp_transforms.beam import clock as clock_module
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import (
-    _PACED_SECONDS,
+    PACED_SECONDS,
     Announced,
     Ended,
     ToShards,
@@ -119,7 +119,7 @@ def test_a_paced_clock_waits_and_does_not_spin() -> None:
 
 def test_a_clock_hears_of_a_finished_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one of this process: without a look at the store in between."""
-    monkeypatch.setattr(clock_module, "_PACED_SECONDS", 60.0)
+    monkeypatch.setattr(clock_module, "PACED_SECONDS", 60.0)
     monkeypatch.setattr(clock_module, "_PACED_LOOK_SECONDS", 60.0)
     allowed, looks = [0], list[float]()
 
@@ -162,7 +162,7 @@ def test_steps_of_other_processes_are_looked_for() -> None:
     assert Drive(LINE, pace=pace).at(7 * STEP)[0] == [(1, 1, 2)]
     begin = time.monotonic()
     assert Drive(LINE, pace=lambda first: 0).at(7 * STEP)[0] == []
-    assert time.monotonic() - begin >= _PACED_SECONDS
+    assert time.monotonic() - begin >= PACED_SECONDS
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -10,7 +10,7 @@ from scipy import stats
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.margins import margin
 from dpstream.accounting.tabulation.parameters import TABLES
-from dpstream.dp_transforms.tabulation.release import _figures, outputs
+from dpstream.dp_transforms.tabulation.release import figures_of, outputs
 from tests.dp_transforms.tabulation.measuring import exact_counts, measured
 from tests.dp_transforms.tabulation.worlds import World, world
 
@@ -37,7 +37,9 @@ def missed(w: World, runs: int) -> dict[Any, list[int]]:
                 size = truth.shape[1]
                 for output in outputs(PERSONS):
                     rows = output.rows.get(part.detail, ())
-                    for row, figures in zip(rows, _figures(part, rows, w.parameters), strict=True):
+                    for row, figures in zip(
+                        rows, figures_of(part, rows, w.parameters), strict=True
+                    ):
                         key = level.level, part.detail, part.first is None, len(row.cells)
                         if key not in stated:
                             stated[key] = _stated(w, part, len(row.cells), size)

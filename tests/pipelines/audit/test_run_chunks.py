@@ -9,7 +9,7 @@ import pytest
 
 from dpstream.pipelines.audit import run as module
 from dpstream.pipelines.audit.run import Fixed, Runner, TrialInput, TrialRows, table_of
-from dpstream.pipelines.audit.values import _inputs
+from dpstream.pipelines.audit.values import inputs_of
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job
 
@@ -21,7 +21,7 @@ def table(job: Job) -> pa.Table:
     unit, key = np.tile(np.arange(UNITS), KEYS), np.repeat(np.arange(KEYS), UNITS)
     event = np.full(UNITS * KEYS, job.plan.timeline.start)
     rows = TrialRows(unit, key, event, np.zeros(len(unit), np.bool_))
-    return table_of(job.plan, rows, _inputs(job.plan))
+    return table_of(job.plan, rows, inputs_of(job.plan))
 
 
 def chunked(rows: pa.Table) -> pa.Table:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.tuning.answer import PerKey
-from dpstream.pipelines.cli.choose import _outcome_text, _plan_text
+from dpstream.pipelines.cli.choose import outcome_text, plan_text
 from dpstream.pipelines.tuning.choose import Outcome
 from tests.pipelines.cli.called import call, examples_of, refused
 from tests.projects import write_project
@@ -61,9 +61,9 @@ def test_words_say_what_it_costs() -> None:
         "histograms": [{"name": "pairs", "candidates": 7, "rank_error_95": 12.0,
                         "units_for_5_points": 1000, "no_answer_below": 30}], "warnings": [],
     }  # fmt: skip
-    rendered = _plan_text(public)
+    rendered = plan_text(public)
     assert rendered.startswith("Cost        (0.5") and "good from 1,000 units" in rendered
-    assert "without noise" in _plan_text({**public, "how": "proxy"})
+    assert "without noise" in plan_text({**public, "how": "proxy"})
 
 
 def test_words_say_what_is_cut() -> None:
@@ -73,14 +73,14 @@ def test_words_say_what_is_cut() -> None:
         per_key=(PerKey(1, 448, 0.07, 128.0), PerKey(4, 200, 0.2, 250.0)), notes=(), run_id=None,
         resumed=False, insecure=False,
     )  # fmt: skip
-    rendered = _outcome_text(outcome, 1_000)
+    rendered = outcome_text(outcome, 1_000)
     assert (
         "Cut         about 31% of all pairs" in rendered and "is about 310 short, ±232" in rendered
     )
     assert "or per_key_bound = 1, contributions = 448: cuts about 7%" in rendered
     assert "beyond 4 records of a key" in rendered and "Job         new" in rendered
     assert rendered.endswith("Releases    releases-new\n")
-    private = _outcome_text(outcome._replace(run_id="ab"), 1_000)
+    private = outcome_text(outcome._replace(run_id="ab"), 1_000)
     assert "at least about 31%" in private and "not seen" in private
-    old = _outcome_text(outcome._replace(cut=None, sd=None, per_key=()), 1_000)
+    old = outcome_text(outcome._replace(cut=None, sd=None, per_key=()), 1_000)
     assert "Cut" not in old and "Noise" not in old

@@ -17,8 +17,8 @@ import tomlkit
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.tuning.reference import reference_figures
-from dpstream.pipelines.cli.plan import _prices
 from dpstream.pipelines.cli.plan import check as command
+from dpstream.pipelines.cli.plan import prices_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import doctor as module
 from tests.pipelines.cli.called import call, examples_of, printed, refused
@@ -31,11 +31,11 @@ def test_examples() -> None:
 
 
 def test_prices_are_names_with_numbers() -> None:
-    assert _prices(("a=1", "b=0.5")) == {"a": 1.0, "b": 0.5}
-    assert _prices(None) == {}
+    assert prices_of(("a=1", "b=0.5")) == {"a": 1.0, "b": 0.5}
+    assert prices_of(None) == {}
     for text in ("a", "a=", "a=b", "=,"):
         with pytest.raises(UsageError) as error:
-            _prices((text,))
+            prices_of((text,))
         assert error.value.field == "--price"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.cli import private_counts
-from dpstream.pipelines.cli.run import _print_cut, _print_operator, released_text
+from dpstream.pipelines.cli.run import print_cut, print_operator, released_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.run import Result
 from dpstream.pipelines.stream.summary import Released
@@ -43,11 +43,11 @@ def test_counts_are_for_the_operator_on_stderr(
     make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str], operator: None
 ) -> None:
     counts = {"operator_dead_letters": 1234, "operator_records": 5, "public": 9}
-    _print_operator(make_job(), result_of(counts))
+    print_operator(make_job(), result_of(counts))
     out, err = capsys.readouterr()
     assert out == ""
     assert "dead letters 1,234, records 5." in err and "public" not in err and "dead_letter" in err
-    _print_operator(make_job(), result_of({}))
+    print_operator(make_job(), result_of({}))
     assert "read no record" in capsys.readouterr().err
 
 
@@ -55,14 +55,14 @@ def test_what_contributions_cut_is_said_if_it_is_much(
     make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str], operator: None
 ) -> None:
     job = make_job()
-    _print_cut(job, {"operator_pairs_admitted": 81, "operator_pairs_rejected": 19})
-    _print_cut(job, {})
+    print_cut(job, {"operator_pairs_admitted": 81, "operator_pairs_rejected": 19})
+    print_cut(job, {})
     assert capsys.readouterr() == ("", "")
     cut = {"operator_pairs_admitted": 30, "operator_pairs_rejected": 70}
-    _print_cut(job, cut)
+    print_cut(job, cut)
     out, err = capsys.readouterr()
     assert out == "" and "left 70% of the records out. `dpstream choose`" in err
-    _print_cut(edit(job, ('end = "2024-01-02T', 'end = "2024-01-05T')), cut)
+    print_cut(edit(job, ('end = "2024-01-02T', 'end = "2024-01-05T')), cut)
     assert "out, most of it in later windows" in (err := capsys.readouterr().err)
     assert "budget.covers" in err
 

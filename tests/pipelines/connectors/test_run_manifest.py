@@ -13,10 +13,10 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.flow import ReleaseCallback
 from dpstream.pipelines.connectors.files.sink import FileSink, release_path
 from dpstream.pipelines.connectors.run_manifest import (
-    _refuse_foreign,
     committed_names,
     publish_committed,
     published_epoch,
+    refuse_foreign,
     refuse_lost_store,
 )
 from dpstream.pipelines.connectors.sink import FORMAT, RunManifest
@@ -36,7 +36,7 @@ def sink(tmp_path: Path) -> FileSink:
 
 
 def test_ones_own_manifest_is_fine_and_says_its_epoch(sink: FileSink) -> None:
-    _refuse_foreign(MINE, sink)
+    refuse_foreign(MINE, sink)
     assert published_epoch(sink, "abc") == 1
     assert published_epoch(sink, "other") == -1
 
@@ -50,7 +50,7 @@ def test_anothers_manifest_is_refused(
     change: dict[str, object], field: str, sink: FileSink
 ) -> None:
     with pytest.raises(PolicyError) as error:
-        _refuse_foreign(msgspec.structs.replace(MINE, **change), sink)
+        refuse_foreign(msgspec.structs.replace(MINE, **change), sink)
     assert error.value.field == field
 
 

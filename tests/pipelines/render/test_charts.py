@@ -17,7 +17,7 @@ from dpstream.pipelines.render.charts import (
     LINE_POINTS,
     ChartLine,
     Picture,
-    _drawn_positions,
+    drawn_positions,
     lines,
     pages,
     picture_fields,
@@ -41,9 +41,9 @@ def test_pictures_of_one_page_have_ids_of_their_own() -> None:
 
 
 def test_a_long_line_keeps_its_extremes() -> None:
-    assert _drawn_positions(np.zeros(LINE_POINTS)).tolist() == list(range(LINE_POINTS))
+    assert drawn_positions(np.zeros(LINE_POINTS)).tolist() == list(range(LINE_POINTS))
     values = np.random.default_rng(1).standard_normal(10 * LINE_POINTS)
-    indices = _drawn_positions(values)
+    indices = drawn_positions(values)
     assert len(indices) <= LINE_POINTS + 2 and (np.diff(indices) > 0).all()
     assert {0, len(values) - 1, values.argmin(), values.argmax()} <= set(indices.tolist())
 

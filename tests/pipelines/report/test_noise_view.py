@@ -1,6 +1,6 @@
 """Noise by trigger: pictures that say their numbers, and a short table."""
 
-from dpstream.pipelines.report.view import _chart, noise, trigger_table
+from dpstream.pipelines.report.view import chart_of_lines, noise, trigger_table
 
 FIGURES = {
     "streams": [
@@ -12,7 +12,7 @@ FIGURES = {
 
 
 def test_pictures_say_their_numbers() -> None:
-    chart = _chart("n", "Title", "up", [("sd", [2.0, 3.0])])
+    chart = chart_of_lines("n", "Title", "up", [("sd", [2.0, 3.0])])
     assert chart["legend"] == [("s0", "sd")]
     assert "sd from 2 at the first to 3 at the last" in chart["text"]
 

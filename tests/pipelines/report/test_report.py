@@ -25,7 +25,7 @@ from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.charts import WIDTH
 from dpstream.pipelines.report.data import PAGE_NUMBERS
-from dpstream.pipelines.report.report import STAMPS, Decade, _decades, _median, _summed
+from dpstream.pipelines.report.report import STAMPS, Decade, decades_of, finite_median, summed
 from dpstream.pipelines.report.text import KEY_TEXT, visible
 from dpstream.state.store import RunIdentity
 from tests.pipelines.report.runs import weeks
@@ -37,7 +37,7 @@ def test_keys_are_grouped_by_decades(make_job: Callable[..., Job]) -> None:
         "_n": [0, 1, 9, 10, 99, 100], "_released": [True, True, False, True, True, False],
         "records": [5.0, 2.0, 1.0, 4.0, 6.0, None], "total": [1.0] * 5 + [None],
     })  # fmt: skip
-    decades = _decades(make_job().plan, table)
+    decades = decades_of(make_job().plan, table)
     assert [one[:4] for one in decades] == [
         (0, 0, 1, 1),
         (1, 9, 2, 1),
@@ -49,13 +49,13 @@ def test_keys_are_grouped_by_decades(make_job: Callable[..., Job]) -> None:
 
 
 def test_a_median_of_what_is_known() -> None:
-    assert _median(np.array([1.0, np.nan, 3.0])) == 2.0
-    assert _median(np.array([np.nan])) is None
+    assert finite_median(np.array([1.0, np.nan, 3.0])) == 2.0
+    assert finite_median(np.array([np.nan])) is None
 
 
 def test_partial_sums_add_up() -> None:
     part = pa.table({"window": [0, 1, 0], "_n": [1, 2, 3]})
-    sums = _summed(part, ["window"], part.schema).sort_by("window")
+    sums = summed(part, ["window"], part.schema).sort_by("window")
     assert sums.to_pydict() == {"window": [0, 1], "_n": [4, 2]}
 
 

@@ -19,16 +19,16 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.report.view import (
     Bounds,
     Series,
-    _ends,
-    _scatter,
     bounds_of,
     embedded,
+    first_and_last,
     limits,
     meaning,
     over_time,
     parts,
     picture_over_time,
     policy,
+    scatter_of,
     script,
     unbroken,
 )
@@ -154,13 +154,13 @@ def test_what_columns_mean(make_job: Callable[..., Job]) -> None:
 
 def test_guarantees_of_many_periods_are_the_first_and_the_last() -> None:
     rows = [{"periods": float(n)} for n in range(9)]
-    assert _ends(rows[:1]) == [] and _ends(rows[:5]) == rows[:5]
-    assert _ends(rows) == [*rows[:4], rows[8]]
+    assert first_and_last(rows[:1]) == [] and first_and_last(rows[:5]) == rows[:5]
+    assert first_and_last(rows) == [*rows[:4], rows[8]]
 
 
 def test_a_scatter_says_its_numbers() -> None:
-    assert _scatter("n", np.zeros(0), np.zeros(0)) is None
-    chart = _scatter("n", np.array([10.0]), np.array([5.0]))
+    assert scatter_of("n", np.zeros(0), np.zeros(0)) is None
+    chart = scatter_of("n", np.array([10.0]), np.array([5.0]))
     assert chart is not None and "1 released values" in chart["text"] and "0.5" in chart["text"]
 
 

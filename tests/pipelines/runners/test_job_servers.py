@@ -20,11 +20,11 @@ from dpstream.pipelines.runners import job_servers
 from dpstream.pipelines.runners.job_servers import (
     Listener,
     LoopbackFlink,
-    _address,
-    _is_taken,
+    address_of,
     cancel_on_flink,
     connected,
     descendants,
+    is_taken,
     listeners,
     listens,
     supported,
@@ -34,8 +34,8 @@ from tests.emulator import free_port
 
 
 def test_addresses_are_words_backwards() -> None:
-    assert _address("0100007F:1F90") == ("127.0.0.1", 8080)
-    assert _address("00000000000000000000000001000000:0016") == ("::1", 22)
+    assert address_of("0100007F:1F90") == ("127.0.0.1", 8080)
+    assert address_of("00000000000000000000000001000000:0016") == ("::1", 22)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_names_are_told_apart() -> None:
 def test_a_taken_port_is_seen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert _is_taken(port)
-    assert not _is_taken(port)
+        assert is_taken(port)
+    assert not is_taken(port)
 
 
 def test_flink_listens_here_unless_there_are_settings(

@@ -188,8 +188,8 @@ def test_one_watermark_one_element(name: str, tmp_path: Path) -> None:
     fitted = engine.fitted(reader)
     assert isinstance(fitted, ReadKafka)
     names = [type(dofn).__name__ for dofn in dofns(fitted)]
-    spread = ["_Watch", "_ReadPartition"]
-    assert names == (["_ReadTopic"] if name == "PrismRunner" else spread)
+    spread = ["WatchPartitions", "ReadPartition"]
+    assert names == (["ReadTopic"] if name == "PrismRunner" else spread)
     other = beam.Create([1])
     assert engine.fitted(other) is other, "one element is all it has"
 

@@ -16,10 +16,10 @@ from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.ask import (
     SessionQuestion,
     SlidingQuestion,
-    _gap,
     arrival_of,
     cells_wide,
     close_before,
+    first_gap,
     tick,
 )
 from dpstream.pipelines.session.receipt import decoded
@@ -439,10 +439,10 @@ def test_others_spend_budget_too(session: Session) -> None:
 
 def test_gaps() -> None:
     ranges = np.array([[8, 9], [0, 2], [3, 4], [3, 6]])
-    assert _gap(ranges, 0, 20, 1, 1) == 2
-    assert _gap(ranges, 0, 20, 2, 1) == 6
-    assert _gap(ranges, 0, 20, 3, 1) == 9 and _gap(ranges, 0, 11, 3, 1) is None
-    assert _gap(ranges, 0, 20, 5, 5) == 10 and _gap(ranges[:0], 0, 5, 5, 5) == 0
+    assert first_gap(ranges, 0, 20, 1, 1) == 2
+    assert first_gap(ranges, 0, 20, 2, 1) == 6
+    assert first_gap(ranges, 0, 20, 3, 1) == 9 and first_gap(ranges, 0, 11, 3, 1) is None
+    assert first_gap(ranges, 0, 20, 5, 5) == 10 and first_gap(ranges[:0], 0, 5, 5, 5) == 0
 
 
 def test_a_closed_range_refuses_every_query_for_ever(session: Session) -> None:

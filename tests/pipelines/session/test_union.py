@@ -10,7 +10,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import COUNT, average, sum_of
 from dpstream.pipelines.session.session import Session
-from dpstream.pipelines.session.union import Part, _together
+from dpstream.pipelines.session.union import Part, joined
 from tests.pipelines.session.small import config_at
 
 
@@ -130,7 +130,7 @@ def test_intervals_of_sums_cover() -> None:
         noise = rng.laplace(0, chosen, (20_000, len(chosen)))
         parts = [Part(np.zeros((1, 1, 2), np.int64), 1, 0.0, np.sqrt(2) * s, np.log(20) * s,
                       "2024", "a") for s in chosen]  # fmt: skip
-        union = _together(parts)
+        union = joined(parts)
         share = (np.abs(noise.sum(axis=1)) <= union.high).mean()
         assert share >= 0.95 - 5 * np.sqrt(0.05 * 0.95 / 20_000)
         narrow = np.abs(noise.sum(axis=1)) <= union.high / 2

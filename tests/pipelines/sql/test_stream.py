@@ -220,7 +220,7 @@ def test_without_noise_it_is_duckdbs_answer_over_the_whole_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last trigger's release, of rows that are records, none of them over C."""
-    monkeypatch.setattr(step, "_sampler", Silent)
+    monkeypatch.setattr(step, "sampler_of", Silent)
     monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
     text = with_fields('mechanism = { strategy = "tree", weights = "uniform" }')
     items = (

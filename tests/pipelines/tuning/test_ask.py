@@ -13,11 +13,11 @@ from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.tuning.ask import (
     Request,
-    _scale,
     ask,
     base_job,
     in_column_units,
     render,
+    scale_text,
     write,
 )
 from tests.projects import write_project
@@ -139,4 +139,4 @@ def test_other_data_costs_nothing_and_the_digest_is_the_questions(tmp_path: Path
 def test_a_factor_is_exact() -> None:
     from fractions import Fraction
 
-    assert (_scale(None, Fraction(7, 3)), _scale(0.1, Fraction(1))) == ("7/3", "1/10")
+    assert (scale_text(None, Fraction(7, 3)), scale_text(0.1, Fraction(1))) == ("7/3", "1/10")

@@ -27,9 +27,9 @@ from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
 from dpstream.pipelines.tuning.ask import CheckedRequest, Request, ask
 from dpstream.pipelines.tuning.choose import (
-    _noise,
     bounds_of,
     content_of,
+    noise_at_the_end,
     read_off_runnable,
     refuse_own_data,
     with_bounds,
@@ -114,8 +114,8 @@ def test_noise_is_that_of_the_plan(checked: CheckedRequest) -> None:
         other = with_privacy(plan, contributions=count, per_key_bound=bound)
         other = with_privacy(other, weights=usual(other))
         assert (other.privacy.weights == MILD) == (count >= 8)
-        assert _noise(plan, count, bound) == allocate(other).values[0].sd[-1]
-    assert _noise(plan, 10**6, None) == math.inf == _noise(plan, 4, -3)
+        assert noise_at_the_end(plan, count, bound) == allocate(other).values[0].sd[-1]
+    assert noise_at_the_end(plan, 10**6, None) == math.inf == noise_at_the_end(plan, 4, -3)
 
 
 def test_bounds_are_in_the_columns_units(checked: CheckedRequest) -> None:

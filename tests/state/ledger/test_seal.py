@@ -15,7 +15,7 @@ from dpstream.state.ledger.seal import (
     sum_of,
     without,
 )
-from dpstream.state.ledger.sqlite import _DDL
+from dpstream.state.ledger.sqlite import DDL
 from dpstream.state.sqlite.database import sqlite3
 
 ROWS: dict[str, list[tuple[Any, ...]]] = {
@@ -31,7 +31,7 @@ ROWS: dict[str, list[tuple[Any, ...]]] = {
 @pytest.fixture
 def db() -> Iterator[sqlite3.Connection]:
     made = sqlite3.connect(":memory:")
-    made.executescript(_DDL)
+    made.executescript(DDL)
     for table, rows in ROWS.items():
         for row in rows:
             made.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)

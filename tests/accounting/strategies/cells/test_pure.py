@@ -7,7 +7,12 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells import pure as module
-from dpstream.accounting.strategies.cells.pure import PureStrategy, _value, p_identity, pure
+from dpstream.accounting.strategies.cells.pure import (
+    PureStrategy,
+    p_identity,
+    pure,
+    value_and_gradient,
+)
 from dpstream.accounting.strategies.cells.strategy import tree, wavelet
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over
 from tests.accounting.strategies.cells.shapes import attributes, rows, small
@@ -15,10 +20,13 @@ from tests.accounting.strategies.cells.shapes import attributes, rows, small
 
 def test_the_gradient_is_that_of_the_value() -> None:
     gram, flat = over([6], ["range"]).gram(), np.random.default_rng(0).random(12)
-    _, slope = _value(flat, gram, 2)
+    _, slope = value_and_gradient(flat, gram, 2)
     for k in (0, 7, 11):
         step = np.eye(12)[k] * 1e-6
-        rise = (_value(flat + step, gram, 2)[0] - _value(flat - step, gram, 2)[0]) / 2e-6
+        rise = (
+            value_and_gradient(flat + step, gram, 2)[0]
+            - value_and_gradient(flat - step, gram, 2)[0]
+        ) / 2e-6
         assert rise == pytest.approx(slope[k], rel=1e-6)
 
 

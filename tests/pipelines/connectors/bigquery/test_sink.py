@@ -31,14 +31,14 @@ from dpstream.pipelines.connectors.bigquery.sink import (
     UPSERT,
     BigQuerySink,
     BigQueryTables,
-    _misfits,
-    _parts,
-    _stream,
-    _which,
     bigquery_type,
     ddl,
+    default_stream,
     message_type,
+    misfits,
+    request_parts,
     rows_of,
+    words_for,
 )
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import digest_of, messages_of
@@ -81,9 +81,9 @@ def test_rows_are_upserts_and_the_same_for_the_same_row() -> None:
 def test_no_request_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_REQUEST_BYTES", 10)
     rows = [b"x" * n for n in (4, 6, 1, 20, 3)]
-    parts = list(_parts(rows))
+    parts = list(request_parts(rows))
     assert parts == [rows[:2], rows[2:3], rows[3:4], rows[4:]]
-    assert list(_parts([])) == []
+    assert list(request_parts([])) == []
 
 
 def column(name: str, kind: str, mode: str = "NULLABLE") -> SimpleNamespace:
@@ -96,17 +96,17 @@ def column(name: str, kind: str, mode: str = "NULLABLE") -> SimpleNamespace:
 def test_what_hinders_a_table() -> None:
     schema = pa.schema([("key", pa.string()), ("n", pa.int64())])
     fits = [column("KEY", "STRING"), column("n", "INT64")]
-    assert _misfits(schema, fits) == ""
-    assert _misfits(schema, [*fits, column("more", "BOOL")]) == ""
-    assert "requires a column" in _misfits(schema, [*fits, column("more", "BOOL", "REQUIRED")])
-    assert _misfits(schema, fits[:1]) == "no column n"
-    assert _misfits(schema, [fits[0], column("n", "STRING")]) == "n is no INT64"
-    assert "key is no STRING" in _misfits(schema, [column("key", "STRING", "REPEATED"), fits[1]])
+    assert misfits(schema, fits) == ""
+    assert misfits(schema, [*fits, column("more", "BOOL")]) == ""
+    assert "requires a column" in misfits(schema, [*fits, column("more", "BOOL", "REQUIRED")])
+    assert misfits(schema, fits[:1]) == "no column n"
+    assert misfits(schema, [fits[0], column("n", "STRING")]) == "n is no INT64"
+    assert "key is no STRING" in misfits(schema, [column("key", "STRING", "REPEATED"), fits[1]])
 
 
 def test_names() -> None:
-    assert _stream("p.d.t") == "projects/p/datasets/d/tables/t/streams/_default"
-    assert (_which("p.d.t"), _which("p.d.t_seals")) == ("", "TABLE_seals ")
+    assert default_stream("p.d.t") == "projects/p/datasets/d/tables/t/streams/_default"
+    assert (words_for("p.d.t"), words_for("p.d.t_seals")) == ("", "TABLE_seals ")
 
 
 TABLE = "my-project.my_set.visits"

@@ -16,11 +16,11 @@ from dpstream.pipelines.connectors.folder.watch import (
     Markers,
     SeenFiles,
     Settled,
-    _rows,
     close_files,
     new_files,
     nothing_seen,
     rfc3339,
+    rows_of_text,
 )
 
 AT = 1_700_000_000_000_000
@@ -82,7 +82,7 @@ def test_a_file_closed_at_the_instant_of_its_marker_is_read(tmp_path: Path) -> N
     ("text", "rows"), [(None, None), ("0", 0), ("12", 12), ("-1", -1), ("1.0", -1), ("1" * 16, -1)]
 )
 def test_counts_of_rows(text: str | None, rows: int | None) -> None:
-    assert _rows(text) == rows
+    assert rows_of_text(text) == rows
 
 
 def test_files_that_lay_still_and_one_that_changed(tmp_path: Path) -> None:

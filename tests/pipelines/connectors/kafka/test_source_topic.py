@@ -15,7 +15,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.pipelines.connectors.kafka import reader as kafka_reader
 from dpstream.pipelines.connectors.kafka.broker import Kafka, check_topic
 from dpstream.pipelines.connectors.kafka.reader import Reader
-from dpstream.pipelines.connectors.kafka.source import KafkaInput, _Watch
+from dpstream.pipelines.connectors.kafka.source import KafkaInput, WatchPartitions
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.unbounded import Progress, ProgressTracker, ReaderPool
 from tests.kafka_broker import Broker
@@ -57,7 +57,9 @@ def again(kafka: Broker, topic: str) -> None:
     kafka.recreate(topic, 1, {"message.timestamp.type": "LogAppendTime"})
 
 
-def look(watch: _Watch, topic_id: str, last_partition: int | None) -> tuple[list[Any], int, Any]:
+def look(
+    watch: WatchPartitions, topic_id: str, last_partition: int | None
+) -> tuple[list[Any], int, Any]:
     """One look for partitions: (outputs, the last one known then, watermark)."""
     tracker = ThreadsafeRestrictionTracker(ProgressTracker(Progress(last_partition, 0)))
     estimator = ManualWatermarkEstimator(None)
@@ -70,7 +72,7 @@ def look(watch: _Watch, topic_id: str, last_partition: int | None) -> tuple[list
 def test_partitions_are_found_while_it_runs(kafka: Broker, tmp_path: Path) -> None:
     topic = kafka.topic(2)
     source = KafkaInput(kafka_job(tmp_path, kafka.servers, topic))
-    watch, topic_id = _Watch(source.kafka, 0), source._topic_id()
+    watch, topic_id = WatchPartitions(source.kafka, 0), source._topic_id()
     start = time.time_ns() // 1_000
     partitions, last_partition, watermark = look(watch, topic_id, None)
     assert (partitions, last_partition) == ([0, 1], 1)

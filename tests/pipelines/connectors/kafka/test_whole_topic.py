@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from dpstream.pipelines.connectors.kafka.broker import Kafka
-from dpstream.pipelines.connectors.kafka.source import KafkaInput, _ReadTopic
+from dpstream.pipelines.connectors.kafka.source import KafkaInput, ReadTopic
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 
@@ -16,7 +16,7 @@ from tests.pipelines.kafka_jobs import Driver, kafka_job, record
 def drive(kafka: Broker, topic: str, folder: Path, begin: int = 0, **job: Any) -> Driver:
     made = kafka_job(folder, kafka.servers, topic, **job)
     source = KafkaInput(made)
-    driver = Driver(_ReadTopic(made, source.kafka, 100_000, begin))
+    driver = Driver(ReadTopic(made, source.kafka, 100_000, begin))
     driver.element = source._topic_id()
     return driver
 

@@ -15,10 +15,10 @@ from dpstream.pipelines.connectors.pubsub.client import (
     HORIZON_SECONDS,
     QUIET_SECONDS,
     Ages,
-    _answer_of,
-    _oldest,
     acknowledge,
+    answer_of,
     described,
+    oldest_micros,
     publish_micros,
 )
 
@@ -41,10 +41,10 @@ def test_errors_by_their_class(raised: Exception, kind: type[DpstreamError], wor
         raise raised
 
     with pytest.raises(kind) as error:
-        _answer_of(ask)
+        answer_of(ask)
     assert words in str(error.value) and "SECRET" not in str(error.value)
     assert error.value.__context__ is None and error.value.__cause__ is None
-    assert _answer_of(lambda: 3) == 3
+    assert answer_of(lambda: 3) == 3
 
 
 def test_acknowledgements_go_in_parts_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_when_messages_were_published() -> None:
     at = SimpleNamespace(publish_time=SimpleNamespace(seconds=3, nanos=4_999))
     assert publish_micros(at) == 3_000_004
     future = SimpleNamespace(publish_time=SimpleNamespace(seconds=1 << 40, nanos=0))
-    assert _oldest([SimpleNamespace(message=future)]) == 0
+    assert oldest_micros([SimpleNamespace(message=future)]) == 0
