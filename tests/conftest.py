@@ -20,11 +20,12 @@ _NUMBERS = itertools.count()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the lists leave out, before markers select."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what the lists leave out, before markers select; who names a test gets that test."""
+    named = tuple(argument for argument in config.args if "::" in argument)
     for path, mark in ((SLOW, pytest.mark.slow), (EXTENDED, pytest.mark.extended)):
         ids = [item.nodeid for item in items if item.get_closest_marker("slow") is None]
-        out = left_out(ids, read_list(path))
+        out = {name for name in left_out(ids, read_list(path)) if not name.startswith(named)}
         for item in items:
             if item.nodeid in out:
                 item.add_marker(mark)
