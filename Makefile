@@ -1,6 +1,6 @@
 # These two commands install everything on a machine with Python 3.11 and make:
 #   make demo    run the main job on real input, ends with a table and a chart
-#   make test    the tests; CI makes `make extended` as well
+#   make test    most tests; `make extended` runs the others, and CI both
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-# Tests that run no line which other tests do not run (tests/extended.txt).
+# What tests/extended.txt takes out of `make test`.
 extended: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "extended and not slow"
 

@@ -146,8 +146,8 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 709 else math.inf
 
 
-def _log_delta(sigma: float, epsilon: float) -> float:
-    """ln delta_G(epsilon; 1/sigma) to the float's accuracy; -inf where that is below its error."""
+def log_delta(sigma: float, epsilon: float) -> float:
+    """Return ln delta_G(epsilon; 1/sigma) to a float's accuracy; -inf where it is less."""
     middle = epsilon * sigma + 1 / (2 * sigma)
     more, less = (
         special.log_ndtr(1 / sigma - middle),
@@ -160,25 +160,25 @@ def _log_delta(sigma: float, epsilon: float) -> float:
 
 
 def sigma_near(epsilon: float, delta: float) -> float:
-    """Return about the sigma whose delta has this logarithm; ``mu_of`` begins there."""
+    """Return nearly the sigma at which noise has this epsilon and delta; ``mu_of`` begins there."""
     wanted = np.log(delta)
     low, high = 0.1, 1.0
-    while _log_delta(low, epsilon) < wanted:
+    while log_delta(low, epsilon) < wanted:
         low, high = low / 10, low
-    while _log_delta(high, epsilon) > wanted:
+    while log_delta(high, epsilon) > wanted:
         low, high = high, high * 10
-    return brentq(lambda sigma: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
+    return brentq(lambda sigma: log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
 
 
 def epsilon_near(sigma: float, delta: float) -> float:
-    """Return about the epsilon >= 0 that ``delta`` allows; ``epsilon_of`` begins there."""
+    """Return nearly the least epsilon >= 0 of noise with ``sigma`` at ``delta``."""
     wanted = np.log(delta)
-    if _log_delta(sigma, 0) < wanted:
+    if log_delta(sigma, 0) < wanted:
         return 0.0
     low, high = 0.0, 1.0
-    while _log_delta(sigma, high) > wanted:
+    while log_delta(sigma, high) > wanted:
         low, high = high, high * 10
-    return brentq(lambda epsilon: _log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
+    return brentq(lambda epsilon: log_delta(sigma, epsilon) - wanted, low, high, xtol=_TOLERANCE)
 
 
 @functools.lru_cache(maxsize=256)

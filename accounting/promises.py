@@ -60,13 +60,12 @@ def epsilon_of_responses(delta: float, each: float, count: int) -> float:
     losses = losses_of(each, count)
     if delta_of_losses(low, *losses) <= delta:
         return low
-    return bisected(lambda epsilon: delta_of_losses(epsilon, *losses) <= delta, low, high, _STEPS)[
-        1
-    ]
+    _, met = bisected(lambda e: delta_of_losses(e, *losses) <= delta, low, high, _STEPS)
+    return met
 
 
 def losses_of(each: float, count: int) -> tuple[Float64, Float64]:
-    """Return ((k + 1,) losses, (k + 1,) logarithms of their chances) of k randomised responses."""
+    """Return ((count + 1,) losses, logarithms of their chances) of so many randomised responses."""
     from scipy.special import gammaln  # a plan alone needs it
 
     flips = np.arange(count + 1)
@@ -76,7 +75,7 @@ def losses_of(each: float, count: int) -> tuple[Float64, Float64]:
 
 
 def delta_of_losses(epsilon: float, losses: Float64, chances: Float64) -> float:
-    """Return delta at an epsilon, from losses and the logarithms of their chances."""
+    """Return delta at an epsilon, rounded up, from losses and the logarithms of their chances."""
     above = losses > epsilon
     parts = np.exp(chances[above]) * -np.expm1(epsilon - losses[above])
     return min(1.0, float(parts.sum()) * _UP)

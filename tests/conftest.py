@@ -1,4 +1,4 @@
-"""What tests of more than one folder share, and which of them only the longer run makes."""
+"""What tests of more than one folder share, and which of them ``make test`` leaves out."""
 
 import gc
 import itertools
@@ -16,16 +16,19 @@ from dpstream.state.private_log import keep_in
 from tests.kafka_broker import Broker, running
 from tests.lanes import EXTENDED, SLOW, left_out, read_list
 
+#: The markers of `make test`, as pyproject.toml says.
+MAKE_TEST = "not slow and not extended"
 _NUMBERS = itertools.count()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the lists leave out, before markers select; who names a test gets that test."""
-    named = tuple(argument for argument in config.args if "::" in argument)
+    """Mark what the lists leave out, before markers select."""
+    if any("::" in argument for argument in config.args) and config.option.markexpr == MAKE_TEST:
+        config.option.markexpr = "not slow"  # an extended test that is named runs
     for path, mark in ((SLOW, pytest.mark.slow), (EXTENDED, pytest.mark.extended)):
         ids = [item.nodeid for item in items if item.get_closest_marker("slow") is None]
-        out = {name for name in left_out(ids, read_list(path)) if not name.startswith(named)}
+        out = left_out(ids, read_list(path))
         for item in items:
             if item.nodeid in out:
                 item.add_marker(mark)

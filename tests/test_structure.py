@@ -483,7 +483,7 @@ def test_each_module_has_its_namesake_test() -> None:
 
 
 def strangers(names: Iterable[str]) -> list[str]:
-    """Names of tests or test cases that there are not."""
+    """Names in a list that no test has; cases are not compared."""
     written = {path: path.read_text() for path in sources("tests")}
     every = "".join(written.values())
     functions = ((name, name.partition("[")[0]) for name in names)

@@ -341,7 +341,7 @@ def pattern_of(plan: Plan, keys: int, heavy: int, each: int) -> Int64:
 
 
 def first_triggers(plan: Plan, at: Int64) -> list[int]:
-    """Return the triggers at which a unit's first record may come: one after each that is read."""
+    """Return when, in the first window alone, a unit's first record may come: after each read."""
     timeline = plan.timeline
     length = min(
         timeline.window,

@@ -85,11 +85,11 @@ class Outlook(NamedTuple):
     """Public figures of a query.
 
     Attributes:
-        columns: name, kind, whether bounds are ``automatic``, which were ``assumed`` then and with
-            fewer than how many units the column is NULL (``null_below``, about, for the total that
-            decides has noise), and each part's noise: ``sd`` and ``within``, the half-width of its
-            95% interval; both times ``times``, if that is not ``None``, of what the query will
-            choose.
+        columns: name, kind, whether bounds are ``automatic``, which were ``assumed`` then, with
+            fewer than how many units that have a value, in all groups together, the column is NULL
+            (``null_below``; about, for the total that decides has noise), and each part's noise:
+            ``sd`` and ``within``, the half-width of its 95% interval; both times ``times``, if that
+            is not ``None``, of what the query will choose.
         selections: how groups are selected; for the fewest and for the most groups of a unit where
             the query chooses their number; empty if no groups are selected.  ``groups`` of a unit
             that count, tau in units, and how many units a group needs for an even chance to be
@@ -197,7 +197,7 @@ def _noise(column: dict[str, Any]) -> str:
     times = [part["times"] for part in column["parts"]]
     note = ", of the bounds that the query chooses" if any(times) or column["automatic"] else ""
     if column["null_below"] is not None:
-        note += f"; NULL below about {column['null_below']} units"
+        note += f"; NULL if fewer than about {column['null_below']} units have a value"
     parts = [
         f"{_OF[part['what']]} sd {part['sd']:.4g}, 95% within {part['within']:.4g}"
         + ("" if part["times"] is None else f", both times {part['times']}")

@@ -110,9 +110,10 @@ def ways(plan: Plan) -> Ways:
 
 
 def starred_of(candidates: list[Way], most_noise: float = math.inf) -> Way:
-    """Return the least noisy way of those that release nearly the most keys.
+    """Return the way with the least noise of those that release nearly the most keys.
 
-    It is the plan's own if that is about as good.
+    Ways whose noise is more than their keys are worth, or above ``most_noise``, do not count.  The
+    plan's own is taken if it is about as good.
     """
     paid = [way for way in candidates if way.noise <= min(max(way.keys, 1.0) ** _WORTH, most_noise)]
     most = max(way.keys for way in paid)

@@ -275,7 +275,7 @@ def first_tests(plan: Plan, rows: Released, trials: Int64, width: int, tests: in
 
 
 def inputs_of(plan: Plan) -> dict[str, tuple[float, float]]:
-    """Return the bounds of each column's values."""
+    """Return, for each input column, the value of the unit and that of the others: 0."""
     return {s.column: (0.0, 0.0) for s in plan.design.streams if s.column}
 
 

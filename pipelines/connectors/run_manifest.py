@@ -166,10 +166,11 @@ def published_epoch(sink: Sink, run_id: str) -> int:
 
 
 def refuse_foreign(mine: RunManifest, sink: Sink) -> None:
-    """Refuse a sink that holds releases of another run.
+    """Refuse a sink that this run cannot publish to.
 
     Raises:
-        PolicyError: it does, or a manifest cannot be read.
+        PolicyError: a manifest is of another run, of a later epoch or of another kind of sink, or
+            it cannot be read.
     """
     for manifest in manifests_of(sink):
         if manifest is None or manifest.format != FORMAT:

@@ -36,11 +36,12 @@ class QuestionPlan(NamedTuple):
         left: what the account would have left after the answer: ``epsilon`` of pure noise, or
             ``mu`` of Gaussian noise; ``None`` without an account, or if the question is refused.
         columns: for each column of the answer its ``name``, ``kind``, whether bounds are
-            ``automatic``, which were ``assumed`` then, and ``parts``, each with ``sd`` of its
-            noise and ``within``, the half-width of its 95% interval.  If ``times`` is not
-            ``None``, multiply both by what the question will choose: ``low`` and ``high`` of the
-            bounds, ``rows`` of a unit in a key, ``keys`` of a unit.  A mean has two parts, its
-            sum and its count.
+            ``automatic``, which were ``assumed`` then, with fewer than about how many units that
+            have a value the figure is missing (``null_below``; ``None``: with no number), and
+            ``parts``, each with ``sd`` of its noise and ``within``, the half-width of its 95%
+            interval.  If ``times`` is not ``None``, multiply both by what the question will choose:
+            ``low`` and ``high`` of the bounds, ``rows`` of a unit in a key, ``keys`` of a unit.  A
+            mean has two parts, its sum and its count.
         thresholds: how keys are selected, for the fewest and for the most keys of a unit where
             their number is chosen; empty where all keys are public, or there is no key.
             ``groups``: the keys of a unit that count; ``tau``: the threshold in units; the number
@@ -147,8 +148,11 @@ def planned(
     columns, thresholds = outlook(question.gridded)
     families = question.families.described(question.gridded, limit)
     groups = [columns, *(family["columns"] for family in families)]
-    for part in (part for each in groups for column in each for part in column["parts"]):
-        part["times"] = part["times"] and part["times"].replace("groups", "keys")
+    for column in (column for each in groups for column in each):
+        if column["kind"] == "count":  # it has a default bound instead, see `answer`
+            column["null_below"] = None
+        for part in column["parts"]:
+            part["times"] = part["times"] and part["times"].replace("groups", "keys")
     return QuestionPlan(
         acceptance,
         cost,

@@ -178,7 +178,7 @@ def _true(plan: Plan, aggregate: Aggregate, table: pa.Table) -> Float64:
 
 
 def decades_of(plan: Plan, table: pa.Table) -> list[Decade]:
-    """Return the errors of keys by the number of digits of their size."""
+    """Return, by the number of digits of a key's size, keys, released keys and median errors."""
     size, released = floats(table["_n"]), np.asarray(table["_released"])
     group = np.searchsorted(_DECADES, size, side="right") - 1
     out = []

@@ -360,10 +360,10 @@ def _horizon(request: Request, plan: Plan) -> tuple[int, int]:
 
 
 def scale_text(given: float | None, default: Fraction) -> str:
-    """Return a scale as an exact fraction's text.
+    """Return the scale, or the default where none is given, as the text of an exact fraction.
 
     Raises:
-        UsageError: it is not positive and finite.
+        UsageError: it is not above 0 and below 10^9.
     """
     if given is None:
         return str(default)

@@ -31,7 +31,7 @@ def test_the_bits_of_scipy_for_budgets() -> None:
         sigma = gaussian.sigma_near(epsilon, delta)
 
         def off(sigma: float, epsilon: float = epsilon, delta: float = delta) -> float:
-            return gaussian._log_delta(sigma, epsilon) - float(np.log(delta))
+            return gaussian.log_delta(sigma, epsilon) - float(np.log(delta))
 
         low, high = sigma / draw.uniform(1.01, 9), sigma * draw.uniform(1.01, 9)
         assert brentq(off, low, high, xtol=1e-12) == reference(off, low, high, xtol=1e-12)

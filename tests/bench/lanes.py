@@ -7,17 +7,17 @@
 All tests but the slow ones run with coverage by test, and the CPU seconds of each are noted.
 ``make test`` keeps
 
-* every test of less than 0.07 CPU seconds, and those of sabotage and of some folders (`ALWAYS`);
-* one case of each test that is about noise, charges or kills (`ONE_CASE`), if it takes
-  less than 8 CPU seconds;
+* the first cases of each test (in the order of `tests.lanes.in_order`) while each takes less than
+  0.07 CPU seconds; all of sabotage and of some folders (`ALWAYS`), and of the modules whose figures
+  stand in a document;
+* one case of each test whose id has a word of `ONE_CASE`, if it takes less than 8 CPU seconds;
 * and of the others, by lines for a CPU second, those that reach a line which none before reached.
 
-So each line that any of these tests runs is run by ``make test``.  Lines that only processes of a
-test reach are not seen.  CI makes both runs.
+So each line that any of these tests runs in its own process is run by ``make test``.  What only
+other processes run (workers, killed commands) is not seen.  CI makes both runs.
 """
 
 import argparse
-import hashlib
 import heapq
 import os
 import re
@@ -35,21 +35,24 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Bool
-from tests.lanes import EXTENDED
+from tests.lanes import EXTENDED, in_order
 
 #: Tests that all stay: leaks, released bytes, documentation, oracles, and sabotage anywhere.
 ALWAYS = re.compile(r"tests/(audit/|golden/|test_|docs/|statistical/|oracle/)|.*sabotage")
-#: Names of tests of which one case stays, whatever lines it reaches.
+#: Tests of which one case stays, whatever lines it reaches.
 ONE_CASE = re.compile(
-    "neighbour|kill|golden|leak|private|same_bytes|charge|histories|schedules|sensitiv|"
-    "damage|changes_nothing|restored|lost|two_runs|at_once|other_noise|every_path"
+    "neighbour|kill|golden|leak|privacy|private|same_bytes|charge|histories|schedules|sensitiv|"
+    "damage|changes_nothing|restored|lost|two_runs|at_once|other_noise|one_noise|power_noise|"
+    "every_path|overspend|within_the_budget|is_seen|is_noticed|is_caught"
 )
 CHEAP_SECONDS, ONE_CASE_SECONDS = 0.07, 8.0
+FIGURES = Path(__file__).with_name("figures.json")
 _FOLDER = "DPSTREAM_LANES_FOLDER"
 _SOURCE = ("accounting", "state", "dp_transforms", "pipelines")
 _HEADER = (
     "# What `make test` leaves to `make extended`: lines NUMBER TEST, and so many cases stay.",
-    "# The reason is the same for all: every line that they run is run by a test that stays.",
+    "# The reason is the same for all: each line that they run in pytest's own process is run by a",
+    "# test that stays.",
     "# Written by `python -m tests.bench.lanes`.",
 )
 
@@ -72,7 +75,7 @@ def _cpu_seconds() -> float:
 
 def measure(folder: Path) -> None:
     """Run all tests but the slow ones with coverage by test."""
-    config = folder / "coverage.ini"
+    config = folder / "lanes.ini"  # pytest-cov deletes coverage.*
     source = "".join(f"\n    {Path(name).resolve()}" for name in _SOURCE)
     config.write_text(f"[run]\nsource ={source}\ndata_file = {folder}/coverage\n")
     options = ["-m", "not slow", "-n", "3", "--dist", "worksteal", "-p", "tests.bench.lanes"]
@@ -106,11 +109,10 @@ def read(folder: Path) -> Measured:
             seconds[test] = float(used)
     rows, begins, size = list[tuple[str, str, bytes]](), dict[str, int](), 0
     for path in folder.glob("coverage*"):
-        if path.suffix != ".ini":
-            rows += sqlite3.connect(path).execute(
-                "SELECT context, path, numbits FROM line_bits"
-                " JOIN context ON context.id = context_id JOIN file ON file.id = file_id"
-            )
+        rows += sqlite3.connect(path).execute(
+            "SELECT context, path, numbits FROM line_bits"
+            " JOIN context ON context.id = context_id JOIN file ON file.id = file_id"
+        )
     longest: Counter[str] = Counter()
     for _, path_name, bits in rows:
         longest[path_name] = max(longest[path_name], len(bits))
@@ -127,8 +129,11 @@ def read(folder: Path) -> Measured:
 
 def chosen(measured: Measured) -> Iterator[tuple[str, int]]:
     """Yield each test function of which not all cases stay in ``make test``, and how many do."""
+    if not measured.seconds:
+        raise ValueError("no test was measured: name the folder of a run")
+    cited = set(re.findall(r"tests/\S+\.py", FIGURES.read_text()))
     cases = defaultdict[str, list[str]](list)
-    for test in sorted(measured.seconds, key=lambda name: hashlib.sha256(name.encode()).digest()):
+    for test in in_order(measured.seconds):
         cases[test.partition("[")[0]].append(test)
     staying: Counter[str] = Counter()
     reached = np.zeros(8 * len(next(iter(measured.lines.values()))), np.bool_)
@@ -140,6 +145,7 @@ def chosen(measured: Measured) -> Iterator[tuple[str, int]]:
     for function, tests in cases.items():
         while staying[function] < len(tests) and (
             ALWAYS.match(function)
+            or function.partition("::")[0] in cited
             or measured.seconds[tests[staying[function]]] < CHEAP_SECONDS
             or (not staying[function] and _deserves_one(function, measured.seconds[tests[0]]))
         ):
@@ -174,8 +180,7 @@ def chosen(measured: Measured) -> Iterator[tuple[str, int]]:
 
 def _deserves_one(function: str, seconds: float) -> bool:
     """Whether one case of a test stays whatever lines it reaches."""
-    name = function.rpartition("::")[2]
-    return ONE_CASE.search(name) is not None and seconds < ONE_CASE_SECONDS
+    return ONE_CASE.search(function) is not None and seconds < ONE_CASE_SECONDS
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ LONGEST = 120
 
 
 @functools.cache
-def context_of() -> ForkServerContext:
+def forkserver_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.child"])
     return context
@@ -21,7 +21,7 @@ def context_of() -> ForkServerContext:
 
 def start(*args: Any, **options: Any) -> ForkServerProcess:
     """Start ``attempt`` in a child."""
-    process = context_of().Process(target=attempt, args=args, kwargs=options, daemon=True)
+    process = forkserver_context().Process(target=attempt, args=args, kwargs=options, daemon=True)
     process.start()
     return process
 

@@ -15,7 +15,7 @@ from dpstream.state import open as stores
 from dpstream.state import transfer
 from tests.faults import retention_child
 from tests.faults.child import plan_of
-from tests.faults.processes import context_of, finish
+from tests.faults.processes import finish, forkserver_context
 from tests.faults.runs import calm, job, released
 from tests.faults.test_store_faults import Full, redelivered, stop_at_commit
 
@@ -42,7 +42,7 @@ def undisturbed() -> dict[tuple[int, int], bytes]:
 
 def killed(command: str, folder: Path, nth: int) -> bool:
     """Run a command in a child that dies at the nth point; False if it came to its end."""
-    process = context_of().Process(
+    process = forkserver_context().Process(
         target=retention_child.attempt, args=(command, "sticky", str(folder), nth), daemon=True
     )
     process.start()

@@ -158,6 +158,7 @@ def test_a_batch_that_two_stages_ask_for_is_refused(flags: list[str], stages: in
 
 
 def _error_of(work: Callable[[], None]) -> Exception:
+    forget_error()  # of an earlier run of this process
     with pytest.raises(Exception) as failure:
         work()
     return coded(failure.value)

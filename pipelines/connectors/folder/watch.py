@@ -192,7 +192,7 @@ def _fault(
 
 
 def rows_of_text(text: str | None) -> int | None:
-    """Return a count of rows; -1 if the text is none."""
+    """Return the count of rows in a text: ``None`` without a text, -1 if it is no count."""
     if text is None:
         return None
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else -1

@@ -136,7 +136,7 @@ def sweep_chart(rows: Sequence[Row], title: str) -> Figure:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)
         axes.tick_params(labelsize=8)
-        axes.yaxis.set_major_formatter(FuncFormatter(short_name))
+        axes.yaxis.set_major_formatter(FuncFormatter(short_number))
         axes.spines[["top", "right"]].set_visible(False)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
@@ -144,7 +144,7 @@ def sweep_chart(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-def short_name(value: float, _: int = 0) -> str:
+def short_number(value: float, _: int = 0) -> str:
     """1234567 -> 1.23M."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bench.paper.charts import draw, short_name, sweep_chart, table_chart
+from tests.bench.paper.charts import draw, short_number, sweep_chart, table_chart
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(1_234_567, "1.23M"), (-1500, "-1.5k"), (999, "999"), (0.5, "0.5")]
 )
 def test_short_numbers(value: float, text: str) -> None:
-    assert short_name(value) == text
+    assert short_number(value) == text
 
 
 def test_a_table_names_each_method_and_value() -> None:

@@ -214,3 +214,15 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     again = dpstream.plan("histogram", asking.visits(), unit="uid", key="page", epsilon=2.0,
                           max_keys=12, account=account)  # fmt: skip
     assert again.answered and again.left == budget(catalog)["left"]
+
+
+@pytest.mark.parametrize("figure", ["count", "mean"])
+@pytest.mark.filterwarnings("ignore:Too few units")
+def test_only_a_figure_that_can_be_missing_says_of_how_few_units(figure: str) -> None:
+    """Few units leave a mean without a number, and a count with its default bound."""
+    options = {"unit": "user", "epsilon": 1.0, **FIGURES[figure]}
+    [column] = dpstream.plan(figure, TABLE, **options).columns  # type: ignore[arg-type]
+    few = visits(rows=60, users=20)
+    [number] = getattr(dpstream, figure)(few, **options).table[figure].to_pylist()
+    assert (column["null_below"] is None) == (figure == "count") == (number is not None)
+    assert figure == "count" or column["null_below"] > 2 * 20
