@@ -206,6 +206,8 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert (plan.cost, plan.thresholds) == (statement.cost, [statement.selection])
     [one], [other] = plan.columns, statement.columns
+    if item == "COUNT(*)":  # the statement's is NULL where the frame's has a default bound
+        assert (one.pop("null_below"), other.pop("null_below") > 0) == (None, True)
     assert {**one, "name": "f"} == other
     assert plan.account == explanation.acceptance.account
     assert plan.charge == explanation.acceptance.cost
