@@ -148,6 +148,21 @@ def test_more_never_needs_less(on_spanner: Job, more: dict[str, object]) -> None
     assert much != less
 
 
+def test_windows_that_overlap_hold_their_keys_again(on_spanner: Job) -> None:
+    """Keys and pairs are there once in each open window, units once in all."""
+
+    def gib(windows: int, load: Load) -> float:
+        timeline = on_spanner.plan.timeline
+        often = msgspec.structs.replace(timeline, slide=timeline.window // windows)
+        plan = msgspec.structs.replace(on_spanner.plan, timeline=often)
+        return estimate(msgspec.structs.replace(on_spanner, plan=plan), load).state_gib
+
+    one, two, four = (gib(windows, PAPER) for windows in (1, 2, 4))
+    assert four - two == pytest.approx(2 * (two - one), rel=1e-3) and two > one
+    few_units = with_load(units=10**6)
+    assert gib(4, few_units) == pytest.approx(4 * gib(1, few_units), rel=0.01)
+
+
 def test_what_can_be_published_is_bounded_by_the_threshold(on_spanner: Job) -> None:
     few = estimate(on_spanner, with_load(published_keys=None, records_per_day=10**6))
     assert 0 < few.keys_published < 10**6 / 10
