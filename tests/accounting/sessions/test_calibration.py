@@ -144,3 +144,13 @@ def test_errors_by_cell() -> None:
     total_sd, count_sd = (noise.sd for noise in of.each[0].noises)
     assert np.allclose(mean.sd, math.hypot(total_sd, 2 * count_sd) / 2)
     assert (middle.sd > 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"), [("epsilon", math.log(20) / math.sqrt(2)), ("rho", stats.norm.ppf(0.975))]
+)
+def test_errors_of_averages_and_medians_hold_for_their_law(kind: str, width: float) -> None:
+    """Half-widths in sds: of a Laplace law P[|X| > t] = exp(-t sqrt(2)), of a normal one 1.96."""
+    _, _, mean, middle = expected(SPACE, question_of(4_000_000, kind), SPACE.everything)
+    for errors in (mean, middle):
+        assert errors.within / errors.sd == pytest.approx(width)

@@ -90,6 +90,17 @@ def test_what_else_stands_there_is_not_touched(tmp_path: Path) -> None:
     assert (out / "mine").read_text() == "mine" and hidden(tmp_path) == []
 
 
+def test_the_output_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Before the charge: an answer may only replace its own output."""
+    mine, other = b"1" * 32, b"2" * 32
+    output = Output(tmp_path, "manifest")
+    (tmp_path / "manifest").write_bytes(b'{"run_id": "%s"}' % mine)
+    output.check(mine.decode())
+    for run_id in (other.decode(), "", None):
+        with pytest.raises(PolicyError):
+            output.check(run_id)
+
+
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_an_archive_that_is_lost_is_refused(tmp_path: Path, damage: str) -> None:
     archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
