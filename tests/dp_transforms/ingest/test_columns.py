@@ -142,6 +142,7 @@ INT_LAYOUTS: list[tuple[str, Layout, list[Any]]] = [
         ],
     ),
     ("digits", cast(pa.string()), ["0", "007", "1", "9" * 18, "9" * 19, "9" * 20]),
+    ("beside digits", cast(pa.string()), ["12", "12:30", "7"]),
     ("dictionary", coded(pa.int64()), [3, -3, None]),
     ("coded text", coded(pa.string()), ["3", "x", None]),
 ]

@@ -19,6 +19,7 @@ def core(joined: str) -> exp.Select:
 @pytest.mark.parametrize(
     "joined",
     [f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.page",
+     f"visits AS v RIGHT JOIN {PUBLIC} ON v.path = p.page",
      f"{PUBLIC} LEFT OUTER JOIN visits AS v ON p.page = v.page"],
 )  # fmt: skip
 def test_the_outer_join_is_found_and_made_inner(joined: str) -> None:
@@ -46,6 +47,8 @@ def test_a_filter_of_groups_belongs_into_their_query() -> None:
      "visits AS v RIGHT JOIN (SELECT page FROM pages) AS p ON v.page = p.page",
      f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.page AND v.n > 3",
      f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = v.page",
+     f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.title",
+     "visits AS v RIGHT JOIN (SELECT DISTINCT page, title FROM pages) AS p ON v.page = p.page",
      f"visits AS v RIGHT JOIN {PUBLIC} ON TRUE"],
 )  # fmt: skip
 def test_any_other_form_is_refused(joined: str) -> None:
