@@ -201,7 +201,7 @@ def main() -> None:
     before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"figures": {}}
     if args.record:
         content = {**before, "reason": args.record, "figures": figures}
-        RECORDED.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        RECORDED.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         return
     wrong = compare(figures, before["figures"])
     print("\n".join([*wrong, f"{len(figures)} figures, {len(wrong)} not as recorded"]))
