@@ -8,7 +8,7 @@ All tests but the slow ones run with coverage by test, and the CPU seconds of ea
 ``make test`` keeps
 
 * the first cases of each test (in the order of `tests.lanes.in_order`) while each takes less than
-  0.07 CPU seconds; all of sabotage and of some folders (`ALWAYS`), of the modules whose figures
+  0.05 CPU seconds; all of sabotage and of some folders (`ALWAYS`), of the modules whose figures
   stand in a document, and `KILLERS`;
 * one case of each test whose id has a word of `ONE_CASE`, if it takes less than 8 CPU seconds;
 * and of the others, by lines for a CPU second, those that reach a line which none before reached.
@@ -51,7 +51,7 @@ ONE_CASE = re.compile(
     "damage|changes_nothing|restored|lost|two_runs|at_once|other_noise|one_noise|power_noise|"
     "every_path|overspend|within_the_budget|is_seen|is_noticed|is_caught"
 )
-CHEAP_SECONDS, ONE_CASE_SECONDS = 0.07, 8.0
+CHEAP_SECONDS, ONE_CASE_SECONDS = 0.05, 8.0
 FIGURES = Path(__file__).with_name("figures.json")
 _FOLDER = "DPSTREAM_LANES_FOLDER"
 _SOURCE = ("accounting", "state", "dp_transforms", "pipelines")
