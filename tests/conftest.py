@@ -16,15 +16,13 @@ from dpstream.state.private_log import keep_in
 from tests.kafka_broker import Broker, running
 from tests.lanes import EXTENDED, SLOW, left_out, read_list
 
-#: The markers of `make test`, as pyproject.toml says.
-MAKE_TEST = "not slow and not extended"
 _NUMBERS = itertools.count()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what the lists leave out, before markers select."""
-    if any("::" in argument for argument in config.args) and config.option.markexpr == MAKE_TEST:
+    if config.option.markexpr in config.getini("addopts") and any("::" in a for a in config.args):
         config.option.markexpr = "not slow"  # an extended test that is named runs
     for path, mark in ((SLOW, pytest.mark.slow), (EXTENDED, pytest.mark.extended)):
         ids = [item.nodeid for item in items if item.get_closest_marker("slow") is None]

@@ -34,7 +34,8 @@ class Reason(StrEnum):
     ROW_COUNT = "row_count"
 
 
-_LINES, _FILES = "correct or remove these lines", "correct or remove these files"
+CORRECT_FILES = "correct or remove these files"
+_LINES = "correct or remove these lines"
 #: What is wrong with a row of a file, and how to fix it, by reason.
 FAULTS = {
     Reason.MALFORMED: (
@@ -44,9 +45,9 @@ FAULTS = {
     ),
     Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
     Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
-    Reason.UNREADABLE_FILE: ("the file is not of the kind that table.format names", _FILES),
-    Reason.UNREADABLE_REST: ("the file cannot be read from this row on", _FILES),
-    Reason.MISSING_COLUMN: ("the file lacks a column that the job names", _FILES),
+    Reason.UNREADABLE_FILE: ("the file is not of the kind that table.format names", CORRECT_FILES),
+    Reason.UNREADABLE_REST: ("the file cannot be read from this row on", CORRECT_FILES),
+    Reason.MISSING_COLUMN: ("the file lacks a column that the job names", CORRECT_FILES),
 }
 
 

@@ -36,7 +36,7 @@ from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.query import in_cells, queried
 from dpstream.pipelines.connectors.registry import input_of
-from dpstream.pipelines.formats.rows import FAULTS, Reason
+from dpstream.pipelines.formats.rows import CORRECT_FILES, FAULTS, Reason
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream.summary import causes_of
@@ -47,7 +47,6 @@ FIRST = 5
 MAX_PAIRS = 5_000_000
 #: Rows are merged into them in parts of at least so many.
 _LEAST_PAIRS = 1 << 17
-_CORRECT = "correct or remove these files"
 #: What the source's own reasons mean, and what helps.
 _AT_SOURCE = FAULTS | {
     Reason.NOT_THE_BROKERS_STAMP: (
@@ -151,7 +150,7 @@ def _reason_text(job: Job, reason: str) -> tuple[str, str]:
     if reason in REASONS:
         cause = causes_of(job)[reason]
         return cause.problem, cause.fix
-    return _AT_SOURCE.get(Reason(reason), (f"the source refuses it ({reason})", _CORRECT))
+    return _AT_SOURCE.get(Reason(reason), (f"the source refuses it ({reason})", CORRECT_FILES))
 
 
 class _Tally:
