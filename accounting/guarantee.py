@@ -1,7 +1,6 @@
-"""The guarantee of a plan and its cost, as text and figures, before any data is read.
+"""The guarantee of a plan and its cost, as JSON-able figures, before any data is read.
 
-``describe`` gives everything as JSON-able data with full lists per trigger, ``text`` a page
-for a person.  Both are functions of public parameters alone.
+They have full lists per trigger, and are a function of public parameters alone.
 """
 
 import math
@@ -13,7 +12,7 @@ from dpstream.accounting.aggregates import Prefix, Prefixes, kind_of, with_deriv
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import OPEN_PERIODS, Budget, StreamNoise, lone_chance
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import duration, exact, guarantee_pair, up
+from dpstream.accounting.figures import duration, guarantee_pair
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.design import hindrance
@@ -44,7 +43,7 @@ COMPUTATIONAL = (
 
 
 def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str, Any]:
-    """Return everything that ``dpstream plan`` prints, JSON-able.
+    """Return the figures of the guarantee and of the mechanism that ``dpstream plan`` prints.
 
     Args:
         tuned: where C and clamps come from, if the job says so.
@@ -305,156 +304,4 @@ def _shared_windows(plan: Plan) -> list[str]:
     return [
         f"one window can meet {met} periods, and one person counts as up to {met} units in a key; "
         f"thresholds are at least {met - 1} units higher for it"
-    ]
-
-
-def text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
-    """Return the guarantee as about 40 lines of text.
-
-    Figures are shortened to 6 digits, those of the guarantee never downwards.
-    """
-    figures = describe(plan, budget, tuned)
-    timeline, split = plan.timeline, figures["split"]
-    lines = [
-        f"Guarantee   {figures['guarantee']['text']}",
-        f"Neighbours  {NEIGHBOURS}",
-        f"Delta       {COMPUTATIONAL}",
-        f"Unit        {figures['unit']['text']}; at most {plan.privacy.contributions} admitted "
-        "(record, window) pairs" + (", once for all time" if _for_ever(plan) else ""),
-        f"Windows     {duration(timeline.window)} every {duration(timeline.slide)}, a trigger "
-        f"every {duration(timeline.trigger_every)}, {timeline.triggers} triggers with the lateness",
-        f"Mechanism   mode {plan.privacy.mode}, strategy {budget.strategy}{_extras(plan)}",
-        f"Published   {figures['publishing']}",
-        *_budget_lines(split),
-    ]
-    lines += [
-        f"{s['name']:<16}  {s['share']:<14.6g}  {s['sensitivity']:<15.6g}  "
-        f"{s['scale'] or s['sigma']:<15.6g}  {s['col2']}"
-        for s in figures["streams"]
-    ]
-    lines += ["", *_trigger_table(figures), "", *_error_table(figures)]
-    lines += _selection_lines(figures, plan.design.by_size) + _period_lines(plan, figures)
-    if figures["choice"] and figures["choice"]["how"] == "private":
-        lines.append(f"Tuning      {figures['choice']['text']}")
-    lines += [f"Warning     {w}" for w in figures["warnings"]]
-    lines += [f"Assumed     {a}" for a in figures["assumptions"]]
-    return "\n".join(lines) + "\n"
-
-
-def _budget_lines(split: dict[str, Any]) -> list[str]:
-    """What the noise costs, and the head of the table of streams."""
-    if split["law"] == "geometric":
-        return [
-            "Budget      two-sided geometric noise, charged plain: the shares of epsilon add up"
-            + _plain_thresholds(split),
-            "",
-            "Stream            share of eps    L1 sensitivity   scale per node   col2",
-        ]
-    return [
-        f"Budget      mu {up(split['mu'])}; delta {up(split['delta_gaussian'], 3)} noise + "
-        f"{up(split['delta_thresholds'], 3)} thresholds (b = {up(split['b'], 3)} per key and "
-        "round)",
-        "",
-        "Stream            share of mu^2   L2 sensitivity   sigma per node   col2",
-    ]
-
-
-def _plain_thresholds(split: dict[str, Any]) -> str:
-    """What thresholds add to plain epsilon."""
-    if not split["b"]:
-        return ""
-    delta, b = up(split["delta_thresholds"], 3), up(split["b"], 3)
-    return f"; thresholds have delta {delta} (b = {b} per key and window)"
-
-
-def _extras(plan: Plan) -> str:
-    """Options of the mechanism that change what a record counts."""
-    privacy, words = plan.privacy, ""
-    if privacy.per_key_bound is not None:
-        many = privacy.per_key_bound
-        of_key = "one record per unit, window and key counts"
-        if many > 1:
-            of_key = f"at most {many} records per unit, window and key count"
-        words += f"; {of_key}, repeats take nothing"
-    weights = plan.design.weights
-    if weights is not None and weights.size_share is not None:
-        words += (
-            "; a unit's records weigh in selection by their number, which has "
-            f"{exact(weights.size_share)} of mu^2"
-        )
-    elif weights is not None:
-        words += (
-            f"; the i-th pair of a unit weighs (i + {exact(weights.offset)})"
-            f"^-{exact(weights.power)} in selection"
-        )
-    if privacy.combine:
-        words += "; tested together with the published count"
-    if plan.cells is not None:
-        words += (
-            f"; noise mixed over {plan.cells.size:,} cells, a record adds at most "
-            f"{up(math.sqrt(plan.cells.inverse_norm2))} to what is noised; sds are a typical cell's"
-        )
-    return words
-
-
-def _trigger_table(figures: dict[str, Any]) -> list[str]:
-    """sd_t and tau_t at a handful of triggers."""
-    streams, tau = figures["streams"], figures["tau"]
-    last = len(streams[0]["sd"])
-    triggers = sorted({1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last})
-    names = [s["name"] for s in streams]
-    header = "Trigger   " + "".join(f"{'sd ' + name:<18}" for name in names)
-    rows = [header + ("tau (units)" if tau else "")]
-    for t in (t for t in triggers if t <= last):
-        cells = "".join(f"{s['sd'][t - 1]:<18.6g}" for s in streams)
-        rows.append(f"{t:<10}{cells}" + (f"{tau[t - 1]:.6g}" if tau else ""))
-    return [row.rstrip() for row in rows]
-
-
-def _error_table(figures: dict[str, Any]) -> list[str]:
-    rows = ["Column            expected error of a release (sd): mean over triggers, final"]
-    rows += [
-        f"{c['name']:<16}  {c['sd_mean']:.6g}, {c['sd_final']:.6g} {c['note']}".rstrip()
-        for c in figures["columns"]
-    ]
-    return rows
-
-
-def _selection_lines(figures: dict[str, Any], by_size: bool) -> list[str]:
-    chosen = figures["selection"]
-    if chosen is None:
-        return []
-    lines = [
-        f"Selection   a key with {chosen['units_for_half_chance_first']} units at the first "
-        f"trigger, or {chosen['units_for_half_chance_last']} at the last, has a 50% chance"
-    ]
-    if chosen["last_pair_counts"] < 1:
-        lines.append(
-            (
-                "            if it is the only key of these units; each of a unit's "
-                f"{figures['unit']['contributions']} keys counts "
-                if by_size
-                else "            if these are every unit's first pairs; a unit's last pair counts "
-            )
-            + f"{chosen['last_pair_counts']:.2g} of that"
-        )
-    return lines
-
-
-def _period_lines(plan: Plan, figures: dict[str, Any]) -> list[str]:
-    rows = figures["periods"]
-    if len(rows) < 2:
-        return []
-    head = f"Periods     {figures['periods_rule']}; epsilon at delta:"
-    if plan.timeline.end is None:
-        head = (
-            "Periods     the guarantee above is for each (unit, period); the stream has no end, so "
-            f"none\n            holds for a person in all periods: {figures['periods_rule']}:"
-        )
-    table_rows = rows if len(rows) <= 5 else [*rows[:4], rows[-1]]
-    return [head] + [
-        f"            k = {r['periods']}: "
-        + (f"mu {up(r['mu'])}, " if r["mu"] else "")
-        + f"epsilon {up(r['epsilon'])} at delta {up(r['delta'], 3)}"
-        for r in table_rows
     ]

@@ -31,7 +31,6 @@ from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.figures import guarantee_pair, human
 from dpstream.accounting.gaussian import bisected, epsilon_of
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
@@ -177,38 +176,3 @@ def _other(plan: Plan, strategy: StrategyName) -> tuple[Plan, Budget] | None:
         return other, allocate(other)
     except DpstreamError:
         return None
-
-
-def promise_lines(plan: Plan, budget: Budget) -> list[str]:
-    """Return lines with both promises of each family.
-
-    There are none for one family and one period.
-    """
-    rows = promises(plan, budget)
-    if len(rows) == 1 and rows[0].periods == 1:
-        return []
-    lines = [f"Noise       {_row(row, rows)}" for row in rows]
-    if rows[0].periods > 1:
-        endless = plan.timeline.end is None
-        which = f"{rows[0].periods:,} periods" if endless else f"all {rows[0].periods:,} periods"
-        parts = [f"{row.family} {_lifetime_text(row)}" for row in rows]
-        if endless:
-            parts.append("the stream has no end, so none holds for all of them")
-        lines.append(f"Lifetime    a person of {which}: {'; '.join(parts)}")
-    return lines
-
-
-def _row(row: Promise, rows: list[Promise]) -> str:
-    per = "a period" if row.periods > 1 else "in all"
-    mark = " (in force)" if row.chosen and len(rows) > 1 else ""
-    guarantee = guarantee_pair(row.epsilon, row.delta)
-    return f"{row.family}: {guarantee} {per}, {row.column} ±{human(row.sd)} on average{mark}"
-
-
-def _lifetime_text(row: Promise) -> str:
-    epsilon, delta = row.lifetime
-    words = guarantee_pair(epsilon, delta, digits=(4, 3))
-    if row.fixed is None:
-        return words
-    fixed = guarantee_pair(*row.fixed, digits=(4, 3))
-    return f"{words}, {fixed} on a schedule fixed beforehand"

@@ -448,6 +448,27 @@ def test_one_sequence_charges_and_commits() -> None:
     assert "pipelines/ask/sequence.py" in offenders and "pipelines/stream/begin.py" in offenders
 
 
+#: A label and its text, as the lines of plans, accounts and answers begin.
+LABELLED = re.compile(r"[A-Z][A-Za-z ]{2,11} {2,}\S")
+
+
+def labelled_lines(source: str) -> list[str]:
+    """Texts that lay out a label themselves, instead of by `pipelines.render.layout`."""
+    return [
+        node.value
+        for node in nodes(source)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and LABELLED.match(f"{node.value}.")
+    ]
+
+
+def test_one_folder_lays_out_text() -> None:
+    """So a plan, an account or an answer has one look; tables have heads of their own."""
+    others = [path for path in sources(*LAYERS) if "/render/" not in named(path)]
+    assert offending(others, labelled_lines) == {}
+
+
 def test_every_folder_is_a_package_that_the_build_finds() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert setup["packages"] == {"find": {"include": [FACE, f"{FACE}.*"]}}
@@ -527,6 +548,7 @@ BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (nameless, "x = 1\n"),
     (long_functions, "def f():\n" + "    x = 1\n" * 61),
     (dropped, "assert x\n"),
+    (labelled_lines, "x = f'Read        {rows} rows'\n"),
     (private_imports, "def f():\n    from dpstream.state.store import _rows\n"),
     (vague_names, "found = 1\n"),
     (vague_names, "def f(whole):\n    pass\n"),

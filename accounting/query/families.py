@@ -78,7 +78,6 @@ _TIMES = {
 }
 #: A bound of a count that makes it more than one of units.
 _ROWS = 16.0
-_OF = {"tree": "rank", "square": "sum of squares", "sum": "sum", "count": "count"}
 
 
 class Outlook(NamedTuple):
@@ -98,18 +97,6 @@ class Outlook(NamedTuple):
 
     columns: list[dict[str, Any]]
     selections: list[dict[str, float]]
-
-    def lines(self, group: str = "group") -> list[str]:
-        """Return thresholds and noise as text.
-
-        Args:
-            group: what a group is called.
-        """
-        chosen = len(self.selections) > 1
-        return [
-            *(_threshold(one, group, chosen) for one in self.selections),
-            *(_noise(column) for column in self.columns),
-        ]
 
 
 def outlook(gridded: Gridded) -> Outlook:
@@ -179,31 +166,6 @@ def _selection(plan: QueryPlan, budget: QueryBudget) -> dict[str, float]:
         "even_chance_all_groups": chosen.even_chance(budget.groups, least, count, sooner),
         "min_units": least,
     }
-
-
-def _threshold(one: dict[str, float], group: str, chosen: bool) -> str:
-    groups, least, most = one["groups"], one["even_chance_one_group"], one["even_chance_all_groups"]
-    counts = f"{groups} {group} of a unit counts" if groups == 1 else f"{groups} {group}s count"
-    units = f"{math.ceil(least)} units"
-    if groups > 1:
-        units += f" of one {group} each, or {math.ceil(most)} of as many {group}s as count"
-    condition = f"if {counts}: " if chosen else ""
-    tau = f"tau {one['tau']:.4g} units"
-    return f"Threshold  {condition}{tau}; a {group} has a 50% chance with {units}"
-
-
-def _noise(column: dict[str, Any]) -> str:
-    """Noise of a column's parts: of a median's or quantile's rank, of squares for a variance."""
-    times = [part["times"] for part in column["parts"]]
-    note = ", of the bounds that the query chooses" if any(times) or column["automatic"] else ""
-    if column["null_below"] is not None:
-        note += f"; NULL if fewer than about {column['null_below']} units have a value"
-    parts = [
-        f"{_OF[part['what']]} sd {part['sd']:.4g}, 95% within {part['within']:.4g}"
-        + ("" if part["times"] is None else f", both times {part['times']}")
-        for part in column["parts"]
-    ]
-    return f"Noise      {column['name']} ({column['kind']}): {'; '.join(parts)}{note}"
 
 
 #: What the choice of a family minimises.
@@ -290,24 +252,6 @@ class Families(msgspec.Struct, frozen=True):
                 }
             )
         return rows
-
-
-def family_lines(families: Sequence[dict[str, Any]]) -> list[str]:
-    """Return rows of `Families.described` as text; the family that is taken comes first."""
-    lines = []
-    for family in sorted(families, key=lambda family: not family["taken"]):
-        noise = [
-            f"{column['name']} {part['what']} sd {part['sd']:.4g}"
-            + ("" if part["times"] is None else f" times {part['times']}")
-            for column in family["columns"]
-            for part in column["parts"]
-        ]
-        number = family["questions"]
-        if number is not None:
-            noise.append(f"the limit allows {number:,} such question{'' if number == 1 else 's'}")
-        head = "taken" if family["taken"] else "not taken"
-        lines.append(f"{family['mechanism'].capitalize():<11}{'; '.join([head, *noise])}")
-    return lines
 
 
 def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Families:

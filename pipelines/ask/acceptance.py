@@ -5,13 +5,11 @@ without a charge.  All of it is public, and nothing is written.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.composition import Limit, epsilon_spent, left_within
 from dpstream.accounting.errors import DpstreamError, PolicyError
-from dpstream.accounting.figures import exact, guarantee_pair, up
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.state.ledger.answers import AnswerLog
@@ -21,9 +19,6 @@ from dpstream.state.ledger.open import AccountPlace, open_ledger, read_history
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
-
-
-_NO_LEDGER = "none: without an account the budgets spent on these data are not added up"
 
 
 class Request(NamedTuple):
@@ -86,47 +81,6 @@ class Acceptance(NamedTuple):
             "answered": self.answered,
             "account": self.account,
         }
-
-    def lines(self, what: str = "Can run") -> list[str]:
-        """Return the result as text: the answer, then the account.
-
-        Args:
-            what: the command's verb, at most 11 characters.
-        """
-        weak = [f"Warning     {warning}" for warning in self.warnings]
-        return [*self.answer(what), *self._account(), *weak]
-
-    def answer(self, what: str) -> list[str]:
-        """Return whether it would be accepted, and its cost, as text."""
-        if self.refusal is not None:
-            answer = f"NO. {self.refusal.field}: {self.refusal.rule}"
-            lines = [f"{what:<12}{answer}", f"            Fix: {self.refusal.fix}"]
-        elif self.answered:
-            lines = [
-                f"{what:<12}yes: it was answered before (run {self.run_id}); that answer is given"
-                " again, and nothing more is charged"
-            ]
-        elif self.cost is None:
-            run = "" if self.run_id is None else f"run {self.run_id} goes on, and "
-            lines = [f"{what:<12}yes: {run}nothing more is charged"]
-        else:
-            cost = guarantee_pair(*self.cost)
-            lines = [f"{what:<12}yes: {cost} would be charged before a record is read"]
-        return lines
-
-    def _account(self) -> list[str]:
-        account = self.account
-        if account is None:
-            return [f"Account     {_NO_LEDGER}"] if self.refusal is None else []
-        number, after, limit = account["charges"], account["with_this"], account["limit"]
-        then = "" if after is None else f", {up(after)} after this one"
-        if after == math.inf:
-            then = ", and no epsilon would be enough after this one"
-        return [
-            f"Account     {account['data_set']}: {number:,} charge{'' if number == 1 else 's'}"
-            f" spent epsilon {up(account['spent'])} of {exact(limit['epsilon'])}{then}; at delta "
-            f"{exact(limit['delta'])}"
-        ]
 
 
 def of_job(job: "Job", fresh: bool = False) -> Acceptance:

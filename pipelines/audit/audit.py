@@ -49,6 +49,7 @@ from dpstream.pipelines.audit.values import (
     visible_mu,
 )
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.layout import labelled, page
 
 _LEAST, _MOST = 200, 10_000_000
 #: Share of the doubt that the first family gets.
@@ -307,16 +308,24 @@ def text(result: AuditResult) -> str:
     """Return the audit as text for a person at a terminal."""
     claim, best = result.claim, result.best.bound
     percent = f"{100 * result.ask.confidence:g}%"
+    reach, visible = best.epsilon, result.visible
     lines = [
-        f"Claim       epsilon {up(claim.epsilon, 4)} at delta {up(claim.delta, 3)}: "
-        f"mu {up(claim.mu, 4)}, thresholds C b = {up(claim.slack, 3)}",
-        f"Visible     at best mu {down(result.visible, 4)} (epsilon "
-        f"{down(visible_epsilon(result, result.visible), 4)}) to an observer of the keys of "
-        "one unit",
-        f"Proven      epsilon >= {down(best.epsilon, 4)}, mu >= {down(best.mu, 4)} with "
-        f"confidence {percent}",
+        *labelled(
+            "Claim",
+            f"epsilon {up(claim.epsilon, 4)} at delta {up(claim.delta, 3)}: mu {up(claim.mu, 4)}, "
+            f"thresholds C b = {up(claim.slack, 3)}",
+        ),
+        *labelled(
+            "Visible",
+            f"at best mu {down(visible, 4)} (epsilon {down(visible_epsilon(result, visible), 4)}) "
+            "to an observer of the keys of one unit",
+        ),
+        *labelled(
+            "Proven",
+            f"epsilon >= {down(reach, 4)}, mu >= {down(best.mu, 4)} with confidence {percent}",
+        ),
         "",
-        "Trials        visible mu   proven mu   proven epsilon   trials a side   the unit's",
+        f"{'Trials':<12}  visible mu   proven mu   proven epsilon   trials a side   the unit's",
     ]
     for f in result.families:
         lines.append(
@@ -329,18 +338,17 @@ def text(result: AuditResult) -> str:
             f"alone         {alone.released:,} of {alone.keys:,} keys of {alone.units} unit(s) "
             f"released: chance >= {down(alone.at_least, 3)}, claimed <= {up(claim.tail, 3)}"
         )
-    lines += ["", f"Seconds     {result.seconds:.1f}"]
+    lines += ["", *labelled("Seconds", f"{result.seconds:.1f}")]
+    verdict = "consistent: no bound exceeds the claim"
     if result.refuted:
         why = [f.name for f in result.families if f.bound.refutes(claim)]
         if result.alone is not None and result.alone.at_least > claim.tail:
             why.append("alone")
-        lines.append(
-            f"Verdict     REFUTED by {', '.join(why)}: the mechanism that ran is not what the plan "
-            "claims; publish nothing of it"
+        verdict = (
+            f"REFUTED by {', '.join(why)}: the mechanism that ran is not what the plan claims; "
+            "publish nothing of it"
         )
-    else:
-        lines.append("Verdict     consistent: no bound exceeds the claim")
-    return "\n".join(lines) + "\n"
+    return page([*lines, *labelled("Verdict", verdict)])
 
 
 def picture(result: AuditResult) -> Figure:

@@ -21,6 +21,7 @@ from dpstream.pipelines.cli.parts import (
     print_warnings,
     section,
 )
+from dpstream.pipelines.render.layout import labelled, page
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def lines(path: str, data_set: str, unit: str, type_: str, id_: str) -> str:
 def show(named: Chosen, as_json: bool) -> None:
     """List the entries of an account, what they spent together, and what is left of the limit."""
     from dpstream.pipelines.operate import account_view
+    from dpstream.pipelines.render.account import view_text
 
     place = _place(named)
     keep_beside(account_view.path_of(place))
@@ -170,7 +172,7 @@ def show(named: Chosen, as_json: bool) -> None:
     if as_json:
         print_json(figures)
     else:
-        click.echo(account_view.text(figures), nl=False)
+        click.echo(view_text(figures), nl=False)
 
 
 @account.command(
@@ -240,8 +242,12 @@ def recover(named: Chosen, as_json: bool) -> None:
     if not done.entries and not done.closed:
         click.echo("The account lacks nothing; it is left as it is.")
         return
-    click.echo(f"Added     {done.entries} entries, {done.charges} of them charges")
-    click.echo(f"Closed    {len(done.closed)} charges without an answer; asking again is charged")
+    closed = f"{len(done.closed)} charges without an answer; asking again is charged"
+    lines = [
+        *labelled("Added", f"{done.entries} entries, {done.charges} of them charges"),
+        *labelled("Closed", closed),
+    ]
+    click.echo(page(lines), nl=False)
 
 
 _WHERE = {
@@ -292,6 +298,9 @@ def secret_check(job: Chosen, as_json: bool) -> None:
     if as_json:
         print_json(report)
         return
-    click.echo(f"Secret       found {_WHERE[report['where']]}")
-    click.echo(f"Store        {_STORE[report['store']]}")
-    click.echo(f"Fingerprint  {report['fingerprint']}")
+    lines = [
+        *labelled("Secret", f"found {_WHERE[report['where']]}"),
+        *labelled("Store", _STORE[report["store"]]),
+        *labelled("Fingerprint", report["fingerprint"]),
+    ]
+    click.echo(page(lines), nl=False)

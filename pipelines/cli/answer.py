@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
@@ -17,6 +18,7 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     examples,
     load_job,
+    print_charge,
     print_json,
     print_warnings,
 )
@@ -337,7 +339,7 @@ def _through_store(
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
-    echo_answer(done.receipt, workload, order.out, done.result.resumed, as_json)
+    echo_answer(done.receipt, workload, order.job, order.out, done.result.resumed, as_json)
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
@@ -358,22 +360,27 @@ def _covered(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what the budget covers over time, as in `dpstream plan`."""
     from dpstream.accounting.budget.allocation import allocate
-    from dpstream.accounting.tuning.outlook import coverage, coverage_lines, warnings_of
+    from dpstream.accounting.tuning.outlook import coverage, warnings_of
+    from dpstream.pipelines.render.job_plan import coverage_lines
+    from dpstream.pipelines.render.layout import each
 
     covered = coverage(job.plan, allocate(job.plan), units, records, cells)
-    warnings = [f"Warning     {warning}" for warning in warnings_of(covered)]
-    return covered, [*coverage_lines(job.plan, covered), *warnings]
+    return covered, [*coverage_lines(job.plan, covered), *each("Warning", warnings_of(covered))]
 
 
 def _dry(
     accepted: "Acceptance", as_json: bool, lines: Sequence[str] = (), more: Any = None
 ) -> None:
     """Print whether the answer would be accepted; end with the exit code."""
+    from dpstream.pipelines.render.account import acceptance_lines
+    from dpstream.pipelines.render.layout import page
+
     if as_json:
         warnings = list(accepted.warnings)
         print_json({"acceptance": accepted.as_dict(), "warnings": warnings, **(more or {})})
     else:
-        click.echo("\n".join([*accepted.lines("Can answer"), *lines]))
+        first = acceptance_lines(accepted.as_dict(), "Can answer", accepted.warnings)
+        click.echo(page([*first, *lines]), nl=False)
     click.get_current_context().exit(accepted.exit_code)
 
 
@@ -405,14 +412,20 @@ def once(
     done = answer_once(workload, job, mechanism, out, form, partial_key, nonnegative, how, accept)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
-    echo_answer(done.receipt, workload, out, not done.charged, as_json)
+    echo_answer(done.receipt, workload, job, out, not done.charged, as_json)
 
 
 def echo_answer(
-    receipt: "Receipt", workload: "Workload", out: Path, resumed: bool, as_json: bool
+    receipt: "Receipt",
+    workload: "Workload",
+    job: "Job",
+    out: Path,
+    resumed: bool,
+    as_json: bool,
 ) -> None:
-    """Print a summary of the release."""
+    """Print a summary of the release, and what it was charged in the job's account."""
     from dpstream.accounting.strength import weaknesses
+    from dpstream.pipelines.render.account import charge_lines
 
     answers = len(receipt.moments) * workload.queries
     written = any(name.startswith("answers.") for name in receipt.files)
@@ -421,7 +434,7 @@ def echo_answer(
             {
                 "out": out.name,
                 "run_id": receipt.run_id,
-                "resumed": resumed,
+                "charged": not resumed,
                 "strategy": receipt.strategy,
                 "mechanism": receipt.mechanism,
                 "releases": len(receipt.moments),
@@ -444,8 +457,9 @@ def echo_answer(
             f"No table was written: {answers:,} answers are too many for one. Ask for parts at no"
             f" charge: `dpstream workload answer PART.json --from {out.name}`"
         )
-    if receipt.insecure:
-        click.echo("INSECURE: a fixed test secret or run id was used; do not publish.")
+    cost = f"{guarantee_pair(receipt.epsilon, receipt.delta)} per unit"
+    paid = charge_lines(cost, None if job.ledger is None else not resumed, receipt.run_id)
+    print_charge(paid, receipt.insecure)
 
 
 def _from(

@@ -15,8 +15,8 @@ from dpstream.pipelines.cli.parts import (
     FRESH,
     Chosen,
     examples,
+    print_charge,
     print_json,
-    print_warnings,
     runner_of,
     section,
 )
@@ -160,7 +160,10 @@ def plan(
     refusal.
     """
     from dpstream.accounting.strength import check_delta
-    from dpstream.pipelines.tabulation.public_plan import figures, plan_text
+    from dpstream.pipelines.render.account import acceptance_lines
+    from dpstream.pipelines.render.census_plan import census_text
+    from dpstream.pipelines.render.layout import page
+    from dpstream.pipelines.tabulation.public_plan import figures
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
@@ -185,8 +188,10 @@ def plan(
         more = () if accepted is None else accepted.warnings
         print_json(report | {"warnings": [*report["warnings"], *more]})
     else:
-        first = [] if accepted is None else accepted.lines("Can make")
-        click.echo("\n".join([*first, plan_text(report)]), nl=False)
+        first = list[str]()
+        if accepted is not None:
+            first = acceptance_lines(report["acceptance"], "Can make", accepted.warnings)
+        click.echo(page(first) + census_text(report), nl=False)
     click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
 
 
@@ -242,6 +247,7 @@ def execute(
     from dpstream.accounting.strength import weaknesses
     from dpstream.accounting.tabulation.describe import NO_GUARANTEE
     from dpstream.dp_transforms.noise.secret_source import SecretSource
+    from dpstream.pipelines.render.account import charge_lines
     from dpstream.pipelines.tabulation.execute import Order
     from dpstream.pipelines.tabulation.execute import execute as run
     from dpstream.pipelines.tabulation.inputs import inputs_of
@@ -267,7 +273,6 @@ def execute(
     warnings = [NO_GUARANTEE]
     if manifest.epsilon is not None:
         warnings = weaknesses(manifest.epsilon, manifest.delta)
-    print_warnings(warnings)
     fields = {
         "out": order.out.name,
         "run_id": manifest.run_id,
@@ -280,14 +285,14 @@ def execute(
         print_json({**fields, "files": len(manifest.files), "warnings": warnings})
         return
     click.echo(f"{len(manifest.files):,} files in {order.out.name}; run {manifest.run_id}")
+    lines = list[str]()
     if manifest.epsilon is not None:
         guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
-        verb = "Charged" if done.charged else "Charged before" if of.account else "Costs"
-        click.echo(f"{verb} {guarantee}", err=True)
+        charged = None if of.account is None else done.charged
+        lines = charge_lines(guarantee, charged, manifest.run_id)
+    print_charge(lines, manifest.insecure, warnings)
     if order.letters is not None and order.letters.exists():
         echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
-    if manifest.insecure:
-        click.echo("INSECURE: a fixed test secret was used; do not publish.", err=True)
 
 
 @census.command(

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.figures import guarantee_pair, human, up
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
@@ -17,7 +16,7 @@ from dpstream.pipelines.cli.parts import (
 )
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.tuning.choose import Outcome
+    pass
 
 
 @click.command(
@@ -98,6 +97,9 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     from dpstream.accounting.tuning.answer import KEY_RECORDS
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.project.project import free_name
+    from dpstream.pipelines.render.account import acceptance_lines
+    from dpstream.pipelines.render.layout import page
+    from dpstream.pipelines.render.tuning import choice_text, outcome_text
     from dpstream.pipelines.tuning.ask import Request, ask
     from dpstream.pipelines.tuning.choose import acceptance
     from dpstream.pipelines.tuning.choose import choose as run
@@ -111,84 +113,21 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     public = question.describe()
     if dry_run:
         accepted = acceptance(question)
+        decided = accepted.as_dict()
         if as_json:
             warnings = [*public["warnings"], *accepted.warnings]
-            print_json(public | {"acceptance": accepted.as_dict(), "warnings": warnings})
+            print_json(public | {"acceptance": decided, "warnings": warnings})
         else:
-            first = accepted.lines("Can choose") if question.private else []
-            click.echo("".join(f"{line}\n" for line in first) + plan_text(public), nl=False)
+            first = acceptance_lines(decided, "Can choose", accepted.warnings)
+            click.echo(page(first if question.private else []) + choice_text(public), nl=False)
         click.get_current_context().exit(accepted.exit_code)
     if not as_json:
-        click.echo(plan_text(public), nl=False)
+        click.echo(choice_text(public), nl=False)
     for warning in account_warnings(question.job):
         click.echo(f"Warning: {warning}", err=True)
     outcome = run(question)
+    figures = msgspec.to_builtins(outcome._asdict())
     if as_json:
-        per_key = [msgspec.to_builtins(other) for other in outcome.per_key]
-        print_json({**outcome._asdict(), "per_key": per_key, "asked": public})
+        print_json({**figures, "asked": public})
     else:
-        click.echo(outcome_text(outcome, question.question.key_records or KEY_RECORDS), nl=False)
-
-
-def plan_text(public: dict[str, Any]) -> str:
-    """Return cost and expected accuracy as text, from public figures."""
-    lines = [f"Rule        C is {public['rule']}", f"Bias        {public['bias']}"]
-    if public["how"] == "proxy":
-        return "\n".join(["Cost        none: other data, read without noise", *lines]) + "\n"
-    lines.insert(
-        0,
-        f"Cost        {guarantee_pair(public['epsilon'], public['delta'])}-DP per unit, mu "
-        f"{up(public['mu'], 4)}, charged in the account before the first draw",
-    )
-    for of in public["histograms"]:
-        lines.append(
-            f"Accuracy    {of['name']}: {of['candidates']} candidates; rank error at most "
-            f"{of['rank_error_95']:.3g} units (95%): good from {of['units_for_5_points']:,} units "
-            f"in the first hours, no answer below about {of['no_answer_below']:,}"
-        )
-    lines += [f"Warning     {warning}" for warning in public["warnings"]]
-    return "\n".join(lines) + "\n"
-
-
-def outcome_text(outcome: "Outcome", records: int) -> str:
-    """Return what was chosen as text."""
-    lines = [f"Chosen      contributions = {outcome.contributions}"]
-    lines += [f"            {name}: bounds = {list(b)}" for name, b in outcome.bounds.items()]
-    lines += _weighed(outcome, records)
-    lines += [f"Note        {note}" for note in outcome.notes]
-    if outcome.run_id:
-        again = ", charged before" if outcome.resumed else ", charged"
-        lines.append(f"Run         {outcome.run_id}{again}; the receipt is in the account")
-    else:
-        lines.append("Label       from other data: not charged, shown in every plan")
-    if outcome.insecure:
-        lines.append("INSECURE: a fixed test secret was used; do not publish.")
-    lines.append(f"Job         {outcome.job}: `dpstream plan {outcome.job}`")
-    return "\n".join([*lines, f"Releases    {outcome.releases}"]) + "\n"
-
-
-def _weighed(outcome: "Outcome", records: int) -> list[str]:
-    """Render what C cuts, how large the noise is, and what a bound per key would do."""
-    if outcome.cut is None:
-        return []
-    cut = f"{100 * outcome.cut:.2g}% of all pairs: what units have beyond C"
-    if outcome.run_id is None:
-        lines = [f"Cut         about {cut}"]
-    else:
-        lines = [
-            f"Cut         at least about {cut}; units with very many pairs, too few for the "
-            "answer's noise, are not seen"
-        ]
-    if outcome.sd is not None:
-        lines.append(
-            f"Noise       ±{human(outcome.sd)} (sd) at a window's end: a key of {records:,} "
-            f"records is about {human(records * outcome.cut)} short, ±{human(outcome.sd)}"
-        )
-    for other in outcome.per_key:
-        what = "1 record" if other.bound == 1 else f"{other.bound} records"
-        lines.append(
-            f"Per key     or per_key_bound = {other.bound}, contributions = {other.contributions}: "
-            f"cuts about {100 * other.cut:.2g}%, and what a unit has beyond {what} of a key; "
-            f"±{human(other.sd)}"
-        )
-    return lines
+        click.echo(outcome_text(figures, question.question.key_records or KEY_RECORDS), nl=False)

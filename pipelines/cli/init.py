@@ -17,6 +17,7 @@ from dpstream.pipelines.cli.parts import (
     person_of,
     print_json,
 )
+from dpstream.pipelines.render.layout import each, labelled, page
 
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
@@ -222,28 +223,29 @@ def init(
             }
         )
         return
-    _echo_written(target, replies, secret_made, public_sample)
-    for i, row in enumerate(rows):
-        click.echo(f"{'' if i else 'Covers':<13}{row}")
-    for note in notes:
-        click.echo(f"Note         {note}")
-    click.echo(f"Next         {shlex.join(words)}")
+    lines = [
+        *_written_lines(target, replies, secret_made, public_sample),
+        *(labelled("Covers", *rows) if rows else []),
+        *each("Note", notes),
+        *labelled("Next", shlex.join(words)),
+    ]
+    click.echo(page(lines), nl=False)
 
 
-def _echo_written(
+def _written_lines(
     target: "Target", replies: "Answers", secret_made: bool, public_sample: bool
-) -> None:
-    """Print what was written and made."""
+) -> list[str]:
+    """Return what was written and made as text."""
     sections = ", ".join(f"[{section}]" for section in target.sections)
-    click.echo(f"Project      {os.path.relpath(target.path)}: {sections}")
+    lines = labelled("Project", f"{os.path.relpath(target.path)}: {sections}")
     own = target.new_data_set
     if own is not None:
-        click.echo(f"Account      {own.account}, id {own.id}, limit: {own.limit_text}")
-        click.echo(f"Secret       {own.secret} ({_SECRET[secret_made]})")
+        lines += labelled("Account", f"{own.account}, id {own.id}, limit: {own.limit_text}")
+        lines += labelled("Secret", f"{own.secret} ({_SECRET[secret_made]})")
     read = "values were read, as public" if public_sample else "its schema, and no values"
     windows = replies.windows
-    click.echo(f"Read         {read}")
-    click.echo(f"Windows      of {windows.length} from {windows.start} to {windows.end}")
+    span = f"of {windows.length} from {windows.start} to {windows.end}"
+    return [*lines, *labelled("Read", read), *labelled("Windows", span)]
 
 
 _FIRST_ONLY = "Of the files of the pattern only the first was looked at."

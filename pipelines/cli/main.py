@@ -23,11 +23,12 @@ from dpstream.accounting.extras import missing_extra
 from dpstream.pipelines.cli.account import account, secret
 from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.census import census
+from dpstream.pipelines.cli.check import check, doctor
 from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.init import init
 from dpstream.pipelines.cli.operate import audit, folder, replay, state
 from dpstream.pipelines.cli.parts import SCHEMA_VERSION, examples, print_warnings
-from dpstream.pipelines.cli.plan import check, doctor, plan
+from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.report import demo, report
 from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.cli.session import session

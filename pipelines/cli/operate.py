@@ -25,6 +25,7 @@ from dpstream.pipelines.cli.parts import (
     section,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, requested, with_private
+from dpstream.pipelines.render.layout import labelled, page
 from dpstream.state.disk_errors import file_errors
 
 if TYPE_CHECKING:
@@ -71,30 +72,42 @@ def info(job: Chosen, as_json: bool) -> None:
     if as_json:
         print_json(status)
         return
-    click.echo(f"Run       {status['run_id']}, epoch {status['epoch']}, {status['shards']} shards")
-    click.echo(f"Plan      {status['plan_hash']}")
-    total = "" if status["windows"] is None else f" of {status['windows']:,}"
-    click.echo(f"Windows   {status['complete']:,}{total} are complete")
-    for window, trigger in status["committed"].items():
-        if trigger < status["triggers"]:
-            click.echo(f"          window {window}: trigger {trigger} of {status['triggers']}")
-    if status["dropped"]:
-        click.echo(f"Dropped   releases of windows before {status['dropped']}: the sink has them")
-    if status["abandoned"]:
-        click.echo(f"Abandoned windows before {status['abandoned']}: they get no more releases")
-    if status["restoring"]:
-        click.echo("Restored  the next run compares with the sink before it publishes")
-    if status["input_changed"]:
-        click.echo("Changed   a file changed while a run read it: begin a new one, `--fresh`")
+    click.echo(page(_status_lines(status)), nl=False)
     if requested():
         print_sizes(status["operator_only"])
+
+
+def _status_lines(status: dict[str, Any]) -> list[str]:
+    """Return the run and the progress of a store as text."""
+    total = "" if status["windows"] is None else f" of {status['windows']:,}"
+    open_windows = (
+        f"window {window}: trigger {trigger} of {status['triggers']}"
+        for window, trigger in status["committed"].items()
+        if trigger < status["triggers"]
+    )
+    run = f"{status['run_id']}, epoch {status['epoch']}, {status['shards']} shards"
+    lines = [
+        *labelled("Run", run),
+        *labelled("Plan", status["plan_hash"]),
+        *labelled("Windows", f"{status['complete']:,}{total} are complete", *open_windows),
+    ]
+    notes = {
+        "dropped": f"releases of windows before {status['dropped']}: the sink has them",
+        "abandoned": f"windows before {status['abandoned']}: they get no more releases",
+        "restoring": "the next run compares with the sink before it publishes",
+        "input_changed": "a file changed while a run read it: begin a new one, `--fresh`",
+    }
+    labels = {"restoring": "Restored", "input_changed": "Changed"}
+    for name, note in notes.items():
+        lines += labelled(labels.get(name, name.capitalize()), note) if status[name] else []
+    return lines
 
 
 def print_sizes(sizes: dict[str, Any]) -> None:
     """Print the sizes of a store's parts."""
     echo_private("sizes tell about the number of units and keys.")
     if sizes["bytes"] is not None:
-        echo_private(f"File      {sizes['bytes'] / 2**20:12,.1f} MiB")
+        echo_private(f"{'file':<10}{sizes['bytes'] / 2**20:12,.1f} MiB")
     for part in sizes["parts"]:
         where = "" if part["window"] is None else f", window {part['window']}"
         size = f"{part['bytes'] / 2**20:12,.1f} MiB in {part['rows']:,} rows"

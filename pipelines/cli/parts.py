@@ -41,11 +41,6 @@ AS_OF = click.option(
     help="Label of the state of the data, e.g. a date: the same question with another "
     "label is a new question, with a charge of its own.",
 )
-#: Of an answer that was charged before, also where it was cut off then and is given now.
-REPEATED = (
-    "The answer that was given before; --fresh asks again at a new charge, --as-of names another "
-    "state of the data"
-)
 PROJECT = click.option(
     "--project",
     type=click.Path(path_type=Path),
@@ -215,6 +210,21 @@ def print_warnings(warnings: Iterable[str]) -> None:
         return
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
+
+
+def print_charge(lines: Iterable[str], insecure: bool, warnings: Iterable[str] = ()) -> None:
+    """Print on stderr what an answer was charged, warnings, and the mark of a test secret.
+
+    Args:
+        lines: `pipelines.render.account.charge_lines`.
+    """
+    from dpstream.pipelines.render.account import INSECURE
+
+    for line in lines:
+        click.echo(line, err=True)
+    print_warnings(warnings)
+    if insecure:
+        click.echo(INSECURE, err=True)
 
 
 def options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:

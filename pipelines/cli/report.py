@@ -124,9 +124,9 @@ def demo(folder: Path) -> None:
     from rich.console import Console
 
     from dpstream.accounting.budget.allocation import allocate
-    from dpstream.accounting.guarantee import text
     from dpstream.pipelines.demo import prepare, show
     from dpstream.pipelines.jobs.committed import committed
+    from dpstream.pipelines.render.job_plan import details_text
     from dpstream.pipelines.stream.run import run_job
 
     job = prepare(folder)
@@ -135,4 +135,4 @@ def demo(folder: Path) -> None:
     with Bar(hidden=False) as bar:
         run_job(job, progress=bar.update)
     show(job, plan, budget, Console(file=sys.stdout))
-    click.echo(f"\nWhat is promised:\n{text(plan, budget)}")
+    click.echo(f"\nWhat is promised:\n{details_text(plan, budget)}")

@@ -14,6 +14,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     load_job,
     options,
+    print_charge,
     print_json,
     print_warnings,
     stop_signals,
@@ -206,8 +207,7 @@ def _print_result(checked: "Job", result: "Result") -> None:
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")
-    if checked.insecure:
-        click.echo("INSECURE: a fixed test secret or run id was used; do not publish.")
+    print_charge([], checked.insecure)
 
 
 def released_text(released: "Released") -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpstream.accounting.figures import exact
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     Chosen,
@@ -31,7 +32,6 @@ from dpstream.pipelines.cli.session_ask import (
     TABLE,
     WHERE,
     allot,
-    amount_of,
     ask,
     budget_of,
     cells,
@@ -41,6 +41,7 @@ from dpstream.pipelines.cli.session_ask import (
     select,
     subspace,
 )
+from dpstream.pipelines.render.layout import labelled, page
 
 if TYPE_CHECKING:
     from dpstream.pipelines.session.config import Config
@@ -119,6 +120,7 @@ def stand(
 @AS_JSON
 def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json: bool) -> None:
     """Show the most and least that some points have spent, and where most was spent."""
+    from dpstream.pipelines.render.account import points_text
     from dpstream.pipelines.session.overview import overview
 
     with opened(table, analyst, looking=True) as session:
@@ -127,32 +129,7 @@ def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json:
     if as_json:
         print_json(figures)
         return
-    click.echo(
-        f"Table       {figures['table']}, data set {figures['data_set']}, unit {figures['unit']}"
-    )
-    click.echo(f"Entries     {figures['entries']:,}")
-    for kind, part in figures["budgets"].items():
-        click.echo("\n".join(_kind(kind, part)))
-    for kind, own in figures["quotas"].items():
-        click.echo(
-            f"Quota       {own['analyst']}: {kind} {amount_of(own['quota'])} of a point, "
-            f"charged to one at most {amount_of(own['most_charged'])}"
-        )
-
-
-def _kind(kind: str, part: dict[str, Any]) -> list[str]:
-    rows = [
-        f"            {'closed' if row['spent'] is None else amount_of(row['spent']):>10}"
-        f"  where {row['where']}"
-        for row in part["rows"]
-    ]
-    return [
-        f"{kind:<11} spent by a point at most {amount_of(part['most_spent'])}, at least "
-        f"{amount_of(part['least_spent'])}, of initial budgets up to "
-        f"{amount_of(part['most_initial'])}; in {part['regions']:,} "
-        f"region{'s' * (part['regions'] != 1)}",
-        *rows,
-    ]
+    click.echo(points_text(figures), nl=False)
 
 
 @click.command(
@@ -171,7 +148,7 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
         print_json({"entries": [line.as_dict() for line in lines]})
         return
     for line in lines:
-        paid = f" {line.kind} {amount_of(line.amount / 1_000_000)}" if line.kind else ""
+        paid = f" {line.kind} {exact(line.amount / 1_000_000)}" if line.kind else ""
         question = f": {line.question}" if line.question else ""
         click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.what}{paid}{question}")
         for where in line.where:
@@ -321,9 +298,12 @@ def migrate(old: Chosen, new: str, as_json: bool) -> None:
         print_json({"account": config.account.id, "embedded": embedded, "next": following})
         return
     done = "before" if embedded is None else f"now, with {embedded:,} charge{'s' * (embedded != 1)}"
-    click.echo(f"Account    {config.account.id}")
-    click.echo(f"Migrated   {done}")
-    click.echo(f"Next       {following}")
+    lines = [
+        *labelled("Account", config.account.id),
+        *labelled("Migrated", done),
+        *labelled("Next", following),
+    ]
+    click.echo(page(lines), nl=False)
 
 
 @session.command(epilog=examples("dpstream session add rides rides-2.parquet"))

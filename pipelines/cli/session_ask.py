@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.figures import human
+from dpstream.accounting.figures import exact, human
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
@@ -21,6 +21,7 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     examples,
     options,
+    print_charge,
     print_json,
     print_warnings,
     runner_of,
@@ -28,8 +29,6 @@ from dpstream.pipelines.cli.parts import (
 )
 
 if TYPE_CHECKING:
-    from dpstream.accounting.regions.decision import Decision
-    from dpstream.accounting.regions.space import Space
     from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.session.ask import SessionRequest
     from dpstream.pipelines.session.receipt import Answer
@@ -71,8 +70,6 @@ RUNNER = options(
         help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
     ),
 )
-#: Boxes of a refusal that are named.
-_BOXES = 8
 
 
 def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
@@ -99,7 +96,9 @@ def opened(
         looking: whether the command asks nothing: no file is made or written.
     """
     from dpstream.accounting.strength import WeakGuaranteeWarning
+    from dpstream.pipelines.render.question_plan import lacking_lines
     from dpstream.pipelines.session.config import config_in
+    from dpstream.pipelines.session.plan import decision_as_builtins
     from dpstream.pipelines.session.session import Session
     from dpstream.state.ledger.orders import SessionRefusedError
 
@@ -112,42 +111,13 @@ def opened(
         try:
             yield session
         except SessionRefusedError as error:
+            figures = decision_as_builtins(session.open_table.space, error.decision)
             if click.get_current_context().params.get("as_json"):
-                print_json(as_builtins(session.open_table.space, error.decision))
+                print_json(figures)
             else:
-                for line in lacking(session.open_table.space, error.decision):
+                for line in lacking_lines(figures):
                     click.echo(f"  {line}", err=True)
             raise
-
-
-def lacking(space: "Space", decision: "Decision") -> list[str]:
-    """Render which points lack budget, and the least that each box has left."""
-    from dpstream.pipelines.session import sentences
-
-    rows = zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True)
-    lines = [
-        f"{sentences.amount(left)} left where {sentences.box(space, box)}" for box, left in rows
-    ]
-    more = len(decision.lacking) - _BOXES
-    return [*lines, f"... and {more:,} more boxes"] if more > 0 else lines
-
-
-def as_builtins(space: "Space", decision: "Decision") -> dict[str, Any]:
-    """Return a decision as values for JSON."""
-    from dpstream.pipelines.session import sentences
-
-    return {
-        "accepted": decision.accepted,
-        "charged": sentences.boxes(space, decision.charged),
-        "lacking": [
-            {"where": sentences.box(space, box), "left": left / 1_000_000}
-            for box, left in zip(
-                decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True
-            )
-        ],
-        "lacking_boxes": len(decision.lacking),
-        "largest": decision.largest / 1_000_000,
-    }
 
 
 def subspace(session: "Session", table: Chosen, where: str, inside: str | None) -> "Subspace":
@@ -302,6 +272,7 @@ def _request(
 
 def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     """Print an answer with its intervals and what it was charged."""
+    from dpstream.pipelines.render.account import charge_lines
     from dpstream.pipelines.session import sentences
     from dpstream.pipelines.session.sentences import answer_rows, answer_text
 
@@ -329,19 +300,16 @@ def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     for note in notes:
         click.echo(note)
     paid = f"{question.kind} {sentences.amount(question.amount)}"
-    if not answer.charged:
-        click.echo(f"Paid before ({paid}); first answered {head.answered}", err=True)
-    elif head.allotment:
+    of = "that had as much left (the others are left out)" if head.drop else "asked"
+    lines = charge_lines(f"{paid} to every point {of}", answer.charged, head.run_id, head.answered)
+    if answer.charged and head.allotment:
         left = session.allotment(head.allotment).left
-        click.echo(f"Drew {paid} on the allotment, which has {amount_of(left)} left", err=True)
-    else:
-        of = "that had as much left (the others are left out)" if head.drop else "asked"
-        click.echo(f"Charged {paid} to every point {of}; run {head.run_id}", err=True)
+        lines = [f"Drew {paid} on the allotment, which has {exact(left)} left; run {head.run_id}"]
+    elif answer.charged:
         waste = _waste(session, head.run_id)
         if waste > 1.0001:
-            click.echo(f"Points charged, for each point asked: {human(waste)}", err=True)
-    if answer.insecure:
-        click.echo("INSECURE: a fixed test secret was used; do not publish.", err=True)
+            lines.append(f"Points charged, for each point asked: {human(waste)}")
+    print_charge(lines, answer.insecure)
 
 
 def _waste(session: "Session", run_id: str) -> float:
@@ -350,13 +318,6 @@ def _waste(session: "Session", run_id: str) -> float:
 
     [charge] = [charge for name, charge in session.open_table.account.history() if name == run_id]
     return float(volumes(charge.boxes).sum() / volumes(charge.read).sum())
-
-
-def amount_of(budget: float) -> str:
-    """Return an amount of a budget as text."""
-    from dpstream.pipelines.session import sentences
-
-    return sentences.amount(round(budget * 1_000_000))
 
 
 def _union(
@@ -417,6 +378,7 @@ def plan(
     """
     gc.disable()  # what a plan loads and reads is in use until it ends
     click.get_current_context().call_on_close(gc.enable)
+    from dpstream.pipelines.render.question_plan import session_text
     from dpstream.pipelines.session import plan as planning
 
     with opened(table, analyst, looking=True) as session:
@@ -424,14 +386,11 @@ def plan(
         planned = planning.plan(
             session.open_table, _request(session, points, figures, by, how), union
         )
+        planned_figures = planning.as_builtins(session.open_table.space, planned)
         if as_json:
-            decision = as_builtins(session.open_table.space, planned.decision)
-            print_json({**decision, **planning.as_builtins(planned)})
+            print_json(planned_figures)
         else:
-            for line in planning.lines(planned):
-                click.echo(line)
-            for line in lacking(session.open_table.space, planned.decision):
-                click.echo(f"  {line}")
+            click.echo(session_text(planned_figures), nl=False)
     click.get_current_context().exit(planned.acceptance.exit_code)
 
 
@@ -483,7 +442,7 @@ def allot(
             return
         click.echo(f"{name}: {made.run_id}")
         if not made.charged:
-            click.echo(f"Paid before; {amount_of(made.left)} left: draw on it by --from", err=True)
+            click.echo(f"Charged before; {exact(made.left)} left: draw on it by --from", err=True)
             return
         click.echo(f"Charged {kind} {amount} to every point asked; draw on it by --from", err=True)
 
@@ -540,4 +499,4 @@ def select(
             return
         click.echo(f"{name}: {text or sentences.EVERYTHING}")
         for kind, most in spent.items():
-            click.echo(f"Spent by a point, at most: {kind} {amount_of(most)}")
+            click.echo(f"Spent by a point, at most: {kind} {exact(most)}")

@@ -2,31 +2,29 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dpstream.accounting.errors import required
-from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
+from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
     FRESH,
-    REPEATED,
     Chosen,
     data_set,
     examples,
     on_terminal,
+    print_charge,
     print_json,
-    print_warnings,
     runner_of,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
     from dpstream.pipelines.runners.bounded import Runner
-    from dpstream.pipelines.sql.explain import Explanation
     from dpstream.pipelines.tables.catalog import Catalog
 
 
@@ -224,8 +222,10 @@ def _ask(
     import msgspec
 
     from dpstream.accounting.strength import weaknesses
+    from dpstream.pipelines.render.account import charge_lines
+    from dpstream.pipelines.render.answer import cut_lines
     from dpstream.pipelines.sql.ask import ask
-    from dpstream.pipelines.sql.receipt import answer_text, lines_of, records
+    from dpstream.pipelines.sql.receipt import answer_text, records
 
     answer = ask(catalog, text, how, runner=runner)
     head = answer.header
@@ -244,59 +244,40 @@ def _ask(
     click.echo(answer_text(answer), nl=False)
     if not answer.table.num_rows:
         click.echo("Nothing was published: no group passed the threshold (see --explain).")
-    click.echo("\n".join(lines_of(head, catalog.unit.name, "group", bool(answer.intervals))))
+    for line in cut_lines(
+        head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
+    ):
+        click.echo(line)
     for name in head.nulls:
         click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
     cost = guarantee_pair(head.epsilon, head.delta)
-    if answer.charged:
-        click.echo(f"Charged {cost} per unit; run {head.run_id}", err=True)
-    else:
-        click.echo(f"Charged before {cost}; first answered {head.answered}", err=True)
-        click.echo(REPEATED, err=True)
-    print_warnings(warnings)
-    if answer.insecure:
-        click.echo("INSECURE: a fixed test secret was used; do not publish.", err=True)
+    paid = charge_lines(f"{cost} per unit", answer.charged, head.run_id, head.answered)
+    print_charge(paid, answer.insecure, warnings)
 
 
 def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:
     """Print what the statements would cost; return the exit code that asking them would have."""
+    from dpstream.pipelines.render.question_plan import explanation_text
     from dpstream.pipelines.sql.explain import as_builtins, explain
 
     explanation = explain(catalog, statements, how)
+    figures = as_builtins(explanation)
     if as_json:
-        print_json(as_builtins(explanation))
+        print_json(figures)
     else:
-        click.echo(_explanation_text(explanation), nl=False)
+        click.echo(explanation_text(figures), nl=False)
     return explanation.acceptance.exit_code
 
 
-def _explanation_text(explanation: "Explanation") -> str:
-    from dpstream.accounting.query.families import Outlook, family_lines
-
-    lines = explanation.acceptance.lines("Can ask")
-    for number, one in enumerate(explanation.statements, 1):
-        cost = guarantee_pair(one.cost["epsilon"], one.cost["delta"], one.cost["mu"])
-        lines += [f"Statement {number}", f"  Cost       {cost} per unit"]
-        selections = [] if one.selection is None else [one.selection]
-        lines += [f"  {line}" for line in family_lines(one.families)]
-        lines += [f"  {line}" for line in Outlook(one.columns, selections).lines()]
-        lines += [f"  Warning    {warning}" for warning in one.warnings]
-        lines += ["  Plan", *(f"    {line}" for line in one.plan.splitlines())]
-    lines.append(
-        f"Together    epsilon {up(explanation.together['epsilon'])} at delta "
-        f"{up(explanation.together['delta'])}"
-    )
-    return "\n".join(lines) + "\n"
-
-
 def _budget(catalog: "Catalog", as_json: bool) -> None:
+    from dpstream.pipelines.render.account import budget_text
     from dpstream.pipelines.sql.explain import budget
 
     figures = budget(catalog)
     if as_json:
         print_json(figures)
         return
-    click.echo("\n".join(_left(figures)))
+    click.echo(budget_text(figures), nl=False)
 
 
 def _check(catalog: "Catalog", as_json: bool) -> None:
@@ -317,17 +298,6 @@ def _check(catalog: "Catalog", as_json: bool) -> None:
         click.echo(f"{table['table']:<20} {table['kind']:<10} {owner}")
     for name, columns in keys:
         click.echo(f"Unique: {name} ({', '.join(columns)})")
-
-
-def _left(figures: dict[str, Any]) -> list[str]:
-    limit, spent, left = figures["limit"], figures["spent"], figures["left"]
-    return [
-        f"Data set    {figures['data_set']}, unit {figures['unit']}, {figures['charges']} charges",
-        f"Limit       epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])} per unit",
-        f"Spent       epsilon {up(spent['epsilon'])}",
-        f"Left        {left_text(left)}",
-        *(f"Warning     {warning}" for warning in figures["warnings"]),
-    ]
 
 
 def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:

@@ -153,10 +153,11 @@ def plan(
     finds it.
     """
     from dpstream.accounting.strength import check_delta
+    from dpstream.pipelines.render.workload_plan import workload_text
     from dpstream.pipelines.workload.families import compared
     from dpstream.pipelines.workload.files import folder_of, read_workload
     from dpstream.pipelines.workload.lattice import planned_purely
-    from dpstream.pipelines.workload.planning import figures, guarantee_of, plan_text, planned
+    from dpstream.pipelines.workload.planning import figures, guarantee_of, planned
 
     file, job_name = located(workload)
     if job_name is not None:
@@ -193,4 +194,4 @@ def plan(
     if as_json:
         print_json(result)
     else:
-        click.echo(plan_text(result), nl=False)
+        click.echo(workload_text(result), nl=False)

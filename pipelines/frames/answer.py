@@ -29,7 +29,8 @@ from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
-from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, estimated, lines_of
+from dpstream.pipelines.render.answer import cut_lines, rows_text
+from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, estimated
 from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
@@ -107,12 +108,9 @@ class PrivateTable:
 
     def __repr__(self) -> str:
         """Return the guarantee and the first rows as text."""
-        names, rows = self.table.column_names, self.table.slice(0, _PRINTED_ROWS).to_pylist()
-        cells = [names, *([_cell_text(row[name]) for name in names] for row in rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-        lines = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
-        more = len(self) - len(rows)
-        lines += [f"... {more} more rows"] if more else []
+        lines = rows_text(self.table.slice(0, _PRINTED_ROWS), {}).splitlines()
+        more = len(self) - _PRINTED_ROWS
+        lines += [f"... {more:,} more rows"] if more > 0 else []
         return "\n".join([self.guarantee, "", *lines])
 
 
@@ -159,7 +157,13 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
         bounds.append(f"{rows}values within {human(column.low)} and {human(column.high)}")
     if bounds:
         words.append(f"Of one {question.unit!r}: {'; '.join(bounds)}.")
-    words += lines_of(header, question.unit, "key" * bool(question.key), bool(answer.intervals))
+    words += cut_lines(
+        header.cuts,
+        header.not_estimated,
+        question.unit,
+        "key" * bool(question.key),
+        bool(answer.intervals),
+    )
     for name, bound in _public(question, header).items():
         words.append(
             f"Too few units to choose {name} privately: the default bound {bound} applies."
@@ -187,10 +191,6 @@ def _public(question: Question, header: Header) -> dict[str, int]:
         constants[column.rows_histogram] = column.rows
         constants |= {column.name: column.rows} if column.kind == "count" else {}
     return {name: n for name, n in constants.items() if name in names - header.cuts.keys()}
-
-
-def _cell_text(value: object) -> str:
-    return human(value) if isinstance(value, float) else "–" if value is None else str(value)
 
 
 class TableQuestion(NamedTuple):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import DpstreamError, required
-from dpstream.accounting.figures import guarantee_pair, left_text
-from dpstream.accounting.query.families import Outlook, family_lines, outlook
+from dpstream.accounting.query.families import outlook
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Arguments, Question, question_of
 from dpstream.pipelines.frames.table import without_rows
+from dpstream.pipelines.render.question_plan import question_text
 from dpstream.state.ledger.open import read_history
 
 if TYPE_CHECKING:
@@ -98,20 +98,7 @@ class QuestionPlan(NamedTuple):
 
     def __repr__(self) -> str:
         """Describe acceptance, account, cost, thresholds and noise, in this order."""
-        lines = self.acceptance._replace(warnings=()).lines("Can ask")
-        if self.left is not None:
-            lines.append(f"Left        {left_text(self.left)}, after this one")
-        if self.cost is not None:
-            cost = guarantee_pair(self.cost["epsilon"], self.cost["delta"], self.cost["mu"])
-            lines.append(f"Cost        {cost} per unit")
-        for line in family_lines(self.families):
-            name, _, words = line.partition(" ")
-            lines.append(f"{name:<12}{words.lstrip()}")
-        for line in Outlook(self.columns, self.thresholds).lines("key"):
-            name, _, words = line.partition(" ")
-            lines.append(f"{name:<12}{words.lstrip()}")
-        lines += [f"Warning     {warning}" for warning in self.warnings]
-        return "\n".join(lines)
+        return question_text(self.as_dict())
 
 
 def planned(

@@ -13,8 +13,7 @@ import msgspec
 
 from dpstream.accounting.composition import epsilon_spent, left_within
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
-from dpstream.accounting.plan.unit import UnitIdentity, composed
+from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.project import Project, account_of, is_name, load_project
@@ -170,64 +169,3 @@ def account_warnings(job: Job) -> list[str]:
         return []
     weak = [] if account.limit is None else limit_weaknesses(account.limit)
     return [*weak, *composed(account.charges).warnings]
-
-
-def text(figures: dict[str, Any]) -> str:
-    """Return the view as text."""
-    unit = f"{figures['unit']['name']} ({figures['unit']['type']})"
-    lines = [f"Account   {figures['id']}", f"Data set  {figures['data_set']}"]
-    lines.append(f"Unit      {figures['common_unit'] or unit}")
-    lines += [f"{entry['seq']:>7}   {_line(entry)}" for entry in figures["entries"]]
-    spent = figures["spent"]["epsilon"]
-    figure = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
-    lines.append(
-        f"Spent     {figure} at delta {up(figures['spent']['delta'])} per unit, all together"
-    )
-    limit, left = figures["limit"], figures["left"]
-    if limit is None:
-        lines.append("Limit     none: each record has a budget of its own")
-    else:
-        lines += [
-            f"Limit     epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}",
-            f"Left      {left_text(left)}",
-        ]
-    lines += [f"Warning   {warning}" for warning in figures["warnings"]]
-    return "\n".join(lines) + "\n"
-
-
-def _line(entry: dict[str, Any]) -> str:
-    """Return one event as text."""
-    match entry["event"]:
-        case "charge":
-            epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
-            noise = "".join(
-                f", {name} {up(entry[name], 4)}"
-                for name in ("mu", "rho")
-                if entry[name] is not None
-            )
-            return (
-                f"{entry['kind']:<8} {entry['run_id']}{epoch}  "
-                f"{guarantee_pair(entry['epsilon'], entry['delta'])}{noise}{_counted(entry)}"
-            )
-        case "receipt":
-            return f"answered {entry['run_id']}"
-        case "created" | "limit":
-            what = "created " if entry["event"] == "created" else "limit   "
-            limit = entry["limit"]
-            if limit is None:
-                return what.rstrip()
-            return f"{what} limit epsilon {exact(limit[0])}, delta {exact(limit[1])}"
-        case "closed":
-            return f"closed   {', '.join(entry['run_ids'])}"
-        case "widened":
-            return f"widened  table model {entry['old']} into {entry['new']}"
-        case _:
-            return f"table    {entry['id']}"
-
-
-def _counted(entry: dict[str, Any]) -> str:
-    """Return how many units an entry counts as, as text, if that is not one."""
-    if entry["counted_as"] == 1:
-        return ""
-    unit = UnitIdentity.read(entry["identity"])
-    return f", counted {entry['counted_as']:,} times: {unit.description}"

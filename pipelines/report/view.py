@@ -42,6 +42,7 @@ from dpstream.pipelines.render.charts import (
     places,
     svg,
 )
+from dpstream.pipelines.render.job_plan import trigger_rows
 from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
@@ -239,19 +240,6 @@ def chart_of_lines(
     return {"title": title, "legend": legend, **picture_fields(picture)}
 
 
-def trigger_table(figures: dict[str, Any], last: int) -> dict[str, Any]:
-    """Return sd and tau at a handful of triggers, of which ``last`` is the last."""
-    streams, tau = figures["streams"], figures["tau"]
-    steps = {1, 2, 3, -(-last // 4), -(-last // 2), -(-3 * last // 4), last}
-    rows = [
-        (t, [s["sd"][t - 1] for s in streams] + ([tau[t - 1]] if tau else []))
-        for t in sorted(steps)
-        if t <= last
-    ]
-    heads = [f"sd {s['name']}" for s in streams] + (["tau (units)"] if tau else [])
-    return {"heads": heads, "rows": rows}
-
-
 #: Columns with pictures; more would make a page heavy, and the table has them.
 DRAWN_COLUMNS = 4
 #: Keys whose growth within one window is drawn.
@@ -302,7 +290,7 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "truth": report.truth,
         "truth_label": TRUTH_LABEL,
         "noise": noise(report.figures),
-        "trigger_table": trigger_table(report.figures, timeline.triggers),
+        "triggers": trigger_rows(report.figures),
         "settings": settings(report.job, report.plan),
     }
 

@@ -62,27 +62,6 @@ def shard_figures(job: Job, changed_keys: int | None) -> dict[str, int]:
     return figures
 
 
-def shards_text(figures: dict[str, int]) -> str:
-    """Return the figures in words."""
-    if not figures:
-        return ""
-    shards, most = figures["shards"], figures["keys_of_a_commit"]
-    lines = [
-        f"State       Spanner, {shards} key shards: a step of up to {most:,} changed keys is one",
-        "            commit, a larger one is committed in parts, by key. `--changed-keys N` says",
-        "            how many shards a trigger with N changed keys needs to avoid that.",
-    ]
-    if "shards_needed" in figures:
-        need = figures["shards_needed"]
-        lines = [lines[0], "            commit; " + _needed(figures["changed_keys"], need, shards)]
-    return "\n".join(lines) + "\n"
-
-
-def _needed(changed: int, need: int, have: int) -> str:
-    verdict = "enough here" if have >= need else f"set shards = {need}"
-    return f"{changed:,} changed keys a trigger need {need:,} shards: {verdict}."
-
-
 DAY_SECONDS, HOURS_A_MONTH, GIB = 86_400, 730, 1 << 30
 #: Rows a step should have at least on one machine: below it start-up of a step is what costs.
 ROWS_A_STEP = 1_500
@@ -325,53 +304,10 @@ def as_dict(
     estimate: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
 ) -> dict[str, Any]:
     """Return the estimate with everything it rests on, for machines."""
+    of_cluster = {**SPANNER, "worker_busy": WORKER_BUSY, **prices}
+    used = {**rates, **(of_cluster if estimate.store == "spanner" else {})}
     return {
         "load": msgspec.to_builtins(load),
         "estimate": msgspec.to_builtins(estimate),
-        "figures": {
-            name: figure._asdict()
-            for name, figure in {**rates, **SPANNER, "worker_busy": WORKER_BUSY, **prices}.items()
-        },
+        "figures": {name: figure._asdict() for name, figure in used.items()},
     }
-
-
-def text(
-    estimate: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
-) -> str:
-    """Return the estimate in words."""
-    spanner = estimate.store == "spanner"
-    lines = [
-        f"Scale       an estimate for {load.keys:,} keys and {load.records_per_day:,} records"
-        f" a day, a trigger every {estimate.interval:g} s,",
-        f"            {load.peak:g} times the load at the busiest one",
-        f"A trigger   {estimate.records:,} rows, up to {estimate.keys_changed:,} keys and"
-        f" {estimate.units_changed:,} units change,",
-        f"            up to {estimate.keys_published:,} keys are published",
-        f"Shards      {estimate.shards:,}: {estimate.rows_a_step:,} rows a step"
-        + (", one commit each" if spanner else ""),
-        f"Writes      {estimate.key_writes:,} key rows/s and {estimate.unit_writes:,} unit rows/s;"
-        f" {estimate.peak_writes:,}/s at the peak, done in {estimate.within:g} s",
-        f"Cores       {sum(estimate.vcpus.values()):.1f} busy at the peak ("
-        + ", ".join(f"{name.replace('_', ' ')} {n:.1f}" for name, n in estimate.vcpus.items())
-        + ")",
-    ]
-    if spanner:
-        cost = estimate.cost
-        lines += [
-            f"Workers     {estimate.workers:,} of {load.worker_vcpus} vCPUs and"
-            f" {load.worker_gib:g} GB",
-            f"Spanner     {estimate.nodes:,} nodes, {estimate.state_gib:,.1f} GiB",
-            f"Cost        ${cost['total']:,.0f} a month: workers"
-            f" ${cost['worker_vcpus'] + cost['worker_memory']:,.0f}, Spanner"
-            f" ${cost['spanner_nodes'] + cost['spanner_storage']:,.0f}",
-        ]
-    else:
-        lines.append(f"SQLite      {estimate.state_gib:,.2f} GiB on disk, one machine")
-    lines += [f"WARNING     {warning}" for warning in estimate.warnings]
-    used = {**rates, **(SPANNER | prices if spanner else {})}
-    lines += ["From        " + _source(name, figure) for name, figure in used.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _source(name: str, figure: Figure) -> str:
-    return f"{name} {figure.value:,g} {figure.unit} ({figure.kind}: {figure.source})"

@@ -9,11 +9,11 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.figures import human
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import volumes
 from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.decision import Decision
+from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.calibration import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget
@@ -25,7 +25,8 @@ from dpstream.pipelines.session.union import Union, assembled
 from dpstream.state.ledger.orders import Planned, enough_of, refusal_of
 from dpstream.state.ledger.regions import stated_cost
 
-_UNIT = {"value": "", "value times records": " / records", "rank": " records of rank"}
+#: Boxes without enough budget that are named.
+_BOXES = 8
 
 
 class Plan(NamedTuple):
@@ -161,9 +162,25 @@ def _union(open_table: OpenTable, request: SessionRequest, read: Int64) -> Union
         return None
 
 
-def as_builtins(plan: Plan) -> dict[str, Any]:
-    """Return a plan as values for JSON, without its decision."""
+def decision_as_builtins(space: Space, decision: Decision) -> dict[str, Any]:
+    """Return a decision as values for JSON; of the boxes that lack budget the first eight."""
+    rows = zip(decision.lacking[:_BOXES], decision.left[:_BOXES].tolist(), strict=True)
     return {
+        "accepted": decision.accepted,
+        "charged": sentences.boxes(space, decision.charged),
+        "charged_boxes": len(decision.charged),
+        "lacking": [
+            {"where": sentences.box(space, box), "left": left / MICRO} for box, left in rows
+        ],
+        "lacking_boxes": len(decision.lacking),
+        "largest": decision.largest / MICRO,
+    }
+
+
+def as_builtins(space: Space, plan: Plan) -> dict[str, Any]:
+    """Return a plan as values for JSON, with its decision."""
+    return {
+        **decision_as_builtins(space, plan.decision),
         "question": sentences.question(plan.question),
         "kind": plan.question.kind,
         "amount": plan.question.amount / MICRO,
@@ -189,54 +206,3 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "warnings": weaknesses_of_budget(plan.question.kind, plan.question.amount / MICRO),
         "notes": plan.rounding,
     }
-
-
-def lines(plan: Plan) -> list[str]:
-    """Return a plan as text."""
-    question, decision = plan.question, plan.decision
-    paid = f"{question.kind} {sentences.amount(question.amount)}"
-    text_lines = [f"Question    {sentences.question(question)}", *plan.acceptance.answer("Can ask")]
-    if plan.answered:
-        text_lines.append(f"Answered    {plan.answered}: asking it again is free")
-    if plan.union is not None:
-        half = human((plan.union.high - plan.union.low) / 2)
-        text_lines.append(f"Free        --union: from {plan.union.parts:,} parts, ±{half}")
-    elif plan.searched:
-        text_lines.append("Free        no union of disjoint answers was found")
-    if plan.acceptance.run_id is not None or (not decision.accepted and not len(decision.boxes)):
-        return text_lines
-    if not decision.accepted:
-        largest = sentences.amount(decision.largest)
-        boxes = f"{len(decision.lacking):,} box{'es' * (len(decision.lacking) != 1)}"
-        text_lines.append(
-            f"Refused     points in {boxes} lack {paid}; all points have {largest} or more"
-        )
-        if plan.enough:
-            text_lines.append(
-                f'            all points have enough where "{plan.enough}"; or --drop'
-            )
-        return text_lines
-    if plan.left is not None:
-        left = sentences.amount(plan.left)
-        text_lines.append(
-            f"Draw        {paid} on the allotment, which has {left} left; no point pays"
-        )
-    else:
-        text_lines += _charge(plan, paid)
-    for of in plan.errors:
-        text_lines.append(f"Error       {of.name}: 95% within {human(of.most)}{_UNIT[of.what]}")
-    text_lines += [f"Rounding    {line}" for line in plan.rounding]
-    weak = weaknesses_of_budget(question.kind, question.amount / MICRO)
-    return text_lines + [f"Warning     {weakness}" for weakness in weak]
-
-
-def _charge(plan: Plan, paid: str) -> list[str]:
-    """Describe what points would pay."""
-    decision, text_lines = plan.decision, list[str]()
-    text_lines.append(
-        f"Charge      {paid} to each point of {len(decision.charged):,} boxes"
-        + (f", which are {human(plan.waste)} times what is asked" if plan.waste > 1.0001 else "")
-    )
-    if len(decision.lacking):
-        text_lines.append(f"Dropped     {len(decision.lacking):,} boxes with too little")
-    return [*text_lines, f"Regions     {plan.regions:,} now, {plan.after:,} after the charge"]

@@ -14,7 +14,6 @@ from typing import Any
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import exact as shown
-from dpstream.accounting.figures import human
 from dpstream.accounting.regions.amounts import MICRO, exact
 from dpstream.accounting.regions.space import (
     Budget,
@@ -234,47 +233,19 @@ def value_of(space: Space, name: str, text: str) -> Any:
 
 def answer_text(answer: Answer) -> str:
     """Return the rows as an aligned table; beside a value the half width of its 95% interval."""
-    import pyarrow as pa
+    from dpstream.pipelines.render.answer import rows_text  # which no plan needs
 
     figures = [figure for a in answer.header.question.aggregates for figure in a.outputs]
-    extra = {figure + part for figure in figures for part in PARTS}
-    names = [name for name in answer.table.column_names if name not in extra]
-    columns = []
-    for name in names:
-        column = answer.table[name]
-        cells = [value_text(value) for value in column.to_pylist()]
-        if name + PARTS[1] in extra:
-            ends = (answer.table[name + part].to_pylist() for part in PARTS[1:])
-            cells = [
-                text if low is None or high is None else f"{text} ±{human((high - low) / 2)}"
-                for text, low, high in zip(cells, *ends, strict=True)
-            ]
-        wide = max(len(text) for text in (name, *cells))
-        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-        place = str.rjust if number else str.ljust
-        columns.append([place(text, wide) for text in (name, "-" * wide, *cells)])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True)) + "\n"
-
-
-def value_text(value: Any) -> str:
-    """Return a value for people; texts of the table's model are shown without control
-    characters.
-    """
-    if value is None:
-        return "NULL"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:,.6g}"
-    if hasattr(value, "strftime"):
-        return str(value.strftime("%Y-%m-%dT%H:%M:%SZ"))
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+    extra = [figure + part for figure in figures for part in PARTS]
+    table = answer.table
+    ends = {figure: [table[figure + part].to_pylist() for part in PARTS[1:]] for figure in figures}
+    return rows_text(table.drop_columns(extra), ends)
 
 
 def answer_rows(answer: Answer) -> list[dict[str, Any]]:
     """Return the rows for JSON."""
+    from dpstream.pipelines.render.answer import json_value  # which no plan needs
+
     return [
-        {
-            name: value if value is None or isinstance(value, int | float) else value_text(value)
-            for name, value in row.items()
-        }
-        for row in answer.table.to_pylist()
+        {name: json_value(value) for name, value in row.items()} for row in answer.table.to_pylist()
     ]

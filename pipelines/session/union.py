@@ -37,6 +37,7 @@ from dpstream.accounting.regions.boxes import (
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Aggregate
 from dpstream.accounting.sessions.cells import Cells
+from dpstream.pipelines.render.layout import value_text
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, decoded, is_answer
@@ -99,7 +100,7 @@ class Union(NamedTuple):
         """The figure in words."""
         half = (self.high - self.low) / 2
         dates = self.first if self.first == self.last else f"{self.first} to {self.last}"
-        value = sentences.value_text(self.value)
+        value = value_text(self.value)
         return f"{value} ±{human(half)}, of {self.parts:,} parts answered {dates}"
 
 

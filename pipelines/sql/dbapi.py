@@ -23,9 +23,10 @@ from dpstream.accounting.errors import (
     RunError,
     UsageError,
 )
+from dpstream.pipelines.render.answer import python_values
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.pipelines.sql.receipt import SqlAnswer, python_values
+from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.closing import Closing
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.limits import MIN_DELTA
-from dpstream.accounting.tabulation.describe import describe, text
+from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.guarantee import DELTA
 from dpstream.pipelines.tabulation.config import CONFIG, Choice
 from dpstream.pipelines.tabulation.inputs import (
@@ -70,21 +70,6 @@ def estimate(prepared: Prepared, units: int) -> dict[str, Any]:
         "shuffled_gib": round(pairs * _SHUFFLED / _GIB, 2),
         "totals_gib": round(groups * _ROW / _GIB, 2),
     }
-
-
-def scale_text(figures: dict[str, Any]) -> str:
-    """Return the same for a person."""
-    cpu = figures["cpu_seconds"]
-    time = f"{cpu:,.0f} s" if cpu < 7_200 else f"{cpu / 3_600:,.1f} h"
-    lines = [
-        "",
-        f"Scale       {figures['units']:,} records, {figures['groups']:,} groups with noise",
-        f"Processor   {time} of one core; on a runner its cores share it",
-        f"Memory      {figures['memory_gib']:,} GiB in one process; on a runner "
-        f"{figures['shuffled_gib']:,} GiB are shuffled",
-        f"Output      {figures['totals_gib']:,} GiB of totals if all are kept; more with detail",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 class Planned(NamedTuple):
@@ -168,15 +153,3 @@ def _without_block(prepared: Prepared) -> int:
         region = published.groups // len(domain.iterations)
         count += int((~np.isin(region, prepared.domain.regions_of[level.region_type])).sum())
     return count
-
-
-def plan_text(public_figures: dict[str, Any]) -> str:
-    """Return the same for a person."""
-    plan_hash = public_figures["plan_hash"] or "none yet"
-    groups = {row["label"]: row["groups"] for row in public_figures["levels"]}
-    lines = [
-        f"Plan        {plan_hash}",
-        f"Groups      {sum(groups.values()):,} in {len(groups)} levels",
-    ]
-    more = scale_text(public_figures["scale"]) if "scale" in public_figures else ""
-    return "\n".join([*lines, text(public_figures)]) + more

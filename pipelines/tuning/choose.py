@@ -249,7 +249,7 @@ class Outcome(NamedTuple):
         per_key: other bounds per key, the C that they would need and what they cut.
         notes: remarks.
         run_id: of the charge.
-        resumed: whether it was charged before.
+        charged: whether this very call was charged.
         insecure: a fixed test secret was used: whoever knows it can subtract the noise.
     """
 
@@ -263,7 +263,7 @@ class Outcome(NamedTuple):
     per_key: tuple[PerKey, ...]
     notes: tuple[str, ...]
     run_id: str | None
-    resumed: bool
+    charged: bool
     insecure: bool
 
 
@@ -409,7 +409,7 @@ def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
         receipt=answer.digest,
         range=tuning.ranges,
     )
-    return _write(tuning, figures, table, receipt.run_id, not answer.charged)
+    return _write(tuning, figures, table, receipt.run_id, answer.charged)
 
 
 def _proxy(tuning: CheckedRequest) -> Outcome:
@@ -447,7 +447,7 @@ def _write(
     figures: Figures,
     table: ChoiceSection,
     run_id: str | None,
-    resumed: bool,
+    charged: bool,
 ) -> Outcome:
     request, bounds = tuning.request, bounds_of(tuning, figures.bounds)
     text, section = render(
@@ -465,6 +465,6 @@ def _write(
         per_key=figures.per_key,
         notes=figures.notes,
         run_id=run_id,
-        resumed=resumed,
+        charged=charged,
         insecure=run_id is not None and tuning.job.insecure,
     )

@@ -12,7 +12,6 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError, UsageError, required
-from dpstream.accounting.figures import exact, human, up
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS, MAX_SOLVED_CELLS, MIN_DELTA
 from dpstream.accounting.strategies.cells.auto import Plan
@@ -240,6 +239,7 @@ def queries_of(
         "workload": workload.digest,
         "cells": workload.cells,
         "queries": workload.queries,
+        "most_answers": MAX_ANSWERS,
         "half_width": half_width,
         "products": [
             {
@@ -267,82 +267,3 @@ def answered_by(workload: Workload, strategy: CellStrategy) -> dict[str, str | N
         return {"answered_by": way_of(workload, strategy), "refused": None}
     except PolicyError as refused:
         return {"answered_by": None, "refused": f"{refused.rule}; {refused.fix}"}
-
-
-def plan_text(result: dict[str, Any], most: int = 12) -> str:
-    """Return the same figures as text; of many products the first ones."""
-    what = {
-        "worst": "largest standard error of a query (weighted)",
-        "relative": "RMSE of a query divided by its norm",
-    }.get(result["objective"], "RMSE of a query (weighted)")
-    lines = [
-        f"Workload    {result['queries']:,} queries of {result['cells']:,} cells;"
-        f" {result['workload'][:16]}",
-        f"Guarantee   {_budget(result['guarantee'])};"
-        f" {result['guarantee']['contributions']} record(s) of a unit",
-        *_mechanism(result),
-        f"Answers     {_ways(result)}",
-        f"Strategy    {result['strategy']}",
-        f"Error       {result['rmse']:.6g}: {what}",
-    ]
-    if result["objective"] == "total":
-        within = human(result["rmse"] * result["half_width"])
-        lines.append(f"            an answer of this error has a 95% interval of ±{within}")
-    lines.append(
-        f"Floor       {result['floor']:.6g}: no {result['floor_of']} has less"
-        f" (gap {result['gap']:.2g} of the squared error)"
-    )
-    if result["note"]:
-        lines.append(f"            {result['note']}")
-    if result["stored"] is not None:
-        proof = "closed form" if not result["certificate"] else "weights that prove the floor"
-        lines.append(f"Certificate {proof}, with the strategy in {result['stored']}")
-    lines += ["", f"{'Queries':<40}{'number':>10}{'RMSE':>12}{'least':>12}{'most':>12}"]
-    for product in result["products"][:most]:
-        label = " x ".join(f"{a}: {k}" for a, k in product["attributes"].items()) or "total"
-        each = [product["rmse"], product["least"], product["most"]]
-        figures = "".join(f"{'-' if each is None else f'{each:.6g}':>12}" for each in each)
-        count = product["queries"]
-        number = f"{count:,}" if count < 10**8 else f"{count:.3g}"
-        lines.append(f"{label[:39]:<40}{number:>10}{figures}")
-    left = len(result["products"]) - most
-    lines += [f"... and {left:,} more products (--json)"] if left > 0 else []
-    lines += [f"Warning     {warning}" for warning in result["warnings"]]
-    return "\n".join(lines) + "\n"
-
-
-def _budget(guarantee: dict[str, Any]) -> str:
-    if guarantee["mu"] is None:
-        return f"pure epsilon {up(guarantee['epsilon'])}"
-    if guarantee["epsilon"] is None:
-        return f"mu {exact(guarantee['mu'])}"
-    return f"({up(guarantee['epsilon'])}, {up(guarantee['delta'])}), mu {up(guarantee['mu'])}"
-
-
-def _mechanism(result: dict[str, Any]) -> list[str]:
-    return [f"Mechanism   {families_line(result['families'])}"] if "families" in result else []
-
-
-def families_line(families: list[dict[str, Any]]) -> str:
-    """Return both families as text, the one that is used first."""
-    parts = []
-    for family in sorted(families, key=lambda family: not family["taken"]):
-        if family["rmse"] is None:
-            what = f"cannot: {family['refused']}"
-        else:
-            what = f"{'at least ' if family['at_least'] else ''}RMSE {human(family['rmse'])}"
-        parts.append(f"{family['mechanism']}{' (taken)' if family['taken'] else ''} {what}")
-    return "; ".join(parts)
-
-
-def _ways(result: dict[str, Any]) -> str:
-    if result["answered_by"] is None:
-        return f"none, `dpstream workload answer` refuses: {result['refused']}"
-    way = {
-        "cells": "from noisy cells, all of which are published",
-        "tables": "from noisy residual tables, without a histogram of all cells",
-        "lattice": "from noisy sums of cells, all of which are published",
-    }[result["answered_by"]]
-    if result["queries"] > MAX_ANSWERS:
-        return f"{way}; too many for a table of {MAX_ANSWERS:,}: ask for parts with --from"
-    return f"all, {way}"

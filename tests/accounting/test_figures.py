@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.figures import down, duration, exact, up
-from dpstream.accounting.guarantee import describe, text
+from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
+from dpstream.pipelines.render.job_plan import details_text
 
 ROOT = Path(__file__).parents[2]
 FIGURES = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=True)
@@ -55,7 +56,7 @@ def test_the_plan_prints_no_less_than_it_promises(make_plan: Callable[..., Plan]
     figures = describe(plan, budget)
     assert "(1.23457, 1.23457e-06)-differential privacy" in figures["guarantee"]["text"]
     assert figures["guarantee"]["epsilon"] == json.loads(json.dumps(1.2345644))  # JSON is exact
-    lines = [line for line in text(plan, budget).splitlines() if "k = " in line]
+    lines = [line for line in details_text(plan, budget).splitlines() if "k = " in line]
     assert len(lines) == len(figures["periods"]) == 5
     for line, row in zip(lines, figures["periods"], strict=True):
         words = line.replace(",", "").split()

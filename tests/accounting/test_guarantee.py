@@ -3,7 +3,6 @@
 import json
 import math
 from fractions import Fraction
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,10 +11,10 @@ import pytest
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import delta_of
-from dpstream.accounting.guarantee import COMPUTATIONAL, NEIGHBOURS, NOT_SOUND, describe, text
+from dpstream.accounting.guarantee import COMPUTATIONAL, NEIGHBOURS, NOT_SOUND, describe
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.pipelines.render.job_plan import details_text
 from tests.accounting.plans import SECOND, Make
 
 ALL = (
@@ -110,12 +109,12 @@ def test_thresholds_are_in_units_that_count_in_full(make_plan: Make, combine: bo
     last = statistic.weighted * integers[7] + statistic.counted
     assert figures["selection"]["last_pair_counts"] == last / statistic.alone < 1
     assert last < statistic.weighted * integers[6] + statistic.counted
-    page = text(plan, budget)
+    page = details_text(plan, budget)
     assert f"last pair counts {last / statistic.alone:.2g} of that" in page
     for part in ("one record per unit, window and key counts", "weighs (i + 3)^-1.5 in selection"):
         assert part in page
     assert ("tested together with the published count" in page) == combine
-    plain = text(make_plan(8), allocate(make_plan(8)))
+    plain = details_text(make_plan(8), allocate(make_plan(8)))
     assert "last pair counts" not in plain and "strategy tree\n" in plain
 
 
@@ -168,9 +167,9 @@ def test_periods(make_plan: Make) -> None:
         gaussian = 1e-9 * (1 - budget.theta)
         assert row["delta"] == pytest.approx(gaussian + failures)
         assert Fraction(row["delta"]) >= Fraction(gaussian) + 32 * k * Fraction(budget.b)
-    assert "k = 10" in text(plan, budget)
-    assert "period of 100 seconds" in text(plan, budget)
-    assert "over the whole stream" in text(make_plan(), allocate(make_plan()))
+    assert "k = 10" in details_text(plan, budget)
+    assert "period of 100 seconds" in details_text(plan, budget)
+    assert "over the whole stream" in details_text(make_plan(), allocate(make_plan()))
 
 
 def test_a_delta_is_at_most_1(make_plan: Make) -> None:
@@ -179,89 +178,11 @@ def test_a_delta_is_at_most_1(make_plan: Make) -> None:
     assert rows[-1]["periods"] == 200 and rows[-1]["delta"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("windows", "expected_numbers"),
-    [(1, []), (2, [1, 2]), (3, [1, 2, 3]), (10, [1, 2, 4, 8, 10]), (20, [1, 2, 4, 8, 20]),
-     (40, [1, 2, 4, 8, 40]), (None, [1, 2, 4, 8, 1024])],
-)  # fmt: skip
-def test_lines_of_periods(
-    make_plan: Make, windows: int | None, expected_numbers: list[int]
-) -> None:
-    plan = make_plan(windows=windows or 1, period=100_000_000)
-    if windows is None:
-        line = msgspec.structs.replace(plan.timeline, end=None)
-        plan = msgspec.structs.replace(plan, timeline=line)
-    budget = allocate(plan)
-    figures, page = describe(plan, budget), text(plan, budget)
-    rows = {row["periods"]: row for row in figures["periods"]}
-    lines = [line.strip() for line in page.splitlines() if line.strip().startswith("k = ")]
-    assert lines == [
-        f"k = {k}: mu {up(rows[k]['mu'])}, epsilon {up(rows[k]['epsilon'])} at delta "
-        f"{up(rows[k]['delta'], 3)}"
-        for k in expected_numbers
-    ]
-    assert ("has no end" in page) == (windows is None)
-    assert (f"{figures['periods_rule']}" in page) == bool(expected_numbers)
-    assert "once for all time" not in page
-
-
 def test_one_budget_for_ever_counts_pairs_once(make_plan: Make) -> None:
     plan = make_plan()
     plan = msgspec.structs.replace(plan, timeline=msgspec.structs.replace(plan.timeline, end=None))
-    assert "pairs, once for all time" in text(plan, allocate(plan))
+    assert "pairs, once for all time" in details_text(plan, allocate(plan))
     assert describe(plan, allocate(plan))["unit"]["for_ever"] is True
-
-
-def test_the_line_of_the_budget_is_rounded_up(make_plan: Make) -> None:
-    plan = make_plan(contributions=7, delta=1.234567e-9)
-    budget = allocate(plan)
-    (line,) = (x for x in text(plan, budget).splitlines() if x.startswith("Budget"))
-    gaussian, thresholds = budget.delta * (1 - budget.theta), 7 * budget.b
-    assert line == (
-        f"Budget      mu {up(budget.mu)}; delta {up(gaussian, 3)} noise + {up(thresholds, 3)} "
-        f"thresholds (b = {up(budget.b, 3)} per key and round)"
-    )
-
-
-@pytest.mark.parametrize("public", [None, "list"])
-@pytest.mark.parametrize(
-    ("triggers", "expected_numbers"),
-    [(1, [1]), (2, [1, 2]), (7, [1, 2, 3, 4, 6, 7]), (100, [1, 2, 3, 25, 50, 75, 100]),
-     (101, [1, 2, 3, 26, 51, 76, 101])],
-)  # fmt: skip
-def test_the_tables_hold_the_figures(
-    make_plan: Make, public: str | None, triggers: int, expected_numbers: list[int]
-) -> None:
-    plan = make_plan(triggers, aggregates=ALL, public_keys=public)
-    budget = allocate(plan)
-    figures, lines = describe(plan, budget), text(plan, budget).splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("Trigger"))
-    tau = figures["tau"]
-    names = [name for s in figures["streams"] for name in ("sd", s["name"])]
-    assert lines[at].split() == ["Trigger", *names, *(["tau", "(units)"] if tau else [])]
-    for t, line in zip(expected_numbers, lines[at + 1 :], strict=False):
-        sds = [f"{s['sd'][t - 1]:.6g}" for s in figures["streams"]]
-        assert line.split() == [str(t), *sds, *([f"{tau[t - 1]:.6g}"] if tau else [])]
-    columns = at + len(expected_numbers) + 2
-    assert lines[columns - 1] == "" and lines[columns].startswith("Column")
-    for c, line in zip(figures["columns"], lines[columns + 1 :], strict=False):
-        figure = f"{c['name']:<16}  {c['sd_mean']:.6g}, {c['sd_final']:.6g} {c['note']}"
-        assert line == figure.rstrip()
-    streams = lines[at - 1 - len(figures["streams"]) : at - 1]
-    for s, line in zip(figures["streams"], streams, strict=True):
-        cells = [s["name"], *(f"{s[x]:.6g}" for x in ("share", "sensitivity", "sigma"))]
-        assert line.split() == [*cells, str(s["col2"])]
-
-
-@pytest.mark.parametrize("case", [{}, {"mode": "rounds", "final_flush": True}, {"triggers": 1}])
-def test_text_is_short_and_complete(make_plan: Make, case: dict[str, Any]) -> None:
-    plan = make_plan(**case)
-    page = text(plan, allocate(plan))
-    assert len(page.splitlines()) <= 45
-    for part in ("Guarantee", "Neighbours", "2^129", "sigma", "tau", "50% chance", "Assumed"):
-        assert part in page
-    assert NOT_SOUND not in page
-    assert ("once-selected" in page) == bool(case.get("final_flush"))
 
 
 def test_numbers_without_a_guarantee_say_so(make_plan: Make) -> None:
@@ -269,7 +190,7 @@ def test_numbers_without_a_guarantee_say_so(make_plan: Make) -> None:
     budget = msgspec.structs.replace(allocate(plan), sound=False)
     figures = describe(plan, budget)
     assert NOT_SOUND == "as published: the stated guarantee does NOT hold"
-    assert text(plan, budget).startswith(f"Guarantee   {NOT_SOUND}")
+    assert details_text(plan, budget).startswith(f"Guarantee   {NOT_SOUND}")
     assert figures["guarantee"]["sound"] is False
     assert figures["warnings"] == [NOT_SOUND] and figures["periods"] == []
 
@@ -277,7 +198,7 @@ def test_numbers_without_a_guarantee_say_so(make_plan: Make) -> None:
 def test_tiny_and_huge_epsilons_are_warned_of(make_plan: Make) -> None:
     plan = make_plan(epsilon=3e-4, contributions=1)
     assert any("nothing is released" in w for w in describe(plan, allocate(plan))["warnings"])
-    assert "Warning" in text(plan, allocate(plan))
+    assert "Warning" in details_text(plan, allocate(plan))
     plan = make_plan(epsilon=30.0)
     assert any("promises little" in w for w in describe(plan, allocate(plan))["warnings"])
 
@@ -318,11 +239,11 @@ def test_it_says_what_a_bound_per_key_and_a_derived_sum_are(make_plan: Make) -> 
     total = msgspec.structs.replace(mean, name="total", kind="sum")
     plan = make_plan(8, aggregates=(mean, total), per_key_bound=3)
     budget = allocate(plan)
-    page = text(plan, budget)
+    page = details_text(plan, budget)
     assert "at most 3 records per unit, window and key count, repeats take nothing" in page
     assert "made from the sums behind 'delay' and the count, at no cost of its own" in page
     column = describe(plan, budget)["columns"][1]
     count, own = (float(noise.sd[-1]) for noise in budget.values)
     assert column["sd_final"] == pytest.approx(5.0 * math.hypot(own, 12 * count))
     once = make_plan(8, per_key_bound=1)
-    assert "one record per unit, window and key counts" in text(once, allocate(once))
+    assert "one record per unit, window and key counts" in details_text(once, allocate(once))

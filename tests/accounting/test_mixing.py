@@ -12,10 +12,10 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.guarantee import text
 from dpstream.accounting.limits import DECODE_BITS, MAX_FACTOR, MIXED_BITS
 from dpstream.accounting.mixing import Cells, Mixing, cells_of, checked_mixing, inverse_norm2
 from dpstream.accounting.plan.plan import Plan
+from dpstream.pipelines.render.job_plan import details_text
 from tests.accounting.plan.test_plan import BASE, CANONICAL_MEAN, CANONICAL_SUM, PEOPLE, of, with_
 
 
@@ -242,7 +242,7 @@ def test_wide_values_that_would_wrap_the_finer_lattice() -> None:
 
 def test_the_plan_in_words_has_a_typical_cells_error() -> None:
     plan = mixed()
-    assert "noise mixed over 9 cells" in text(plan, allocate(plan))
+    assert "noise mixed over 9 cells" in details_text(plan, allocate(plan))
 
 
 def test_a_run_takes_no_other_mixing() -> None:

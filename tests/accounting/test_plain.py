@@ -10,8 +10,9 @@ from dpstream.accounting.budget.allocation import allocate, mean_log_sd
 from dpstream.accounting.budget.calibration import calibrate, calibrated
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.geometric import geometric_sd_above, scale_for
-from dpstream.accounting.guarantee import describe, text
+from dpstream.accounting.guarantee import describe
 from dpstream.accounting.strategies import GeometricStrategy, TreeStrategy
+from dpstream.pipelines.render.job_plan import details_text
 from tests.accounting.plans import COUNT, MEAN, SUM, UNITS, build
 
 PUBLIC = "a list"
@@ -123,5 +124,5 @@ def test_periods_add_up_and_the_page_says_pure() -> None:
     figures = describe(plan, allocate(plan))
     assert figures["periods"][-1]["epsilon"] == pytest.approx(182)
     assert figures["periods"][-1]["delta"] == 0 and figures["split"]["law"] == "geometric"
-    page = text(plan, allocate(plan))
+    page = details_text(plan, allocate(plan))
     assert "pure epsilon" in page and "(blocks)^2" in page and "mu" not in figures["periods_rule"]

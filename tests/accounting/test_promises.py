@@ -16,11 +16,11 @@ from dpstream.accounting.promises import (
     delta_of_losses,
     epsilon_of_responses,
     losses_of,
-    promise_lines,
     promises,
 )
 from dpstream.accounting.strength import STATED_DELTA
-from tests.accounting.plans import COUNT, SECOND, SUM, build
+from dpstream.pipelines.render.job_plan import promise_lines
+from tests.accounting.plans import SECOND, build
 
 
 def delta_of_responses(epsilon: float, each: float, count: int) -> float:
@@ -106,19 +106,6 @@ def test_auto_can_go_by_the_lifetime() -> None:
     assert allocate(once).strategy == "geometric"
     with pytest.raises(UsageError, match="optimise"):
         build(1, public_keys="list", strategy="blt", optimise="lifetime").check()
-
-
-def test_lines_for_a_person() -> None:
-    plan = months()
-    lines = promise_lines(plan, allocate(plan))
-    assert [line.split()[0] for line in lines] == ["Noise", "Noise", "Lifetime"]
-    assert "(in force)" in lines[0] and "(182, 0)" in lines[2] and "all 91 periods" in lines[2]
-    selected = build(12)
-    in_force, other = promise_lines(selected, allocate(selected))
-    assert "gaussian" in in_force and "(in force)" in in_force
-    assert "geometric" in other and "(in force)" not in other
-    pure = build(4, public_keys="list", strategy="geometric", delta=0.0)
-    assert promise_lines(pure, allocate(pure)) == []
 
 
 @pytest.mark.parametrize("public", ["list", None])
@@ -232,23 +219,3 @@ def test_budgets_that_guarantee_nothing_are_of_one_family_and_period() -> None:
     [row] = promises(months(), budget)
     assert row.chosen and row.periods == 1 and row.lifetime == (budget.epsilon, budget.delta)
     assert promise_lines(months(), budget) == []
-
-
-def test_lines_say_period_column_and_figures() -> None:
-    """The first column, the figures rounded up to 4 and 3 digits, and whether periods repeat."""
-    plan = months(2, aggregates=(COUNT, SUM), per_key_bound=1)
-    rows = promises(plan, allocate(plan))
-    assert {row.column for row in rows} == {"n"}
-    lines = promise_lines(plan, allocate(plan))
-    assert all(" a period, n " in line and " in all, " not in line for line in lines[:2])
-    fixed = rows[0].fixed
-    assert fixed is not None and fixed[0] == pytest.approx(131.55, abs=0.01)
-    assert "geometric (182, 0), (131.6, 9.1e-06) on a schedule fixed beforehand" in lines[2]
-    assert "gaussian (23.61, 9.11e-06)" in lines[2]
-    twice = months(windows=2)
-    assert all(" a period, n " in line for line in promise_lines(twice, allocate(twice))[:2])
-    once = build(12)
-    assert all(" in all, n " in line for line in promise_lines(once, allocate(once)))
-    pure = months(strategy="geometric", delta=0.0)
-    [noise, _] = promise_lines(pure, allocate(pure))
-    assert "(in force)" not in noise

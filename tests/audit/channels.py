@@ -18,10 +18,11 @@ from apache_beam.transforms.display import DisplayData
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.guarantee import describe, text
+from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.job_plan import details_text
 from dpstream.pipelines.stream.run import run_job
 from tests.audit.leaks import Logs, hits, leaked_files, printed
 from tests.written import read_dead_letters
@@ -114,7 +115,7 @@ def observe(job: Job, temporary: Path) -> dict[str, bytes | str]:
         "metrics": "\n".join([*seen.metrics, repr(dict(operator_totals)), repr([*stage_seconds])]),
         "display data": "\n".join(seen.display),
         "pipeline": b"\n".join(opened(graph) for graph in seen.graphs),
-        "plan": text(job.plan, budget) + repr(describe(job.plan, budget)) + repr(job.plan),
+        "plan": details_text(job.plan, budget) + repr(describe(job.plan, budget)) + repr(job.plan),
         "progress": "\n".join(messages),
         "result": repr(result),
         "dead letters": "" if letters is None else repr(letters.to_pylist()) + str(letters.schema),

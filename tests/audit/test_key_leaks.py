@@ -13,7 +13,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.guarantee import describe, text
+from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -24,6 +24,7 @@ from dpstream.pipelines.connectors.files.source import ReadFiles
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.job_plan import details_text
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
@@ -88,7 +89,7 @@ def what_travels(job: Job) -> bytes:
     _ = output.releases | sinks.WriteReleases(sink_of(job))
     budget = allocate(job.plan)
     parts: list[object] = [job, run, run.keys, vars(run.keys), run.plan, run.open().identity]
-    parts += [describe(job.plan, budget), text(job.plan, budget)]
+    parts += [describe(job.plan, budget), details_text(job.plan, budget)]
     return b"\n".join(
         [
             opened(pipeline.to_runner_api().SerializeToString()),

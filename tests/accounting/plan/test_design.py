@@ -8,11 +8,12 @@ import pytest
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate, Field
-from dpstream.accounting.guarantee import describe, text
+from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.design import design_of, hindrance, resolve, skips, suits, weights_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.weights import MILD, SPARED, STEEP, SelectionWeights
+from dpstream.pipelines.render.job_plan import details_text
 from tests.accounting.plans import COUNT, SECOND, UNITS, Make, build
 from tests.streams import STEP, make_plan
 
@@ -169,7 +170,7 @@ def test_what_hinders_is_said(
     ).check()
     assert hindrance(plan) == field
     assert plan.design.skips == (field is None and plan.design.weighted and not of_plan)
-    words = text(plan, allocate(plan))
+    words = details_text(plan, allocate(plan))
     assert ("takes no selection weight" in words) == plan.design.skips
     assert (f"like other keys ({field})" in words) == (field is not None)
 

@@ -12,10 +12,10 @@ from dpstream.accounting.tabulation.describe import (
     SUPPRESSED,
     accountings,
     describe,
-    text,
 )
 from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS
 from dpstream.accounting.tabulation.scales import Noise
+from dpstream.pipelines.render.census_plan import census_text
 from tests.accounting.tabulation.examples import COUNTY, USA, households, persons, planned
 
 
@@ -102,7 +102,7 @@ def test_for_machines_and_for_people() -> None:
     for parameters in (persons(**both), households(), persons(definition="puredp", **both)):
         description = describe(planned(parameters), groups={USA: 12})
         assert json.loads(json.dumps(description)) == description
-        words = text(description)
+        words = census_text(description)
         assert description["guarantee"]["text"] in words and "s = 9" in words
         assert all(row["label"] in words for row in description["levels"])
     assert describe(planned(persons()), groups={USA: 12})["levels"][0]["groups"] == 12
@@ -119,7 +119,7 @@ def test_words_round_the_guarantee_up() -> None:
 def test_exact_counts_have_no_guarantee() -> None:
     description = describe(planned(persons(budgets={"t1t2": {USA: math.inf}})))
     assert description["guarantee"]["text"] == NO_GUARANTEE and description["accountings"] == []
-    assert NO_GUARANTEE in text(description) and "exact" in text(description)
+    assert NO_GUARANTEE in census_text(description) and "exact" in census_text(description)
     assert json.loads(json.dumps(description)) == description
 
 
@@ -138,4 +138,4 @@ def test_budgets_of_the_same_margins(changes: dict[str, Any]) -> None:
         for kind, margin in before.items():
             if kind[1] in single or kind[2] == 0:
                 assert after[kind] == margin
-    assert f"{same['budget']:g}"[:4] in text(describe(plan))
+    assert f"{same['budget']:g}"[:4] in census_text(describe(plan))

@@ -304,7 +304,8 @@ def test_all_units_beyond_the_largest_candidate() -> None:
 
 def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
     from dpstream.accounting.budget.allocation import allocate
-    from dpstream.accounting.guarantee import describe, text
+    from dpstream.accounting.guarantee import describe
+    from dpstream.pipelines.render.job_plan import details_text
     from tests.streams import make_plan
 
     plan = make_plan(epsilon=2.0, delta=1e-6)
@@ -318,7 +319,7 @@ def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
     assert delta_of(total["epsilon"], both) + thresholds <= total["delta"]
     assert delta_of(0.999 * total["epsilon"], both) + thresholds > total["delta"]
     assert 2.0 < total["epsilon"] < 2.5
-    assert "tuning and stream together" in text(plan, budget, tuned)
+    assert "tuning and stream together" in details_text(plan, budget, tuned)
     assert {k: v for k, v in choice.items() if k not in ("text", "total")} == {
         "how": "private", "run_id": "ab" * 16, "epsilon": 0.5, "delta": 1e-7, "mu": mu,
     }  # fmt: skip
@@ -336,7 +337,8 @@ def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
 
 def test_proxy_is_a_warning_in_the_plan() -> None:
     from dpstream.accounting.budget.allocation import allocate
-    from dpstream.accounting.guarantee import describe, text
+    from dpstream.accounting.guarantee import describe
+    from dpstream.pipelines.render.job_plan import details_text
     from tests.streams import make_plan
 
     plan = make_plan()
@@ -347,4 +349,4 @@ def test_proxy_is_a_warning_in_the_plan() -> None:
     tuned = Tuned("proxy")
     warnings = describe(plan, allocate(plan), tuned)["warnings"]
     assert any(w.startswith("contributions chosen from other data: no charge") for w in warnings)
-    assert "does not cover the tuning" in text(plan, allocate(plan), tuned)
+    assert "does not cover the tuning" in details_text(plan, allocate(plan), tuned)

@@ -223,7 +223,7 @@ def test_run_end_to_end(make_job: MakeJob, tmp_path: Path) -> None:
     result = call("run", "--project", job.path, "--quiet", "--job_name=test")
     assert result.exit_code == 0, result.output
     assert CANARY not in result.output
-    assert "INSECURE" in result.stdout
+    assert "INSECURE" in result.stderr
     table = read_releases(job.sink.path)
     assert set(table.column("key").to_pylist()) == {"k0", "k1"}
     assert read_dead_letters(dead_letter_folder(job)).column("offset").to_pylist() == [600, 601]

@@ -6,17 +6,13 @@ What the commands of sessions share: budgets, runners, and refusals in words.
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.decision import decide
-from dpstream.accounting.regions.spent import untouched
 from dpstream.pipelines.cli.parts import Chosen, runner_of
-from dpstream.pipelines.cli.session_ask import as_builtins, budget_of, lacking, opened, subspace
+from dpstream.pipelines.cli.session_ask import budget_of, opened, subspace
 from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.sessions import called, json_of, loaded, refused
-from tests.pipelines.session.people import PEOPLE, box
 
 
 def test_one_kind_of_budget_pays() -> None:
@@ -32,17 +28,6 @@ def test_a_runner_is_named_with_its_flags() -> None:
     assert runner is not None and runner.parallelism == 2
     with pytest.raises(UsageError, match="--runner"):
         runner_of(None, 2, ())
-
-
-def test_refusals_in_words() -> None:
-    space = PEOPLE.space
-    boxes = np.concatenate([box(age=(n, n + 5)) for n in range(0, 100, 10)])
-    decision = decide(untouched(space, "epsilon"), boxes, 500_000)
-    lines = lacking(space, decision)
-    assert lines[0] == "0 left where age < 5 AND epsilon < 0.5"
-    assert lines[-1] == "... and 2 more boxes" and len(lines) == 9
-    fields = as_builtins(space, decision)
-    assert fields["lacking_boxes"] == 10 and fields["largest"] == 0 and not fields["accepted"]
 
 
 def test_points_by_name_and_predicate(tmp_path: Path) -> None:
@@ -140,7 +125,7 @@ def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
     for nobody in ("0" * 32, "two"):
         refused(3, "ask", *table, "--from", nobody, "--epsilon", "0.1")
     again = called("allot", *table, "one", *RICH, "--epsilon", "1")  # as one that was killed
-    assert run_id in again.output and "Paid before; 0.25 left" in again.stderr
+    assert run_id in again.output and "Charged before; 0.25 left" in again.stderr
     refused(2, "allot", *table, "a b", *RICH, "--epsilon", "0.1")
     assert "0 left" in refused(3, "allot", *table, "two", *RICH, "--epsilon", "0.5")
 

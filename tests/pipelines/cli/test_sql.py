@@ -117,7 +117,7 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     both = _run(path, "-f", queries)
     assert "±" in both.stdout and "Together" in both.stdout and len(charges(tmp_path)) == 1
     budget = _run(path, "--budget")
-    assert "1 charges" in budget.stdout and "Left" in budget.stdout
+    assert "1 charge\n" in budget.stdout and "Left" in budget.stdout
     assert json.loads(_run(path, "--budget", "--json").stdout)["charges"] == 1
 
 

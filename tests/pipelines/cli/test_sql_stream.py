@@ -26,7 +26,7 @@ def test_run_and_emitted_give_the_same_bytes(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     project = ("--project", folder(tmp_path / "one"))
     ran = _run("sql", "--stream", "daily", _TEXT + ";", *project)
-    assert ran.exit_code == 0 and "all triggers done" in ran.stdout and "INSECURE" in ran.stdout
+    assert ran.exit_code == 0 and "all triggers done" in ran.stdout and "INSECURE" in ran.stderr
     releases = read_releases(tmp_path / "one" / "releases")
     assert {"section", "n", "n_sd", "t", "t_sd"} <= set(releases.column_names) and releases.num_rows
 

@@ -1,6 +1,6 @@
 """Noise by trigger: pictures that say their numbers, and a short table."""
 
-from dpstream.pipelines.report.view import chart_of_lines, noise, trigger_table
+from dpstream.pipelines.report.view import chart_of_lines, noise
 
 FIGURES = {
     "streams": [
@@ -26,9 +26,3 @@ def test_selection_and_values_apart() -> None:
     public = {**FIGURES, "tau": None}
     [only] = noise(public)
     assert [name for _, name in only["legend"]] == ["sd of selection", "sd of count"]
-
-
-def test_a_handful_of_triggers() -> None:
-    table = trigger_table(FIGURES, 3)
-    assert table["heads"] == ["sd selection", "sd count", "tau (units)"]
-    assert table["rows"] == [(1, [1.0, 4.0, 7.0]), (2, [2.0, 5.0, 8.0]), (3, [3.0, 6.0, 9.0])]

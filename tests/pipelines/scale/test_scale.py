@@ -26,9 +26,7 @@ from dpstream.pipelines.scale.scale import (
     distinct,
     estimate,
     keys_of_a_commit,
-    shard_figures,
     shards_for,
-    shards_text,
 )
 from tests.pipelines.conftest import TEMPLATE
 
@@ -53,14 +51,6 @@ def test_shards_have_room_for_their_keys(changed: int, job: Job) -> None:
 
 def test_there_are_never_more_than_allowed(job: Job) -> None:
     assert shards_for(job, 10**15) == MAX_SHARDS
-
-
-def test_words_say_whether_there_are_enough(job: Job, make_job: Callable[..., Job]) -> None:
-    assert shard_figures(make_job(), 10) == {} and shards_text({}) == ""
-    assert "enough here" in shards_text(shard_figures(job, 10))
-    many = shard_figures(job, 2_000_000)
-    assert f"set shards = {many['shards_needed']}" in shards_text(many)
-    assert "--changed-keys" in shards_text(shard_figures(job, None))
 
 
 #: The design's scale: 1e9 keys, drawn uniformly, 6e9 records a day, 96 triggers.

@@ -9,6 +9,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.calibration import expected
 from dpstream.accounting.query.grids import regridded
 from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.render.account import accepted_lines
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.explain import as_builtins, budget, explain, explained, split
 from dpstream.pipelines.sql.load import load_catalog
@@ -133,7 +134,7 @@ def test_an_answered_statement_is_free_whatever_the_limit_is_now(tmp_path: Path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     acceptance = explain(lowered, text).acceptance
     assert acceptance.answered and acceptance.exit_code == 0 and acceptance.cost is None
-    assert acceptance.answer("Can ask")[0].endswith("nothing more is charged")
+    assert accepted_lines(acceptance.as_dict(), "Can ask")[0].endswith("nothing more is charged")
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert not ask(lowered, text).charged
     assert explain(lowered, text, Asking(fresh=True)).acceptance.exit_code == 3

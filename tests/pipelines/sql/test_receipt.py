@@ -15,14 +15,13 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.formats.receipt import encoded, header_of, table_bytes
+from dpstream.pipelines.render.answer import cut_lines
 from dpstream.pipelines.sql.receipt import (
     MARK,
     Header,
     SqlAnswer,
     answer_text,
     decoded,
-    lines_of,
-    python_values,
     records,
 )
 from dpstream.state.ledger.answers import Answer
@@ -48,6 +47,11 @@ ROWS = pa.table(
 )
 
 
+def lines_of(header: Header, group: str) -> list[str]:
+    """What is said of bounds below an answer."""
+    return cut_lines(header.cuts, header.not_estimated, "uid", group, True)
+
+
 def read(receipt: bytes, view: bytes | None = None) -> SqlAnswer:
     return decoded(Answer("", receipt, "digest", True, view), False)
 
@@ -68,12 +72,6 @@ def test_the_rows_of_a_view_stand_for_the_released_ones() -> None:
     assert read(receipt).table.num_rows == 2
     with pytest.raises(PolicyError):
         read(receipt, b"no table")
-
-
-def test_days_beyond_the_calendar_are_numbers() -> None:
-    days = pa.chunked_array([pa.array([0, 5_000_000], pa.date32())])
-    assert python_values(days) == [0, 5_000_000]
-    assert python_values(pa.chunked_array([pa.array([1, None])])) == [1, None]
 
 
 OPTIONS = "epsilon = 3, delta = 1e-9"
@@ -114,7 +112,7 @@ def test_reported_shares_of_log_normal_values_are_near_the_true_ones(tmp_path: P
     assert cuts["v"].amount is None and cuts["n"].amount == pytest.approx(0, abs=0.01)
     # Few values are beyond the variance's bounds, and they are most of what it lacks.
     assert cuts["v"].below + cuts["v"].above < 0.05 and row["v"] < 0.95 * VALUES.var()
-    lines = {name: line for name in "sav" for line in lines_of(answer.header, "uid", "")
+    lines = {name: line for name in "sav" for line in lines_of(answer.header, "")
              if line.startswith(f"Bounds of {name},")}  # fmt: skip
     assert [name for name, line in lines.items() if "variance" in line] == ["v"]
 
@@ -138,7 +136,7 @@ def test_given_bounds_are_named_and_not_paid_for(tmp_path: Path) -> None:
     answer = answer_to(tmp_path, text)
     assert answer.header.cuts == {}
     assert answer.header.not_estimated == ("groups", "bounds of s", "bounds of m", "rows of m")
-    [line] = [line for line in lines_of(answer.header, "uid", "group") if "Not estimated" in line]
+    [line] = [line for line in lines_of(answer.header, "group") if "Not estimated" in line]
     assert all(name in line for name in answer.header.not_estimated)
 
 
@@ -155,7 +153,7 @@ def test_receipt_table_json_and_text_have_them(tmp_path: Path) -> None:
     assert output["cuts"]["a"]["above"] == cuts["a"].above and output["intervals_cover"] == "noise"
     assert set(output["rows"][0]["intervals"]["a"]) == {"sd", "noise_low", "noise_high"}
     printed = call("sql", "--project", tmp_path, text).output
-    assert all(line in printed for line in lines_of(answer.header, "uid", "group"))
+    assert all(line in printed for line in lines_of(answer.header, "group"))
 
 
 def test_tables_are_aligned_and_control_characters_are_not_printed() -> None:

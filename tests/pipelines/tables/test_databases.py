@@ -9,9 +9,9 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.render.answer import python_values
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import catalog_of
-from dpstream.pipelines.sql.receipt import python_values
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.registration import register

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.render.census_plan import census_text
 from dpstream.pipelines.tabulation.config import Choice, fields_of
 from dpstream.pipelines.tabulation.inputs import inputs_of, prepared
 from dpstream.pipelines.tabulation.public_plan import (
@@ -14,8 +15,6 @@ from dpstream.pipelines.tabulation.public_plan import (
     faults,
     figures,
     plan,
-    plan_text,
-    scale_text,
 )
 from tests.pipelines.tabulation.office import Office
 
@@ -27,9 +26,9 @@ def test_more_records_need_more_until_all_cells_are_full(made: Office) -> None:
         assert less["cpu_seconds"] <= more["cpu_seconds"] and less["pairs"] <= more["pairs"]
     assert estimates[-1]["pairs"] == estimates[-1]["most_cells"] == 593 * 46
     assert estimates[-1]["cpu_seconds"] > 1_000
-    assert "h of one core" in scale_text(estimates[-1]) and "s of one core" in scale_text(
-        estimates[0]
-    )
+    public = figures(plan(*made, Choice("p")))
+    texts = [census_text(public | {"scale": estimate}) for estimate in estimates]
+    assert "h of one core" in texts[-1] and "s of one core" in texts[0]
 
 
 def test_households_have_two_tables(made: Office) -> None:
@@ -52,7 +51,7 @@ def test_the_plan_is_that_of_the_execution(made: Office) -> None:
     assert json.loads(json.dumps(plan_figures)) == plan_figures
     assert plan_figures["guarantee"]["rho"] == pytest.approx(4.944)
     assert sum(row["groups"] for row in plan_figures["levels"]) == 593
-    assert "Groups      593 in 19 levels" in plan_text(plan_figures)
+    assert "Groups      593 in 19 levels" in census_text(plan_figures)
 
 
 def test_no_record_is_needed(spoilt: Office) -> None:
@@ -75,9 +74,9 @@ def test_households_before_their_totals_are_there(made: Office) -> None:
         and plan_figures["plan_hash"] is None
         and plan_figures["unit"].startswith("one house")
     )
-    assert "Plan        none yet" in plan_text(
+    assert "Plan        none yet" in census_text(
         plan_figures
-    ) and "before pop-group-totals" in plan_text(plan_figures)
+    ) and "before pop-group-totals" in census_text(plan_figures)
 
 
 def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
@@ -94,7 +93,7 @@ def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
 def test_the_scale_of_a_load(made: Office) -> None:
     plan_figures = figures(plan(*made, Choice("p")), 1e-9, 331_000_000)
     assert plan_figures["scale"]["units"] == 331_000_000
-    assert "Scale       331,000,000 records" in plan_text(plan_figures)
+    assert "Scale       331,000,000 records" in census_text(plan_figures)
 
 
 def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> None:

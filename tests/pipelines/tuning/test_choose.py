@@ -250,17 +250,17 @@ def test_the_same_question_is_answered_again_and_another_is_charged(project: Pat
         done(choose(project, "b"))  # the same bytes may stand there
     a, b = (jobs(project)[name] for name in "ab")
     assert (
-        again["resumed"]
+        not again["charged"]
         and a["choice"] == b["choice"]
         and a["sink"] != b["sink"]
         and entries(project) == 1
     )
     assert again["run_id"] == first["run_id"]
     second = json.loads(done(choose(project, "c", "--json", "--quantile", "0.8")).stdout)
-    assert entries(project) == 2 and second["run_id"] != first["run_id"] and not second["resumed"]
+    assert entries(project) == 2 and second["run_id"] != first["run_id"] and second["charged"]
     for number, flags in enumerate((("--fresh",), ("--as-of", "May")), 3):
         other = json.loads(done(choose(project, f"as{number}", "--json", *flags)).stdout)
-        assert not other["resumed"] and entries(project) == number
+        assert other["charged"] and entries(project) == number
     assert "as_of" not in jobs(project)["as3"]["choice"]
     assert jobs(project)["as4"]["choice"]["as_of"] == "May" and load(project, "as4") == ""
     done(choose(project, "as4", "--as-of", "May"))

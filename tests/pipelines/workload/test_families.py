@@ -12,10 +12,10 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.strategies.cells.auto import Plan, auto
 from dpstream.accounting.workloads.workload import Workload, marginals, over
+from dpstream.pipelines.render.workload_plan import families_line
 from dpstream.pipelines.workload import families as module
 from dpstream.pipelines.workload.families import Budget, Families, families_of
 from dpstream.pipelines.workload.lattice import planned_purely
-from dpstream.pipelines.workload.planning import families_line
 from tests.accounting.strategies.cells.shapes import attributes
 
 RANGES = over([16], ["range"])

@@ -20,8 +20,9 @@ from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.factors import interval
 from dpstream.accounting.workloads.workload import Workload, marginals, over, workload_of
+from dpstream.pipelines.render.workload_plan import workload_text
 from dpstream.pipelines.workload import planning
-from dpstream.pipelines.workload.planning import figures, guarantee_of, plan_text, planned, way_of
+from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, way_of
 from tests.bench.paper.cell_baselines import haar
 from tests.pipelines.workload.survey import workload, write
 
@@ -71,7 +72,7 @@ def test_figures_are_at_the_guarantee(tmp_path: Path) -> None:
     assert product["least"] < product["rmse"] < product["most"]
     three = figures(workload_plan, guarantee_of(1.0, 1e-8, None, 3))
     assert three["rmse"] == pytest.approx(3 / mu_of(1.0, 1e-8) * one["rmse"])
-    summary = plan_text(three)
+    summary = workload_text(three)
     for text in ("36 queries of 8 cells", "3 record(s)", "0: range"):
         assert text in summary
 
@@ -82,9 +83,9 @@ def test_objectives(tmp_path: Path) -> None:
     assert max(p["most"] for p in figures(worst, guarantee)["products"][:1]) <= (
         worst.per_query(worst.plan.error) * 1.001
     )
-    assert "largest" in plan_text(figures(worst, guarantee))
+    assert "largest" in workload_text(figures(worst, guarantee))
     relative = planned(workload(), tmp_path, "relative")
-    assert "norm" in plan_text(figures(relative, guarantee))
+    assert "norm" in workload_text(figures(relative, guarantee))
 
 
 def _of_cells(query_set: Workload) -> float:
@@ -99,7 +100,7 @@ def test_domains_beyond_one_matrix(tmp_path: Path, kind: str, sizes: list[int], 
     plan_figures = figures(planned(query_set, tmp_path), guarantee_of(None, None, 1.0, 1))
     assert plan_figures["floor"] <= plan_figures["rmse"] <= _of_cells(query_set) * (
         1 + 1e-6
-    ) and plan_text(plan_figures)
+    ) and workload_text(plan_figures)
     for product in plan_figures["products"]:
         assert product["least"] <= product["rmse"] <= product["most"]
     # 10^20 cells are answered by tables, 10^6 by cells, and 10^10 cells of one table by nothing.
@@ -120,7 +121,7 @@ def test_products_of_many_attributes(tmp_path: Path, objective: str) -> None:
     assert time.process_time() - start < 5
     worst = objective == "worst"
     most = math.sqrt(largest(query_set, identity(query_set))) if worst else _of_cells(query_set)
-    assert plan_figures["floor"] <= plan_figures["rmse"] <= most * (1 + 1e-6) and plan_text(
+    assert plan_figures["floor"] <= plan_figures["rmse"] <= most * (1 + 1e-6) and workload_text(
         plan_figures
     )
 
@@ -186,7 +187,7 @@ def test_many_tables(tmp_path: Path) -> None:
         and plan_figures["strategy"]
         and plan_figures["gap"] < 1e-9
     )
-    assert "more products" in plan_text(plan_figures)
+    assert "more products" in workload_text(plan_figures)
 
 
 @pytest.mark.parametrize(

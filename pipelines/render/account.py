@@ -1,0 +1,196 @@
+"""An account as text: whether a charge would be accepted, what was charged, and what is left.
+
+The figures are those that ``--json`` prints: `ask.acceptance.Acceptance.as_dict`,
+`ask.acceptance.budget` and `operate.account_view.view`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
+from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.pipelines.render.layout import count, each, labelled, page
+
+_NO_ACCOUNT = "none: without an account the budgets spent on these data are not added up"
+
+
+#: Of an answer that was charged before, also where it was cut off then and is given now.
+_REPEATED = (
+    "The answer that was given before; --fresh asks again at a new charge, --as-of names another "
+    "state of the data"
+)
+INSECURE = "INSECURE: a fixed test secret or run id was used; do not publish."
+
+
+def charge_lines(cost: str, charged: bool | None, run_id: str, answered: str = "") -> list[str]:
+    """Return what an answer was charged, now or before.
+
+    Args:
+        cost: with whom it is charged to, such as ``(1, 1e-09) per unit``.
+        charged: whether this very command was charged; ``None``: there is no account.
+        answered: when it was first answered; empty where that is no one moment.
+    """
+    if charged is None:
+        return [f"Costs {cost}; no account adds it up; run {run_id}"]
+    if charged:
+        return [f"Charged {cost}; run {run_id}"]
+    first = f"; first answered {answered}" if answered else f"; run {run_id}"
+    return [f"Charged before {cost}{first}", _REPEATED]
+
+
+def acceptance_lines(
+    acceptance: dict[str, Any], verb: str = "Can run", warnings: Sequence[str] = ()
+) -> list[str]:
+    """Return whether a command would be accepted, then the account and its warnings.
+
+    Args:
+        acceptance: `Acceptance.as_dict`.
+        verb: of the command, at most 11 characters.
+        warnings: about the account's limit.
+    """
+    account = acceptance["account"]
+    lines = accepted_lines(acceptance, verb)
+    if account is not None:
+        lines += labelled("Account", _spending(account))
+    elif acceptance["accepted"]:
+        lines += labelled("Account", _NO_ACCOUNT)
+    return [*lines, *each("Warning", warnings)]
+
+
+def accepted_lines(acceptance: dict[str, Any], verb: str) -> list[str]:
+    """Return whether a command would be accepted, and its cost; see `acceptance_lines`."""
+    refusal, cost, run_id = (acceptance[name] for name in ("refusal", "charged", "run_id"))
+    if refusal is not None:
+        return labelled(
+            verb, f"NO. {refusal['field']}: {refusal['rule']}", f"Fix: {refusal['fix']}"
+        )
+    if acceptance["answered"]:
+        return labelled(
+            verb,
+            f"yes: it was answered before (run {run_id}); that answer is given again, and nothing "
+            "more is charged",
+        )
+    if cost is None:
+        run = "" if run_id is None else f"run {run_id} goes on, and "
+        return labelled(verb, f"yes: {run}nothing more is charged")
+    pair = guarantee_pair(cost["epsilon"], cost["delta"])
+    return labelled(verb, f"yes: {pair} would be charged before a record is read")
+
+
+def _spending(account: dict[str, Any]) -> str:
+    after, limit = account["with_this"], account["limit"]
+    then = "" if after is None else f", {up(after)} after this one"
+    if after == math.inf:
+        then = ", and no epsilon would be enough after this one"
+    return (
+        f"{account['data_set']}: {count(account['charges'], 'charge')} spent epsilon "
+        f"{up(account['spent'])} of {exact(limit['epsilon'])}{then}; at delta "
+        f"{exact(limit['delta'])}"
+    )
+
+
+def budget_text(figures: dict[str, Any]) -> str:
+    """Return the state of a data set's account: limit, spent, left, number of charges."""
+    charges = count(figures["charges"], "charge")
+    lines = [
+        *labelled("Data set", f"{figures['data_set']}, unit {figures['unit']}, {charges}"),
+        *_limit(figures["limit"], " per unit"),
+        *labelled("Spent", f"epsilon {up(figures['spent']['epsilon'])}"),
+        *labelled("Left", left_text(figures["left"])),
+        *each("Warning", figures["warnings"]),
+    ]
+    return page(lines)
+
+
+def view_text(figures: dict[str, Any]) -> str:
+    """Return all events of an account, and its sums."""
+    unit = f"{figures['unit']['name']} ({figures['unit']['type']})"
+    spent, delta = figures["spent"]["epsilon"], up(figures["spent"]["delta"])
+    epsilon = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
+    lines = [
+        *labelled("Account", figures["id"]),
+        *labelled("Data set", figures["data_set"]),
+        *labelled("Unit", figures["common_unit"] or unit),
+    ]
+    for entry in figures["entries"]:
+        lines += labelled(f"{entry['seq']:>7}", _event(entry))
+    lines += labelled("Spent", f"{epsilon} at delta {delta} per unit, all together")
+    if figures["limit"] is None:
+        lines += labelled("Limit", "none: each record has a budget of its own")
+    else:
+        lines += _limit(figures["limit"]) + labelled("Left", left_text(figures["left"]))
+    return page([*lines, *each("Warning", figures["warnings"])])
+
+
+def _limit(limit: dict[str, float], of: str = "") -> list[str]:
+    return labelled(
+        "Limit", f"epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}{of}"
+    )
+
+
+def _event(entry: dict[str, Any]) -> str:
+    """Return one event as text."""
+    match entry["event"]:
+        case "charge":
+            epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
+            noise = "".join(
+                f", {name} {up(entry[name], 4)}"
+                for name in ("mu", "rho")
+                if entry[name] is not None
+            )
+            return (
+                f"{entry['kind']:<8} {entry['run_id']}{epoch}  "
+                f"{guarantee_pair(entry['epsilon'], entry['delta'])}{noise}{_counted(entry)}"
+            )
+        case "receipt":
+            return f"answered {entry['run_id']}"
+        case "created" | "limit":
+            what = "created " if entry["event"] == "created" else "limit   "
+            limit = entry["limit"]
+            if limit is None:
+                return what.rstrip()
+            return f"{what} limit epsilon {exact(limit[0])}, delta {exact(limit[1])}"
+        case "closed":
+            return f"closed   {', '.join(entry['run_ids'])}"
+        case "widened":
+            return f"widened  table model {entry['old']} into {entry['new']}"
+        case _:
+            return f"table    {entry['id']}"
+
+
+def _counted(entry: dict[str, Any]) -> str:
+    """Return how many units an entry counts as, as text, if that is not one."""
+    if entry["counted_as"] == 1:
+        return ""
+    unit = UnitIdentity.read(entry["identity"])
+    return f", counted {entry['counted_as']:,} times: {unit.description}"
+
+
+def points_text(figures: dict[str, Any]) -> str:
+    """Return what the points of a session's table have spent, by kind of budget.
+
+    Args:
+        figures: `session.overview.overview`.
+    """
+    table = f"{figures['table']}, data set {figures['data_set']}, unit {figures['unit']}"
+    lines = [*labelled("Table", table), *labelled("Entries", f"{figures['entries']:,}")]
+    for kind, part in figures["budgets"].items():
+        lines += labelled(
+            kind,
+            f"spent by a point at most {exact(part['most_spent'])}, at least "
+            f"{exact(part['least_spent'])}, of initial budgets up to "
+            f"{exact(part['most_initial'])}; in {count(part['regions'], 'region')}",
+            *(
+                f"{'closed' if row['spent'] is None else exact(row['spent']):>10}  where "
+                f"{row['where']}"
+                for row in part["rows"]
+            ),
+        )
+    for kind, own in figures["quotas"].items():
+        lines += labelled(
+            "Quota",
+            f"{own['analyst']}: {kind} {exact(own['quota'])} of a point, charged to one at most "
+            f"{exact(own['most_charged'])}",
+        )
+    return page(lines)

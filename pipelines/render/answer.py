@@ -1,0 +1,113 @@
+"""Answers as text: rows with the intervals of their noise, what bounds cut, and what was paid."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dpstream.accounting.figures import human
+from dpstream.accounting.query.bounds import Cut
+from dpstream.pipelines.render.layout import table_text, value_text, with_interval
+
+INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."
+#: After the share of values beyond the bounds of a variance, for which sizes do not add up.
+_SQUARED = (
+    ", each of which is counted as the bound; a variance weighs the squares of distances, so that a"
+    " few far values can make most of it: it may be much too small"
+)
+
+
+def rows_text(columns: pa.Table, intervals: Mapping[str, Sequence[Sequence[Any]]]) -> str:
+    """Return released rows as an aligned table; a value with an interval shows its half-width.
+
+    Args:
+        columns: the columns to show.
+        intervals: by column the lower and upper ends of its rows; ``None`` where there is none.
+    """
+    texts, right = [], []
+    for name, column in zip(columns.column_names, columns.columns, strict=True):
+        cells = [value_text(value) for value in python_values(column)]
+        if name in intervals:
+            cells = list(map(with_interval, cells, *intervals[name]))
+        texts.append(cells)
+        right.append(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+    return table_text(columns.column_names, texts, right)
+
+
+def python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Return values as Python's; days and instants outside its calendar as their numbers."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        width = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
+        return list(column.cast(width).to_pylist())
+
+
+def json_value(value: Any) -> Any:
+    """Return a released value as JSON has it: bytes as hex digits, NaN and infinity as texts."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [json_value(part) for part in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return value_text(value)
+
+
+def cut_lines(
+    cuts: Mapping[str, Cut], not_estimated: Sequence[str], unit: str, group: str, intervals: bool
+) -> list[str]:
+    """Return a line for each chosen bound, with the estimate of its cut, and one for the others.
+
+    Args:
+        cuts: private estimates of what chosen bounds leave out, by the name of the bound.
+        not_estimated: bounds that were given, for which there is no estimate.
+        unit: the name of the privacy unit.
+        group: the name of a group; empty without groups.
+        intervals: whether the answer has intervals.
+    """
+    lines = [INTERVALS] * intervals
+    lines += [_cut(name, cut, unit, group) for name, cut in cuts.items()]
+    if not_estimated:
+        lines.append(f"Not estimated: what the given bounds cut ({', '.join(not_estimated)}).")
+    return lines
+
+
+def _cut(name: str, cut: Cut, unit: str, group: str) -> str:
+    within = f"(to within {_share(cut.within)} of them, at 95%)"
+    if cut.of == "values":
+        head = f"Bounds of {name}, chosen privately: {human(cut.low)} to {human(cut.high)}"
+        beyond = (
+            f"about {_share(cut.below)} of values are below, {_share(cut.above)} above {within}"
+        )
+        return f"{head}; {beyond}{_amount(cut, 'their size') or _SQUARED}."
+    if cut.of == "bounds":
+        each, times = f" in a {group}" * bool(group), f"{human(cut.high)} times " * (cut.high != 1)
+        head = f"The sum of one {unit}{each} counts up to {times}the given bounds"
+        subject = f"sums in one random {group} of each {unit}" if group else f"sums of one {unit}"
+        beyond = f"about {_share(cut.above)} of {subject} are larger {within}"
+        return f"{head}, chosen privately; {beyond}{_amount(cut, 'their size')}."
+    rows = f"of one {unit}" + f" in a {group}" * bool(group and cut.of == "rows")
+    many = "s" * (cut.high != 1)
+    what = f"{group if cut.of == 'groups' else 'row'}{many} {rows}"
+    head = f"At most {human(cut.high)} {what} count{'' if many else 's'}, chosen privately"
+    subject = f"pairs of {unit} and {group}" if cut.of == "groups" else "rows"
+    if cut.of == "rows" and group:  # what the histogram holds: units of many groups weigh no more
+        subject = f"rows in one random {group} of each {unit}"
+    return f"{head}; about {_share(cut.above)} have more {within}{_amount(cut, f'all {subject}')}."
+
+
+def _amount(cut: Cut, of: str) -> str:
+    """Return the share of the amount that is cut, after the share of the number."""
+    if cut.amount is None or cut.amount_at_most is None:
+        return ""
+    most = f"up to {_share(cut.amount_at_most)} if the largest fall as slowly as a power law"
+    return f", and about {_share(cut.amount)} of {of} is cut ({most})"
+
+
+def _share(part: float) -> str:
+    """Return a share as a percentage with two digits, no finer than a hundredth."""
+    return "0%" if part < 5e-5 else "100%" if part >= 0.995 else f"{100 * part:.2g}%"

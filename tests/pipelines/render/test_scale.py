@@ -1,0 +1,46 @@
+"""Whether a store has enough shards, as text."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.scale import scale_text, shards_lines
+from dpstream.pipelines.scale.rates import PRICES, RATES
+from dpstream.pipelines.scale.scale import (
+    Load,
+    as_dict,
+    estimate,
+    shard_figures,
+)
+
+
+@pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    made = make_job()
+    state = msgspec.structs.replace(made.state, store="spanner://p/i/d", shards=16)
+    return msgspec.structs.replace(made, state=state)
+
+
+def test_an_estimate_names_what_it_rests_on(job: Job, make_job: Callable[..., Job]) -> None:
+    """Prices and Spanner's limits only of a job that pays for a cluster."""
+    load = Load(keys=10**6, records_per_day=10**8)
+    for one, cluster in ((job, True), (make_job(), False)):
+        figures = as_dict(estimate(one, load), load, RATES, PRICES)
+        text = scale_text(figures)
+        assert all(f"From        {name} " in text for name in figures["figures"])
+        assert (
+            {*PRICES} <= {*figures["figures"]}
+            if cluster
+            else figures["figures"].keys() == RATES.keys()
+        )
+        assert ("Cost        $" in text) == cluster and ("SQLite      " in text) != cluster
+
+
+def test_words_say_whether_there_are_enough(job: Job, make_job: Callable[..., Job]) -> None:
+    assert shard_figures(make_job(), 10) == {} and shards_lines({}) == []
+    assert "enough here" in "\n".join(shards_lines(shard_figures(job, 10)))
+    many = shard_figures(job, 2_000_000)
+    assert f"set shards = {many['shards_needed']}" in "\n".join(shards_lines(many))
+    assert "--changed-keys" in "\n".join(shards_lines(shard_figures(job, None)))
