@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.figures import down, duration, exact, up
+from dpstream.accounting.figures import down, duration, exact, human, up
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.render.job_plan import details_text
@@ -93,6 +93,15 @@ def test_no_figure_of_a_guarantee_is_rounded_to_the_nearest(package: str) -> Non
         for line in _rounded_to_nearest(path.read_text("utf-8"))
     ]
     assert violations == []
+
+
+def test_numbers_have_three_digits() -> None:
+    numbers = {
+        0.0: "0", 1e-9: "1e-9", 0.00099: "9.9e-4", 0.001: "0.001", 0.12345: "0.123", 1.0: "1",
+        9.994: "9.99", 10.04: "10", 10.46: "10.5", 99.94: "99.9", 100.4: "100", 12_345.6: "12,346",
+        9.99e11: "999,000,000,000", 1e12: "1e12", -2.5: "-2.5", math.inf: "–",
+    }  # fmt: skip
+    assert {number: human(number) for number in numbers} == numbers and human(None) == "–"
 
 
 def test_durations() -> None:

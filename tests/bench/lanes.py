@@ -39,11 +39,12 @@ from tests.lanes import EXTENDED, in_order
 
 #: Tests that all stay: leaks, released bytes, documentation, oracles, and sabotage anywhere.
 ALWAYS = re.compile(r"tests/(audit/|golden/|test_|docs/|statistical/|oracle/)|.*sabotage")
-#: Tests that alone killed a mutant of a sample of 170: lines do not show what they hold.
+#: Tests that alone killed a mutant of a sample of 300: lines do not show what they hold.
 KILLERS = re.compile(
     "test_a_combined_test_takes_the_counts_noise_of_its_own_trigger|test_a_unit_of_nulls_adds|"
     "test_every_kind_of_change_is_there|test_the_widest_and_narrowest_bounds_end_in_a_plan|"
-    "test_suppression_is_below_the_state_only|test_without_an_account_and_with_bad_records"
+    "test_suppression_is_below_the_state_only|test_without_an_account_and_with_bad_records|"
+    "test_workloads"
 )
 #: Tests of which one case stays, whatever lines it reaches.
 ONE_CASE = re.compile(

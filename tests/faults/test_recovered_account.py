@@ -89,7 +89,9 @@ def test_restored_refused_recovered_and_asked_again(name: str, here: Path) -> No
         again = outcome_of(kind)  # the first answer is in the backup
         assert again.code == 0, again.stderr
         assert account_figures()["charges"] == before["charges"]
-        assert typed(*recover).code == 0 and account_figures() == after  # nothing more to do
+        more = typed(*recover)
+        assert more.code == 0 and account_figures() == after  # nothing more to do
+        assert [len(one.stdout.splitlines()) for one in (outcome, more)] == [2, 1]
         new = outcome_of(kind, "--fresh")
         assert new.code == 0, new.stderr
         assert account_figures()["charges"] == before["charges"] + 1  # type: ignore[operator]

@@ -113,6 +113,9 @@ def test_ids_are_keyed_and_spread() -> None:
     mine, _ = Canonicaliser(plan, KEYS.ring())(batch)
     assert (np.array(mine["offset"]) >= 0).all() and (np.array(mine["partition"]) >= 0).all()
     assert len({*mine["partition"].to_pylist()}) > 1
+    # The two numbers share no bits: together they are 94, not 63.
+    partition, offset = (mine[name].to_numpy() for name in ("partition", "offset"))
+    assert np.mean(partition & 0x3FFFFFFF == offset >> 33) < 0.1
     other, _ = Canonicaliser(plan, type(KEYS)(None, "33" * 32).ring())(batch)
     assert mine["offset"] != other["offset"]
 

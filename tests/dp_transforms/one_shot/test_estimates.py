@@ -165,6 +165,29 @@ def test_a_count_that_may_be_none_says_little() -> None:
         assert (estimate.low <= estimate.value).all() and (estimate.value <= estimate.high).all()
 
 
+def test_an_interval_of_a_mean_is_every_mean_that_noise_explains() -> None:
+    """Fieller's set, by a grid: also where the count may be none and the set has two parts."""
+    noises = parts(MEAN)
+    unit, middle = noises[0].part.unit, middle_of(MEAN)
+    random = np.random.default_rng(6)
+    count = random.integers(1, 4 * int(noises[1].sd), 4_000)
+    total = random.integers(-8 * int(noises[0].sd), 8 * int(noises[0].sd), 4_000)
+    estimate = mean(MEAN, noises, [total, count], Z)
+    means = np.linspace(*(float(bound) for bound in MEAN.grid_bounds()), 1_001)
+    apart = np.abs(total[:, None] - (means - middle) * count[:, None]) / unit
+    spread = np.hypot(noises[0].sd, (means - middle) * noises[1].sd) / unit
+    explained = apart <= Z * spread
+    both = explained[:, 0] & explained[:, -1] & ~explained.all(1)
+    one = explained.any(1) & ~explained.all(1) & ~both
+    assert both.sum() > 20 and one.sum() > 1_000 and explained.all(1).sum() > 100
+    step = (means[1] - means[0]) * MEAN.grid
+    for rows in (one, both, explained.all(1)):
+        low = means[explained[rows].argmax(1)] * MEAN.grid
+        high = means[-1 - explained[rows, ::-1].argmax(1)] * MEAN.grid
+        assert np.allclose(estimate.low[rows], np.minimum(low, estimate.value[rows]), atol=step)
+        assert np.allclose(estimate.high[rows], np.maximum(high, estimate.value[rows]), atol=step)
+
+
 def test_values_and_sds_are_those_of_the_definitions() -> None:
     m, o, n = 40 / 20, 90 / 20, 20
     var = msgspec.structs.replace(VAR, low=0, high=4.5, grid=0.5)

@@ -64,6 +64,7 @@ def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
     one.path.write_text(text)
     acceptance = json.loads(call("plan", "--project", one.path, "--json").stdout)["acceptance"]
     assert acceptance["accepted"] and acceptance["account"] is None
+    assert acceptance["charged"] == {"epsilon": 6.0, "delta": 1e-6}  # of each run, added up nowhere
 
 
 def test_several_charges_together(tmp_path: Path) -> None:

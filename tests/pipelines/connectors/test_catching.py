@@ -259,3 +259,18 @@ def test_a_reshard_need_not_compare_what_was_delivered(lived: Lived) -> None:
         again.feed(lived.by_trigger_time.get(trigger_time, []))
     lived.go(again, LOST + 3, LAST)
     assert lived.files() == lived.calm
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_a_bounded_run_ends_no_sooner_than_the_last_that_is_published(
+    lived: Lived, window: int
+) -> None:
+    """Whichever window that is of, the first that the store keeps too."""
+    release = f"window-{window:06}/trigger-000001.parquet"
+    for name in lived.files().keys() - {release}:
+        (lived.folder / "out" / name).unlink()
+    run = begin(lived.plan, lived.folder / "empty.db", SHARDS)
+    assert run.open().retained_windows.first == 0
+    with pytest.raises(PolicyError) as error:
+        run_manifest.catch_up(run, FileSink(lived.folder / "out", "parquet"))
+    assert error.value.field == "store" and lived.files().keys() == {release}

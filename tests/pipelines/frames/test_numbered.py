@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import msgspec
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -62,6 +63,13 @@ def test_a_time_by_itself_is_what_it_is_among_others(place: int) -> None:
     assert (
         instants_of([value, value]).to_pylist() == instants_of([value, value, "x"]).to_pylist()[:2]
     )
+
+
+def test_stamps_are_times_as_event_times_are(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(a_job(tmp_path).plan, stamp="arrived")
+    row = {"user": 1, "page": "a", "seconds": 2.0, "at": _NOON, "arrived": "2024-01-02T12:00:00Z"}
+    batch = ToBatch(plan, None, None)([row])
+    assert batch["arrived"].equals(batch["at"]) and batch["at"].null_count == 0
 
 
 @pytest.mark.parametrize(
