@@ -173,7 +173,8 @@ def test_an_interval_of_a_mean_is_every_mean_that_noise_explains() -> None:
     count = random.integers(1, 4 * int(noises[1].sd), 4_000)
     total = random.integers(-8 * int(noises[0].sd), 8 * int(noises[0].sd), 4_000)
     estimate = mean(MEAN, noises, [total, count], Z)
-    means = np.linspace(*(float(bound) for bound in MEAN.grid_bounds()), 1_001)
+    first, last = (float(bound) for bound in MEAN.grid_bounds())
+    means = np.linspace(first, last, 1_001)
     apart = np.abs(total[:, None] - (means - middle) * count[:, None]) / unit
     spread = np.hypot(noises[0].sd, (means - middle) * noises[1].sd) / unit
     explained = apart <= Z * spread
