@@ -1,4 +1,4 @@
-"""Public figures as text: a guarantee is never shown smaller than it is.
+"""Public figures and times as text: a guarantee is never shown smaller than it is.
 
 A figure that says how much may be learnt or spent is shortened with ``up``, one that says how
 much is proven or left with ``down``.  Both round the number as a person writes it (its shortest
@@ -8,6 +8,7 @@ decimal form), so 0.1 stays 0.1.  Numbers of no guarantee are shown as a person 
 
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from dpstream.accounting.limits import MICROS_PER_SECOND
@@ -74,6 +75,23 @@ def duration(micros: int) -> str:
         if number and not rest:
             return f"{number} {name}{'s' if number != 1 else ''}"
     return f"{micros} microseconds"
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment_of(micros: int) -> datetime:
+    """Return the datetime of microseconds since 1970.
+
+    Raises:
+        OverflowError: no such date in Python's calendar.
+    """
+    return EPOCH + timedelta(microseconds=int(micros))
+
+
+def time_text(moment: datetime) -> str:
+    """Return a time as RFC 3339 has it: ``2013-01-01T05:00:00Z``; local without its offset."""
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def human(number: float | None) -> str:

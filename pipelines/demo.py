@@ -38,7 +38,7 @@ from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.charts import pages
+from dpstream.pipelines.render.page import pages
 from dpstream.pipelines.report.data import floats
 from dpstream.pipelines.report.view import promise
 from dpstream.state.durable import make_folder

@@ -17,13 +17,14 @@ value of its own (``nulls``), are for bounded jobs; a stream's fields have the f
 """
 
 import unicodedata
-from datetime import UTC, datetime
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
+from dpstream.accounting.figures import EPOCH
 from dpstream.accounting.limits import MAX_KEY_BYTES
 from dpstream.state.numbers import constant, mask, mask_of, numbers, valid_of, values_of
 
@@ -326,10 +327,9 @@ def _parse_times(column: pa.Array) -> tuple[Int64, Bool]:
 def _parse_times_one_by_one(column: pa.Array, ok: Bool) -> tuple[Int64, Bool]:
     """Only reached when some row looks like a time but is none (a 13th month)."""
     ticks, ok = np.zeros(len(column), np.int64), ok.copy()
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
     for row, text in enumerate(column.to_pylist()):
         try:
-            since = datetime.fromisoformat(text) - epoch
+            since = datetime.fromisoformat(text) - EPOCH
             ticks[row] = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
         except (ValueError, OverflowError):
             ok[row] = False

@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.fields import Field
+from dpstream.accounting.figures import moment_of
 from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
@@ -445,7 +446,6 @@ def _epsilon(text: str) -> float:
 SAMPLE_ROWS = 1_000_000
 #: Lines of JSON whose names are gathered.
 _NAMED_LINES = 100
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def with_names(file: DataFile) -> DataFile:
@@ -502,7 +502,7 @@ def stretch(file: DataFile, unit: tuple[str, str], time: str) -> tuple[datetime,
         )
     day = timedelta(days=1)
     try:
-        first, last = (_EPOCH + timedelta(microseconds=int(t)) for t in (low, high))
+        first, last = moment_of(int(low)), moment_of(int(high))
         midnight = [t.replace(hour=0, minute=0, second=0, microsecond=0) for t in (first, last)]
         return midnight[0], midnight[1] + day
     except OverflowError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.figures import time_text
 from dpstream.state.ledger.events import Charge
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ H = TypeVar("H", bound=Header)
 
 def answered_now(charge: Charge) -> dict[str, Any]:
     """Return the fields that every header has, of an answer that is drawn now."""
-    answered = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    answered = time_text(datetime.now(UTC).replace(microsecond=0))
     return {"run_id": charge.run_id, "plan_hash": charge.plan_hash, "answered": answered}
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.figures import EPOCH, moment_of, time_text
 from dpstream.state.disk_errors import unreadable
 
 # What is said to a field of a project file that has another shape, or is missing.
@@ -111,7 +112,6 @@ _CALENDAR = re.compile(
     r"\s*(?:[0-9]+\s*|P[0-9]*)?(mon?|months?|q|quarters?|y|yr|years?|M|Q|Y)\s*", re.IGNORECASE
 )
 _WEEKS = {"m": ("months", "28d"), "q": ("quarters", "91d"), "y": ("years", "364d")}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_MICROS = 1 << 62
 
 #: Characters of an unknown name that an error shows.
@@ -182,7 +182,7 @@ def instant_micros(field: str, text: str) -> int:
         civil = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         raise UsageError(field, "is not a time of the calendar", fix) from None
-    since = civil - _EPOCH
+    since = civil - EPOCH
     micros = Fraction(f"0.{match[7] or 0}") * 1_000_000
     if micros.denominator != 1:
         raise UsageError(field, "is finer than microseconds", fix)
@@ -397,16 +397,11 @@ def instant(field: str, text: str) -> datetime:
     if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:.]+", text):
         text += "Z"
     try:
-        return _EPOCH + timedelta(microseconds=instant_micros(field, text))
+        return moment_of(instant_micros(field, text))
     except (UsageError, OverflowError):
         raise UsageError(
             field, "is neither a day nor an RFC 3339 time", "write it like 2024-01-31"
         ) from None
-
-
-def instant_text(moment: datetime) -> str:
-    """Return an instant as a job writes it."""
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def suited(start: datetime, end: datetime) -> str:
@@ -452,7 +447,7 @@ def _calendar(start: datetime, end: datetime, word: str) -> Windows:
     if start.day == 1 and months // 12 < datetime.max.year:
         after = start.replace(year=months // 12, month=months % 12 + 1)
         if after == end and start.time() == datetime.min.time():
-            return Windows(instant_text(start), instant_text(end), f"{(end - start).days}d")
+            return Windows(time_text(start), time_text(end), f"{(end - start).days}d")
     days = WORDS[word]
     note = (
         f"Windows have one length, and a {word} of the calendar has not: {days // 7} weeks stand"
@@ -467,4 +462,4 @@ def _windows_of(
     """Return windows of one size; the last one may end before it is full."""
     if (end - start) % size:
         note = f"{note} --end cuts the last window short.".strip()
-    return Windows(instant_text(start), instant_text(end), length, note)
+    return Windows(time_text(start), time_text(end), length, note)

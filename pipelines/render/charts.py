@@ -1,29 +1,25 @@
-"""Pictures and templates of pages: SVG inside HTML, the same bytes for the same numbers.
+"""Pictures of pages: SVG inside HTML, the same bytes for the same numbers.
 
 No text of a job or of a key enters a picture: the page puts it beside them, escaped.  Colours
 are variables of the page's style sheet, so that one picture serves light and dark.
-
-In templates all texts are escaped but `Markup`, and what is missing is an error.
 """
 
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from io import BytesIO
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import msgspec
 import numpy as np
-from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import required
-from dpstream.accounting.figures import human, human_up, percent
+from dpstream.accounting.figures import human
 
 #: Colours there are; further lines repeat them, dashed.
 COLOURS = 6
@@ -263,20 +259,3 @@ def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, An
         tips = msgspec.json.encode([(*place, text) for place, text in places]).decode()
     # The picture's text is matplotlib's numbers and an escaped label.
     return {"svg": Markup(picture.svg), "text": picture.caption, "tips": tips}
-
-
-def pages() -> Environment:
-    """Return the environment that finds templates by name; they may include each other."""
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=FunctionLoader(_text),
-    )
-    environment.filters.update(human=human, human_up=human_up, percent=percent)
-    return environment
-
-
-def _text(name: str) -> str:
-    return resources.files("dpstream.pipelines").joinpath("templates", name).read_text("utf-8")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from dpstream.accounting.figures import human
+from dpstream.accounting.figures import human, time_text
 
 #: Column at which the text after a label starts.
 INDENT = 12
@@ -61,7 +61,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
+        return time_text(value)
     text = str(value)
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 

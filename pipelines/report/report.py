@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.aggregates import Exact, kind_of
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.allocation import Budget, allocate
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
@@ -31,6 +31,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
 from dpstream.pipelines.jobs.committed import committed, input_changed
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.page import mark_of, write_own
 from dpstream.pipelines.report.data import (
     Findings,
     Inventory,
@@ -41,8 +42,7 @@ from dpstream.pipelines.report.data import (
     newest_rows,
 )
 from dpstream.pipelines.report.text import key_label, settings
-from dpstream.state.disk_errors import file_errors
-from dpstream.state.durable import PRIVATE, PUBLIC, replacing
+from dpstream.state.durable import PRIVATE, PUBLIC
 
 #: Rows of partial sums held before they are summed up.
 _HELD_ROWS = 2_000_000
@@ -200,7 +200,7 @@ def finite_median(distances: Float64) -> float | None:
 
 
 #: What a page begins with; a file that begins otherwise is never replaced.
-MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream report">'
+MARK = mark_of("report")
 TRUTH_LABEL = "computed from the raw data: NOT private, do not publish"
 STAMPS = ("UNSOUND", "INSECURE")
 
@@ -342,13 +342,4 @@ def write(report: Report, page: str, out: Path) -> None:
         raise PolicyError(
             "--out", "lies in the folder of the releases", "keep what is not private elsewhere"
         )
-    with file_errors("--out", "cannot be written"):
-        if out.exists() and not _is_report(out):
-            raise UsageError("--out", "exists and is no report", "choose another name")
-        with replacing(out, PRIVATE if report.truth is not None else PUBLIC) as draft:
-            draft.write_text(page, encoding="utf-8")
-
-
-def _is_report(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(MARK)) == MARK.encode()
+    write_own(out, page, MARK, PRIVATE if report.truth is not None else PUBLIC)

@@ -6,7 +6,7 @@ shows the first rows.
 
 import unicodedata
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.fields import Field, job_field
-from dpstream.accounting.figures import duration, exact, human
+from dpstream.accounting.figures import duration, exact, human, moment_of, time_text
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.jobs.job import Job
@@ -25,7 +25,6 @@ from dpstream.pipelines.report.data import Keys, floats, newest_of_each
 KEY_CHARACTERS = 60
 #: What stands for an empty text.
 EMPTY = "(empty text)"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 #: Fields of a plan's time axis that have another name in a job's section.
@@ -94,18 +93,9 @@ def instant(micros: int) -> str:
 def stamp(micros: int) -> str:
     """Return a time as programs read it, ``2013-01-01T05:00:00Z``."""
     try:
-        return moment_of(micros).isoformat().replace("+00:00", "Z")
+        return time_text(moment_of(micros))
     except OverflowError:
         return str(micros)
-
-
-def moment_of(micros: int) -> datetime:
-    """Return the datetime of micros since the epoch.
-
-    Raises:
-        OverflowError: no such date in Python's calendar.
-    """
-    return _EPOCH + timedelta(microseconds=micros)
 
 
 def window_name(timeline: Timeline, window: int) -> str:

@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import duration, human
+from dpstream.accounting.figures import duration, human, moment_of
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
@@ -37,19 +37,18 @@ from dpstream.pipelines.render.charts import (
     WIDTH,
     Picture,
     axes_of,
-    pages,
     picture_fields,
     places,
     svg,
 )
 from dpstream.pipelines.render.job_plan import trigger_rows
+from dpstream.pipelines.render.page import pages
 from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
 from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
     Column,
     instant,
     key_label,
-    moment_of,
     settings,
     table,
     title_of,

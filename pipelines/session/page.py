@@ -20,15 +20,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import PolicyError, UsageError, instance
-from dpstream.accounting.figures import human
+from dpstream.accounting.errors import UsageError, instance
+from dpstream.accounting.figures import human, moment_of
 from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Budget, Category, Dimension, Space, Timestamp
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.charts import Picture, pages, picture_fields
-from dpstream.pipelines.report.text import moment_of
+from dpstream.pipelines.render.charts import Picture, picture_fields
+from dpstream.pipelines.render.page import mark_of, pages, write_own
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.overview import (
@@ -41,8 +41,6 @@ from dpstream.pipelines.session.overview import (
     transcript,
 )
 from dpstream.pipelines.session.selection import Selection
-from dpstream.state.disk_errors import file_errors
-from dpstream.state.durable import replacing
 
 _DPI = 160
 #: Labels along a side.
@@ -244,7 +242,7 @@ def _png(figure: Figure) -> bytes:
 
 
 #: What a page begins with; a file that begins otherwise is never replaced.
-MARK = '<!doctype html>\n<html lang="en" data-made-by="dpstream session">'
+MARK = mark_of("session")
 _PNG = b"\x89PNG\r\n\x1a\n"
 #: Entries on a page.
 MOST_LINES = 500
@@ -394,21 +392,9 @@ def default_by(open_table: OpenTable) -> tuple[tuple[str, str], ...]:
     return ((names[0], names[1]),) if len(names) > 1 else ()
 
 
-def write(out: Path, text: str | bytes) -> None:
-    """Write a page or picture; replace an existing file only if it is one of the same kind.
-
-    Raises:
-        UsageError: the path ends otherwise.
-        PolicyError: another file is there.
-        RunError: the file cannot be written.
-    """
-    data = text.encode() if isinstance(text, str) else text
-    first = MARK.encode() if isinstance(text, str) else _PNG
-    with file_errors("--out", "cannot be written"):
-        if out.exists() and not out.read_bytes().startswith(first):
-            raise PolicyError("--out", "is a file of something else", "choose another name")
-        with replacing(out) as draft:
-            draft.write_bytes(data)
+def write(out: Path, content: str | bytes) -> None:
+    """Write a page or picture; raises as `write_own` does."""
+    write_own(out, content, MARK if isinstance(content, str) else _PNG)
 
 
 def kind_of(out: Path) -> str:

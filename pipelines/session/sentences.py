@@ -7,13 +7,13 @@ table's model, queries, answers and the account.
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import exact as shown
+from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.regions.amounts import MICRO, exact
 from dpstream.accounting.regions.space import (
     Budget,
@@ -36,7 +36,6 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.pipelines.session.receipt import Answer
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVERYTHING = "everything"
 #: Further boxes are only counted.
 MOST_LISTED = 8
@@ -64,13 +63,6 @@ def decimal(number: Fraction) -> str:
     return f"-{text}" if number < 0 else text
 
 
-def instant(micros: int) -> str:
-    """Return an instant in microseconds since 1970 as ISO text."""
-    at = _EPOCH + timedelta(microseconds=int(micros))
-    whole_second = at.microsecond == 0
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ" if whole_second else "%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def line(dimension: Dimension, coordinate: int) -> str:
     """Return the value at which a coordinate begins, as predicates write it."""
     match dimension:
@@ -79,7 +71,7 @@ def line(dimension: Dimension, coordinate: int) -> str:
         case Real(low=low, step=step):
             return decimal(exact(low, dimension.name) + coordinate * exact(step, dimension.name))
         case Timestamp(low=low, high=high, step=step):
-            return f"'{instant(min(low + coordinate * step, high))}'"
+            return f"'{time_text(moment_of(min(low + coordinate * step, high)))}'"
         case Budget(step=step):
             return amount(coordinate * step)
         case Category(codes=codes):

@@ -26,12 +26,13 @@ the store.
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
+from dpstream.accounting.figures import EPOCH, moment_of, time_text
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.pacing import waiting_partitions
 from dpstream.dp_transforms.run import Run
@@ -47,7 +48,7 @@ from dpstream.pipelines.connectors.input_files import (
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.project.text import instant, instant_text
+from dpstream.pipelines.project.text import instant
 from dpstream.state import open as stores
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
@@ -166,7 +167,6 @@ def arrange(files: Sequence[SourceFile], noted: Passes | None, digest: Digest) -
 
 FLAG = "--through"
 _NOTE = "passes"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Due(NamedTuple):
@@ -256,7 +256,7 @@ def trigger_time_of(timeline: Timeline, through: str) -> int:
     if through == "now":
         micros = time.time_ns() // 1_000
     else:
-        micros = (instant(FLAG, through) - _EPOCH) // timedelta(microseconds=1)
+        micros = (instant(FLAG, through) - EPOCH) // timedelta(microseconds=1)
     trigger_time = (micros - timeline.start) // timeline.trigger_every
     if trigger_time < 1:
         raise UsageError(
@@ -412,4 +412,4 @@ def _decoded(text: str | None) -> Passes | None:
 
 def _text(timeline: Timeline, trigger_time: int) -> str:
     """Return the instant of a trigger time, as it may be written for the flag."""
-    return instant_text(_EPOCH + timedelta(microseconds=timeline.instant_of(trigger_time)))
+    return time_text(moment_of(timeline.instant_of(trigger_time)))

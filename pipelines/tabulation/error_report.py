@@ -42,8 +42,8 @@ from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.charts import pages, picture_fields
-from dpstream.pipelines.report.report import MARK
+from dpstream.pipelines.render.charts import picture_fields
+from dpstream.pipelines.render.page import begins_with, mark_of, pages
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.figure_errors import (
     Cell,
@@ -340,6 +340,7 @@ def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:
 
 STAMP = "PUBLIC DATA ONLY: computed from the records without noise, NOT private, do not publish"
 PAGE, NOTICE = "report.html", "NOT-PRIVATE.txt"
+MARK = mark_of("census report")
 
 
 class RunErrors(NamedTuple):
@@ -427,8 +428,8 @@ def _check_place(out: Path, others: Sequence[Path]) -> None:
     if any(other.resolve() in inside for other in others):
         raise PolicyError("OUT", "lies among other files", "keep what is not private elsewhere")
     if out.is_dir() and any(out.iterdir()):
-        with contextlib.suppress(OSError), open(out / PAGE, "rb") as file:
-            if file.read(len(MARK)) == MARK.encode():
+        with contextlib.suppress(OSError):
+            if begins_with(out / PAGE, MARK):
                 return
         raise UsageError("OUT", "exists and holds no report", "name a new folder")
 

@@ -8,8 +8,6 @@ Templates: all texts escaped, what they include too, and nothing missing in sile
 import json
 
 import numpy as np
-import pytest
-from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from dpstream.pipelines.render.charts import (
@@ -19,7 +17,6 @@ from dpstream.pipelines.render.charts import (
     Picture,
     drawn_positions,
     lines,
-    pages,
     picture_fields,
     relative_noise,
     swatches,
@@ -61,19 +58,4 @@ def test_points_and_what_they_say() -> None:
         picture_fields(picture)["tips"]
         == picture_fields(Picture("<svg></svg>", "w"), ["one"])["tips"]
         == ""
-    )
-
-
-def test_texts_are_escaped_and_names_must_be_there() -> None:
-    template = pages().from_string("{{ a }}{{ b }} {{ n|human }}")
-    assert template.render(a="<b>&", b=Markup("<i>"), n=12345) == "&lt;b&gt;&amp;<i> 12,345"
-    with pytest.raises(UndefinedError):
-        template.render(a="", b="")
-
-
-def test_templates_include_each_other() -> None:
-    style = pages().get_template("style.css.j2").render()
-    assert "--ink" in style and "<" not in style
-    assert pages().from_string('<style>{% include "style.css.j2" %}</style>').render() == (
-        f"<style>{style}</style>"
     )

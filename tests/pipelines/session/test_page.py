@@ -9,7 +9,7 @@ import matplotlib.image as mpimg
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.charging import close
 from dpstream.accounting.regions.space import Budget, Category, Integer, Space
 from dpstream.accounting.regions.spent import untouched
@@ -162,7 +162,7 @@ def test_only_files_of_our_own_are_replaced(tmp_path: Path) -> None:
     assert out.read_text() == page.MARK + " x"
     mine = tmp_path / "mine.html"
     mine.write_text("<p>mine")
-    with pytest.raises(PolicyError, match="something else"):
+    with pytest.raises(UsageError, match="--out"):
         page.write(mine, page.MARK)
     assert mine.read_text() == "<p>mine" and page.kind_of(Path("x.PNG")) == "png"
     with pytest.raises(UsageError, match="--out"):

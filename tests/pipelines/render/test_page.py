@@ -1,0 +1,45 @@
+"""Templates escape what they are given; a page replaces only an older one of its own."""
+
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+from markupsafe import Markup
+
+from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.render.page import begins_with, mark_of, pages, write_own
+from dpstream.state.durable import PRIVATE
+
+
+def test_texts_are_escaped_and_names_must_be_there() -> None:
+    template = pages().from_string("{{ a }}{{ b }} {{ n|human }}")
+    assert template.render(a="<b>&", b=Markup("<i>"), n=12345) == "&lt;b&gt;&amp;<i> 12,345"
+    with pytest.raises(UndefinedError):
+        template.render(a="", b="")
+
+
+def test_templates_include_each_other() -> None:
+    style = pages().get_template("style.css.j2").render()
+    assert "--ink" in style and "<" not in style
+    assert pages().from_string('<style>{% include "style.css.j2" %}</style>').render() == (
+        f"<style>{style}</style>"
+    )
+
+
+def test_only_files_of_its_own_are_replaced(tmp_path: Path) -> None:
+    out, mark = tmp_path / "a.html", mark_of("report")
+    for content in ("one", "two"):
+        write_own(out, mark + content, mark)
+    assert out.read_text() == mark + "two" and begins_with(out, mark)
+    for other in (mark_of("session"), "<p>mine", ""):
+        out.write_text(other)
+        with pytest.raises(UsageError) as error:
+            write_own(out, mark, mark)
+        assert error.value.field == "--out" and out.read_text() == other
+    with pytest.raises(RunError):
+        write_own(tmp_path / "none" / "a.html", mark, mark)
+
+
+def test_what_is_not_private_is_for_its_owner_alone(tmp_path: Path) -> None:
+    write_own(tmp_path / "a.html", mark_of("report"), mark_of("report"), PRIVATE)
+    assert (tmp_path / "a.html").stat().st_mode & 0o777 == 0o600
