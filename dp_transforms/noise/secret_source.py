@@ -314,6 +314,10 @@ class SecretSource:
                 _LIVE.setdefault(self.run_id, weakref.WeakSet()).add(ring)
         return ring
 
+    def check_readable(self) -> None:
+        """Read the secret and overwrite it; raises as ``ring`` does, but for a run's own secret."""
+        wipe(self._secret())
+
     def _secret(self) -> bytearray:
         if self.insecure_test_secret is not None:
             return bytearray.fromhex(self.insecure_test_secret)

@@ -18,6 +18,7 @@ from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger, read_history
 
 if TYPE_CHECKING:
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.pipelines.jobs.job import Job
 
 
@@ -26,13 +27,36 @@ class Request(NamedTuple):
 
     Attributes:
         charge: what the question costs, if it was not charged before.
-        fingerprint: computes the keyed digest by which the account recognises the question;
-            called only if the account holds a charge of the same question; ``None``: the question
-            is never free.
+        fingerprint: computes the keyed digest by which the account recognises the question; so
+            the secret is read, and one that cannot be read is a refusal, as it is for the command;
+            ``None``: the question is never free.
     """
 
     charge: Charge
     fingerprint: Callable[[], str] | None = None
+
+
+def request_for(
+    charge: Charge,
+    identity: Callable[[], Sequence[bytes]],
+    secret: "SecretSource",
+    as_of: str,
+) -> Request:
+    """Return a question as the account would receive it.
+
+    Args:
+        identity: returns the question's identity (`ask.question.Question`).
+        secret: of the data set.
+        as_of: the label of the state of the data.
+    """
+
+    def fingerprint() -> str:
+        from dpstream.pipelines.ask.sequence import request_of  # loads cryptography
+
+        with secret.ring() as ring:
+            return request_of(charge.kind, identity(), ring, as_of)
+
+    return Request(charge, fingerprint)
 
 
 class Acceptance(NamedTuple):
@@ -90,10 +114,12 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
         fresh: with ``--fresh``: a new run at a new charge.
     """
     from dpstream.pipelines.jobs.charging import check_begin  # with solvers that no session needs
+    from dpstream.pipelines.jobs.secret import secret_source
 
     expected, refusal = None, None
     try:
         expected = check_begin(job, fresh)
+        secret_source(job).check_readable()
     except DpstreamError as error:
         refusal = error
     more = [] if expected is None or expected.charged else [expected.charge]
@@ -148,12 +174,12 @@ def _unpaid(
     charged = {charge.plan_hash for charge in account_state.charges}
     more, run_id, answered = dict[str, Charge](), None, len(requests) > 0
     for number, (charge, fingerprint) in enumerate(requests):
-        run = None
-        if fingerprint is not None and charge.plan_hash in charged:
+        run, digest = None, None if fingerprint is None else fingerprint()
+        if digest is not None and charge.plan_hash in charged:
             opened = open_ledger(place, looking=True)
             with contextlib.closing(opened) as ledger:
                 register = AnswerLog(ledger, charge.kind)
-                run = register.goes_on(fingerprint(), fresh)
+                run = register.goes_on(digest, fresh)
                 answered &= run is not None and register.read(run) is not None
         run_id = run or run_id
         if run is None:  # the same question twice is charged once, unless it is asked with `fresh`

@@ -11,7 +11,13 @@ from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import DpstreamError, required
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.strength import check_delta, weaknesses
-from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
+from dpstream.pipelines.ask.acceptance import (
+    Acceptance,
+    left_of,
+    limit_of,
+    of_requests,
+    request_for,
+)
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Arguments, Question, question_of
@@ -162,16 +168,9 @@ def _limit(account: DataSetAccount) -> Limit | None:
 def _acceptance(
     question: Question, charge: "Charge", account: DataSetAccount, how: Asking
 ) -> Acceptance:
-    """Return whether the account would accept the question.
-
-    Raises:
-        DpstreamError: the secret cannot be read, or the label cannot be used.
-    """
-    from dpstream.pipelines.ask.sequence import request_of
-
-    with account.secret.ring() as keys:
-        request = request_of(question.kind, question.request, keys, how.as_of)
-    return of_requests(account.place, [Request(charge, lambda: request)], how.fresh)
+    """Return whether the account would accept the question."""
+    request = request_for(charge, lambda: question.request, account.secret, how.as_of)
+    return of_requests(account.place, [request], how.fresh)
 
 
 def _left(

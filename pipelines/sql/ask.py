@@ -197,16 +197,6 @@ def _view(question: Question, catalog: Catalog, receipt: bytes) -> bytes:
     return table_bytes(rows)
 
 
-def request_of(question: Question, catalog: Catalog, as_of: str = "") -> str:
-    """Return the keyed digest by which the account recognises a statement.
-
-    Raises:
-        DpstreamError: there is no secret.
-    """
-    with catalog.secret.ring() as keys:
-        return sequence.request_of(question.kind, identity_of(question, catalog), keys, as_of)
-
-
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:
     """Return the tables that a statement reads, including public ones."""
     statement = question.statement

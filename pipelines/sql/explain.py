@@ -5,7 +5,6 @@ are fixed before a row is read, and the account has only figures of guarantees.
 """
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +19,16 @@ from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
-from dpstream.pipelines.ask.acceptance import Acceptance, Request, left_of, limit_of, of_requests
+from dpstream.pipelines.ask.acceptance import (
+    Acceptance,
+    Request,
+    left_of,
+    limit_of,
+    of_requests,
+    request_for,
+)
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.sql.ask import identity_of
 from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one
 from dpstream.pipelines.statements.allowed import MAX_CHARACTERS
 from dpstream.pipelines.statements.dialect import DpSql
@@ -110,7 +117,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
     decided = _decided([question_of(text, catalog) for text in texts], catalog, how)
     questions, charges = [one.question for one in decided], [one.charge for one in decided]
     requests = [
-        Request(charge, functools.partial(_request, question, catalog, how.as_of))
+        _request(question, charge, catalog, how.as_of)
         for question, charge in zip(questions, charges, strict=True)
     ]
     try:
@@ -143,16 +150,10 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
         limit = limit_of(account, more)
         run_id = None
         if question.digest in charged:
-            run_id = of_requests(
-                catalog.ledger,
-                [
-                    Request(
-                        question.charge(catalog, f"{number:032x}"),
-                        functools.partial(_request, question, catalog, how.as_of),
-                    )
-                ],
-                how.fresh,
-            ).run_id
+            request = _request(
+                question, question.charge(catalog, f"{number:032x}"), catalog, how.as_of
+            )
+            run_id = of_requests(catalog.ledger, [request], how.fresh).run_id
         before = None if run_id is None else account.find(run_id)
         families = question.families
         gridded = families.taken(limit) if before is None else families.of(before.mu)
@@ -163,10 +164,8 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
     return out
 
 
-def _request(question: Question, catalog: Catalog, as_of: str) -> str:
-    from dpstream.pipelines.sql.ask import request_of  # of a statement that was charged before
-
-    return request_of(question, catalog, as_of)
+def _request(question: Question, charge: Charge, catalog: Catalog, as_of: str) -> Request:
+    return request_for(charge, lambda: identity_of(question, catalog), catalog.secret, as_of)
 
 
 def budget(catalog: Catalog) -> dict[str, Any]:

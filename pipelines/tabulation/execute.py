@@ -19,7 +19,7 @@ from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
+from dpstream.pipelines.ask.acceptance import Acceptance, of_requests, request_for
 from dpstream.pipelines.ask.draft import (
     MANIFEST,
     Manifest,
@@ -246,26 +246,16 @@ def acceptance(
     """Return whether an execution would be charged now, and its cost; charges nothing.
 
     Args:
-        secret: where the secret is; ``None``: what was executed before is not told apart.
+        secret: where the secret is; ``None``: there is none, which is a refusal.
         out: the folder that would be made; ``None``: a new one.
     """
-
-    def request() -> str:
-        if secret is None:
-            raise UsageError(
-                "secret",
-                "is required where these tables were charged before: it tells whether"
-                " they were of the same question",
-                "add secret to the data set, as for `dpstream census execute`",
-            )
-        with secret.ring() as keys:
-            return sequence.request_of("table", identity_of(inputs, plan), keys, how.as_of)
-
     charge = charge_of(plan, new_run_id(), plan.cost())
     if place is None:
         accepted = Acceptance(None, (charge.epsilon, charge.delta), None, None)
     else:
-        accepted = of_requests(place, [Request(charge, request)], how.fresh)
+        source = secret or SecretSource()
+        request = request_for(charge, lambda: identity_of(inputs, plan), source, how.as_of)
+        accepted = of_requests(place, [request], how.fresh)
     if out is None:
         return accepted
     check_dead_letters(dead_letter_folder(out), "--dead-letter")

@@ -47,7 +47,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
+from dpstream.pipelines.ask.acceptance import Acceptance, of_requests, request_for
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, pieces, recorded
 from dpstream.pipelines.connectors.input_files import manifest, stamps
 from dpstream.pipelines.formats.compression import (
@@ -328,15 +328,10 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
     if not tuning.private or place is None:
         return Acceptance(None, None, None, None)
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
-
-    def request() -> str:
-        question = TuningQuestion(tuning)
-        with secret_source(tuning.job).ring() as ring:
-            return sequence.request_of(question.kind, question.identity, ring, how.as_of)
-
+    secret, question = secret_source(tuning.job), TuningQuestion(tuning)
     return of_requests(
         place,
-        [Request(spend, request)],
+        [request_for(spend, lambda: question.identity, secret, how.as_of)],
         how.fresh,
         lambda account: refuse_useless(tuning, account, spend),
     )

@@ -27,7 +27,7 @@ from dpstream.dp_transforms.decision import admit
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, Request, of_requests
+from dpstream.pipelines.ask.acceptance import Acceptance, of_requests, request_for
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.connectors.files.source import batches, pieces
@@ -400,12 +400,9 @@ def acceptance(
     """
     question = WorkloadQuestion(workload, job, mechanism, partial)
 
-    def request() -> str:
-        with secret_source(job).ring() as keys:
-            return sequence.request_of(question.kind, question.identity, keys, how.as_of)
-
     charge = question.decide(new_run_id(), History()).charge
-    accepted = of_requests(question.ledger, [Request(charge, request)], how.fresh)
+    request = request_for(charge, lambda: question.identity, secret_source(job), how.as_of)
+    accepted = of_requests(question.ledger, [request], how.fresh)
     if out is None:
         return accepted
     return accepted.unless(lambda: Output(out, RECEIPT, "--out").check(accepted.run_id))

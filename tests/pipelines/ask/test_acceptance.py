@@ -67,6 +67,17 @@ def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
     assert acceptance["charged"] == {"epsilon": 6.0, "delta": 1e-6}  # of each run, added up nowhere
 
 
+def test_a_plan_is_refused_without_its_secret_as_the_run_is(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    path = ("--project", one.path)
+    assert call("plan", *path).exit_code == 0
+    (tmp_path / "noise.secret").rename(tmp_path / "elsewhere")
+    planned, refused = call("plan", *path, "--json"), call("run", *path, "--quiet", "--json")
+    assert planned.exit_code == refused.exit_code == 2
+    refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
+    assert refusal == printed(refused.stderr.splitlines()[-1]) and refusal["field"] == "secret"
+
+
 def test_several_charges_together(tmp_path: Path) -> None:
     place = AccountPlace(str(tmp_path / "ledger.db"), "flights", accounts.ID)
     absent = of_requests(place, [Request(charge(1))])

@@ -81,7 +81,7 @@ def test_a_workload_leaves_the_run_of_its_job_alone(tmp_path: Path) -> None:
             tmp_path / "releases" / "run.json"
         )
     assert json.loads(call(*stream).stdout)["run_id"] == ran["run_id"]
-    assert not json.loads(call(*stream).stdout)["charged"]
+    assert json.loads(call(*stream).stdout)["resumed"]
 
 
 def test_a_section_names_the_workload_and_its_job(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_pictures(tmp_path: Path) -> None:
     refused(2, "picture", *table, "--out", str(tmp_path / "a.svg"))
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
-    refused(3, "picture", *table, "--out", str(mine))
+    refused(2, "picture", *table, "--out", str(mine))
 
 
 def test_standing_queries(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ def test_explain_is_a_word() -> None:
 def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
     catalog = load_catalog(data_set(tmp_path, kind="csv"))
     (tmp_path / "visits.csv").unlink()
-    (tmp_path / "noise.secret").unlink()
     explanation = explain(catalog, [_TEXT, dp(f"{COUNTED} AS n", "FROM visits")])
     first, second = explanation.statements
     assert '"group_0"' in first.plan and first.selection is not None and second.selection is None
@@ -52,6 +51,20 @@ def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
     )
     assert charges(tmp_path) == []
     assert as_builtins(explanation)["statements"][0]["cost"]["epsilon"] == 2.0
+
+
+def test_without_its_secret_a_statement_is_refused_as_it_would_be(tmp_path: Path) -> None:
+    """And its figures are shown, because they do not depend on the secret."""
+    catalog = load_catalog(data_set(tmp_path))
+    before = explain(catalog, _TEXT)
+    (tmp_path / "noise.secret").unlink()
+    explanation = explain(catalog, _TEXT)
+    refusal = explanation.acceptance.refusal
+    assert refusal is not None and refusal.field == "secret"
+    assert explanation.statements == before.statements
+    with pytest.raises(DpstreamError) as error:
+        ask(catalog, _TEXT)
+    assert (error.value.field, error.value.exit_code) == ("secret", refusal.exit_code)
 
 
 def test_a_repeat_is_at_no_charge_whatever_the_files_are(tmp_path: Path) -> None:

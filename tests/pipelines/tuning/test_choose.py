@@ -375,7 +375,6 @@ def test_jobs_that_cannot_be_tuned(project: Path, old: str, new: str, field: str
 
 def test_dry_run_reads_no_data_and_costs_nothing(project: Path) -> None:
     (project.parent / "in" / "a.csv").unlink()
-    (project.parent / "keys" / "noise.secret").unlink()
     text = done(call("choose", "--project", project, *ASK, "--dry-run")).stdout
     assert "Cost        (1, 1e-08)-DP per unit" in text and "units (95%)" in text
     figures = json.loads(
@@ -384,6 +383,12 @@ def test_dry_run_reads_no_data_and_costs_nothing(project: Path) -> None:
     assert {h["name"] for h in figures["histograms"]} == {"pairs per unit", "total"}
     assert figures["histograms"][0]["units_for_5_points"] > 100
     assert entries(project) == 0 and list(jobs(project)) == ["hourly"]
+    (project.parent / "keys" / "noise.secret").unlink()
+    refused = call("choose", "--project", project, *ASK, "--dry-run", "--json")
+    without = json.loads(refused.stdout)
+    assert refused.exit_code == without["acceptance"]["refusal"]["exit_code"] == 2
+    assert without["acceptance"]["refusal"]["field"] == "secret"
+    assert without["histograms"] == figures["histograms"]
 
 
 def test_the_guides_example_runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
