@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dpstream.accounting import special
 from dpstream.accounting.errors import instance, required
 from dpstream.accounting.figures import guarantee_pair, up
 from dpstream.accounting.gaussian import brentq
+from dpstream.accounting.libraries import special
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.guarantee import (

@@ -43,9 +43,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.gaussian import bisected, cdp_eps, epsilon_of
+from dpstream.accounting.libraries import special
 from dpstream.accounting.tabulation.margins import chances, summed
 from dpstream.accounting.tabulation.scales import Noise
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.mechanisms.laws import BITS, Table, Uniform, rounded_gaussian, settle
 from dpstream.dp_transforms.noise.prf import Prf
 
