@@ -28,7 +28,7 @@ from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, reques
 from dpstream.state.disk_errors import file_errors
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.project.file_kinds import FileKind
+    from dpstream.accounting.places import FileKind
 
 
 @click.group(short_help="Show and manage a job's state store.")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import refuse_url
-from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.accounting.places import file_kind, refuse_url
 
 #: Types of columns, as statements name them, with DuckDB's names of them.
 TYPES = {
