@@ -26,9 +26,8 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon_analytic,
 )
 from dpstream.accounting.tabulation.margins import margin, published_margin, tail
-from dpstream.accounting.tabulation.parameters import Level, Table
+from dpstream.accounting.tabulation.parameters import Draws, LawName, Level, Noise, Table
 from dpstream.accounting.tabulation.plan import TablePlan, thresholds_json
-from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
 
 # From the margin that a figure shall have to the least budget that gives it.
 #

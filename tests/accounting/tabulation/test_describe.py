@@ -14,8 +14,7 @@ from dpstream.accounting.tabulation.describe import (
     describe,
     text,
 )
-from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS
-from dpstream.accounting.tabulation.scales import Noise
+from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS, Noise
 from tests.accounting.tabulation.examples import COUNTY, USA, households, persons, planned
 
 
