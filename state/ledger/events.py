@@ -13,6 +13,7 @@ A program that does not know a field or a kind of an entry refuses the whole acc
 the run id that its store committed (or its execution drew) and by the epoch.  Another run on the
 same data (a corrected input, the same statement on a grown table) has new noise and a new charge;
 so has a further epoch of a run, which begins after a restore that cannot replay the input.
+Ids of runs, accounts and tables are random (`new_run_id`, `new_id`): no key determines them.
 
 **Regions.**  Only a charge of kind ``session`` says which points pay how much.  Boxes are packed
 (edge by edge, int64, deflated, base64), because a batch can have thousands.  The account's chain
@@ -24,6 +25,7 @@ import base64
 import binascii
 import hashlib
 import math
+import secrets
 import zlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -361,3 +363,17 @@ def chained(previous: str, text: str) -> str:
     """Return the digest of an entry, which covers that of the entry before it."""
     joined = "\0".join((previous, text)).encode(errors="surrogateescape")
     return hashlib.blake2b(joined, digest_size=16, person=b"dpstream-account").hexdigest()
+
+
+def new_run_id() -> str:
+    """Return 128 random bits: the name of a run, its charge and every noise node of it.
+
+    It is committed before the first draw.  Every system takes its run ids from here, so that tests
+    can fix them by one replacement; no argument, setting or environment variable does.
+    """
+    return secrets.token_hex(16)
+
+
+def new_id() -> str:
+    """Return 64 random bits: the lasting id of an account, or of a table of the program."""
+    return new_run_id()[:16]
