@@ -28,8 +28,8 @@ from dpstream.pipelines.cli.parts import (
 )
 
 if TYPE_CHECKING:
-    from dpstream.accounting.regions.decision import Decision
     from dpstream.accounting.regions.space import Space
+    from dpstream.accounting.regions.spent import Decision
     from dpstream.pipelines.runners.bounded import Runner
     from dpstream.pipelines.session.ask import SessionRequest
     from dpstream.pipelines.session.receipt import Answer

@@ -17,9 +17,8 @@ import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.decision import Decision, Own, decide
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.accounting.regions.spent import Decision, Own, Spent, decide, untouched
 from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, average, sum_of
 from dpstream.accounting.sessions.calibration import calibrated

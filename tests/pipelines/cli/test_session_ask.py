@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.decision import decide
-from dpstream.accounting.regions.spent import untouched
+from dpstream.accounting.regions.spent import decide, untouched
 from dpstream.pipelines.cli.parts import Chosen, runner_of
 from dpstream.pipelines.cli.session_ask import as_builtins, budget_of, lacking, opened, subspace
 from tests.pipelines.cli.called import printed
