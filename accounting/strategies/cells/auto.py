@@ -56,7 +56,7 @@ from dpstream.accounting.strategies.cells.products import (
 )
 from dpstream.accounting.strategies.cells.residual import residual, spaces_of, worst_table
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Solved, identity
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Factor
 from dpstream.accounting.workloads.workload import Product, Workload
 
 #: Rows of the largest matrix over L, and sum of cubed rows of all of them: seconds of a core.

@@ -44,8 +44,7 @@ from dpstream.accounting.strategies.cells.bases import Basis, Even, bits_of, fit
 from dpstream.accounting.strategies.cells.optimum import finer, optimum
 from dpstream.accounting.strategies.cells.residual import Spaces, Tables, spaces_of
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import Factor, interval
+from dpstream.accounting.workloads.attributes import Factor, interval, of_size
 from dpstream.accounting.workloads.workload import Product, Workload, workload_of
 
 _UP = 1 + 2.0**-40

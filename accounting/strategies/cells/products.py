@@ -39,8 +39,7 @@ from dpstream.accounting.strategies.cells.strategy import (
     dense_gram,
     mirrored,
 )
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import Factor, interval
+from dpstream.accounting.workloads.attributes import Factor, interval, of_size
 from dpstream.accounting.workloads.workload import Workload, workload_of
 
 #: Cells of an attribute above which ranges and prefixes are solved so.
