@@ -26,9 +26,8 @@ from dpstream.accounting.regions.space import (
     Space,
     Timestamp,
 )
-from dpstream.accounting.sessions.aggregates import PARTS, Question
+from dpstream.accounting.sessions.aggregates import PARTS, Axis, Cells, Question
 from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated, expected
-from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, read_off
 from dpstream.dp_transforms.session.measuring import Noisy, inputs_of, measured
