@@ -23,8 +23,14 @@ from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.statements.allowed import AGGREGATES, require
 from dpstream.pipelines.statements.dialect import Private
 from dpstream.pipelines.statements.errors import refusal
-from dpstream.pipelines.statements.functions import Function, Kind, function_of, private_form
-from dpstream.pipelines.statements.options import Options, options_of
+from dpstream.pipelines.statements.functions import (
+    Function,
+    Kind,
+    Options,
+    function_of,
+    options_of,
+    private_form,
+)
 from dpstream.pipelines.statements.ownership import Scope, Validator, equalities, groups_of, type_of
 from dpstream.pipelines.statements.resolve import inlined, parsed, qualified
 from dpstream.pipelines.tables.catalog import RELEASED, Tables
