@@ -5,6 +5,7 @@ from sqlglot import exp, parse_one
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.plan import MAX_GROUPS
+from dpstream.pipelines.statements.allowed import parsed
 from dpstream.pipelines.statements.dialect import PrivacyOptions
 from dpstream.pipelines.statements.errors import RULES
 from dpstream.pipelines.statements.functions import (
@@ -16,7 +17,6 @@ from dpstream.pipelines.statements.functions import (
     pair,
     private_form,
 )
-from dpstream.pipelines.statements.resolve import parsed
 from dpstream.pipelines.statements.statement import statement_of
 from tests.pipelines.sql.shop import shop
 
