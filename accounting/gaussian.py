@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpstream.accounting import special
+from dpstream.accounting.libraries import special
 
 #: Relative tolerance and most steps, as SciPy's defaults.
 _RELATIVE = 4 * 2.0**-52

@@ -1,5 +1,6 @@
-"""Paths in project files: they start from a folder, none is a URL, and none is
-private and public at once."""
+"""Paths in project files: they start from a folder, none is a URL, and none is private and public
+at once.  A file's name says its kind, and whether it is compressed, so that no file is read for it.
+"""
 
 import contextlib
 import glob
@@ -7,12 +8,36 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Set
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Literal
 
 from dpstream.accounting.errors import PolicyError, UsageError
 
 #: One slash: a URL that was normalised as a path has lost the other.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+FileKind = Literal["parquet", "csv", "jsonl"]
+ENDINGS: dict[str, FileKind] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+#: Names of compressed files end so; the first of them are those that are read.
+READ_SUFFIXES = (".gz", ".bz2", ".zst", ".zstd")
+_SUFFIXES = (
+    *READ_SUFFIXES,
+    ".gzip",
+    ".bzip2",
+    ".xz",
+    ".lzma",
+    ".zip",
+    ".lz4",
+    ".snappy",
+    ".7z",
+    ".rar",
+    ".br",
+)
 
 
 def below(folder: Path, path: str, field: str) -> Path:
@@ -84,3 +109,18 @@ def refuse_both(private: Mapping[str, Set[object]], public: Mapping[str, Set[obj
                     f"is public, and reads what {owner} reads, which is private",
                     "name a public file, or make both private",
                 )
+
+
+def is_packed_name(name: str) -> bool:
+    """Return whether a file's name is that of a compressed file."""
+    return PurePath(name).suffix.lower() in _SUFFIXES
+
+
+def unpacked_name(name: str) -> str:
+    """Return the name without its ending for compression."""
+    return str(PurePath(name).with_suffix("")) if is_packed_name(name) else name
+
+
+def file_kind(name: str) -> FileKind | None:
+    """Return the kind of files by a name or pattern, perhaps compressed; ``None`` if unknown."""
+    return ENDINGS.get(PurePath(unpacked_name(name)).suffix.lower())

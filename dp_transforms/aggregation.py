@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.state.store import KeyShard

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int32, Int64, UInt64
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms import skipping

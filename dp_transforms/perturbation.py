@@ -22,9 +22,9 @@ from dpstream.accounting.aggregates import Prefix, Prefixes, kind_of, with_deriv
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.noise.geometric import TruncatedNodes
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
+from dpstream.dp_transforms.noise.sampler import TruncatedNodes
 from dpstream.state.idtable import IdTable
 from dpstream.state.store import KeyShard
 

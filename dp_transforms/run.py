@@ -13,8 +13,8 @@ from dpstream.accounting.mixing import Mixing, checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.state import open as stores
+from dpstream.state.ledger.events import new_run_id
 from dpstream.state.private_log import keep_beside
-from dpstream.state.run_ids import new_run_id
 from dpstream.state.store import RunIdentity, Store
 
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.budget.allocation import Budget
-from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.limits import DECODE_BITS, MAX_DRAWS_AT_ONCE
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths

@@ -34,7 +34,7 @@ kept of the order of a record is ``rank + first index << 10 + published windows 
 import numpy as np
 
 from dpstream.accounting.arrays import Int32, Int64
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 
 _TAKEN = 16
 _PAIRS = (1 << _TAKEN) - 1

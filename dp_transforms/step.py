@@ -39,12 +39,11 @@ from dpstream.dp_transforms.batches import (
     shard_release_schema,
 )
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.geometric import GeometricNodes, TruncatedNodes
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.sampler import GeometricNodes, RoundedGaussian, TruncatedNodes
 from dpstream.dp_transforms.perturbation import MixedPaths, Published, PublishedPaths, publish
 from dpstream.dp_transforms.published_keys import RememberedKeys
 from dpstream.dp_transforms.selection import (

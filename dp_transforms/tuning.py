@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
-from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
 from dpstream.dp_transforms.batches import ids_of, numbers

@@ -7,7 +7,7 @@ a shorter fingerprint would couple units (mechanism.md rule 3).
 import numpy as np
 
 from dpstream.accounting.arrays import Bool, Ids, Int32, Int64
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024

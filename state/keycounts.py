@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Bool, Int32, Int64, UInt64
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 
 _LOAD = 0.6
 _FIRST_SIZE = 1024

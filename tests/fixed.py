@@ -10,7 +10,7 @@ from unittest import mock
 
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.pipelines.formats import receipt
-from dpstream.state import run_ids
+from dpstream.state.ledger import events
 
 #: A digest of exact numbers, for tests that draw by name and have none.
 INPUTS = bytes(range(16))
@@ -26,7 +26,7 @@ def fixed_run_ids(draw: Callable[[], str] | None = None) -> Iterator[None]:
     numbers = itertools.count(1)
     ours = draw or (lambda: f"{next(numbers):032x}")
     drawn = SimpleNamespace(token_hex=lambda _: ours())
-    with fixed_date(), mock.patch.object(run_ids, "secrets", drawn):
+    with fixed_date(), mock.patch.object(events, "secrets", drawn):
         yield
 
 

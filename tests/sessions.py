@@ -12,6 +12,8 @@ from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
+    Axis,
+    Cells,
     Question,
     average,
     median,
@@ -19,7 +21,6 @@ from dpstream.accounting.sessions.aggregates import (
     sum_of,
 )
 from dpstream.accounting.sessions.calibration import calibrated
-from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.session import Noisy, Totals, tallied
 

@@ -68,9 +68,9 @@ import math
 
 import numpy as np
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.gaussian import delta_of
+from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import DECODE_BITS
 
 #: Relative error allowed for ndtri_exp, sd_t and the sum; tests check it against mpmath.

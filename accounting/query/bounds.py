@@ -61,9 +61,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.libraries import special
 from dpstream.accounting.query.calibration import (
     COMBINED,
     OF_COUNTS,

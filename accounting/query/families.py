@@ -53,11 +53,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.geometric import staircase_moments
+from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import COIN_BITS
 from dpstream.accounting.query.bounds import design_bounds
 from dpstream.accounting.query.calibration import PartNoise, QueryBudget, cost_of, expected

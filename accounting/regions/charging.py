@@ -47,9 +47,8 @@ from dpstream.accounting.regions.boxes import (
     taken,
     volumes,
 )
-from dpstream.accounting.regions.decision import Decision, decide, outward
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.regions.spent import MOST_SPENT, Spent
+from dpstream.accounting.regions.spent import MOST_SPENT, Decision, Spent, decide, outward
 
 # Coarsening: where there are too many boxes, neighbours that differ are joined at the larger.
 #
@@ -114,7 +113,7 @@ def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int6
 
 
 def ask(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> tuple[Decision, Spent]:
-    """Decide a query and charge what it may spend; see ``decision.decide``."""
+    """Decide a query and charge what it may spend; see ``spent.decide``."""
     decision = decide(spent, boxes, amount, drop)
     if not decision.accepted:
         return decision, spent

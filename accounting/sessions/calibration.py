@@ -37,13 +37,14 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     Aggregate,
+    Cells,
     Kind,
     Line,
     Question,
+    Ranges,
     line_of,
     tree_column,
 )
-from dpstream.accounting.sessions.cells import Cells, Ranges
 
 #: Least scale of exact draws.
 _LEAST = 2.0**-10

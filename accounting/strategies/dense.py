@@ -43,9 +43,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import settled
+from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import DECODE_BITS, MAX_DENSE_TRIGGERS
 from dpstream.accounting.strategies.base import (
     ExactNoise,

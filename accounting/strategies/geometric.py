@@ -39,6 +39,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import DECODE_BITS, MAX_GEOMETRIC_TRIGGERS
 from dpstream.accounting.strategies.base import Ranges, Strategy, heavy_split
 
@@ -77,8 +78,6 @@ def prefix_identity(triggers: int) -> Float64:
     starts = [start for width in widths if len(start := _levels(triggers, width))]
     best = np.zeros((0, triggers))
     if starts:
-        from dpstream.accounting.strategies.cells.threads import one_thread  # loads scipy.linalg
-
         with one_thread():
             best = min(best, *map(_improved, starts), key=squared_error)
     best.setflags(write=False)

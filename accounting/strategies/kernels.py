@@ -9,7 +9,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int32, Int64
 from dpstream.accounting.balls import ROUND_UP
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.limits import DECODE_BITS
 
 

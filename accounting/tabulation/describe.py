@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from dpstream.accounting import special
 from dpstream.accounting.errors import instance, required
 from dpstream.accounting.figures import guarantee_pair, up
 from dpstream.accounting.gaussian import brentq
+from dpstream.accounting.libraries import special
 from dpstream.accounting.strength import weaknesses
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.guarantee import (
@@ -26,9 +26,8 @@ from dpstream.accounting.tabulation.guarantee import (
     zcdp_epsilon_analytic,
 )
 from dpstream.accounting.tabulation.margins import margin, published_margin, tail
-from dpstream.accounting.tabulation.parameters import Level, Table
+from dpstream.accounting.tabulation.parameters import Draws, LawName, Level, Noise, Table
 from dpstream.accounting.tabulation.plan import TablePlan, thresholds_json
-from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
 
 # From the margin that a figure shall have to the least budget that gives it.
 #

@@ -43,11 +43,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.gaussian import bisected, cdp_eps, epsilon_of
+from dpstream.accounting.libraries import special
 from dpstream.accounting.tabulation.margins import chances, summed
-from dpstream.accounting.tabulation.scales import Noise
+from dpstream.accounting.tabulation.parameters import Noise
 
 #: The delta that figures are published for.
 DELTA = 1e-10

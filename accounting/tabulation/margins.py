@@ -46,10 +46,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.tabulation.parameters import Parameters
-from dpstream.accounting.tabulation.scales import Noise
+from dpstream.accounting.libraries import special
+from dpstream.accounting.tabulation.parameters import Noise, Parameters
 
 COVERAGE = 0.95
 #: Above the error of any chance that is computed here.

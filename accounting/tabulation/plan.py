@@ -52,8 +52,16 @@ from dpstream.accounting.tabulation.guarantee import (
     total,
     zcdp_epsilon,
 )
-from dpstream.accounting.tabulation.parameters import UNITS, Level, Parameters, Table
-from dpstream.accounting.tabulation.scales import Draws, LawName, draws, law_of
+from dpstream.accounting.tabulation.parameters import (
+    UNITS,
+    Draws,
+    LawName,
+    Level,
+    Parameters,
+    Table,
+    draws,
+    law_of,
+)
 
 #: (m, 2) pairs of an iteration's number and a code's number.
 Members = Int32 | Int64

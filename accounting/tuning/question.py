@@ -36,10 +36,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpstream.accounting import limits, special
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.libraries import special
 
 #: The histogram of pairs per unit; no aggregate can be called so (a space).
 CONTRIBUTIONS = "pairs per unit"

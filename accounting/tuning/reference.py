@@ -35,10 +35,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpstream.accounting import limits, special
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.errors import required
+from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import COIN_BITS, DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 

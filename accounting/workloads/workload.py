@@ -33,13 +33,15 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_QUERIES, MAX_WORKLOAD_PRODUCTS
 from dpstream.accounting.workloads.attributes import (
     Attribute,
+    Factor,
     domain_of,
+    explicit,
     framed,
+    interval,
     of_edges,
     of_size,
     of_values,
 )
-from dpstream.accounting.workloads.factors import Factor, explicit, interval
 
 
 class Product(NamedTuple):
@@ -262,7 +264,7 @@ def of_matrix(matrix: npt.ArrayLike) -> Workload:
     """Return explicit queries over the cells of one attribute.
 
     Raises:
-        PolicyError: see ``factors.explicit``.
+        PolicyError: see ``attributes.explicit``.
     """
     shape = np.shape(matrix)
     size = int(shape[-1]) if shape and shape[-1] else 1

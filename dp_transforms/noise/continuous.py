@@ -19,10 +19,9 @@ from typing import Any
 import flint
 import numpy as np
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Float64, Ids, Int32, Int64
 from dpstream.accounting.balls import precision
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit, special
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.quantile import quantiles

@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Ids, Int64
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.state.numbers import numbers, valid_of, values_of

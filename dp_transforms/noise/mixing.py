@@ -25,8 +25,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.balls import ROUND_UP, settled
-from dpstream.accounting.compiled import njit
 from dpstream.accounting.errors import InvariantError, required
+from dpstream.accounting.libraries import njit
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.base import ExactNoise, Strategy

@@ -34,9 +34,9 @@ from typing import Any
 import flint
 import numpy as np
 
-from dpstream.accounting import special
 from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
 from dpstream.accounting.balls import precision
+from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.mechanisms.laws import (
     DiscreteGaussianLaw,

@@ -20,9 +20,8 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import MAX_DRAWS_AT_ONCE
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.geometric import GeometricNodes, TruncatedNodes
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
-from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.sampler import GeometricNodes, RoundedGaussian, TruncatedNodes
 
 #: What a stream's node noise is drawn by, as its law and strategy need (``rounds_nodes``).
 Sampler = RoundedGaussian | ContinuousGaussian | GeometricNodes | TruncatedNodes

@@ -23,7 +23,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.balls import precision
-from dpstream.accounting.compiled import njit
+from dpstream.accounting.libraries import njit
 
 #: Relative error of an operation, generously: the proofs give a few times 2^-105.
 OPERATION_ERROR = 2.0**-101

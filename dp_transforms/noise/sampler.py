@@ -1,10 +1,11 @@
-"""Integer noise by inverse CDF at a 128-bit uniform named by its node, from a law's table.
+"""Integer noise of nodes by inverse CDF at uniforms named by them: from tables, or geometric.
 
-The table comes from a distribution (``accounting.mechanisms``); here it is only looked up.  A
-uniform has its top 32 bits from the node's lane of a shared block and, only where these do not
-decide, 96 further bits from the node's own block.  Where a table is exact and 128 bits
-leave an edge or a tail open, further blocks of the node settle it: once in about 2^128 draws for
-each entry, so that pure-DP claims need no delta.
+**From a law's table** (``TableSampler``), at a uniform of 128 bits.  The table comes from a
+distribution (``accounting.mechanisms``); here it is only looked up.  A uniform has its top 32 bits
+from the node's lane of a shared block and, only where these do not decide, 96 further bits from the
+node's own block.  Where a table is exact and 128 bits leave an edge or a tail open, further blocks
+of the node settle it: once in about 2^128 draws for each entry, so that pure-DP claims need no
+delta.
 
 The rounded Gaussian's table is rounded to 2^-128 instead: its total variation per draw is about
 (table entries) * 2^-129 (mechanism.md section 5).
@@ -13,9 +14,23 @@ The rounded Gaussian's table is rounded to 2^-128 instead: its total variation p
 With n lanes in a block, node v under tweak t has lane v mod n of the block AES(t xor (v div n))
 and, drawn only where these bits do not decide, its own block AES(t xor (v, 2^63)), and after it
 AES(t xor (v, 2^63 + 1)) and so on.  The upper word keeps the kinds of input apart.
+
+**Two-sided geometric** noise (``GeometricNodes``) is exact at every scale: P[Z = k] is proportional
+to e^(-|k| / scale).  A uniform is real: its first 64 bits are the node's lane of a shared block,
+its further bits the node's own block and those after it, which are drawn only where floats with an
+error bound leave an integer's edge open.  Then balls decide (``mechanisms.laws.settle``), with as
+many bits as it takes: there is no table, no cut tail and no float error, so that the total
+variation from the law is 0, given uniform AES blocks, and a plain epsilon needs no delta for it.
+
+**Truncated** geometric noise (``TruncatedNodes``) is of a count that is tested once and then
+published.  ``mechanisms.optimum`` has the law, its coin and the proof.  A key has two nodes: node 0
+is the uniform at which the noise is drawn exactly, and the first bits of node 1 are the coin.  The
+test compares count + noise + coin with k: where the coin replaces k by k - 1 the count needs one
+unit less.  The published count has the noise without the coin.  Both read the same nodes.
 """
 
 import hashlib
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,8 +41,24 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids, Int32, Int64
-from dpstream.accounting.compiled import njit
-from dpstream.accounting.mechanisms.laws import BITS, Table, Uniform, rounded_gaussian, settle
+from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.libraries import njit
+from dpstream.accounting.limits import COIN_BITS
+from dpstream.accounting.mechanisms.laws import (
+    BITS,
+    DiscreteLaplaceLaw,
+    Table,
+    TruncatedGeometricLaw,
+    Uniform,
+    rounded_gaussian,
+    settle,
+)
+from dpstream.dp_transforms.noise.oneshot import (
+    LEAST_SCALE,
+    MAX_SCALE,
+    inverse_laplace,
+    inverse_truncated,
+)
 from dpstream.dp_transforms.noise.prf import Prf
 
 _OWN_BLOCK = np.uint64(1 << 63)
@@ -188,7 +219,8 @@ class TableSampler(IntegerSampler):
         if self._law is not None:
             for at in np.flatnonzero(self._open(lane, bits, noise[unsure])):
                 top_bits = int(lane[at]) << 96 | int(bits[at, 1]) << 32 | int(bits[at, 0]) >> 32
-                further = _further(prf, tweaks[rows[at]], node[at], top_bits)
+                name = tweaks[rows[at]].reshape(1, 2)
+                further = _further(prf, name, node[at], top_bits, 128, drawn=1)
                 noise[unsure[at]] = settle(self._law, further)
 
     def _open(self, lane: Int64, bits: Ids, value: Int32) -> npt.NDArray[np.bool_]:
@@ -223,15 +255,20 @@ def _uniform(lane: Int64, bits: Ids) -> tuple[Words, Words]:
     return high, (bits[:, 1] << np.uint64(32)) | (bits[:, 0] >> np.uint64(32))
 
 
-def _further(prf: Prf, tweak: Ids, node: int, top_bits: int) -> Uniform:
-    """The uniform of one node, of 128 bits and as many further blocks as are asked for."""
+def _further(prf: Prf, name: Ids, node: int, top: int, bits: int, drawn: int = 0) -> Uniform:
+    """The uniform of one node for ``settle``, which asks for as many bits as it needs.
+
+    Args:
+        name: (1, 2) the name of the row.
+        top: its first bits, ``bits`` of them; with those of so many (``drawn``) of its own blocks.
+    """
 
     def uniform(blocks: int) -> tuple[int, int]:
-        value, number = top_bits, np.array([node])
-        for block in range(1, blocks + 1):
-            low, high = own_blocks(prf, tweak.reshape(1, 2), number, block)[0].tolist()
+        value, number = top, np.array([node])
+        for block in range(drawn, drawn + blocks):
+            low, high = own_blocks(prf, name, number, block)[0].tolist()
             value = value << 128 | high << 64 | low
-        return value, 128 * (1 + blocks)
+        return value, bits + 128 * blocks
 
     return uniform
 
@@ -311,3 +348,85 @@ def _search(
             else:
                 end = middle
         noise[unsure[i]] = begin + lowest
+
+
+class GeometricNodes(IntegerSampler):
+    """Sampler of two-sided geometric noise of one scale.
+
+    Args:
+        scale: in grid units, LEAST_SCALE <= scale <= MAX_SCALE of one-shot draws.
+
+    Raises:
+        ValueError: the scale is outside this range.
+    """
+
+    def __init__(self, scale: float) -> None:
+        if not LEAST_SCALE <= scale <= MAX_SCALE:
+            raise ValueError("scale is outside the sampler's range")
+        self._scale = scale
+        self._law = DiscreteLaplaceLaw(scale)
+        #: names the law in the names of its nodes: another scale is other noise
+        self.digest = hashlib.blake2b(
+            b"two-sided geometric of nodes" + struct.pack("<d", scale), digest_size=16
+        ).digest()
+
+    @override
+    def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int64, Int64]:
+        shared = shared_lanes(prf, tweaks, first, last, np.uint64)
+        counts = last - first
+        rows = np.repeat(np.arange(len(first)), counts)
+        nodes = first[rows] + np.arange(shared.size) - shared.starts[rows]
+        words = shared.lanes[shared.shift[rows] + nodes]
+        noise, undecided = inverse_laplace(words, self._scale)
+        for at in np.flatnonzero(undecided).tolist():
+            name = tweaks[rows[at]].reshape(1, 2)
+            noise[at] = settle(self._law, _further(prf, name, int(nodes[at]), int(words[at]), 64))
+        return noise, shared.starts
+
+
+class TruncatedNodes(IntegerSampler):
+    """Sampler of truncated geometric noise of one law.
+
+    Args:
+        scale: LEAST_SCALE <= scale <= MAX_SCALE of one-shot draws.
+        most: k; sooner: the coin's chance of k - 1, in 2^-32.
+        tested: whether draws are noise + coin, for the test.
+
+    Raises:
+        ValueError: a number is outside its range.
+    """
+
+    def __init__(self, scale: float, most: int, sooner: int, tested: bool = False) -> None:
+        if not (LEAST_SCALE <= scale <= MAX_SCALE and most >= 1 and 0 <= sooner < 1 << COIN_BITS):
+            raise ValueError("the law is outside the sampler's range")
+        self._scale, self._most, self._sooner, self._tested = scale, most, sooner, tested
+        #: names the law in the names of its nodes: another one is other noise
+        self.digest = hashlib.blake2b(
+            b"truncated geometric of nodes" + struct.pack("<dqq", scale, most, sooner),
+            digest_size=16,
+        ).digest()
+
+    @override
+    def draw(self, prf: Prf, tweaks: Ids, first: Int64, last: Int64) -> tuple[Int64, Int64]:
+        """Return noise of the one node of each row's name; see ``IntegerSampler.draw``.
+
+        Raises:
+            InvariantError: more than one node of a name is asked for.
+        """
+        if ((first > 0) | (last > 1)).any():
+            raise InvariantError("truncated noise is of one step")
+        count = len(first)
+        shared = shared_lanes(prf, tweaks, 0 * first, np.full(count, 2), np.uint64)
+        at = shared.shift + np.zeros(count, np.int64)
+        words, coins = shared.lanes[at], shared.lanes[at + 1]
+        less = (coins >> np.uint64(64 - COIN_BITS)).astype(np.int64) < self._sooner
+        most = self._most - less
+        noise, undecided = inverse_truncated(words, self._scale, most)
+        for row in np.flatnonzero(undecided).tolist():
+            law = TruncatedGeometricLaw(self._scale, int(most[row]))
+            name = tweaks[row].reshape(1, 2)
+            noise[row] = settle(law, _further(prf, name, 0, int(words[row]), 64))
+        if self._tested:
+            noise = noise + less
+        drawn = last > first
+        return noise[drawn], np.cumsum(drawn) - drawn

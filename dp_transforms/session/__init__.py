@@ -7,8 +7,15 @@
 No Beam, no store, no database.
 """
 
-from dpstream.dp_transforms.session.measuring import Noisy, inputs_of, measured
-from dpstream.dp_transforms.session.release import answered, encoded, errors, released
+from dpstream.dp_transforms.session.release import (
+    Noisy,
+    answered,
+    encoded,
+    errors,
+    inputs_of,
+    measured,
+    released,
+)
 from dpstream.dp_transforms.session.totals import ColumnTotals, Totals, nothing, tallied
 
 __all__ = [

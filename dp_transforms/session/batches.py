@@ -15,7 +15,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.sessions.aggregates import Needs
 from dpstream.dp_transforms.batches import numbers, split_by_shard
-from dpstream.dp_transforms.session.measuring import Noisy
+from dpstream.dp_transforms.session.release import Noisy
 from dpstream.dp_transforms.session.totals import Totals, nothing
 
 

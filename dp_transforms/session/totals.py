@@ -12,8 +12,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.aggregates import Needs
-from dpstream.accounting.sessions.cells import Cells
+from dpstream.accounting.sessions.aggregates import Cells, Needs
 
 #: Below this a float is a whole number exactly.
 _EXACT = 1 << 53

@@ -42,8 +42,7 @@ import numpy as np
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.mechanisms import laws
-from dpstream.accounting.tabulation.parameters import Level, Table
-from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
+from dpstream.accounting.tabulation.parameters import Draws, LawName, Level, Noise, Table
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import TableSampler
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Published

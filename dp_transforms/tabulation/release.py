@@ -28,8 +28,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.tabulation.margins import combine, published_margin, quantile, weight
-from dpstream.accounting.tabulation.parameters import AGE_BINS, OLDEST, Parameters, Table
-from dpstream.accounting.tabulation.scales import Noise
+from dpstream.accounting.tabulation.parameters import AGE_BINS, OLDEST, Noise, Parameters, Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.perturb import Measured
 

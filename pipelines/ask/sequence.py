@@ -42,9 +42,8 @@ from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
 from dpstream.state.ledger.answers import Answer, AnswerLog
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
-from dpstream.state.run_ids import new_run_id
 
 #: Characters of a label.
 _LABEL = 400

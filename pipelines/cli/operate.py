@@ -29,7 +29,7 @@ from dpstream.pipelines.render.layout import labelled, page
 from dpstream.state.disk_errors import file_errors
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.project.file_kinds import FileKind
+    from dpstream.accounting.places import FileKind
 
 
 @click.group(short_help="Show and manage a job's state store.")

@@ -13,14 +13,13 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import refuse_url
+from dpstream.accounting.places import FileKind, file_kind, refuse_url
 from dpstream.pipelines.formats.compression import (
     BrokenFileError,
     plain_by_name,
     refuse_packed_parquet,
 )
 from dpstream.pipelines.formats.texts import csv_header
-from dpstream.pipelines.project.file_kinds import FileKind, file_kind
 from dpstream.state.disk_errors import file_errors
 
 FIELD = "FILE"

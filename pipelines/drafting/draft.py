@@ -18,11 +18,11 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import human, up
+from dpstream.accounting.places import file_kind
 from dpstream.accounting.strength import MOST_DELTA
 from dpstream.accounting.tuning.outlook import coverage, exactness
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.jobs.job import Job, job_in
-from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.text import Windows
 from dpstream.pipelines.tables.columns import MAX_COLUMNS, UNIT_TYPES, usable_names

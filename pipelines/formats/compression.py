@@ -23,8 +23,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.places import is_packed_name
 from dpstream.pipelines.formats.lines import BLOCK_BYTES
-from dpstream.pipelines.project.file_kinds import is_packed_name
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
 TEXT_BYTES = 4_096

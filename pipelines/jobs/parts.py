@@ -11,7 +11,7 @@ import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, required
 from dpstream.accounting.fields import Aggregate, Field
-from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.accounting.places import file_kind
 from dpstream.pipelines.project.job_parts import (
     JobParts,
     KeysConfig,

@@ -29,7 +29,7 @@ from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, pr
 from dpstream.pipelines.tabulation.private import PIECE_BYTES, Piece
 from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
 from dpstream.pipelines.tabulation.work import parts_of
-from dpstream.state.run_ids import new_run_id
+from dpstream.state.ledger.events import new_run_id
 
 
 class TablesParameters(NamedTuple):

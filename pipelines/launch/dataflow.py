@@ -1,17 +1,15 @@
-"""Shared parts of the flex template's launchers: Beam's flags for Dataflow, the command line.
+"""Shared parts of what the launcher starts: Beam's flags for Dataflow, places, submission.
 
 A launcher must end once Dataflow has the pipeline, so nothing waits here.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.runners.table import (
     RUNNERS,
@@ -19,7 +17,6 @@ from dpstream.pipelines.runners.table import (
     refuse_at_least_once,
     refuse_unknown,
 )
-from dpstream.state.private_log import unexpected
 
 RUNNER = "DataflowRunner"
 
@@ -92,51 +89,3 @@ def in_stores(places: Mapping[str, str], secret: SecretSource) -> list[str]:
     for field, fix in fixes.items():
         raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
     return [place.rstrip("/") for place in places.values()]
-
-
-def parser(
-    words: str, optional: Mapping[str, str] | None = None, **required: str
-) -> argparse.ArgumentParser:
-    """Return a parser of the template's parameters; all others are Beam's.
-
-    Args:
-        words: a description of the template.
-        required: help text of each required parameter.
-        optional: help text of each optional parameter.
-    """
-    arguments = argparse.ArgumentParser(description=words, allow_abbrev=False)
-    for name, text in required.items():
-        arguments.add_argument(f"--{name}", required=True, help=text)
-    for name, text in (optional or {}).items():
-        arguments.add_argument(f"--{name}", help=text)
-    arguments.add_argument(
-        "--dry_run",
-        nargs="?",
-        const="true",
-        default="false",
-        choices=("true", "false"),
-        help="check the parameters and print the options, start nothing",
-    )
-    return arguments
-
-
-def launched(
-    of: argparse.ArgumentParser,
-    start: Callable[[argparse.Namespace, list[str]], dict[str, Any]],
-    argv: Sequence[str] | None,
-) -> int:
-    """Run a launcher's command line; exit codes as of ``dpstream``.
-
-    Args:
-        start: returns what to print, from the launcher's own parameters and Beam's flags.
-    """
-    own, beam_args = of.parse_known_args(argv)
-    try:
-        print(json.dumps(start(own, beam_args)))
-        return 0
-    except DpstreamError as error:
-        coded = error
-    except Exception as error:
-        coded = unexpected("launch", error)
-    print(f"{coded.kind}: {coded}")
-    return coded.exit_code

@@ -2,10 +2,12 @@
 
 The template takes the project file, an environment, the kind of section (``kind``) and its name: a
 job, census tables, or a batch that a session has paid.  All else is in the project file.  The
-launcher's machine is deleted afterwards, so a path on it is refused.
+launcher's machine is deleted afterwards, so a path on it is refused: of a job (`check_remote`) its
+store, account, secret, input or releases.
 """
 
 import argparse
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,30 +15,43 @@ from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.pipelines.connectors.write import dead_letter_folder
+from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.launch import dataflow
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.project.text import MAX_FILE_BYTES
-from dpstream.state.ledger.open import PROJECT_FILE
+from dpstream.pipelines.stream.run import Result, run_job
+from dpstream.state.ledger.open import PROJECT_FILE, file_of
+from dpstream.state.private_log import unexpected
 
 #: What can be started, and the parameters beside the project file that it needs.
 KINDS = {"job": (), "census": ("out_folder",), "batch": ("out_folder", "ticket")}
+_FILES = ("parquet", "csv", "jsonl")
 Start = Callable[[Path, argparse.Namespace, list[str]], dict[str, Any]]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return a parser of the template's parameters; all others are Beam's."""
-    arguments = dataflow.parser(
-        __doc__.splitlines()[0],
-        {
-            "name": "of the job, the census section or the table; without it the only one",
-            "environment": "whose places are taken",
-            "out_folder": "of census tables and batches: a new folder, gs://",
-            "ticket": "of a batch: what `dpstream session ask --ticket` wrote, gs://",
-        },
-        project_file="the project file, local or gs://",
-    )
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    texts = {
+        "project_file": "the project file, local or gs://",
+        "name": "of the job, the census section or the table; without it the only one",
+        "environment": "whose places are taken",
+        "out_folder": "of census tables and batches: a new folder, gs://",
+        "ticket": "of a batch: what `dpstream session ask --ticket` wrote, gs://",
+    }
+    for name, text in texts.items():
+        arguments.add_argument(f"--{name}", required=name == "project_file", help=text)
     arguments.add_argument("--kind", choices=tuple(KINDS), default="job", help="what is started")
+    arguments.add_argument(
+        "--dry_run",
+        nargs="?",
+        const="true",
+        default="false",
+        choices=("true", "false"),
+        help="check the parameters and print the options, start nothing",
+    )
     return arguments
 
 
@@ -73,14 +88,79 @@ def _text(path: str, field: str) -> bytes:
     return text
 
 
+def check_remote(job: Job) -> None:
+    """Refuse files on the launcher's disk, and what would be lost with a worker's disk.
+
+    Dead letters are files beside the project file unless a folder is named, so on Dataflow they are
+    lost with the worker that wrote them; their number is not.
+
+    Raises:
+        UsageError: names the field.
+    """
+    source = job.source
+    here = not source.unbounded or (source.kind == "folder" and "://" not in source.path)
+    local = [
+        ("store", job.state.path is not None, "use spanner://project/instance/database"),
+        (
+            "account.path",
+            job.ledger is not None and file_of(job.ledger.path) is not None,
+            "use spanner://project/instance/database, or start the job with `dpstream run` on the "
+            "machine that has the account",
+        ),
+        (
+            "secret",
+            job.privacy.secret.kind != "gcp",
+            "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
+        ),
+        ("table.path", here, "use a topic or a subscription, or a folder that is a gs:// URL"),
+        ("sink.path", job.sink.kind in _FILES, "use a sink that is a service"),
+    ]
+    for field, wrong, fix in local:
+        if wrong:
+            raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
+    if dead_letter_folder(job) != job.path.parent / "dead_letter" / job.name:
+        raise UsageError(
+            "dead_letter",
+            "is a folder on each worker's disk, which is thrown away",
+            "leave it out: on Dataflow dead letters are counted, not kept",
+        )
+
+
+def launch(job: Job, runner: str, beam_args: Sequence[str]) -> Result:
+    """Begin the run, submit the pipeline, and return without waiting."""
+    return run_job(job, runner, dataflow.without_runner(beam_args), detach=True)
+
+
+def describe(job: Job, beam_args: Sequence[str]) -> dict[str, Any]:
+    """Describe the job that would be started: public names and options only."""
+    return {
+        "plan_hash": job.plan.hash,
+        "source": job.plan.source,
+        "store": job.state.store,
+        "shards": job.state.shards,
+        "options": dataflow.options_of(beam_args),
+    }
+
+
+def start_job(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+    """Start the job, or describe it without starting."""
+    job = load_job(project, own.name, environment=own.environment)
+    check_remote(job)
+    beam_flags = dataflow.flags(beam_args, job.source.unbounded)
+    if own.dry_run == "true":
+        return describe(job, beam_flags)
+    result = launch(job, dataflow.RUNNER, beam_flags)
+    return {"run_id": result.run_id, "plan_hash": result.plan_hash}
+
+
 def _starter(kind: str) -> Start:
-    """Return the function that starts a kind; each imports what it needs."""
+    """Return the function that starts a kind; that of tables imports what it needs."""
+    if kind == "job":
+        return start_job
     if kind == "census":
         from dpstream.pipelines.launch.census import start
-    elif kind == "batch":
-        from dpstream.pipelines.launch.batch import start
     else:
-        from dpstream.pipelines.launch.stream import start
+        from dpstream.pipelines.launch.batch import start
     return start
 
 
@@ -106,5 +186,14 @@ def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the launcher's command line."""
-    return dataflow.launched(parser(), start, argv)
+    """Run the launcher's command line; exit codes as of ``dpstream``."""
+    own, beam_args = parser().parse_known_args(argv)
+    try:
+        print(json.dumps(start(own, beam_args)))
+        return 0
+    except DpstreamError as error:
+        coded = error
+    except Exception as error:
+        coded = unexpected("launch", error)
+    print(f"{coded.kind}: {coded}")
+    return coded.exit_code

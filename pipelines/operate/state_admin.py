@@ -20,6 +20,7 @@ from dpstream.accounting.budget.calibration import begun, calibrated
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
+from dpstream.accounting.places import FileKind
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.skipping import exhausted
@@ -35,7 +36,6 @@ from dpstream.pipelines.connectors.run_manifest import (
 from dpstream.pipelines.connectors.sink import ReadableSink, Sink, holds_release, releases_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.project.file_kinds import FileKind
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begun_epoch, charge_restored, prepare

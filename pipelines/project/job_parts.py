@@ -13,10 +13,10 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.fields import Aggregate, Field
+from dpstream.accounting.places import FileKind
 from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.project.file_kinds import FileKind
 from dpstream.pipelines.project.job_section import ChoiceSection, SinkKind
 from dpstream.pipelines.project.sections import TimeColumn
 from dpstream.pipelines.project.text import duration_micros

@@ -149,7 +149,7 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
 
 def prism_runner() -> Any:
     """Return Beam's local streaming engine."""
-    from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
+    from dpstream.pipelines.runners.worker_pool import LoopbackPrismRunner
 
     return LoopbackPrismRunner()
 
@@ -216,7 +216,7 @@ def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
 
 def flink_runner() -> Any:
     """Return Beam's runner for Flink, local or a cluster."""
-    from dpstream.pipelines.runners.loopback import LoopbackFlinkRunner
+    from dpstream.pipelines.runners.worker_pool import LoopbackFlinkRunner
 
     return LoopbackFlinkRunner()
 

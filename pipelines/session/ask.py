@@ -26,8 +26,8 @@ import numpy as np
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.regions.boxes import cut, overlapped, taken
-from dpstream.accounting.regions.decision import Own, decide
 from dpstream.accounting.regions.space import Integer, Real, Space, Timestamp
+from dpstream.accounting.regions.spent import Own, decide
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.noise.prf import KeyRing

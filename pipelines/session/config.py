@@ -64,7 +64,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field
-from dpstream.accounting.places import below
+from dpstream.accounting.places import below, file_kind
 from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.table import (
@@ -76,7 +76,6 @@ from dpstream.accounting.sessions.table import (
     quota_of,
 )
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.project import (
     Project,
     account_of,

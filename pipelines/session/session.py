@@ -23,8 +23,15 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import MAX_CELLS
 from dpstream.accounting.regions.amounts import MICRO, Number, charge_of
 from dpstream.accounting.sessions import aggregates as figures
-from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Question
-from dpstream.accounting.sessions.cells import Axis, Cells, along
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Aggregate,
+    Axis,
+    Cells,
+    Kind,
+    Question,
+    along,
+)
 from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.ask import AllotmentQuestion, SessionRequest

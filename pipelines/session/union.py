@@ -35,8 +35,7 @@ from dpstream.accounting.regions.boxes import (
     without,
 )
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.aggregates import PARTS, Aggregate
-from dpstream.accounting.sessions.cells import Cells
+from dpstream.accounting.sessions.aggregates import PARTS, Aggregate, Cells
 from dpstream.pipelines.render.layout import value_text
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.open_table import OpenTable

@@ -63,8 +63,7 @@ from dpstream.accounting.query.families import Families, families_of
 from dpstream.accounting.query.grids import Gridded, grid_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.statements.functions import Function
-from dpstream.pipelines.statements.options import Options
+from dpstream.pipelines.statements.functions import Function, Options
 from dpstream.pipelines.statements.ownership import type_of
 from dpstream.pipelines.statements.statement import Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog

@@ -32,12 +32,11 @@ import dataclasses
 from sqlglot import exp
 
 from dpstream.accounting.errors import instance
-from dpstream.pipelines.statements.allowed import require
+from dpstream.pipelines.statements.allowed import inlined, parsed, qualified, require
 from dpstream.pipelines.statements.dialect import Private
 from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.ownership import Validator, equalities, type_of
-from dpstream.pipelines.statements.resolve import inlined, parsed, qualified
 from dpstream.pipelines.statements.statement import UNFORESEEN
 from dpstream.pipelines.tables.catalog import Table, Tables
 

@@ -14,6 +14,11 @@ numbers of its rows, the query gives numbers and columns, and the unit, times an
 taken from the batch by these numbers, untouched, as are positions.  Numbers that rise strictly are
 the proof that no row was multiplied: whatever a text was let through, it cannot give one row two
 names or two rows one.
+
+**Columns of a batch** are as the query declares them, value by value (`typed`).  The canonical
+forms are those of `dp_transforms.ingest.columns`: what a value becomes depends on it alone,
+whatever type the rest of its batch arrived in, and text is NFC.  What does not fit, texts above
+1,024 bytes, NaN and infinities are NULL.
 """
 
 import glob
@@ -29,11 +34,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from sqlglot import exp
 
-from dpstream.accounting.arrays import Int64
+from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.dp_transforms.ingest.columns import identity, instant, measure
 from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
 from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.statements.row_local import (
@@ -45,12 +51,13 @@ from dpstream.pipelines.statements.row_local import (
     row_query,
 )
 from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
+from dpstream.pipelines.tables.columns import TYPES, UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.engine import Engine
-from dpstream.pipelines.tables.row_types import DUCKDB, typed
 from dpstream.state.closing import Closing
 
 _LOOK_UP = "look_up"
+_IDENTITIES = {"STRING": "string", "INT64": "int", "BOOL": "bool", "BYTES": "bytes"}
+_CAST = {"DATE": "date", "NUMERIC": "decimal"}
 
 
 def look_up_table(config: LookUpConfig, folder: Path) -> Table:
@@ -247,7 +254,7 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
     passing = _passing(plan, set(names))
     used = {column.name for column in tree.find_all(exp.Column)}
     types = {name: tables.rows.columns[name] for name in sorted(used & set(job_tables.reads))}
-    sql = numbered(tree, ARRIVED, {name: DUCKDB[kind] for name, kind in types.items()})
+    sql = numbered(tree, ARRIVED, {name: TYPES[kind] for name, kind in types.items()})
     named = {table.name for table in tree.find_all(exp.Table)}
     look_ups = {name: look_up_rows(tables, name) for name in sorted(named & set(tables.keys))}
     reads = {name: job_tables.reads[name] for name in types}
@@ -360,3 +367,35 @@ def _rows(column: pa.ChunkedArray, size: int) -> tuple[pa.Array, pa.Array | None
             "join public tables by keys that are unique",
         )
     return pa.array(numbers), None if order is None else pa.array(order)
+
+
+def typed(column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array:
+    """Return a column for a query that declares it of ``kind``.
+
+    Dates and decimals in text stay text, which the query casts.
+
+    Args:
+        kind: one of `columns.TYPES`.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if kind == "FLOAT64":
+        numbers, ok = measure(column)
+        return pa.array(numbers, mask=~ok)
+    if kind in ("TIMESTAMP", "DATETIME"):
+        ticks, ok = instant(column)
+        zone = "UTC" if kind == "TIMESTAMP" else None
+        return pa.array(ticks, mask=~ok).cast(pa.timestamp("us", zone))
+    if kind in _CAST:
+        text, ok = identity(column, "string")
+        if not ok.any():
+            return _with_nulls(*identity(column, _CAST[kind]))
+        return _with_nulls(text, ok)
+    return _with_nulls(*identity(column, _IDENTITIES[kind]))
+
+
+def _with_nulls(column: pa.Array, ok: Bool) -> pa.Array:
+    """NULL in the place of fillers."""
+    if ok.all():
+        return column
+    return pc.if_else(pa.array(ok), column, pa.scalar(None, column.type))

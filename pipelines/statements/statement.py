@@ -20,13 +20,18 @@ from dpstream.accounting.errors import instance, required
 from dpstream.accounting.fields import FieldType, KindName
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.pipelines.formats.receipt import LABELS
-from dpstream.pipelines.statements.allowed import AGGREGATES, require
+from dpstream.pipelines.statements.allowed import AGGREGATES, inlined, parsed, qualified, require
 from dpstream.pipelines.statements.dialect import Private
 from dpstream.pipelines.statements.errors import refusal
-from dpstream.pipelines.statements.functions import Function, Kind, function_of, private_form
-from dpstream.pipelines.statements.options import Options, options_of
+from dpstream.pipelines.statements.functions import (
+    Function,
+    Kind,
+    Options,
+    function_of,
+    options_of,
+    private_form,
+)
 from dpstream.pipelines.statements.ownership import Scope, Validator, equalities, groups_of, type_of
-from dpstream.pipelines.statements.resolve import inlined, parsed, qualified
 from dpstream.pipelines.tables.catalog import RELEASED, Tables
 
 # Public groups: the groups of an answer are the rows of a query over public tables.

@@ -12,20 +12,19 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import refuse_url
-from dpstream.pipelines.project.file_kinds import file_kind
+from dpstream.accounting.places import file_kind, refuse_url
 
-#: Types of columns, as statements name them.
+#: Types of columns, as statements name them, with DuckDB's names of them.
 TYPES = {
-    "INT64",
-    "FLOAT64",
-    "NUMERIC",
-    "BOOL",
-    "STRING",
-    "BYTES",
-    "DATE",
-    "TIMESTAMP",
-    "DATETIME",
+    "INT64": "BIGINT",
+    "FLOAT64": "DOUBLE",
+    "NUMERIC": "DECIMAL(38, 9)",
+    "BOOL": "BOOLEAN",
+    "STRING": "VARCHAR",
+    "BYTES": "BLOB",
+    "DATE": "DATE",
+    "TIMESTAMP": "TIMESTAMPTZ",
+    "DATETIME": "TIMESTAMP",
 }
 #: The SQL type of a unit of each type that can be an account's unit.
 UNIT_TYPES: dict[FieldType, str] = {
@@ -105,7 +104,7 @@ def file_columns(
         raise UsageError(f"{where}.columns", "differ in case only", "rename one")
     if not all(map(_NAME.fullmatch, types)):
         raise UsageError(f"{where}.columns", "have unusable names", "use letters, digits and _")
-    if set(types.values()) - TYPES:
+    if set(types.values()) - TYPES.keys():
         raise UsageError(
             f"{where}.columns", "have an unknown type", f"use {', '.join(sorted(TYPES))}"
         )

@@ -35,8 +35,7 @@ from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Part
 from dpstream.pipelines.formats.texts import csv_header, read_text
 from dpstream.pipelines.tables.catalog import Catalog, Table
-from dpstream.pipelines.tables.columns import sqlite_file
-from dpstream.pipelines.tables.row_types import DUCKDB
+from dpstream.pipelines.tables.columns import TYPES, sqlite_file
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
 
 FILES = ("parquet", "csv", "jsonl")
@@ -268,7 +267,7 @@ def typed(table: Table, column: str) -> str:
                     if field.type.precision <= 38:
                         return f"DECIMAL({field.type.precision}, {field.type.scale})"
                     break
-    return DUCKDB[kind]
+    return TYPES[kind]
 
 
 def listed(paths: list[str]) -> str:

@@ -36,8 +36,7 @@ from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.describe import figures as figures_of
 from dpstream.accounting.tabulation.margins import COVERAGE
-from dpstream.accounting.tabulation.parameters import PERSONS, T3, Level, Table
-from dpstream.accounting.tabulation.scales import draws
+from dpstream.accounting.tabulation.parameters import PERSONS, T3, Level, Table, draws
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest

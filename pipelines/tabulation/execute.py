@@ -52,12 +52,11 @@ from dpstream.pipelines.tabulation.work import (
 )
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.events import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger
 from dpstream.state.locks import private_folder
 from dpstream.state.private_log import keep_beside
-from dpstream.state.run_ids import new_run_id
 
 
 class Order(NamedTuple):

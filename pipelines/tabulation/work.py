@@ -11,8 +11,7 @@ import numpy as np
 
 from dpstream.accounting.errors import required
 from dpstream.accounting.tabulation.describe import NO_GUARANTEE
-from dpstream.accounting.tabulation.parameters import Table
-from dpstream.accounting.tabulation.scales import draws
+from dpstream.accounting.tabulation.parameters import Table, draws
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tabulation.domain import Domain, Shard

@@ -69,10 +69,9 @@ from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, render, write
 from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.events import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
-from dpstream.state.run_ids import new_run_id
 
 Content = tuple[int, bytes]
 

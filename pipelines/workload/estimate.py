@@ -24,8 +24,8 @@ from scipy.optimize import minimize
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.bases import Basis, restored
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Product, Workload
 from dpstream.pipelines.workload.planning import HALF_WIDTH
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import (
     MAX_EXPLICIT_NUMBERS,
     MAX_SOLVED_CELLS,
@@ -40,7 +41,6 @@ from dpstream.accounting.strategies.cells.stored import (
     lattice_of_arrays,
     to_arrays,
 )
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload, from_dict
 from dpstream.accounting.workloads.workload import from_arrays as workload_of_arrays
 from dpstream.state.disk_errors import unreadable

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.mixing import matrices
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
 from dpstream.state.disk_errors import file_errors
 

@@ -55,10 +55,9 @@ from dpstream.pipelines.workload.release import (
     write_release,
 )
 from dpstream.state.ledger.answers import Decision
-from dpstream.state.ledger.events import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import open_ledger
-from dpstream.state.run_ids import new_run_id
 
 # Records of a job's files as cells of a domain, at most C of each unit: for answers given once.
 #

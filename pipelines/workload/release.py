@@ -30,8 +30,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.bases import Fitted
 from dpstream.accounting.strategies.cells.stored import bases_arrays, bases_of
-from dpstream.accounting.workloads.attributes import Attribute
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Attribute, Factor
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.folder import Output, Written, is_written, written
 from dpstream.pipelines.formats.receipt import Header, encoded, header_of

@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.state.ledger.contract import Ledger, StoredRequest
-from dpstream.state.ledger.events import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
-from dpstream.state.run_ids import new_run_id
 
 #: What digests are of.
 _RECEIPT, _VIEW = b"dpstream-choice", b"dpstream-view"

@@ -13,19 +13,27 @@ A program that does not know a field or a kind of an entry refuses the whole acc
 the run id that its store committed (or its execution drew) and by the epoch.  Another run on the
 same data (a corrected input, the same statement on a grown table) has new noise and a new charge;
 so has a further epoch of a run, which begins after a restore that cannot replay the input.
+Ids of runs, accounts and tables are random (`new_run_id`, `new_id`): no key determines them.
 
 **Regions.**  Only a charge of kind ``session`` says which points pay how much.  Boxes are packed
 (edge by edge, int64, deflated, base64), because a batch can have thousands.  The account's chain
 covers the packed text, and the order of the boxes is a part of it: a replay charges the same boxes
 in the same order.
+
+**Damage** to any row is detected by sums.  Each table of an account has a sum, modulo 2^128, of
+digests of its rows, each bound to all of its columns: a row that is changed, lost or added changes
+the sum, and a transaction updates it from the rows that it changes alone.  Opening an account adds
+all rows up and compares the sums with those that the last transaction sealed.  The threat is
+damage, not somebody who can write to the account, as everywhere in `state.seals`.
 """
 
 import base64
 import binascii
 import hashlib
 import math
+import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -36,6 +44,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.limits import MAX_DIMENSIONS, MAX_QUERY_BOXES
 from dpstream.accounting.regions.embedding import Embedding
+from dpstream.state.seals import digest_at, place_of
 
 #: ``closed``: the boxes are closed for ever, nothing is paid.
 RegionKind = Literal["epsilon", "rho", "closed"]
@@ -49,6 +58,17 @@ Limit = tuple[float, float]
 RECORD = "record"
 #: Characters of an id.
 _ID = 16
+#: Columns of each table, as they are added up.
+COLUMNS = {
+    "entries": "seq, name, entry, digest",
+    "tokens": "run_id, token, previous",
+    "requests": "run_id, request, granted, receipt, digest, view, view_digest",
+}
+_PLACES = {table: place_of(f"ledger {table}") for table in COLUMNS}
+_MODULUS = 2**128
+_ROW_ENCODER = msgspec.msgpack.Encoder()
+#: Sum of each table.
+Sums = dict[str, int]
 
 
 class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -361,3 +381,43 @@ def chained(previous: str, text: str) -> str:
     """Return the digest of an entry, which covers that of the entry before it."""
     joined = "\0".join((previous, text)).encode(errors="surrogateescape")
     return hashlib.blake2b(joined, digest_size=16, person=b"dpstream-account").hexdigest()
+
+
+def new_run_id() -> str:
+    """Return 128 random bits: the name of a run, its charge and every noise node of it.
+
+    It is committed before the first draw.  Every system takes its run ids from here, so that tests
+    can fix them by one replacement; no argument, setting or environment variable does.
+    """
+    return secrets.token_hex(16)
+
+
+def new_id() -> str:
+    """Return 64 random bits: the lasting id of an account, or of a table of the program."""
+    return new_run_id()[:16]
+
+
+def sum_of(table: str, rows: Iterable[tuple[object, ...]], begin: int = 0) -> int:
+    """Return the sum of rows added to one.
+
+    Raises:
+        PolicyError: a text is no longer valid.
+    """
+    place, total = _PLACES[table], begin
+    try:
+        for row in rows:
+            packed = _ROW_ENCODER.encode(row)
+            total += int.from_bytes(digest_at(place, 0, packed), "big")
+    except UnicodeError:
+        raise damaged() from None
+    return total % _MODULUS
+
+
+def without(table: str, rows: Iterable[tuple[object, ...]], begin: int) -> int:
+    """Return the sum without rows that were in it."""
+    return (begin - sum_of(table, rows)) % _MODULUS
+
+
+def damaged() -> PolicyError:
+    """Return the error for an account that differs from what was written."""
+    return PolicyError("account.path", "is damaged", "restore the account from a backup")

@@ -22,8 +22,8 @@ from dpstream.state.ledger.events import (
     Received,
     TableNamed,
     Widened,
+    damaged,
 )
-from dpstream.state.ledger.seal import damaged
 
 #: Refuses a charge by all charges before it; called in the transaction that charges, perhaps
 #: several times.

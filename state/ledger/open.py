@@ -21,11 +21,10 @@ from dpstream.accounting.errors import AccountWarning, PolicyError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.fields import FieldType
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id
+from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id, new_id
 from dpstream.state.ledger.head import HeadFile
 from dpstream.state.ledger.history import History
 from dpstream.state.private_log import users_folder
-from dpstream.state.run_ids import new_id
 
 _SPANNER = "spanner:"
 _MADE_ANEW = (

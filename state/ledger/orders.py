@@ -33,9 +33,8 @@ from dpstream.accounting.regions.boxes import (
     taken,
     union,
 )
-from dpstream.accounting.regions.decision import Decision, Own, decide
 from dpstream.accounting.regions.space import Budget, Space
-from dpstream.accounting.regions.spent import Spent
+from dpstream.accounting.regions.spent import Decision, Own, Spent, decide
 from dpstream.accounting.sessions.table import Rules, SessionTable
 from dpstream.state.ledger.balances import Balances
 

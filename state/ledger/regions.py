@@ -41,7 +41,7 @@ from dpstream.state.ledger.balances import (
     write_snapshot,
 )
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Charge, RegionCharge, RegionKind
+from dpstream.state.ledger.events import Charge, RegionCharge, RegionKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import (
     Kind,
@@ -52,7 +52,6 @@ from dpstream.state.ledger.orders import (
     planned,
     refusal_of,
 )
-from dpstream.state.run_ids import new_run_id
 
 # Allotments: budget that points paid at once, of which questions are answered until it is used up.
 #

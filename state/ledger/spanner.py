@@ -30,11 +30,11 @@ from dpstream.state.ledger.events import (
     Event,
     Received,
     chained,
+    damaged,
     name_of,
     text_of,
 )
 from dpstream.state.ledger.history import History
-from dpstream.state.ledger.seal import damaged
 from dpstream.state.ledger.tables import (
     BLOBS,
     COLUMNS_OF,

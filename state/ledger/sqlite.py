@@ -1,5 +1,8 @@
 """The account as a SQLite file that the jobs on a data set share.
 
+**The seal** is the sums of all tables (`events.sum_of`) under a digest of its own; every
+transaction writes it.
+
 **What is checked, and when.**  Whoever opens the file checks all of it before the first use: every
 page, the chain of the entries, the seal of every row.  From then on this object remembers the
 entries that it has checked, and decides by what it remembers; a charge costs the same however
@@ -12,7 +15,7 @@ decision of whoever had read them before.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,27 +23,22 @@ from dpstream.accounting.errors import InvariantError, PolicyError, RunError, Us
 from dpstream.state.durable import PRIVATE, make_folder, sync
 from dpstream.state.ledger.contract import Ledger, StoredRequest
 from dpstream.state.ledger.events import (
+    COLUMNS,
     Created,
     Entry,
     Event,
     Received,
+    Sums,
     chained,
+    damaged,
     event_of,
     name_of,
-    text_of,
-)
-from dpstream.state.ledger.history import History
-from dpstream.state.ledger.seal import (
-    COLUMNS,
-    Sums,
-    check_pages,
-    damaged,
-    put_seal,
-    read_seal,
-    rows_of,
     sum_of,
+    text_of,
     without,
 )
+from dpstream.state.ledger.history import History
+from dpstream.state.seals import digest as digest_of
 from dpstream.state.sqlite.database import Subject, freeze, memory, open_file, refused, sqlite3
 
 #: A program refuses every other version.
@@ -58,6 +56,49 @@ CREATE TABLE account_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)
 """
 #: Before every entry, whatever its number.
 START = -(2**63)
+#: Name of the seal in ``account_meta``.
+_SEAL = "seal"
+
+
+def rows_of(db: sqlite3.Connection, table: str) -> Iterable[tuple[object, ...]]:
+    """Return all rows of a table."""
+    return db.execute(f"SELECT {COLUMNS[table]} FROM {table}")
+
+
+def put_seal(db: sqlite3.Connection, sums: Sums | None = None) -> None:
+    """Write the seal of these sums (default: of the present rows), in the caller's transaction."""
+    if sums is None:
+        sums = {table: sum_of(table, rows_of(db, table)) for table in COLUMNS}
+    text = " ".join(f"{sums[table]:032x}" for table in COLUMNS)
+    row = (_SEAL, f"{text} {_digest_of_sums(text)}")
+    db.execute("INSERT OR REPLACE INTO account_meta VALUES (?, ?)", row)
+
+
+def read_seal(db: sqlite3.Connection) -> Sums:
+    """Return the sums of the last transaction.
+
+    Raises:
+        PolicyError: the seal differs from what was written.
+    """
+    row = db.execute("SELECT value FROM account_meta WHERE name = ?", (_SEAL,)).fetchone()
+    text, _, seal = str(row[0] if row else "").rpartition(" ")
+    if seal != _digest_of_sums(text):
+        raise damaged()
+    return {table: int(part, 16) for table, part in zip(COLUMNS, text.split(" "), strict=True)}
+
+
+def _digest_of_sums(text: str) -> str:
+    return digest_of("ledger seal", text.encode(errors="surrogateescape")).hex()
+
+
+def check_pages(db: sqlite3.Connection) -> None:
+    """Check that SQLite can read all of the file.
+
+    Raises:
+        PolicyError: it cannot be read.
+    """
+    if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
+        raise damaged()
 
 
 class Line(NamedTuple):

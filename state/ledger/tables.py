@@ -3,7 +3,7 @@
 A row of ``LedgerCommits`` is both fence and seal.  Its number can be inserted once: a process that
 commits N has seen N - 1, so what was decided on N - 1 holds, and of two that decided at once one is
 refused.  Its text, which has a digest, names the end of the chain, the sums of all tables
-(`state.ledger.seal`), and the rows that changed, so that others read these alone.
+(`events.sum_of`), and the rows that changed, so that others read these alone.
 
 A receipt, a grant or a view is stored in pieces, since a cell takes 10 MiB.
 
@@ -24,9 +24,20 @@ from google.cloud.spanner_v1.database import Database
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import CELL_BYTES
 from dpstream.state.ledger.contract import StoredRequest
-from dpstream.state.ledger.events import Created, Entry, chained, event_of, name_of, text_of
+from dpstream.state.ledger.events import (
+    COLUMNS,
+    Created,
+    Entry,
+    Sums,
+    chained,
+    damaged,
+    event_of,
+    name_of,
+    sum_of,
+    text_of,
+    without,
+)
 from dpstream.state.ledger.history import History
-from dpstream.state.ledger.seal import COLUMNS, Sums, damaged, sum_of, without
 from dpstream.state.ledger.sqlite import absent, other_version, there_already
 from dpstream.state.seals import reading, sealed_text, unsealed_text
 from dpstream.state.spanner.client import ExistsError, commit, from_on, prefix, read_rows

@@ -1,5 +1,7 @@
 """A URL is no path, wherever a job, statements or a session want one; and what is
-private under one name is not public under another, in any of them."""
+private under one name is not public under another, in any of them.  Names of compressed files are
+told apart without reading a file.
+"""
 
 import itertools
 import os
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.places import below
+from dpstream.accounting.places import below, is_packed_name, unpacked_name
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.sql.load import load_catalog
@@ -245,3 +247,14 @@ def test_a_table_of_a_database_is_not_private_and_public(
         error = refusal
     assert (error is not None and error.field == "table p") == refused
     assert refused or error is None
+
+
+@pytest.mark.parametrize("name", ["visits.csv.gz", "visits.csv.ZST", "visits.csv.zip"])
+def test_the_name_below_the_compression_says_the_kind(name: str) -> None:
+    assert is_packed_name(name) and unpacked_name(name) == "visits.csv"
+
+
+def test_a_plain_name_stays_as_it_is() -> None:
+    assert (
+        not is_packed_name("visits.csv") and unpacked_name("a.gz/visits.csv") == "a.gz/visits.csv"
+    )

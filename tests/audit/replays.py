@@ -8,7 +8,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.ledger.events import Charge
-from dpstream.state.ledger.seal import put_seal
+from dpstream.state.ledger.sqlite import put_seal
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 

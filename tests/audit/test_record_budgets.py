@@ -19,7 +19,8 @@ import pytest
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.regions import charging as coarsening
-from dpstream.accounting.regions import decision, space
+from dpstream.accounting.regions import space
+from dpstream.accounting.regions import spent as spending
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Budget, Integer
 from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable
@@ -161,7 +162,7 @@ def skipping(real: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("where", "name", "worse"),
     [
-        (decision, "outward", inward),
+        (spending, "outward", inward),
         (coarsening, "joined", np.minimum),
         (space, "initials_of", lambda v: (np.ceil(v * 2).astype(np.int64) * STEP, v >= 0)),
         (balances, "moved", skipping(balances.moved)),

@@ -32,9 +32,8 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.charging import ask, charge
-from dpstream.accounting.regions.decision import decide
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.regions.spent import Spent, restored, untouched
+from dpstream.accounting.regions.spent import Spent, decide, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances
 from dpstream.state.ledger.contract import Ledger

@@ -35,8 +35,14 @@ import numpy as np
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.regions.amounts import charge_of
-from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, average, median
-from dpstream.accounting.sessions.cells import Cells
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Aggregate,
+    Cells,
+    Question,
+    average,
+    median,
+)
 from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.ask import order_of
 from dpstream.pipelines.session.config import load_config

@@ -21,7 +21,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.dp_transforms.batches import ID
 from dpstream.dp_transforms.beam.split import SplitByShard, unit_ids
-from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
+from dpstream.pipelines.runners.worker_pool import LoopbackPrismRunner
 from dpstream.state.arrow import id_array
 from tests.bench.common import emit, machine
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import Vectors, spectrum, weigh
 from dpstream.accounting.strategies.cells.mixing import mixed
@@ -25,7 +26,6 @@ from dpstream.accounting.strategies.cells.products import product_optimum
 from dpstream.accounting.strategies.cells.pure import pure
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.attributes import of_size
 from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
 from tests.bench.boxes import box_sums, box_variances

@@ -14,10 +14,9 @@ from apache_beam.runners.runner import PipelineResult
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.launch import stream as launch
+from dpstream.pipelines.launch import launcher
 from dpstream.pipelines.launch.dataflow import flags
-from dpstream.pipelines.launch.launcher import fetch, main, parser
-from dpstream.pipelines.launch.stream import check_remote, describe
+from dpstream.pipelines.launch.launcher import check_remote, describe, fetch, main, parser
 from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 from dpstream.state import open as stores
 from tests import accounts
@@ -185,7 +184,7 @@ def test_the_dry_run_prints_options_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote(tmp_path)
-    monkeypatch.setattr(launch, "launch", mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr(launcher, "launch", mock.Mock(side_effect=AssertionError))
     args = [f"--project_file={tmp_path / 'dpstream.toml'}", "--dry_run=true", "--project=p"]
     assert main(args) == 0
     report = json.loads(capsys.readouterr().out)
@@ -215,12 +214,12 @@ def test_a_launch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     waited = mock.Mock(side_effect=AssertionError)
     monkeypatch.setattr(PipelineResult, "wait_until_finish", waited)
     monkeypatch.setattr("dpstream.pipelines.stream.run.wait_or_stop", waited)
-    result = launch.launch(job, "DirectRunner", [])
+    result = launcher.launch(job, "DirectRunner", [])
     assert result.run_id and not waited.called
     assert (tmp_path / "job" / "releases" / "run.json").exists()
     stores.close_all()
     monkeypatch.undo()
-    assert launch.launch(job, "DirectRunner", []).run_id == result.run_id
+    assert launcher.launch(job, "DirectRunner", []).run_id == result.run_id
 
 
 def test_a_project_file_from_any_file_system(tmp_path: Path) -> None:

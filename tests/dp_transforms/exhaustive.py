@@ -19,10 +19,9 @@ from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.geometric import GeometricNodes, TruncatedNodes
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.sampler import GeometricNodes, RoundedGaussian, TruncatedNodes
 from tests.dp_transforms.reference import (
     Accepted,
     Pair,

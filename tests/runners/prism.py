@@ -23,8 +23,8 @@ from apache_beam.transforms.userstate import TimerSpec, on_timer
 from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.runners.loopback import LoopbackPrismRunner
 from dpstream.pipelines.runners.table import PRISM_WHOLE_BUNDLES
+from dpstream.pipelines.runners.worker_pool import LoopbackPrismRunner
 from dpstream.pipelines.stream.run import Result, run_job
 
 ROOT = Path(__file__).parents[2]

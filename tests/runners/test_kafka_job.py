@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.pipelines.connectors.kafka.broker import Kafka
+from dpstream.pipelines.connectors.kafka.reader import Kafka
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.kafka_broker import Broker

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
+from dpstream.pipelines.connectors.kafka.sink import read_kafka_releases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores

@@ -15,9 +15,8 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import step
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.geometric import GeometricNodes
 from dpstream.dp_transforms.noise.paths import Sampler
-from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.noise.sampler import GeometricNodes, RoundedGaussian
 from dpstream.state import open as stores
 from tests.streams import START, begin, positioned, public_table
 

@@ -41,6 +41,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_MIXED_CELLS, MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.climb import sure_sum
 from dpstream.accounting.strategies.cells.eigen import eigen, spectrum
@@ -55,8 +56,7 @@ from dpstream.accounting.strategies.cells.products import (
 )
 from dpstream.accounting.strategies.cells.residual import residual, spaces_of, worst_table
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Solved, identity
-from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Factor
 from dpstream.accounting.workloads.workload import Product, Workload
 
 #: Rows of the largest matrix over L, and sum of cubed rows of all of them: seconds of a core.

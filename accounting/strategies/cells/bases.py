@@ -42,8 +42,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError
-from dpstream.accounting.workloads.attributes import framed
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Factor, framed
 
 _U = 2.0**-53
 

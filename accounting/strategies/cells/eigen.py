@@ -27,11 +27,11 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import required
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.climb import Slopes, climb
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
 from dpstream.accounting.strategies.cells.residual import spaces_of
 from dpstream.accounting.strategies.cells.strategy import RANK, Blocks, CellStrategy
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
 

@@ -39,13 +39,12 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import instance
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.bases import Basis, Even, bits_of, fitted
 from dpstream.accounting.strategies.cells.optimum import finer, optimum
 from dpstream.accounting.strategies.cells.residual import Spaces, Tables, spaces_of
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
-from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import Factor, interval
+from dpstream.accounting.workloads.attributes import Factor, interval, of_size
 from dpstream.accounting.workloads.workload import Product, Workload, workload_of
 
 _UP = 1 + 2.0**-40

@@ -19,7 +19,7 @@ import numpy as np
 from dpstream.accounting.arrays import Float64, Int64, kron
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Factor
 from dpstream.accounting.workloads.workload import Workload
 
 

@@ -20,6 +20,7 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError, instance
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.cells.residual import Tables
@@ -29,7 +30,6 @@ from dpstream.accounting.strategies.cells.strategy import (
     Identity,
     Kron,
 )
-from dpstream.accounting.strategies.cells.threads import one_thread
 
 #: a, and the smallest pivot of a matrix of unit diagonal that goes without.
 MIXED_IN, _PIVOT = 1e-3, 1e-4

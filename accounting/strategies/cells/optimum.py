@@ -32,6 +32,7 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import PolicyError, instance
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.climb import (
     Point,
     Slopes,
@@ -49,9 +50,7 @@ from dpstream.accounting.strategies.cells.strategy import (
     Solved,
     dense_gram,
 )
-from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import interval
+from dpstream.accounting.workloads.attributes import interval, of_size
 from dpstream.accounting.workloads.workload import Workload, workload_of
 
 #: Weights of a coarser grid come first where that is at least so many cells: an eighth of them.

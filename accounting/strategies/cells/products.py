@@ -26,6 +26,7 @@ import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import PolicyError, instance
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
 from dpstream.accounting.strategies.cells.optimum import finer, joined, optimum
@@ -38,9 +39,7 @@ from dpstream.accounting.strategies.cells.strategy import (
     dense_gram,
     mirrored,
 )
-from dpstream.accounting.strategies.cells.threads import one_thread
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import Factor, interval
+from dpstream.accounting.workloads.attributes import Factor, interval, of_size
 from dpstream.accounting.workloads.workload import Workload, workload_of
 
 #: Cells of an attribute above which ranges and prefixes are solved so.

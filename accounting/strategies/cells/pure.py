@@ -19,8 +19,8 @@ from scipy.optimize import minimize
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.strategy import Kron, dense_gram, tree, wavelet
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload
 
 #: Cells of an axis for which the p-identity is looked for.

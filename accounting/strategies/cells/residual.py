@@ -28,7 +28,7 @@ from dpstream.accounting.limits import MAX_RESIDUAL_PARTS, MAX_RESIDUAL_SPACES
 from dpstream.accounting.strategies.cells.bases import Basis, Even
 from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, Gram, Solved, Spread
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Factor
 from dpstream.accounting.workloads.workload import Product, Workload
 
 _UP = 1 + 2.0**-40

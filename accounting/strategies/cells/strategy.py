@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.strategies.cells.folding import Folding, folding_of
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Factor
 from dpstream.accounting.workloads.workload import Product, Workload
 
 #: Queries whose errors are computed one by one.

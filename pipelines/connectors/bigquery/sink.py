@@ -36,15 +36,15 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.connectors.google_client import (
+from dpstream.pipelines.connectors.sink import ControlMessage, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.formats.encodings import as_hex
+from dpstream.state.connecting import (
     LOOK_SECONDS,
     ServiceClient,
     failed,
     imported,
     retry,
 )
-from dpstream.pipelines.connectors.sink import ControlMessage, OutgoingRelease, WriteOnlySink
-from dpstream.pipelines.formats.encodings import as_hex
 
 #: The change that a row stands for: a pseudo column beside the table's own.
 CHANGE_TYPE, UPSERT = "_CHANGE_TYPE", "UPSERT"

@@ -22,6 +22,7 @@ from apache_beam.pvalue import TaggedOutput
 from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.places import file_kind
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.ingest.records import (
     Canonicaliser,
@@ -61,7 +62,6 @@ from dpstream.pipelines.formats.small import (
 from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.project.file_kinds import file_kind
 from dpstream.pipelines.project.job_parts import GIVEN_COLUMNS
 from dpstream.state.disk_errors import file_errors
 

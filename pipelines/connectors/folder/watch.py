@@ -31,6 +31,7 @@ from typing import NamedTuple
 import msgspec
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.places import READ_SUFFIXES
 from dpstream.dp_transforms.ingest.columns import instant
 from dpstream.pipelines.connectors.folder.store import (
     MARKERS,
@@ -45,7 +46,6 @@ from dpstream.pipelines.connectors.folder.store import (
 from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.formats.lines import read_jsonl
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, refuse
-from dpstream.pipelines.project.file_kinds import READ_SUFFIXES
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_once

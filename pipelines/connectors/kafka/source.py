@@ -47,20 +47,18 @@ from dpstream.pipelines.connectors.inputs import (
     reading,
     refusal,
 )
-from dpstream.pipelines.connectors.kafka.broker import (
-    ASK_SECONDS,
-    Kafka,
-    check_topic,
-    refused_at_start,
-)
 from dpstream.pipelines.connectors.kafka.client import connect
 from dpstream.pipelines.connectors.kafka.reader import (
     APPEND_TIME,
+    ASK_SECONDS,
     READERS,
     FetchedMessages,
+    Kafka,
     PartitionMessages,
     Reader,
+    check_topic,
     parts,
+    refused_at_start,
 )
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,

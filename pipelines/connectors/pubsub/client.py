@@ -24,8 +24,7 @@ from google.cloud.pubsub_v1 import SubscriberClient
 from google.pubsub_v1.types import PullRequest, PullResponse
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
-from dpstream.pipelines.connectors.google_client import retry
-from dpstream.state.connecting import PASSING, reach
+from dpstream.state.connecting import PASSING, reach, retry
 
 #: Messages of one acknowledgement.
 ACK_MESSAGES = 1_000

@@ -22,14 +22,14 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import SINK_SECONDS
-from dpstream.pipelines.connectors.google_client import (
+from dpstream.pipelines.connectors.sink import ControlMessage, Name, OutgoingRelease, WriteOnlySink
+from dpstream.state.connecting import (
     LOOK_SECONDS,
     ServiceClient,
     failed,
     imported,
     retry,
 )
-from dpstream.pipelines.connectors.sink import ControlMessage, Name, OutgoingRelease, WriteOnlySink
 
 #: What the client is given before the oldest is acknowledged.
 HELD_MESSAGES, HELD_BYTES = 20_000, 64 << 20

@@ -69,9 +69,9 @@ from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, put_once
 from dpstream.state.idtable import IdTable
 from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.events import new_id
 from dpstream.state.ledger.open import open_ledger, read_history
 from dpstream.state.ledger.regions import RegionAccount
-from dpstream.state.run_ids import new_id
 
 #: So many records, of so many coordinates each, still add up within 64 bits.
 MAX_RECORDS = 1 << 31

@@ -35,8 +35,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, RunError, UsageError
 from dpstream.accounting.limits import MAX_SUMMED
 from dpstream.accounting.regions.boxes import checked, club, cut, overlapped, taken
-from dpstream.accounting.sessions.aggregates import Leaves, Needs
-from dpstream.accounting.sessions.cells import Cells
+from dpstream.accounting.sessions.aggregates import Cells, Leaves, Needs
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.session.totals import Totals, nothing
 from dpstream.pipelines.session.records.manifest import Manifest, read_manifest

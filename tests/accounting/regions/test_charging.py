@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.regions import charging, decision, space
+from dpstream.accounting.regions import charging, space
 from dpstream.accounting.regions import charging as coarsening
+from dpstream.accounting.regions import spent as spending
 from dpstream.accounting.regions.amounts import MOST
 from dpstream.accounting.regions.charging import ask, charge, closable, close
-from dpstream.accounting.regions.decision import decide
-from dpstream.accounting.regions.spent import Spent, restored, untouched
+from dpstream.accounting.regions.spent import Spent, decide, restored, untouched
 from tests.accounting.regions.spaces import (
     amounts_of,
     members,
@@ -18,7 +18,7 @@ from tests.accounting.regions.spaces import (
     some_boxes,
     wide,
 )  # fmt: skip
-from tests.accounting.regions.test_decision import check_against_points, inward
+from tests.accounting.regions.test_spent import check_against_points, inward
 
 
 def exact_history(queries: int, seed: int) -> None:
@@ -101,7 +101,7 @@ def grid_history() -> None:
 
 def test_snapping_inward_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     grid_history()
-    monkeypatch.setattr(decision, "outward", inward)
+    monkeypatch.setattr(spending, "outward", inward)
     with pytest.raises(AssertionError):
         grid_history()
 

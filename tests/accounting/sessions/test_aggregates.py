@@ -13,6 +13,8 @@ from dpstream.accounting.regions.space import Category, Integer, Real
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
+    Axis,
+    Cells,
     Question,
     average,
     canonical,
@@ -23,7 +25,6 @@ from dpstream.accounting.sessions.aggregates import (
     sum_of,
     tree_column,
 )
-from dpstream.accounting.sessions.cells import Axis, Cells
 from tests.sessions import space
 
 

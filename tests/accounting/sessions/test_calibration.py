@@ -14,6 +14,8 @@ from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
+    Axis,
+    Cells,
     Kind,
     Question,
     average,
@@ -21,7 +23,6 @@ from dpstream.accounting.sessions.aggregates import (
     sum_of,
 )
 from dpstream.accounting.sessions.calibration import calibrated, expected, scale_of
-from dpstream.accounting.sessions.cells import Axis, Cells
 from tests.sessions import QUESTIONS, SHAPES, boxes_of, space
 
 SPACE = space()

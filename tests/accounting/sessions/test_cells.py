@@ -5,7 +5,7 @@ import pytest
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.sessions.cells import Axis, Cells, along, evenly
+from dpstream.accounting.sessions.aggregates import Axis, Cells, along, evenly
 from tests.sessions import SHAPES, boxes_of, points, space
 
 SPACE = space()

@@ -13,8 +13,7 @@ from dpstream.accounting.tabulation.describe import (
     accountings,
     describe,
 )
-from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS
-from dpstream.accounting.tabulation.scales import Noise
+from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS, Noise
 from dpstream.pipelines.render.census_plan import census_text
 from tests.accounting.tabulation.examples import COUNTY, USA, households, persons, planned
 

@@ -26,7 +26,7 @@ from dpstream.accounting.tabulation.margins import (
     weight,
 )
 from dpstream.accounting.tabulation.margins import margin as plain_margin
-from dpstream.accounting.tabulation.scales import LawName, Noise
+from dpstream.accounting.tabulation.parameters import LawName, Noise
 from tests.oracle.published_margins import published_rho
 
 LAWS: list[LawName] = ["discrete gauss", "rounded gauss", "discrete laplace"]

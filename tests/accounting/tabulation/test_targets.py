@@ -8,7 +8,7 @@ import pytest
 from dpstream.accounting.tabulation.describe import least_budget, same_margins
 from dpstream.accounting.tabulation.guarantee import DELTA, Spent, renyi_epsilon, total
 from dpstream.accounting.tabulation.margins import margin, tail
-from dpstream.accounting.tabulation.scales import Draws, LawName, Noise
+from dpstream.accounting.tabulation.parameters import Draws, LawName, Noise
 from tests.oracle.published_margins import level_budget, published_epsilon, published_rho
 
 #: Margin, then epsilon of step 2 and of the level, then rho of both, as printed.

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.workloads.attributes import of_size, of_values
-from dpstream.accounting.workloads.factors import interval
+from dpstream.accounting.workloads.attributes import interval, of_size, of_values
 from dpstream.accounting.workloads.workload import (
     codes,
     from_arrays,

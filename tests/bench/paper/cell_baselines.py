@@ -29,7 +29,7 @@ from dpstream.accounting.strategies.cells.strategy import (
     tree,
     wavelet,
 )
-from dpstream.accounting.workloads.factors import Factor
+from dpstream.accounting.workloads.attributes import Factor
 from dpstream.accounting.workloads.workload import Workload
 
 #: Cells times products over which the largest column is searched, and numbers of one attribute.

@@ -15,6 +15,7 @@ import numpy as np
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import (
@@ -26,7 +27,6 @@ from dpstream.accounting.strategies.cells.eigen import (
     weigh,
 )
 from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram, wavelet
-from dpstream.accounting.strategies.cells.threads import one_thread
 from dpstream.accounting.workloads.workload import Workload, of_matrix
 from dpstream.pipelines.workload.picture import strategy_matrices
 from tests.accounting.strategies.cells.shapes import EXAMPLE4

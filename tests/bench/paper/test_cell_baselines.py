@@ -8,8 +8,7 @@ import pytest
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import spectrum
 from dpstream.accounting.strategies.cells.strategy import identity
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import explicit, interval
+from dpstream.accounting.workloads.attributes import explicit, interval, of_size
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over, workload_of
 from tests.accounting.strategies.cells.shapes import EXAMPLE4, attributes, rows, small
 from tests.bench.paper import cell_baselines as baselines

@@ -19,11 +19,10 @@ from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.mechanisms.laws import DiscreteLaplaceLaw, TruncatedGeometricLaw, settle
 from dpstream.accounting.mechanisms.optimum import SelectionOptimum
-from dpstream.dp_transforms.noise import geometric, oneshot
-from dpstream.dp_transforms.noise.geometric import GeometricNodes
+from dpstream.dp_transforms.noise import oneshot, sampler
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
-from dpstream.dp_transforms.noise.sampler import own_blocks, shared_lanes
+from dpstream.dp_transforms.noise.sampler import GeometricNodes, own_blocks, shared_lanes
 from tests.dp_transforms.laws import LEAST_P, shape_p
 from tests.fixed import INPUTS
 
@@ -80,7 +79,7 @@ def test_further_bits_decide_what_floats_leave_open(monkeypatch: pytest.MonkeyPa
     def undecided(words: Ids, scale: float) -> tuple[Int64, np.ndarray]:
         return np.zeros(len(words), np.int64), np.ones(len(words), np.bool_)
 
-    monkeypatch.setattr(geometric, "inverse_laplace", undecided)
+    monkeypatch.setattr(sampler, "inverse_laplace", undecided)
     assert np.array_equal(drawn(300.0, 3, 40), expected)
 
 
@@ -95,8 +94,8 @@ def test_further_bits_are_the_nodes_own_blocks(monkeypatch: pytest.MonkeyPatch) 
     def undecided(words: Ids, scale: float) -> tuple[Int64, np.ndarray]:
         return np.zeros(len(words), np.int64), np.ones(len(words), np.bool_)
 
-    monkeypatch.setattr(geometric, "inverse_laplace", undecided)
-    monkeypatch.setattr(geometric, "settle", listening)
+    monkeypatch.setattr(sampler, "inverse_laplace", undecided)
+    monkeypatch.setattr(sampler, "settle", listening)
     drawn(2.0, 2, 3)
     names, zeros = tweaks(2), np.zeros(2, np.int64)
     shared = shared_lanes(PRF, names, zeros, zeros + 3, np.uint64)

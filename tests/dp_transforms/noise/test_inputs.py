@@ -13,8 +13,7 @@ from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.sessions.aggregates import Question, sum_of
-from dpstream.accounting.sessions.cells import Axis, Cells
+from dpstream.accounting.sessions.aggregates import Axis, Cells, Question, sum_of
 from dpstream.accounting.strategies.cells.bases import Even, reduced
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix

@@ -8,11 +8,10 @@ import pytest
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.mechanisms.laws import TruncatedGeometricLaw, settle
-from dpstream.dp_transforms.noise import geometric
-from dpstream.dp_transforms.noise.geometric import TruncatedNodes
+from dpstream.dp_transforms.noise import sampler as module
 from dpstream.dp_transforms.noise.oneshot import MAX_SCALE
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.dp_transforms.noise.sampler import own_blocks, shared_lanes
+from dpstream.dp_transforms.noise.sampler import TruncatedNodes, own_blocks, shared_lanes
 
 PRF = Prf(b"\x05" * 32)
 NAMES = np.random.default_rng(3).integers(0, 2**64, (20_000, 2), np.uint64)
@@ -57,7 +56,7 @@ def test_further_bits_decide_what_floats_leave_open(
     """With every draw left open the noise is the same, by the k that the row's coin chose."""
     sampler, few = TruncatedNodes(3.0, 3, 1 << 31, tested), NAMES[:200]
     expected, _ = sampler.draw(PRF, few, ZEROS[:200], ZEROS[:200] + 1)
-    monkeypatch.setattr(geometric, "inverse_truncated", undecided)
+    monkeypatch.setattr(module, "inverse_truncated", undecided)
     settled, _ = sampler.draw(PRF, few, ZEROS[:200], ZEROS[:200] + 1)
     assert np.array_equal(settled, expected)
 
@@ -71,8 +70,8 @@ def test_noise_and_coin_are_of_the_nodes_that_are_named(monkeypatch: pytest.Monk
         return settle(law, uniform)  # type: ignore[arg-type]
 
     names, zeros, sooner = NAMES[:60], ZEROS[:60], 1 << 30
-    monkeypatch.setattr(geometric, "inverse_truncated", undecided)
-    monkeypatch.setattr(geometric, "settle", listening)
+    monkeypatch.setattr(module, "inverse_truncated", undecided)
+    monkeypatch.setattr(module, "settle", listening)
     TruncatedNodes(3.0, 5, sooner).draw(PRF, names, zeros, zeros + 1)
     shared = shared_lanes(PRF, names, zeros, zeros + 2, np.uint64)
     coins = 0

@@ -10,9 +10,17 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.mechanisms.laws import DiscreteLaplaceLaw, RoundedGaussianLaw
 from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.sessions import calibration
-from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Kind, Question, sum_of
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Aggregate,
+    Axis,
+    Cells,
+    Kind,
+    Question,
+    Ranges,
+    sum_of,
+)
 from dpstream.accounting.sessions.calibration import calibrated
-from dpstream.accounting.sessions.cells import Axis, Cells, Ranges
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import Totals, measured, nothing, totals
 from tests.dp_transforms.laws import LEAST_P, masses, shape_p

@@ -17,13 +17,19 @@ import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.decision import Decision, Own, decide
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.accounting.regions.spent import Decision, Own, Spent, decide, untouched
 from dpstream.accounting.sessions import calibration
-from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, average, sum_of
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Aggregate,
+    Axis,
+    Cells,
+    Question,
+    average,
+    sum_of,
+)
 from dpstream.accounting.sessions.calibration import calibrated
-from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import measured
 from tests.fixed import INPUTS

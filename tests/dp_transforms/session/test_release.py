@@ -10,6 +10,8 @@ import pytest
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
+    Axis,
+    Cells,
     Kind,
     Question,
     average,
@@ -17,7 +19,6 @@ from dpstream.accounting.sessions.aggregates import (
     quantiles,
     sum_of,
 )
-from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import (
     answered,

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.sessions.aggregates import Needs, Question
-from dpstream.accounting.sessions.cells import Cells
+from dpstream.accounting.sessions.aggregates import Cells, Needs, Question
 from dpstream.dp_transforms.session import Totals, nothing, totals
 from tests.sessions import QUESTIONS, SHAPES, Records, boxes_of, random_records, space
 

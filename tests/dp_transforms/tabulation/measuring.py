@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.tabulation.parameters import Level, Table
-from dpstream.accounting.tabulation.scales import Draws, draws
+from dpstream.accounting.tabulation.parameters import Draws, Level, Table, draws
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Published, shards_of
 from dpstream.dp_transforms.tabulation.expand import Counts, aggregated, expand, profiles
 from dpstream.dp_transforms.tabulation.perturb import CellNoise, Measured, perturbed

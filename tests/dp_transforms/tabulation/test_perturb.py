@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpstream.accounting.tabulation.parameters import TABLES, US_LEVELS
-from dpstream.accounting.tabulation.scales import Draws, LawName, Noise, draws
+from dpstream.accounting.tabulation.parameters import (
+    TABLES,
+    US_LEVELS,
+    Draws,
+    LawName,
+    Noise,
+    draws,
+)
 from dpstream.dp_transforms.tabulation import perturb
 from dpstream.dp_transforms.tabulation import perturb as module
 from dpstream.dp_transforms.tabulation.perturb import (

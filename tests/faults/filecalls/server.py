@@ -34,7 +34,7 @@ OPTIONAL = ("beam_yaml", "prism_build", "__main__")
 #: No command of these tests needs as long.
 LONGEST = 120
 #: Where run ids and nonces are drawn, for their callers; other random names stay random.
-DRAWERS = ("dpstream.state.run_ids", "dpstream.pipelines.session.ask")
+DRAWERS = ("dpstream.state.ledger.events", "dpstream.pipelines.session.ask")
 #: Functions of the Python interface, which `tests.pipelines.ask.kinds` asks.
 FUNCTIONS = ("frame", "keys")
 _SOURCE = Path(__file__).with_name("filecalls.c")

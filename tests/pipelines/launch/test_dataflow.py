@@ -4,7 +4,7 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.launch.dataflow import flags, in_stores, parser
+from dpstream.pipelines.launch.dataflow import flags, in_stores
 
 
 def test_flags_are_added_once() -> None:
@@ -29,10 +29,3 @@ def test_places_are_in_stores() -> None:
         with pytest.raises(UsageError) as error:
             in_stores({"--out": place}, source)
         assert error.value.field == field
-
-
-def test_required_parameters() -> None:
-    of = parser("Does something.", out="where to")
-    assert of.parse_args(["--out=x"]).dry_run == "false"
-    with pytest.raises(SystemExit):
-        of.parse_args([])

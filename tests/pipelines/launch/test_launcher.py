@@ -1,14 +1,21 @@
-"""The template's launcher: one file, a kind and a name, and what each kind needs beside them."""
+"""The template's launcher: one file, a kind and a name, and what each kind needs beside them.
+
+Nothing of a job stays on its disk.
+"""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.launch.launcher import fetch, main, parser
+from dpstream.pipelines.launch.launcher import check_remote, fetch, main, parser
+from dpstream.pipelines.project.job_parts import SinkConfig, SourceConfig
 from dpstream.pipelines.project.text import MAX_FILE_BYTES
 from tests.pipelines.launch import test_batch, test_census
 from tests.pipelines.launch.building import CLOUD
@@ -32,6 +39,9 @@ def test_exit_codes_and_dry_runs(
     make_job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert parser().parse_args(["--project_file=x", "--dry_run"]).dry_run == "true"
+    assert parser().parse_args(["--project_file=x"]).dry_run == "false"
+    with pytest.raises(SystemExit):
+        parser().parse_args([])
     assert main([f"--project_file={make_job().path}", "--dry_run"]) == UsageError.exit_code
     assert "store" in capsys.readouterr().out
 
@@ -70,3 +80,41 @@ def test_each_kind_has_its_parameters(
 ) -> None:
     code, printed = dry_run(tmp_path, test_census.PROJECT, flags, capsys)
     assert code == 2 and field in printed
+
+
+@pytest.fixture
+def remote(make_job: Callable[..., Job]) -> Job:
+    job, replace = make_job(), msgspec.structs.replace
+    return replace(
+        job,
+        source=SourceConfig("pubsub", subscription="projects/p/subscriptions/s"),
+        privacy=replace(job.privacy, secret=SecretSource("gcp:projects/p/secrets/s/versions/1")),
+        state=replace(job.state, store="spanner://p/i/d"),
+        sink=SinkConfig(
+            "pubsub",
+            topic="projects/p/topics/t",
+            dead_letter=str(job.path.parent / "dead_letter" / job.name),
+        ),
+    )
+
+
+def test_a_job_with_nothing_on_the_launcher(remote: Job) -> None:
+    check_remote(remote)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "field"),
+    [
+        ("state", {"store": "sqlite:/x.db"}, "store"),
+        ("privacy", {"secret": SecretSource("env:K")}, "secret"),
+        ("source", {"kind": "csv"}, "table.path"),
+        ("source", {"kind": "folder", "path": "/in"}, "table.path"),
+        ("sink", {"kind": "csv"}, "sink.path"),
+        ("sink", {"dead_letter": "/dead"}, "dead_letter"),
+    ],
+)
+def test_what_lies_on_its_disk(table: str, change: dict[str, Any], field: str, remote: Job) -> None:
+    changed = msgspec.structs.replace(getattr(remote, table), **change)
+    with pytest.raises(UsageError) as error:
+        check_remote(msgspec.structs.replace(remote, **{table: changed}))
+    assert error.value.field == field

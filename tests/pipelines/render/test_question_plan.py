@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.regions.decision import decide
-from dpstream.accounting.regions.spent import untouched
+from dpstream.accounting.regions.spent import decide, untouched
 from dpstream.pipelines.render.question_plan import explanation_text, lacking_lines, question_text
 from dpstream.pipelines.session.plan import decision_as_builtins
 from tests.pipelines.session.people import PEOPLE, box

@@ -24,7 +24,7 @@ from apache_beam.runners.portability import stager
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.telemetry import first_error, forget_error, guarded
-from dpstream.pipelines.connectors.kafka.broker import Kafka
+from dpstream.pipelines.connectors.kafka.reader import Kafka
 from dpstream.pipelines.connectors.kafka.source import ReadKafka
 from dpstream.pipelines.runners import job_servers, parts, table
 from dpstream.pipelines.runners.errors import coded

@@ -1,10 +1,19 @@
-"""The pool of workers: engines of this machine only (processes are started in tests/runners)."""
+"""The pool of workers: engines of this machine only (processes are started in tests/runners).
+
+The order in which a run's parts end: workers finish, then the engine, then their pools.
+"""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dpstream.pipelines.runners.worker_pool import LoopbackPool, parser
+from dpstream.pipelines.runners.worker_pool import (
+    LoopbackFlinkRunner,
+    LoopbackPool,
+    LoopbackPrismRunner,
+    parser,
+)
 
 
 def worker_request(url: str) -> SimpleNamespace:
@@ -44,3 +53,31 @@ def test_the_port_must_be_named() -> None:
     assert parser().parse_args(["--service_port=0"]).service_port == 0
     with pytest.raises(SystemExit):
         parser().parse_args([])
+
+
+class Part:
+    """Notes what is asked of it, by name."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name, self.calls, self.pool = name, calls, self
+
+    def __getattr__(self, verb: str) -> Any:
+        return lambda: self.calls.append(f"{self.name} {verb}")
+
+
+def test_workers_finish_before_their_engine_ends() -> None:
+    for kind in (LoopbackPrismRunner, LoopbackFlinkRunner):
+        calls: list[str] = []
+        runner = kind()
+        server: Any = Part("server", calls)
+        pools: Any = (Part("a", calls), Part("b", calls))
+        runner._server, runner._pools = server, pools
+        runner.check()
+        runner.drain()
+        assert calls == ["server check", "a drain", "b drain"]
+        calls.clear()
+        runner.close()
+        assert calls == ["a finish", "b finish", "server stop", "a stop", "b stop"]
+        runner.close()
+        runner.check()
+        assert len(calls) == 5

@@ -11,13 +11,14 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
+    Axis,
+    Cells,
     Needs,
     Question,
     average,
     quantiles,
     sum_of,
 )
-from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource

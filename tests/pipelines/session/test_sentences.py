@@ -9,13 +9,14 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
+    Cells,
     Question,
+    along,
     average,
     median,
     quantiles,
     sum_of,
 )
-from dpstream.accounting.sessions.cells import Cells, along
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.receipt import Answer, Header
 from dpstream.pipelines.session.selection import predicate_of

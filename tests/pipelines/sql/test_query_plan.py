@@ -32,7 +32,7 @@ from dpstream.pipelines.sql.query_plan import (
     question_of,
     stage_one,
 )
-from dpstream.pipelines.statements.options import Options
+from dpstream.pipelines.statements.functions import Options
 from dpstream.pipelines.statements.statement import Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine

@@ -5,10 +5,10 @@ from typing import Any
 import duckdb
 from sqlglot import exp, parse_one
 
+from dpstream.pipelines.statements.allowed import qualified
 from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.exact import tried
 from dpstream.pipelines.statements.ownership import type_of
-from dpstream.pipelines.statements.resolve import qualified
 
 _TYPES = {"x": "INT64", "f": "FLOAT64", "nan": "FLOAT64", "s": "STRING", "p": "STRING",
           "n": "INT64", "no": "FLOAT64", "d": "DATE", "long": "STRING"}  # fmt: skip

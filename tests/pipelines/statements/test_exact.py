@@ -6,8 +6,8 @@ import duckdb
 import pytest
 from sqlglot import exp, parse_one
 
+from dpstream.pipelines.statements.allowed import parsed, qualified
 from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.statements.resolve import parsed, qualified
 from tests.pipelines.sql.shop import shop
 
 

@@ -7,6 +7,7 @@ import duckdb as db
 import pytest
 from sqlglot import exp, parse_one
 
+from dpstream.pipelines.statements.allowed import qualified
 from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.exact import tried
 from dpstream.pipelines.statements.forms import (
@@ -18,7 +19,6 @@ from dpstream.pipelines.statements.forms import (
     named,
     once,
 )
-from dpstream.pipelines.statements.resolve import qualified
 from tests.pipelines.sql.values import value
 
 

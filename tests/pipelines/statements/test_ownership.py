@@ -12,9 +12,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.statements import (
     allowed,
     functions,
-    options,
     ownership,
-    resolve,
     statement,
 )
 from dpstream.pipelines.statements import statement as public_groups
@@ -100,7 +98,7 @@ def test_a_unit_or_a_constant_is_no_unit() -> None:
 
 
 _CATALOG = shop()
-_MODULES = (allowed, functions, options, ownership, public_groups, resolve, statement)
+_MODULES = (allowed, functions, ownership, public_groups, statement)
 #: Raised where sqlglot gives up, not by a rule of ours that could be switched off.
 _NOT_ASKED = {"syntax", "too-large", "select-only", "unknown-column"}
 

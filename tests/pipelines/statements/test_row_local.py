@@ -12,7 +12,7 @@ from dpstream.pipelines.statements.row_local import (
     row_query,
 )
 from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.row_types import DUCKDB
+from dpstream.pipelines.tables.columns import TYPES
 
 _ROWS = {"uid": "INT64", "page": "STRING", "x": "FLOAT64", "n": "INT64", "d": "NUMERIC"}
 _TABLES = RowTables(
@@ -85,7 +85,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("text", ACCEPTED)
 def test_accepted_and_numbered(text: str) -> None:
-    types = {name: DUCKDB[kind] for name, kind in _ROWS.items()}
+    types = {name: TYPES[kind] for name, kind in _ROWS.items()}
     sql = numbered(row_query(text, _TABLES), "arrived", types)
     assert sql.startswith('SELECT "') and f'"{ROW}"' in sql.partition(" FROM ")[0]
     assert sql.count('FROM "arrived"') == 1

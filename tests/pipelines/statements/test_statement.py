@@ -14,7 +14,7 @@ from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.stream import stream_job
 from dpstream.pipelines.statements.errors import RULES
-from dpstream.pipelines.statements.options import DEFAULT_ROWS, Options
+from dpstream.pipelines.statements.functions import DEFAULT_ROWS, Options
 from dpstream.pipelines.statements.statement import Statement, statement_of
 from tests import projects
 from tests.pipelines.sql.pairs import PAIRS

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from dpstream.accounting.workloads.attributes import of_values
-from dpstream.accounting.workloads.factors import explicit
+from dpstream.accounting.workloads.attributes import explicit, of_values
 from dpstream.accounting.workloads.workload import over, workload_of
 from dpstream.pipelines.workload.release import labelled
 from tests.pipelines.workload.survey import workload

@@ -17,8 +17,7 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies.cells.auto import auto, largest
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.strategy import identity
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import interval
+from dpstream.accounting.workloads.attributes import interval, of_size
 from dpstream.accounting.workloads.workload import Workload, marginals, over, workload_of
 from dpstream.pipelines.render.workload_plan import workload_text
 from dpstream.pipelines.workload import planning

@@ -11,7 +11,7 @@ from dpstream.state.ledger.answers import Answer, AnswerLog, Begun, Decision
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
-from dpstream.state.ledger.seal import put_seal
+from dpstream.state.ledger.sqlite import put_seal
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.state.ledger.conformance import (

@@ -1,6 +1,7 @@
 """The events of an account: their texts, their chain, and what a program refuses.
 
-Boxes in an entry: packed, read again, and whatever else stands there is refused.
+Boxes in an entry: packed, read again, and whatever else stands there is refused.  Run ids are
+random, and every system draws them in one place.
 
 Charges: their names, and what a program refuses rather than skips.
 """
@@ -27,11 +28,12 @@ from dpstream.state.ledger.events import (
     event_of,
     is_id,
     name_of,
+    new_id,
+    new_run_id,
     packed,
     text_of,
     unpacked,
 )
-from dpstream.state.run_ids import new_id
 from tests.state.ledger.conformance import charge
 
 RUN = Charge("run", "plan", "unit", 1.0, 0.0, None, 0.0, "session")
@@ -162,3 +164,14 @@ def test_a_head_is_held_against_an_account() -> None:
         with pytest.raises(PolicyError) as caught:
             head.check(id_, digest)
         assert caught.value.field == field
+
+
+def test_run_ids_are_128_bits_that_never_come_twice() -> None:
+    drawn = {new_run_id() for _ in range(1_000)}
+    assert len(drawn) == 1_000 and all(len(bytes.fromhex(name)) == 16 for name in drawn)
+
+
+def test_an_environment_fixes_no_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DPSTREAM_RUN_ID", "RUN_ID", "PYTHONHASHSEED"):
+        monkeypatch.setenv(name, "22" * 16)
+    assert new_run_id() != new_run_id()

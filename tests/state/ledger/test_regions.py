@@ -11,7 +11,8 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.regions import charging as coarsening
-from dpstream.accounting.regions import decision, space
+from dpstream.accounting.regions import space
+from dpstream.accounting.regions import spent as spending
 from dpstream.state.ledger import balances
 from dpstream.state.ledger.balances import Balances
 from dpstream.state.ledger.contract import Ledger
@@ -21,7 +22,7 @@ from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts, emulator
 from tests.accounting.regions.spaces import amounts_of, members, some_boxes
-from tests.accounting.regions.test_decision import inward
+from tests.accounting.regions.test_spent import inward
 from tests.state.ledger import region_conformance as suite
 from tests.state.ledger.conformance import in_a_fork
 from tests.state.ledger.region_conformance import (
@@ -264,7 +265,7 @@ def skipping(real: Any) -> Any:
     ("where", "name", "worse", "scenario"),
     [
         (coarsening, "joined", np.minimum, suite.coarse),
-        (decision, "outward", inward, suite.coarse),
+        (spending, "outward", inward, suite.coarse),
         (
             space, "initials_of",
             lambda values: (np.ceil(values * 1e6).astype(np.int64), values >= 0), suite.exact,

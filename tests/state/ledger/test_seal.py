@@ -6,16 +6,8 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.seal import (
-    COLUMNS,
-    check_pages,
-    put_seal,
-    read_seal,
-    rows_of,
-    sum_of,
-    without,
-)
-from dpstream.state.ledger.sqlite import DDL
+from dpstream.state.ledger.events import COLUMNS, sum_of, without
+from dpstream.state.ledger.sqlite import DDL, check_pages, put_seal, read_seal, rows_of
 from dpstream.state.sqlite.database import sqlite3
 
 ROWS: dict[str, list[tuple[Any, ...]]] = {

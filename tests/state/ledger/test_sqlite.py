@@ -23,7 +23,7 @@ from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, Created, Head
 from dpstream.state.ledger.lineage import begun_epoch, promise
 from dpstream.state.ledger.open import make, open_path, read_ledger
-from dpstream.state.ledger.seal import put_seal
+from dpstream.state.ledger.sqlite import put_seal
 from dpstream.state.sqlite import database
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts

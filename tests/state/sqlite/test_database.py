@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.state.ledger.seal import damaged
+from dpstream.state.ledger.events import damaged
 from dpstream.state.sqlite import database
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3, wal_is_safe
 from dpstream.state.sqlite.file import InUseError, alone

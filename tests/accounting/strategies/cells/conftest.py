@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dpstream.accounting.strategies.cells.threads import one_thread
+from dpstream.accounting.libraries import one_thread
 
 
 @pytest.fixture(autouse=True)

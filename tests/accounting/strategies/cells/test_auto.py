@@ -24,8 +24,7 @@ from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import floor_of
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.strategy import identity
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import explicit, interval
+from dpstream.accounting.workloads.attributes import explicit, interval, of_size
 from dpstream.accounting.workloads.workload import Workload, marginals, over, workload_of
 from tests.accounting.strategies.cells.shapes import attributes, floor, rows, small
 from tests.accounting.strategies.cells.test_fitted import WORKLOADS

@@ -23,7 +23,7 @@ from dpstream.accounting.strategies.cells.bases import (
     restored,
     table_bits,
 )
-from dpstream.accounting.workloads.factors import explicit, interval
+from dpstream.accounting.workloads.attributes import explicit, interval
 
 
 @pytest.mark.parametrize("sizes", [(), (5,), (2, 3), (4, 1), (3, 4, 5)])

@@ -13,7 +13,7 @@ from dpstream.accounting.strategies.cells.fitted import FittedTables, fit, weigh
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
-from dpstream.accounting.workloads.factors import interval
+from dpstream.accounting.workloads.attributes import interval
 from dpstream.accounting.workloads.workload import Workload, marginals, workload_of
 from tests.accounting.strategies.cells.shapes import attributes, rows
 

@@ -22,8 +22,7 @@ from dpstream.accounting.strategies.cells.products import (
 )
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.strategy import Blocks
-from dpstream.accounting.workloads.attributes import of_size
-from dpstream.accounting.workloads.factors import explicit, interval
+from dpstream.accounting.workloads.attributes import explicit, interval, of_size
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over, workload_of
 from tests.accounting.strategies.cells.shapes import attributes, floor, rows, small
 

@@ -13,7 +13,7 @@ from dpstream.accounting.strategies.cells.residual import (
     spaces_of,
     worst_table,
 )
-from dpstream.accounting.workloads.factors import interval
+from dpstream.accounting.workloads.attributes import interval
 from dpstream.accounting.workloads.workload import marginals, over, workload_of
 from tests.accounting.strategies.cells.shapes import (
     ADULT,

@@ -27,7 +27,7 @@ from dpstream.accounting.strategies.cells.strategy import (
     identity,
     pseudo_inverse,
 )
-from dpstream.accounting.workloads.factors import interval
+from dpstream.accounting.workloads.attributes import interval
 from dpstream.accounting.workloads.workload import over
 from tests.accounting.strategies.cells.shapes import small
 

@@ -19,8 +19,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors import unbounded
 from dpstream.pipelines.connectors.kafka import reader as kafka_reader
 from dpstream.pipelines.connectors.kafka import source as source_kafka
-from dpstream.pipelines.connectors.kafka.broker import Kafka
-from dpstream.pipelines.connectors.kafka.reader import PartitionMessages, parts
+from dpstream.pipelines.connectors.kafka.reader import Kafka, PartitionMessages, parts
 from dpstream.pipelines.connectors.unbounded import ProgressTracker
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Rows

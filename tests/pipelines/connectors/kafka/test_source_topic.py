@@ -13,8 +13,7 @@ from confluent_kafka.admin import NewPartitions
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.connectors.kafka import reader as kafka_reader
-from dpstream.pipelines.connectors.kafka.broker import Kafka, check_topic
-from dpstream.pipelines.connectors.kafka.reader import Reader
+from dpstream.pipelines.connectors.kafka.reader import Kafka, Reader, check_topic
 from dpstream.pipelines.connectors.kafka.source import KafkaInput, WatchPartitions
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.unbounded import Progress, ProgressTracker, ReaderPool
@@ -140,7 +139,7 @@ def test_refusals(
     error: type[DpstreamError],
     rule: str,
 ) -> None:
-    monkeypatch.setattr("dpstream.pipelines.connectors.kafka.broker.START_SECONDS", 1.0)
+    monkeypatch.setattr("dpstream.pipelines.connectors.kafka.reader.START_SECONDS", 1.0)
     monkeypatch.setenv("MECH", SECRET)
     job = kafka_job(tmp_path, servers or kafka.servers, topic, more)
     with pytest.raises(error, match=rule) as caught:

@@ -14,8 +14,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, instance
 from dpstream.pipelines.connectors.kafka.client import answer, refuse
-from dpstream.pipelines.connectors.kafka.read import read_kafka_releases
-from dpstream.pipelines.connectors.kafka.sink import KafkaSink, refuse_unfit
+from dpstream.pipelines.connectors.kafka.sink import KafkaSink, read_kafka_releases, refuse_unfit
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescription
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import is_row

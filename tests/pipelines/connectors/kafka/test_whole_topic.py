@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 
-from dpstream.pipelines.connectors.kafka.broker import Kafka
+from dpstream.pipelines.connectors.kafka.reader import Kafka
 from dpstream.pipelines.connectors.kafka.source import KafkaInput, ReadTopic
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record

@@ -11,7 +11,7 @@ import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.sessions.cells import Cells
+from dpstream.accounting.sessions.aggregates import Cells
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.session import encoded
 from dpstream.dp_transforms.session.batches import empty, gathered

@@ -16,13 +16,14 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
+    Axis,
+    Cells,
     Needs,
     Question,
     average,
     median,
     sum_of,
 )
-from dpstream.accounting.sessions.cells import Axis, Cells
 from dpstream.dp_transforms.session import tallied
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.records import scan as scans

@@ -1,4 +1,4 @@
-"""Kernels: compiled at their first call, and called by each other."""
+"""When the libraries are loaded: at the first call; and strategies use one thread."""
 
 import os
 import subprocess
@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+import scipy.special
 
-from dpstream.accounting.compiled import Kernel, njit
+from dpstream.accounting.libraries import Kernel, blas_libraries, njit, one_thread, special
 
 
 @njit(inline="always")
@@ -57,7 +59,7 @@ def test_a_second_process_takes_machine_code_from_the_cache(tmp_path: Path) -> N
     code = """
 import gc
 import numpy as np
-from dpstream.accounting.compiled import Kernel
+from dpstream.accounting.libraries import Kernel
 from dpstream.state.idtable import IdTable
 table = IdTable()
 table.intern(np.arange(8, dtype=np.uint64).reshape(4, 2))
@@ -76,3 +78,30 @@ print(*(sum(len(part) for part in parts) for parts in (
     second_hits, second_misses = second.stdout.split()
     assert first_hits == second_misses == "0"
     assert first_misses == second_hits != "0"
+
+
+MODULES = (
+    "gaussian", "budget.thresholds", "tuning.question", "query.calibration", "sessions.calibration"
+)  # fmt: skip
+
+
+def test_functions_are_those_of_scipy() -> None:
+    assert special.ndtr is special.ndtr is scipy.special.ndtr
+    with pytest.raises(AttributeError):
+        _ = special.no_such_function
+
+
+def test_importing_the_accounting_of_a_session_loads_no_scipy() -> None:
+    names = ", ".join(f"dpstream.accounting.{name}" for name in MODULES)
+    code = f"import sys, {names}; assert 'scipy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_thread_and_then_as_before() -> None:
+    reads = [get for get, _ in blas_libraries()]
+    # Wheels of numpy and scipy bring an OpenBLAS each; another library is left alone.
+    assert len(reads) == 2
+    before = [get() for get in reads]
+    with one_thread():
+        assert [get() for get in reads] == [1, 1]
+    assert [get() for get in reads] == before
