@@ -18,6 +18,7 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     examples,
     load_job,
+    print_account,
     print_charge,
     print_json,
     print_warnings,
@@ -182,6 +183,9 @@ def answer(
         given = (over_time, form, nonnegative, runner, ctx.args, fresh)
         order = Order(query_set, loaded, measured, place or Path(), *given)
         gaussian = _Gaussian(order, plan, tables or way_of(query_set, measured) == "tables")
+
+    if not dry_run:
+        print_account(loaded.ledger, loaded.path, workload.environment)
 
     def ask(choice: Choice) -> None:
         geometric = choice.family == "geometric"

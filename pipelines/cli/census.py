@@ -15,6 +15,7 @@ from dpstream.pipelines.cli.parts import (
     FRESH,
     Chosen,
     examples,
+    print_account,
     print_charge,
     print_json,
     runner_of,
@@ -51,6 +52,7 @@ class Described(NamedTuple):
     choice: "Choice"
     secret: "SecretSource | None"
     account: "AccountPlace | None"
+    project: Path
 
 
 def described(census: Chosen) -> Described:
@@ -78,7 +80,13 @@ def described(census: Chosen) -> Described:
             account = account_of(project, data_set)
     folder = project.folder
     return Described(
-        name, folder / written.parameters, folder / written.data, choice, secret, account
+        name,
+        folder / written.parameters,
+        folder / written.data,
+        choice,
+        secret,
+        account,
+        project.path,
     )
 
 
@@ -265,8 +273,7 @@ def execute(
         strict,
         dead_letter,
     )
-    if of.account is None:
-        click.echo("Warning: no account adds up what is spent on these records", err=True)
+    print_account(of.account, of.project, census.environment)
     done = run(order)
     manifest = done.manifest
     cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}

@@ -12,6 +12,7 @@ from dpstream.pipelines.cli.parts import (
     JOB,
     Chosen,
     examples,
+    print_account,
     print_json,
 )
 
@@ -121,6 +122,8 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
             first = acceptance_lines(decided, "Can choose", accepted.warnings)
             click.echo(page(first if question.private else []) + choice_text(public), nl=False)
         click.get_current_context().exit(accepted.exit_code)
+    if question.private:
+        print_account(question.job.ledger, project.path, job.environment)
     if not as_json:
         click.echo(choice_text(public), nl=False)
     for warning in account_warnings(question.job):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 import shlex
 import signal
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.project.project import Project
     from dpstream.pipelines.runners.bounded import Runner
+    from dpstream.state.ledger.open import AccountPlace
 
 #: Of the names in what --json prints: another number means that some are gone or mean other things.
 SCHEMA_VERSION = 1
@@ -202,14 +204,47 @@ def print_json(value: Any) -> None:
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print each warning on a line of stderr, apart from the output.
 
-    With --json nothing is printed: the warnings are part of the output, and stderr has at most
-    the object of an error.
+    With --json nothing is printed: the warnings are part of the output.
     """
-    context = click.get_current_context(silent=True)
-    if context is not None and context.params.get("as_json"):
+    if _as_json():
         return
     for warning in warnings:
         click.echo(f"Warning: {warning}", err=True)
+
+
+def print_account(
+    place: "AccountPlace | None", project: Path, environment: str | None = None
+) -> None:
+    """Print on stderr which account the command is about to charge; nothing with --json.
+
+    Args:
+        place: the account; ``None``: the job names none.
+        project: the project file.
+    """
+    if _as_json():
+        return
+    from dpstream.pipelines.render.account import place_lines
+    from dpstream.pipelines.render.layout import page
+    from dpstream.state.ledger.open import file_of
+
+    account = "" if place is None else place.path
+    if place is not None and file_of(account) is not None:
+        account = _from_here(account)
+    data_set = None if place is None else place.data_set
+    lines = place_lines(_from_here(project), environment, data_set, account)
+    click.echo(page(lines), nl=False, err=True)
+
+
+def _from_here(path: str | Path) -> str:
+    """Return a path relative to the current folder, if it lies in it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith(os.pardir) else relative
+
+
+def _as_json() -> bool:
+    """Whether the running command has --json: stderr has at most the object of an error then."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.params.get("as_json"))
 
 
 def print_charge(lines: Iterable[str], insecure: bool, warnings: Iterable[str] = ()) -> None:

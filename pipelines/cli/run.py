@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpstream.accounting.errors import RunError
+from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
@@ -14,6 +15,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     load_job,
     options,
+    print_account,
     print_charge,
     print_json,
     print_warnings,
@@ -123,6 +125,7 @@ def run(
     again.  On a cluster, interrupting it (SIGINT, SIGTERM) stops it there too.
     """
     checked = load_job(job)
+    print_account(checked.ledger, checked.path, job.environment)
     beam_args = ctx.args if gcp_project is None else [*ctx.args, f"--project={gcp_project}"]
     run_checked(
         checked, runner, beam_args, speed, quiet, as_json, through, fail_if_empty, fresh, **metrics
@@ -199,6 +202,7 @@ def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
 def _print_result(checked: "Job", result: "Result") -> None:
     """Print the result as text."""
     from dpstream.pipelines.connectors.registry import sink_of
+    from dpstream.pipelines.render.account import charge_lines
 
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
     if result.through is not None:
@@ -207,7 +211,12 @@ def _print_result(checked: "Job", result: "Result") -> None:
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")
-    print_charge([], checked.insecure)
+    privacy = checked.plan.privacy
+    per = "unit" if checked.plan.timeline.period is None else "unit and period"
+    cost = f"{guarantee_pair(privacy.epsilon, privacy.delta)} per {per}"
+    charged = None if checked.ledger is None else not result.resumed
+    [paid, *_] = charge_lines(cost, charged, result.run_id)
+    print_charge([paid], checked.insecure)
 
 
 def released_text(released: "Released") -> str:

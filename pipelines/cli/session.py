@@ -96,7 +96,7 @@ def stand(
     from dpstream.pipelines.session.sentences import figure_of, value_of
 
     amount, kind = budget_of(epsilon, rho)
-    with opened(table, analyst) as session:
+    with opened(table, analyst, charging=True) as session:
         open_table = session.open_table
         points = subspace(session, table, where, inside)
         aggregates = tuple(map(figure_of, figures or ("count",)))

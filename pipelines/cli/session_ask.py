@@ -21,6 +21,7 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     examples,
     options,
+    print_account,
     print_charge,
     print_json,
     print_warnings,
@@ -88,12 +89,17 @@ def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def opened(
-    table: Chosen, analyst: str, runner: "Runner | None" = None, looking: bool = False
+    table: Chosen,
+    analyst: str,
+    runner: "Runner | None" = None,
+    looking: bool = False,
+    charging: bool = False,
 ) -> "Iterator[Session]":
     """Open the session of a table; print which boxes lack budget if a question is refused.
 
     Args:
         looking: whether the command asks nothing: no file is made or written.
+        charging: whether the command may charge: the account is printed first.
     """
     from dpstream.accounting.strength import WeakGuaranteeWarning
     from dpstream.pipelines.render.question_plan import lacking_lines
@@ -104,8 +110,11 @@ def opened(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakGuaranteeWarning)  # told below, as commands tell it
-        config = config_in(table.load(), table.name)
+        project = table.load()
+        config = config_in(project, table.name)
         session_of_table = Session(config, analyst=analyst, runner=runner, looking=looking)
+    if charging:
+        print_account(config.account, project.path, table.environment)
     with session_of_table as session:
         print_warnings(session.open_table.table.warnings)
         try:
@@ -228,7 +237,7 @@ def ask(
     before it is shown.  The same question gets the same bytes, at no further charge.
     """
     where_to = runner_of(runner, parallelism, beam_flag)
-    with opened(table, analyst, where_to) as session:
+    with opened(table, analyst, where_to, charging=not union) as session:
         if union:
             _union(session, table, figures, where, inside, as_json)
             return
@@ -432,7 +441,7 @@ def allot(
 
     names.check(name)
     amount, kind = budget_of(epsilon, rho)
-    with opened(table, analyst) as session:
+    with opened(table, analyst, charging=True) as session:
         points = subspace(session, table, where, inside)
         made = points.as_pinq(amount, kind, cover, name)  # type: ignore[arg-type]
         names.write(session.open_table.config, name, run_id=made.run_id)

@@ -17,6 +17,7 @@ from dpstream.pipelines.cli.parts import (
     data_set,
     examples,
     on_terminal,
+    print_account,
     print_charge,
     print_json,
     runner_of,
@@ -129,7 +130,8 @@ def sql(
         text = statement if file is None else _read(file)
         _stream(data_set._replace(name=stream), text or "", emit, where, as_json)
         return
-    catalog = catalog_of(data_set.load(), data_set.name)
+    project = data_set.load()
+    catalog = catalog_of(project, data_set.name)
     if budget or check:
         if (budget and check) or statement is not None or file is not None:
             raise UsageError("--budget", "takes no statement, nor --check", "ask them one by one")
@@ -138,9 +140,12 @@ def sql(
     if (statement is None) == (file is None):
         if statement is not None or not on_terminal():
             raise UsageError(*_NO_STATEMENT)
+        print_account(catalog.ledger, project.path, data_set.environment)
         _prompt(catalog, how, where)
         return
     text = statement if file is None else _read(file)
+    if not explain:
+        print_account(catalog.ledger, project.path, data_set.environment)
     code = _answer(catalog, text, explain, how, as_json, where)
     click.get_current_context().exit(code)
 
@@ -347,6 +352,7 @@ def _stream(
     project = job.load()
     compiled = stream_job(project, job.name, statements[0])
     if emit is None:
+        print_account(compiled.job.ledger, project.path, job.environment)
         name, flags = ("DirectRunner", []) if where is None else (where.name, where.beam_args)
         run_checked(compiled.job, name, flags, quiet=as_json, as_json=as_json)
         return

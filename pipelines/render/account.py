@@ -23,6 +23,22 @@ _REPEATED = (
 INSECURE = "INSECURE: a fixed test secret or run id was used; do not publish."
 
 
+def place_lines(
+    project: str, environment: str | None, data_set: str | None, account: str
+) -> list[str]:
+    """Return which account a command charges, and which file and environment name it.
+
+    Args:
+        project: path of the project file.
+        environment: its name; ``None``: none is chosen.
+        data_set: name of the data set; ``None``: no account is charged.
+        account: path or URL of the account.
+    """
+    of = "" if environment is None else f", environment {environment}"
+    charged = _NO_ACCOUNT if data_set is None else f"{data_set} ({account})"
+    return [*labelled("Project", f"{project}{of}"), *labelled("Account", charged)]
+
+
 def charge_lines(cost: str, charged: bool | None, run_id: str, answered: str = "") -> list[str]:
     """Return what an answer was charged, now or before.
 

@@ -193,7 +193,7 @@ def test_a_good_run_shows_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_command_line(tmp_path: Path) -> None:
-    """What a person at a terminal sees of a failure: one line after the warnings, no canary."""
+    """What a person at a terminal sees of a failure: account, warnings, one line; no canary."""
     for n, make in enumerate(ERRORS[:4]):
         job = make_job(tmp_path / str(n))
         options = ["--quiet", *["--json"][: n % 2]]
@@ -202,7 +202,8 @@ def test_command_line(tmp_path: Path) -> None:
         assert result.exit_code == 4
         assert not hits(result.output) and not hits(result.stderr)
         *warnings, _ = result.stderr.splitlines()
-        assert all(line.startswith("Warning: ") for line in warnings)
+        before = ("Project ", "Account ", "Warning: ")
+        assert all(line.startswith(before) for line in warnings)
         assert not warnings or "--json" not in options
         assert not hits(CliRunner().invoke(cli.cli, typed("plan", job.path)).output)
 

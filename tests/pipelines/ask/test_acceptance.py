@@ -67,6 +67,19 @@ def test_without_a_ledger_nothing_is_spent(tmp_path: Path) -> None:
     assert acceptance["charged"] == {"epsilon": 6.0, "delta": 1e-6}  # of each run, added up nowhere
 
 
+def test_a_command_that_charges_names_project_and_account_first(tmp_path: Path) -> None:
+    """Also if it is refused then; with --json stderr has the object of the refusal alone."""
+    path = ("--project", job(tmp_path, limit=1.0).path)
+    refused = call("run", *path, "--quiet")
+    project, account, *_ = refused.stderr.splitlines()
+    assert project.split()[0] == "Project" and project.endswith("dpstream.toml")
+    assert account.split()[0] == "Account" and "ledger.db" in account
+    assert refused.exit_code == 3 and "Charged" not in refused.stderr
+    assert call("run", *path, "--quiet", "--json").stderr.count("\n") == 1
+    done = call("run", *("--project", job(tmp_path, limit=8.0).path), "--quiet")
+    assert done.exit_code == 0 and "Charged (6, 1e-06)" in done.stderr.splitlines()[-1]
+
+
 def test_a_plan_is_refused_without_its_secret_as_the_run_is(tmp_path: Path) -> None:
     one = job(tmp_path)
     path = ("--project", one.path)

@@ -115,7 +115,9 @@ def refused(field: str, code: int, *args: Any) -> str:
     result = call(*args)
     assert result.exit_code == code
     *before, last = result.stderr.strip().splitlines()
-    assert f": {field}: " in last and all(line.startswith("Warning: ") for line in before if line)
+    assert f": {field}: " in last and all(
+        line.startswith(("Project ", "Account ", "Warning: ")) for line in before if line
+    )
     return result.stderr
 
 

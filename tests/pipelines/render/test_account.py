@@ -10,6 +10,7 @@ from dpstream.pipelines.render.account import (
     accepted_lines,
     budget_text,
     charge_lines,
+    place_lines,
     points_text,
     view_text,
 )
@@ -70,6 +71,14 @@ def test_what_was_charged_now_or_before() -> None:
     assert "--fresh" in how and "--as-of" in how
     assert charge_lines(cost, False, "ab")[0] == f"Charged before {cost}; run ab"
     assert charge_lines(cost, None, "ab") == [f"Costs {cost}; no account adds it up; run ab"]
+
+
+def test_project_environment_and_account_are_named() -> None:
+    assert place_lines("dpstream.toml", "prod", "shop", "shop.account.db") == [
+        "Project     dpstream.toml, environment prod", "Account     shop (shop.account.db)",
+    ]  # fmt: skip
+    project, account = place_lines("a/dpstream.toml", None, None, "")
+    assert project == "Project     a/dpstream.toml" and account.startswith("Account     none")
 
 
 LEFT = {"epsilon": 1.0, "mu": 0.3, "rho": 0.05}
