@@ -29,6 +29,7 @@ from dpstream.accounting.extras import require
 from dpstream.accounting.places import below
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.state.connecting import CONNECT_SECONDS, EMULATORS, connecting, reach
+from dpstream.state.repository import refuse_tracked
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.prf import KeyRing
@@ -126,6 +127,7 @@ def read_secret(reference: str) -> bytearray:
 
 def _of_file(path: str) -> bytearray:
     """The text of a file that nobody else can read; permissions of what was opened."""
+    refuse_tracked(FIELD, path, "whoever has the repository can subtract the noise")
     text = bytearray(MAX_TEXT)
     problem: DpstreamError | None = None
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import RunError
 from dpstream.state.disk_errors import file_errors
+from dpstream.state.repository import refuse_tracked
 
 
 def check_dead_letters(folder: Path, field: str = "dead_letter") -> None:
@@ -17,8 +18,10 @@ def check_dead_letters(folder: Path, field: str = "dead_letter") -> None:
         folder: there may be none; field: the public name of what names it.
 
     Raises:
+        PolicyError: git tracks a file of them.
         RunError: a file is damaged, or cannot be read.
     """
+    refuse_tracked(field, folder, "it holds records that were refused")
     with file_errors(field, "cannot be read"):
         damaged = sum(
             path.stem != f"part-{_digest_of(path)}" for path in folder.glob("part-*.parquet")

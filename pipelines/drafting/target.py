@@ -50,6 +50,7 @@ from dpstream.state.ledger.open import (
     place_below,
     read_ledger,
 )
+from dpstream.state.repository import repository_of
 
 #: A name for what a file's name says nothing about.
 _ANY_NAME = "records"
@@ -145,7 +146,7 @@ def keep_out_of_git(folder: Path, *private: str | Path) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    if not any((each / ".git").exists() for each in (folder, *folder.parents)):
+    if repository_of(folder) is None:
         return
     paths = [folder / each for each in private]
     names = [*(path.name for path in paths if path.parent == folder), *PRIVATE_FILES]

@@ -17,6 +17,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
 from dpstream.state.ledger.open import file_of, read_history
+from dpstream.state.repository import refuse_tracked
 
 if TYPE_CHECKING:
     from dpstream.state.ledger.events import Head
@@ -48,11 +49,11 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
 
     Raises:
         PolicyError: the store holds another plan's run, it was lost, the account's limit does
-            not allow the charge, or a private file lies in the folder of the releases.
+            not allow the charge, or a private file lies in the folder of the releases or in git.
         UsageError: account and store are the same file or database.
         RunError: a file cannot be read.
     """
-    refuse_private_in_sink(job)
+    refuse_exposed(job)
     identity = None if fresh else store_identity(job)
     if identity is not None and identity.plan_hash != job.plan.hash:
         raise _other_run(job, identity.run_id)
@@ -208,11 +209,13 @@ def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Ch
     )
 
 
-def refuse_private_in_sink(job: Job) -> None:
-    """Refuse a job whose private files lie in a folder that is published.
+def refuse_exposed(job: Job) -> None:
+    """Refuse a job whose private files lie in a folder that is published, or in git.
+
+    The secret and the account are refused where they are opened, for every kind of question.
 
     Raises:
-        PolicyError: a private file lies in the folder of the releases.
+        PolicyError: a private file lies in the folder of the releases, or git tracks the store.
         UsageError: account and store are the same file or database.
     """
     folder = job.sink.folder
@@ -227,6 +230,8 @@ def refuse_private_in_sink(job: Job) -> None:
                 field, "lies in the folder of the releases", "keep private files elsewhere"
             )
     store = job.state.path
+    if store is not None:
+        refuse_tracked("store", store, "it holds what records have added")
     file = job.ledger and file_of(job.ledger.path)
     if file and store and file.resolve() == store.resolve():
         raise UsageError("account.path", "is the state store's file", "use a file of its own")

@@ -25,6 +25,7 @@ from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id, new
 from dpstream.state.ledger.head import HeadFile
 from dpstream.state.ledger.history import History
 from dpstream.state.private_log import users_folder
+from dpstream.state.repository import refuse_tracked
 
 _SPANNER = "spanner:"
 _MADE_ANEW = (
@@ -145,6 +146,7 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
             older than its head file.
         RunError: it cannot be opened, or another process holds it for very long.
     """
+    _refuse_tracked(place)
     ledger = _opened(place.path, looking)
     try:
         check_place(place, ledger.history().created)
@@ -153,6 +155,13 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
         ledger.close()
         raise
     return ledger
+
+
+def _refuse_tracked(place: AccountPlace) -> None:
+    """Refuse an account's file that git tracks."""
+    if file_of(place.path) is not None:
+        rule = "a checkout of an older commit would forget what was spent"
+        refuse_tracked("account.path", place.path, rule)
 
 
 def open_path(path: str | Path, recovering: bool = False) -> Ledger:
@@ -333,6 +342,7 @@ def read_history(place: AccountPlace, seen: Head | None = None) -> History:
     Raises:
         UsageError, PolicyError, RunError: as for `open_ledger`.
     """
+    _refuse_tracked(place)
     head_file = head_file_of(place)
     head = None if head_file is None else head_file.head()
     account = history_of(read_ledger(place.path))

@@ -4,6 +4,8 @@ import contextlib
 import functools
 import json
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,30 @@ def test_a_plan_is_refused_without_its_secret_as_the_run_is(tmp_path: Path) -> N
     assert planned.exit_code == refused.exit_code == 2
     refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
     assert refusal == printed(refused.stderr.splitlines()[-1]) and refusal["field"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("noise.secret", "secret"), ("ledger.db", "account.path"), ("daily.store.db", "store")],
+)
+def test_a_private_file_in_git_is_refused_until_the_fix_is_typed(
+    tmp_path: Path, name: str, field: str
+) -> None:
+    """By the plan as by the run, before a charge."""
+    path = ("--project", job(tmp_path).path)
+    ran(job(tmp_path))
+    spent = call("account", "show", *path).stdout
+    for words in (["init", "--quiet"], ["add", "--force", name]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    planned, run = call("plan", *path, "--json"), call("run", *path, "--quiet", "--json")
+    assert planned.exit_code == run.exit_code == 3
+    refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
+    assert refusal == printed(run.stderr.splitlines()[-1]) and refusal["field"] == field
+    fix = re.search("`(git rm .*?)`", refusal["fix"])
+    assert fix is not None
+    subprocess.run(shlex.split(fix[1]), cwd=tmp_path, check=True, capture_output=True)
+    assert call("plan", *path).exit_code == 0
+    assert call("account", "show", *path).stdout == spent
 
 
 def test_several_charges_together(tmp_path: Path) -> None:
