@@ -30,6 +30,12 @@ def exact(figure: float) -> str:
     return short if float(short) == figure else repr(float(figure))
 
 
+def decimal_text(number: float) -> str:
+    """Return a number as a decimal without an exponent: ``0.00001``, ``1000000``."""
+    text = f"{Decimal(repr(float(number))):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def _shortened(figure: float, digits: int, rounding: str) -> str:
     if not math.isfinite(figure):
         return f"{figure:g}"

@@ -4,6 +4,7 @@ A secret in a commit subtracts all noise, a store and dead letters hold records,
 a checkout replaces forgets what was spent.
 """
 
+import contextlib
 from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError
@@ -15,7 +16,9 @@ _GIT = ("git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--")
 def repository_of(folder: Path) -> Path | None:
     """Return the folder of the git repository that a folder is part of; ``None``: of none."""
     folder = folder.absolute()
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    with contextlib.suppress(PermissionError):
+        return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    return None
 
 
 def refuse_tracked(field: str, path: str | Path, consequence: str) -> None:

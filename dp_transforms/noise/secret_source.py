@@ -136,7 +136,7 @@ def _of_file(path: str) -> bytearray:
                 problem = PolicyError(
                     FIELD,
                     "the secret can be read or changed by other users",
-                    "run chmod 600 on the file",
+                    f"type `chmod 600 {path}`",
                 )
             else:
                 del text[file.readinto(text) or 0 :]
@@ -147,7 +147,7 @@ def _of_file(path: str) -> bytearray:
     except (OSError, ValueError):
         problem = UsageError(
             FIELD,
-            "the secret file is missing or no file",
+            f"there is no file {path}",
             "restore it, or create one for a new run with `dpstream secret new FILE`",
         )
     if problem is not None:

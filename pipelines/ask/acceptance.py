@@ -1,7 +1,8 @@
 """Acceptance of a run or a question now, and the spending of its account after it.
 
 Plans apply the rules of the commands that charge (`jobs.charging.check_begin`, ``History.check``)
-without a charge.  All of it is public, and nothing is written.
+without a charge.  Nothing is written.  The secret is read, because the command would need it;
+the result is public.
 """
 
 import contextlib
@@ -39,24 +40,36 @@ class Request(NamedTuple):
 def request_for(
     charge: Charge,
     identity: Callable[[], Sequence[bytes]],
-    secret: "SecretSource",
+    secret: "SecretSource | None",
     as_of: str,
 ) -> Request:
     """Return a question as the account would receive it.
 
     Args:
         identity: returns the question's identity (`ask.question.Question`).
-        secret: of the data set.
+        secret: of the data set; ``None``, or one that is not given: a refusal.
         as_of: the label of the state of the data.
     """
 
     def fingerprint() -> str:
         from dpstream.pipelines.ask.sequence import request_of  # loads cryptography
 
-        with secret.ring() as ring:
-            return request_of(charge.kind, identity(), ring, as_of)
+        parts, source = identity(), given_secret(secret)
+        with source.ring() as ring:
+            return request_of(charge.kind, parts, ring, as_of)
 
     return Request(charge, fingerprint)
+
+
+def given_secret(secret: "SecretSource | None") -> "SecretSource":
+    """Return the secret of a data set.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from dpstream.dp_transforms.noise.secret_source import SecretSource
+
+    return (secret or SecretSource()).required("secret", "is required: all noise comes from it")
 
 
 class Acceptance(NamedTuple):
@@ -82,7 +95,7 @@ class Acceptance(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that the command would have, as far as public files determine it."""
+        """The exit code of the command, as far as public files and the secret determine it."""
         return 0 if self.refusal is None else self.refusal.exit_code
 
     def unless(self, check: Callable[[], object]) -> "Acceptance":
@@ -113,18 +126,21 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
     Args:
         fresh: with ``--fresh``: a new run at a new charge.
     """
-    from dpstream.pipelines.jobs.charging import check_begin  # with solvers that no session needs
-    from dpstream.pipelines.jobs.secret import secret_source
+    from dpstream.pipelines.jobs.charging import check_begin, store_identity  # with solvers
+    from dpstream.pipelines.jobs.secret import refuse_other_secret, secret_source
 
     expected, refusal = None, None
     try:
         expected = check_begin(job, fresh)
         secret_source(job).check_readable()
+        identity = None if fresh else store_identity(job)
+        if identity is not None:
+            refuse_other_secret(job, identity)
     except DpstreamError as error:
         refusal = error
     more = [] if expected is None or expected.charged else [expected.charge]
-    cost = (more[0].epsilon, more[0].delta) if more else None
-    run_id = None if expected is None else expected.run_id
+    cost = (more[0].epsilon, more[0].delta) if more and refusal is None else None
+    run_id = None if expected is None or refusal is not None else expected.run_id
     if job.ledger is None:
         return Acceptance(refusal, cost, run_id, None)
     return Acceptance(refusal, cost, run_id, *_account(job.ledger, more))

@@ -1,6 +1,7 @@
 """``dpstream workload answer``: answers a workload from records, or from a release."""
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -152,8 +153,7 @@ def answer(
     exact standard errors, and the estimate from which any other workload over the same domain is
     answered.  Other flags pass through to Beam.
 
-    If the account or the job's store would refuse the answer now, --dry-run ends with the exit
-    code of that refusal.
+    If the answer would be refused now, --dry-run ends with the exit code of that refusal.
     """
     from dpstream.pipelines.workload.files import read_workload
 
@@ -343,7 +343,7 @@ def _through_store(
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
-    echo_answer(done.receipt, workload, order.job, order.out, done.result.resumed, as_json)
+    echo_answer(done.receipt, workload, order.job, order.out, None, done.result.resumed, as_json)
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
@@ -416,7 +416,7 @@ def once(
     done = answer_once(workload, job, mechanism, out, form, partial_key, nonnegative, how, accept)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
-    echo_answer(done.receipt, workload, job, out, not done.charged, as_json)
+    echo_answer(done.receipt, workload, job, out, done.charged, False, as_json)
 
 
 def echo_answer(
@@ -424,12 +424,19 @@ def echo_answer(
     workload: "Workload",
     job: "Job",
     out: Path,
+    charged: bool | None,
     resumed: bool,
     as_json: bool,
 ) -> None:
-    """Print a summary of the release, and what it was charged in the job's account."""
+    """Print a summary of the release, and what it was charged in the job's account.
+
+    Args:
+        charged: whether this very command was charged; ``None``: it is a run with a store, which
+            is charged once.
+        resumed: whether that run was begun before.
+    """
     from dpstream.accounting.strength import weaknesses
-    from dpstream.pipelines.render.account import charge_lines
+    from dpstream.pipelines.render.account import charge_lines, run_lines
 
     answers = len(receipt.moments) * workload.queries
     written = any(name.startswith("answers.") for name in receipt.files)
@@ -438,7 +445,7 @@ def echo_answer(
             {
                 "out": out.name,
                 "run_id": receipt.run_id,
-                "charged": not resumed,
+                **({"resumed": resumed} if charged is None else {"charged": charged}),
                 "strategy": receipt.strategy,
                 "mechanism": receipt.mechanism,
                 "releases": len(receipt.moments),
@@ -453,16 +460,18 @@ def echo_answer(
         return
     what = f"{workload.queries:,} answers" if written else "The estimate"
     click.echo(
-        f"{what} at {len(receipt.moments):,} release(s) in {out.name};"
+        f"{what} at {len(receipt.moments):,} release(s) in {os.path.relpath(out)};"
         f" strategy {receipt.strategy}, {receipt.mechanism} noise, run {receipt.run_id}"
     )
     if not written:
         click.echo(
             f"No table was written: {answers:,} answers are too many for one. Ask for parts at no"
-            f" charge: `dpstream workload answer PART.json --from {out.name}`"
+            f" charge: `dpstream workload answer PART.json --from {os.path.relpath(out)}`"
         )
     cost = f"{guarantee_pair(receipt.epsilon, receipt.delta)} per unit"
-    paid = charge_lines(cost, None if job.ledger is None else not resumed, receipt.run_id)
+    paid = run_lines(cost, job.ledger is not None, receipt.run_id)
+    if charged is not None:
+        paid = charge_lines(cost, charged, receipt.run_id)
     print_charge(paid, receipt.insecure)
 
 
@@ -509,4 +518,4 @@ def _from(
         write_csv(table, text)
         click.echo(text.getvalue(), nl=False)
     else:
-        click.echo(f"{table.num_rows:,} answers in {out.name}; nothing was charged")
+        click.echo(f"{table.num_rows:,} answers in {out}; nothing was charged")

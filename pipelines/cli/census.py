@@ -291,7 +291,9 @@ def execute(
     if as_json:
         print_json({**fields, "files": len(manifest.files), "warnings": warnings})
         return
-    click.echo(f"{len(manifest.files):,} files in {order.out.name}; run {manifest.run_id}")
+    click.echo(
+        f"{len(manifest.files):,} files in {out or Path('tables') / of.name}; run {manifest.run_id}"
+    )
     lines = list[str]()
     if manifest.epsilon is not None:
         guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
@@ -325,6 +327,7 @@ def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> 
     Writes error_report.csv, multi_run_error_report.csv and report.html to the folder, which only
     its owner can read.
     """
+    from dpstream.pipelines.render.layout import count
     from dpstream.pipelines.tabulation.error_report import report as write
 
     of = described(census)
@@ -333,7 +336,7 @@ def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> 
         print_json(figures)
         return
     click.echo(figures["stamp"], err=True)
-    click.echo(f"Reports on {len(runs)} runs in {out.name}: open report.html")
+    click.echo(f"Reports on {count(len(runs), 'run')}: open {out / 'report.html'}")
 
 
 @census.command(

@@ -1,6 +1,6 @@
 """``dpstream choose``: chooses C and bounds from the stream's first hours, or from other data."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,11 +13,10 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     examples,
     print_account,
+    print_charge,
     print_json,
+    print_warnings,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(
@@ -90,7 +89,7 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     charged before anything is drawn.  The same question gets the same figures at no further
     charge, whatever the files hold by then; every other question costs again.
 
-    If the account would refuse the charge now, --dry-run ends with that refusal's exit code.
+    If the question would be refused now, --dry-run ends with that refusal's exit code.
     """
     import msgspec
 
@@ -126,11 +125,12 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
         print_account(question.job.ledger, project.path, job.environment)
     if not as_json:
         click.echo(choice_text(public), nl=False)
-    for warning in account_warnings(question.job):
-        click.echo(f"Warning: {warning}", err=True)
+    warnings = account_warnings(question.job)
+    print_warnings(warnings)
     outcome = run(question)
     figures = msgspec.to_builtins(outcome._asdict())
     if as_json:
-        print_json({**figures, "asked": public})
+        print_json({**figures, "asked": public, "warnings": warnings})
     else:
         click.echo(outcome_text(figures, question.question.key_records or KEY_RECORDS), nl=False)
+        print_charge([], outcome.insecure)

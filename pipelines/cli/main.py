@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from dpstream.accounting.errors import AccountWarning, DpstreamError, RunError
+from dpstream.accounting.errors import AccountWarning, DpstreamError, RunError, UsageError
 from dpstream.accounting.extras import missing_extra
 from dpstream.pipelines.cli.account import account, secret
 from dpstream.pipelines.cli.answer import answer
@@ -63,6 +63,12 @@ class Coded(click.Group):
         keep_in(None)  # until the command knows its store or account
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            if not as_json:
+                raise
+            coded: DpstreamError = UsageError(
+                _option_of(error), error.format_message().rstrip("."), _HELP
+            )
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except DpstreamError as error:
@@ -97,6 +103,18 @@ class Coded(click.Group):
         if args[:1] and args[0] in _READS and not _READS_NOTHING & {*args}:
             require_memory(f"dpstream {args[0]}")
         return super().resolve_command(ctx, args)
+
+
+#: The fix of options that click refuses.
+_HELP = "type the command with --help"
+
+
+def _option_of(error: click.UsageError) -> str:
+    """Return the option that click refuses, or the command."""
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return error.param.opts[0]
+    option = getattr(error, "option_name", None)
+    return str(option or (error.ctx and error.ctx.info_name) or "dpstream")
 
 
 def _reader_left() -> bool:

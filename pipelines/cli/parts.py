@@ -342,6 +342,7 @@ class Bar:
         from rich import progress as shown
         from rich.console import Console
 
+        console = Console(stderr=True)
         columns = (
             shown.TextColumn(self.what),
             shown.BarColumn(),
@@ -349,7 +350,10 @@ class Bar:
             shown.TimeElapsedColumn(),
         )
         self._progress = shown.Progress(
-            *columns, console=Console(stderr=True), disable=self.hidden, transient=True
+            *columns,
+            console=console,
+            disable=self.hidden or not console.is_terminal,
+            transient=True,
         )
         self._progress.start()
         self._task = self._progress.add_task(self.what, total=None)

@@ -202,7 +202,7 @@ def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
 def _print_result(checked: "Job", result: "Result") -> None:
     """Print the result as text."""
     from dpstream.pipelines.connectors.registry import sink_of
-    from dpstream.pipelines.render.account import charge_lines
+    from dpstream.pipelines.render.account import run_lines
 
     how = "stopped; run it again to go on" if result.stopped else "all triggers done"
     if result.through is not None:
@@ -211,12 +211,12 @@ def _print_result(checked: "Job", result: "Result") -> None:
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")
+    if checked.sink.folder is not None:
+        click.echo(f"Next: `dpstream report {checked.name}`")
     privacy = checked.plan.privacy
     per = "unit" if checked.plan.timeline.period is None else "unit and period"
     cost = f"{guarantee_pair(privacy.epsilon, privacy.delta)} per {per}"
-    charged = None if checked.ledger is None else not result.resumed
-    [paid, *_] = charge_lines(cost, charged, result.run_id)
-    print_charge([paid], checked.insecure)
+    print_charge(run_lines(cost, checked.ledger is not None, result.run_id), checked.insecure)
 
 
 def released_text(released: "Released") -> str:

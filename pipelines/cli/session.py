@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.figures import exact
+from dpstream.accounting.figures import decimal_text
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     Chosen,
@@ -148,7 +148,7 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
         print_json({"entries": [line.as_dict() for line in lines]})
         return
     for line in lines:
-        paid = f" {line.kind} {exact(line.amount / 1_000_000)}" if line.kind else ""
+        paid = f" {line.kind} {decimal_text(line.amount / 1_000_000)}" if line.kind else ""
         question = f": {line.question}" if line.question else ""
         click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.what}{paid}{question}")
         for where in line.where:
@@ -219,7 +219,7 @@ def picture(
     if as_json:
         print_json({"out": out.name})
         return
-    click.echo(f"Wrote {out.name}")
+    click.echo(f"Wrote {out}")
 
 
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.figures import exact, human
+from dpstream.accounting.figures import decimal_text, human
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
@@ -259,7 +259,7 @@ def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json
     if as_json:
         print_json({"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name})
         return
-    click.echo(f"Wrote {out.name}: private; run {paid.run_id}")
+    click.echo(f"Wrote {out}: private; run {paid.run_id}")
 
 
 def _request(
@@ -283,7 +283,7 @@ def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     """Print an answer with its intervals and what it was charged."""
     from dpstream.pipelines.render.account import charge_lines
     from dpstream.pipelines.session import sentences
-    from dpstream.pipelines.session.sentences import answer_rows, answer_text
+    from dpstream.pipelines.session.receipt import answer_rows, answer_text
 
     head = answer.header
     question = head.question
@@ -311,9 +311,10 @@ def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     paid = f"{question.kind} {sentences.amount(question.amount)}"
     of = "that had as much left (the others are left out)" if head.drop else "asked"
     lines = charge_lines(f"{paid} to every point {of}", answer.charged, head.run_id, head.answered)
-    if answer.charged and head.allotment:
-        left = session.allotment(head.allotment).left
-        lines = [f"Drew {paid} on the allotment, which has {exact(left)} left; run {head.run_id}"]
+    if head.allotment:
+        left = decimal_text(session.allotment(head.allotment).left)
+        drew = "Drew" if answer.charged else "Before, this drew"
+        lines = [f"{drew} {paid} on the allotment, which has {left} left; run {head.run_id}"]
     elif answer.charged:
         waste = _waste(session, head.run_id)
         if waste > 1.0001:
@@ -451,7 +452,9 @@ def allot(
             return
         click.echo(f"{name}: {made.run_id}")
         if not made.charged:
-            click.echo(f"Charged before; {exact(made.left)} left: draw on it by --from", err=True)
+            click.echo(
+                f"Charged before; {decimal_text(made.left)} left: draw on it by --from", err=True
+            )
             return
         click.echo(f"Charged {kind} {amount} to every point asked; draw on it by --from", err=True)
 
@@ -508,4 +511,4 @@ def select(
             return
         click.echo(f"{name}: {text or sentences.EVERYTHING}")
         for kind, most in spent.items():
-            click.echo(f"Spent by a point, at most: {kind} {exact(most)}")
+            click.echo(f"Spent by a point, at most: {kind} {decimal_text(most)}")

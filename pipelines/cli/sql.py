@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         'dpstream sql --stream daily "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
         "    delta = 1e-9, max_rows_contributed = 32) page, COUNT(*) AS views, SUM(seconds,",
         "    contribution_bounds_per_row => (0, 60)) AS seconds FROM visits WHERE seconds > 1",
-        '    GROUP BY page" --emit visits.toml',
+        '    GROUP BY page" --emit by-page',
     ),
 )
 @click.argument("statement", required=False)
@@ -117,7 +117,7 @@ def sql(
     whatever the rows are by then: --as-of names a state of the data, --fresh asks again at a new
     charge.
 
-    If the account would refuse the charge now, --explain ends with that refusal's exit code.
+    If the question would be refused now, --explain ends with that refusal's exit code.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.load import catalog_of
@@ -170,7 +170,7 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
         raise UsageError(
             "--stream",
             "takes no --explain, --budget, --check, --fresh and --as-of",
-            "write the job with --emit PATH, and ask `dpstream plan PATH`",
+            "write the job with --emit NAME, and ask `dpstream plan NAME`",
         )
     if of_stream and not stream:
         raise UsageError("--emit", "is for --stream", "add that, or leave it out")
@@ -186,7 +186,7 @@ def _read(path: Path | None) -> str:
         with click.open_file(str(path), encoding="utf-8") as file:
             return str(file.read(1 << 22))
     except (OSError, UnicodeDecodeError):
-        raise UsageError("--file", "cannot be read", "check its path; it is UTF-8") from None
+        raise UsageError("--file", f"{path} cannot be read as UTF-8", "check its path") from None
 
 
 def _answer(

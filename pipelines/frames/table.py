@@ -116,7 +116,8 @@ def check_numbers(argument: str, kind: pa.DataType) -> None:
         raise UsageError(
             argument,
             f"is a column of type {_plainly(kind)}, not of numbers",
-            "name a column of numbers (pandas: .astype(float); Polars: .cast(pl.Float64))",
+            "name a column of numbers (pandas: pandas.to_numeric(column, errors='coerce'); Polars: "
+            ".cast(pl.Float64, strict=False))",
         )
 
 

@@ -1,14 +1,14 @@
 """An account as text: whether a charge would be accepted, what was charged, and what is left.
 
 The figures are those that ``--json`` prints: `ask.acceptance.Acceptance.as_dict`,
-`ask.acceptance.budget` and `operate.account_view.view`.
+`sql.explain.budget` and `operate.account_view.view`.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
+from dpstream.accounting.figures import decimal_text, exact, guarantee_pair, left_text, up
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.render.layout import count, each, labelled, page
 
@@ -48,11 +48,22 @@ def charge_lines(cost: str, charged: bool | None, run_id: str, answered: str = "
         answered: when it was first answered; empty where that is no one moment.
     """
     if charged is None:
-        return [f"Costs {cost}; no account adds it up; run {run_id}"]
+        return run_lines(cost, False, run_id)
     if charged:
         return [f"Charged {cost}; run {run_id}"]
     first = f"; first answered {answered}" if answered else f"; run {run_id}"
     return [f"Charged before {cost}{first}", _REPEATED]
+
+
+def run_lines(cost: str, account: bool, run_id: str) -> list[str]:
+    """Return what a run costs, whichever command of it was charged.
+
+    Args:
+        cost: with whom it is charged to, such as ``(1, 1e-09) per unit``.
+        account: whether an account adds it up.
+    """
+    adds = "charged once" if account else "no account adds it up"
+    return [f"Costs {cost}, {adds}; run {run_id}"]
 
 
 def acceptance_lines(
@@ -65,8 +76,11 @@ def acceptance_lines(
         verb: of the command, at most 11 characters.
         warnings: about the account's limit.
     """
-    account = acceptance["account"]
+    account, cost = acceptance["account"], acceptance["charged"]
     lines = accepted_lines(acceptance, verb)
+    if account is None and acceptance["accepted"] and cost is not None:
+        pair = guarantee_pair(cost["epsilon"], cost["delta"])
+        lines = labelled(verb, f"yes: {pair} would be spent")
     if account is not None:
         lines += labelled("Account", _spending(account))
     elif acceptance["accepted"]:
@@ -194,11 +208,11 @@ def points_text(figures: dict[str, Any]) -> str:
     for kind, part in figures["budgets"].items():
         lines += labelled(
             kind,
-            f"spent by a point at most {exact(part['most_spent'])}, at least "
-            f"{exact(part['least_spent'])}, of initial budgets up to "
-            f"{exact(part['most_initial'])}; in {count(part['regions'], 'region')}",
+            f"spent by a point at most {decimal_text(part['most_spent'])}, at least "
+            f"{decimal_text(part['least_spent'])}, of initial budgets up to "
+            f"{decimal_text(part['most_initial'])}; in {count(part['regions'], 'region')}",
             *(
-                f"{'closed' if row['spent'] is None else exact(row['spent']):>10}  where "
+                f"{'closed' if row['spent'] is None else decimal_text(row['spent']):>10}  where "
                 f"{row['where']}"
                 for row in part["rows"]
             ),
@@ -206,7 +220,7 @@ def points_text(figures: dict[str, Any]) -> str:
     for kind, own in figures["quotas"].items():
         lines += labelled(
             "Quota",
-            f"{own['analyst']}: {kind} {exact(own['quota'])} of a point, charged to one at most "
-            f"{exact(own['most_charged'])}",
+            f"{own['analyst']}: {kind} {decimal_text(own['quota'])} of a point, charged to one at "
+            f"most {decimal_text(own['most_charged'])}",
         )
     return page(lines)

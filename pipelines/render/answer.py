@@ -25,12 +25,13 @@ def rows_text(columns: pa.Table, intervals: Mapping[str, Sequence[Sequence[Any]]
         columns: the columns to show.
         intervals: by column the lower and upper ends of its rows; ``None`` where there is none.
     """
-    texts, right = [], []
+    texts, right = list[list[str]](), list[bool]()
     for name, column in zip(columns.column_names, columns.columns, strict=True):
-        cells = [value_text(value) for value in python_values(column)]
+        values = python_values(column)
         if name in intervals:
-            cells = list(map(with_interval, cells, *intervals[name]))
-        texts.append(cells)
+            texts.append(list(map(with_interval, values, *intervals[name])))
+        else:
+            texts.append(list(map(value_text, values)))
         right.append(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
     return table_text(columns.column_names, texts, right)
 

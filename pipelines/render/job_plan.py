@@ -244,7 +244,7 @@ def _changes(sections: dict[str, Any]) -> list[str]:
     lines += labelled(
         "Changes", "compared with this job on a public reference shape, each change alone"
     )
-    lines.append("  keys   noise  same output, different mechanism")
+    lines.append("  keys   noise  same output, different mechanism (*: the best)")
     lines += [_change(row) for row in rows if row["same"]]
     others = [row for row in rows if not row["same"] and row["gain"] >= WORTH_A_LINE]
     if others:

@@ -30,7 +30,7 @@ def labelled(label: str, text: str, *more: str) -> list[str]:
 
 def wrapped(label: str, text: str) -> list[str]:
     """Return a label with a text that is broken into lines of at most 100 characters."""
-    return labelled(label, *textwrap.wrap(text, _WIDTH - INDENT))
+    return labelled(label, *(textwrap.wrap(text, _WIDTH - INDENT) or [""]))
 
 
 def each(label: str, texts: Iterable[str]) -> list[str]:
@@ -55,6 +55,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, float):
+        value += 0.0  # a negative zero is none
         return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:,.6g}"
     if value is None:
         return "NULL"
@@ -66,11 +67,19 @@ def value_text(value: Any) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def with_interval(text: str, low: Any, high: Any) -> str:
-    """Return the text of a value with the half-width of its interval: ``100 ±19.6``."""
+def with_interval(value: Any, low: Any, high: Any) -> str:
+    """Return a value with the half-width of its interval, at the digits of that: ``100.2 ±19.6``.
+
+    A value that has no interval is returned as `value_text` does.
+    """
     if not isinstance(low, float) or not isinstance(high, float) or not math.isfinite(high - low):
-        return text
-    return f"{text} ±{human((high - low) / 2)}"
+        return value_text(value)
+    half = human((high - low) / 2)
+    if isinstance(value, float) and math.isfinite(value) and "e" not in half:
+        digits = max(0, 2 - math.floor(math.log10(max(high - low, 1e-300) / 2)))
+        text = f"{value:,.{digits}f}"
+        return f"{text.rstrip('0').rstrip('.') if '.' in text else text} ±{half}"
+    return f"{value_text(value)} ±{half}"
 
 
 def table_text(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpstream.accounting.figures import exact, guarantee_pair, human, left_text, up
+from dpstream.accounting.figures import decimal_text, guarantee_pair, human, left_text, up
 from dpstream.pipelines.render.account import acceptance_lines, accepted_lines
 from dpstream.pipelines.render.layout import count, each, labelled, page
 
@@ -134,7 +134,7 @@ def session_text(plan: dict[str, Any]) -> str:
 
 def _payment(plan: dict[str, Any]) -> list[str]:
     """Return what points or an allotment would pay, and the errors; or which points lack budget."""
-    paid = f"{plan['kind']} {exact(plan['amount'])}"
+    paid = f"{plan['kind']} {decimal_text(plan['amount'])}"
     if not plan["accepted"]:
         if not plan["lacking_boxes"]:
             return []
@@ -142,20 +142,23 @@ def _payment(plan: dict[str, Any]) -> list[str]:
         return labelled(
             "Refused",
             f"points in {count(plan['lacking_boxes'], 'box', 'boxes')} lack {paid}; all points "
-            f"have {exact(plan['largest'])} or more",
+            f"have {decimal_text(plan['largest'])} or more",
             *([enough] if plan["enough"] else []),
         )
     if plan["allotment_left"] is not None:
-        left = exact(plan["allotment_left"])
+        left = decimal_text(plan["allotment_left"])
         lines = labelled("Draw", f"{paid} on the allotment, which has {left} left; no point pays")
     else:
         waste = plan["charged_points_per_asked"]
         times = f", which are {human(waste)} times what is asked" if waste > 1.0001 else ""
         lines = labelled(
-            "Charge", f"{paid} to each point of {plan['charged_boxes']:,} boxes{times}"
+            "Charge",
+            f"{paid} to each point of {count(plan['charged_boxes'], 'box', 'boxes')}{times}",
         )
         if plan["lacking_boxes"]:
-            lines += labelled("Dropped", f"{plan['lacking_boxes']:,} boxes with too little")
+            lines += labelled(
+                "Dropped", f"{count(plan['lacking_boxes'], 'box', 'boxes')} with too little"
+            )
         regions = f"{plan['regions']:,} now, {plan['regions_after']:,} after the charge"
         lines += labelled("Regions", regions)
     for error in plan["errors"]:
@@ -170,6 +173,8 @@ def lacking_lines(decision: dict[str, Any]) -> list[str]:
     Args:
         decision: `session.plan.decision_as_builtins`.
     """
-    lines = [f"{exact(row['left'])} left where {row['where']}" for row in decision["lacking"]]
+    lines = [
+        f"{decimal_text(row['left'])} left where {row['where']}" for row in decision["lacking"]
+    ]
     more = decision["lacking_boxes"] - len(decision["lacking"])
     return [*lines, f"... and {more:,} more boxes"] if more > 0 else lines

@@ -66,7 +66,14 @@ def scale_text(scale: dict[str, Any]) -> str:
         *labelled("Cores", f"{sum(estimate['vcpus'].values()):.1f} busy at the peak ({busy})"),
         *(_cluster(estimate, load) if spanner else _machine(estimate)),
         *each("Warning", estimate["warnings"]),
-        *each("From", (_source(name, figure) for name, figure in scale["figures"].items())),
+        *each(
+            "From",
+            (
+                _source(name, figure)
+                for name, figure in scale["figures"].items()
+                if spanner or figure["kind"] == "measured"  # others are of a cluster
+            ),
+        ),
     ]
     return page(lines)
 

@@ -50,9 +50,7 @@ def _appears(checked: dict[str, Any]) -> list[str]:
     needed, most = checked["units_needed"], checked["most_units"]
     if needed is None or not checked["usable"]:
         return []
-    chance = (
-        f"{count(needed, 'unit')} of one window, which gives it a 50% chance of being published"
-    )
+    chance = f"{count(needed, 'unit')} of one window, enough for a 50% chance of being published"
     if most is None:
         return labelled("Appears", f"not counted: too many keys to tell whether one has {chance}")
     if most >= needed:

@@ -7,7 +7,6 @@ The figures are those that ``--json`` prints: of `tuning.ask.CheckedRequest.desc
 from typing import Any
 
 from dpstream.accounting.figures import guarantee_pair, human, up
-from dpstream.pipelines.render.account import INSECURE
 from dpstream.pipelines.render.layout import count, each, labelled, page
 
 
@@ -50,7 +49,6 @@ def outcome_text(outcome: dict[str, Any], records: int) -> str:
         lines += labelled("Run", f"{outcome['run_id']}, {charged}; the receipt is in the account")
     else:
         lines += labelled("Label", "from other data: not charged, shown in every plan")
-    lines += [INSECURE] if outcome["insecure"] else []
     lines += labelled("Job", f"{outcome['job']}: `dpstream plan {outcome['job']}`")
     return page([*lines, *labelled("Releases", outcome["releases"])])
 

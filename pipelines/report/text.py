@@ -72,9 +72,9 @@ def public_source(name: str) -> str:
 
 
 def title_of(job: Job) -> str:
-    """Return the subject of a page: the data set, else the source."""
+    """Return the subject of a page: data set and job, else the source."""
     if job.ledger is not None:
-        return job.ledger.data_set
+        return f"{job.ledger.data_set} / {job.name}"
     kind, _, place = public_source(job.plan.source).partition(":")
     return f"{kind} files" if set("*?[") & set(place) else place
 

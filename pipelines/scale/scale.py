@@ -304,8 +304,7 @@ def as_dict(
     estimate: Estimate, load: Load, rates: dict[str, Figure], prices: dict[str, Figure]
 ) -> dict[str, Any]:
     """Return the estimate with everything it rests on, for machines."""
-    of_cluster = {**SPANNER, "worker_busy": WORKER_BUSY, **prices}
-    used = {**rates, **(of_cluster if estimate.store == "spanner" else {})}
+    used = {**rates, **SPANNER, "worker_busy": WORKER_BUSY, **prices}
     return {
         "load": msgspec.to_builtins(load),
         "estimate": msgspec.to_builtins(estimate),

@@ -4,11 +4,13 @@ The account's entry of the same run id lists what was charged and read.  An allo
 receipt; a question whose ticket was handed out has one with the ticket's name and no table.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.figures import decimal_text
+from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.sessions.aggregates import PARTS, Question
 from dpstream.pipelines.formats import receipt
 from dpstream.state.ledger.answers import Answer as Committed
@@ -56,6 +58,12 @@ class Answer(NamedTuple):
     digest: str
     charged: bool
     insecure: bool
+
+    def __repr__(self) -> str:
+        """Return the rows as a table, and what was paid."""
+        question = self.header.question
+        paid = f"{question.kind} {decimal_text(question.amount / MICRO)} to every point asked"
+        return f"{answer_text(self)}{paid}; run {self.header.run_id}"
 
     @property
     def value(self) -> float | None:
@@ -137,3 +145,23 @@ def decoded(committed: Committed, insecure: bool) -> Answer:
         )
     table = receipt.table_of(committed.receipt)
     return Answer(header, table, committed.receipt, committed.digest, committed.charged, insecure)
+
+
+def answer_text(answer: Answer) -> str:
+    """Return the rows as an aligned table; beside a value the half width of its 95% interval."""
+    from dpstream.pipelines.render.answer import rows_text  # which no plan needs
+
+    figures = [figure for a in answer.header.question.aggregates for figure in a.outputs]
+    extra = [figure + part for figure in figures for part in PARTS]
+    table = answer.table
+    ends = {figure: [table[figure + part].to_pylist() for part in PARTS[1:]] for figure in figures}
+    return rows_text(table.drop_columns(extra), ends)
+
+
+def answer_rows(answer: Answer) -> list[dict[str, Any]]:
+    """Return the rows for JSON."""
+    from dpstream.pipelines.render.answer import json_value  # which no plan needs
+
+    return [
+        {name: json_value(value) for name, value in row.items()} for row in answer.table.to_pylist()
+    ]

@@ -26,7 +26,6 @@ from dpstream.accounting.regions.space import (
 )
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
-    PARTS,
     Aggregate,
     Question,
     average,
@@ -34,7 +33,6 @@ from dpstream.accounting.sessions.aggregates import (
     quantiles,
     sum_of,
 )
-from dpstream.pipelines.session.receipt import Answer
 
 EVERYTHING = "everything"
 #: Further boxes are only counted.
@@ -221,23 +219,3 @@ def value_of(space: Space, name: str, text: str) -> Any:
     if isinstance(space.dimensions[space.place(name)], Timestamp):
         return instant_micros(name, text)
     return text
-
-
-def answer_text(answer: Answer) -> str:
-    """Return the rows as an aligned table; beside a value the half width of its 95% interval."""
-    from dpstream.pipelines.render.answer import rows_text  # which no plan needs
-
-    figures = [figure for a in answer.header.question.aggregates for figure in a.outputs]
-    extra = [figure + part for figure in figures for part in PARTS]
-    table = answer.table
-    ends = {figure: [table[figure + part].to_pylist() for part in PARTS[1:]] for figure in figures}
-    return rows_text(table.drop_columns(extra), ends)
-
-
-def answer_rows(answer: Answer) -> list[dict[str, Any]]:
-    """Return the rows for JSON."""
-    from dpstream.pipelines.render.answer import json_value  # which no plan needs
-
-    return [
-        {name: json_value(value) for name, value in row.items()} for row in answer.table.to_pylist()
-    ]

@@ -1,7 +1,7 @@
 """The cost of statements, whether they would be answered, and the errors of their answers.
 
-Nothing is charged and no data is read.  All of the result is public: plans, noise and thresholds
-are fixed before a row is read, and the account has only figures of guarantees.
+Nothing is charged, and no private row is read.  All of the result is public: plans, noise and
+thresholds are fixed before a row is read, and the account has only figures of guarantees.
 """
 
 import contextlib

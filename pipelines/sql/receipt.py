@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.figures import guarantee_pair
 from dpstream.accounting.query.bounds import Cut
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.formats import receipt
@@ -74,6 +75,11 @@ class SqlAnswer(NamedTuple):
     digest: str
     charged: bool
     insecure: bool
+
+    def __repr__(self) -> str:
+        """Return the rows as a table, and the cost."""
+        cost = guarantee_pair(self.header.epsilon, self.header.delta)
+        return f"{answer_text(self)}{cost} per unit; run {self.header.run_id}"
 
 
 def estimated(

@@ -185,12 +185,21 @@ def run_job(
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
-    for name, path in (set_aside(job, accept) if fresh else {}).items():
-        warn(f"The old run's {name} moved to {path}.")
+    if fresh:
+        _refuse_early(job, runner, beam_args, speed)
+        for name, path in set_aside(job, accept).items():
+            warn(f"The old run's {name} moved to {path}.")
     result = None
     for pass_ in due(job, through):
         result = _run(job, pass_, runner, beam_args, progress, speed, stop, detach, warn, accept)
     return required(result, "there is at least one pass")
+
+
+def _refuse_early(job: Job, runner: str, beam_args: Sequence[str], speed: float | None) -> None:
+    """Refuse flags and files of a new run before anything of the old one is moved."""
+    engine, source = make_runner(runner, beam_args), input_of(job)
+    _check_engine(engine, source, speed)
+    _recorded(job, source, engine, speed)
 
 
 def _run(

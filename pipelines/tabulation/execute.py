@@ -19,7 +19,7 @@ from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, of_requests, request_for
+from dpstream.pipelines.ask.acceptance import Acceptance, given_secret, of_requests, request_for
 from dpstream.pipelines.ask.draft import (
     MANIFEST,
     Manifest,
@@ -251,9 +251,9 @@ def acceptance(
     charge = charge_of(plan, new_run_id(), plan.cost())
     if place is None:
         accepted = Acceptance(None, (charge.epsilon, charge.delta), None, None)
+        accepted = accepted.unless(lambda: given_secret(secret).check_readable())
     else:
-        source = secret or SecretSource()
-        request = request_for(charge, lambda: identity_of(inputs, plan), source, how.as_of)
+        request = request_for(charge, lambda: identity_of(inputs, plan), secret, how.as_of)
         accepted = of_requests(place, [request], how.fresh)
     if out is None:
         return accepted

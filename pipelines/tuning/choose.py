@@ -327,7 +327,7 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
     if not tuning.private or place is None:
         return Acceptance(None, None, None, None)
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
-    secret, question = secret_source(tuning.job), TuningQuestion(tuning)
+    secret, question = tuning.job.privacy.secret, TuningQuestion(tuning)
     return of_requests(
         place,
         [request_for(spend, lambda: question.identity, secret, how.as_of)],

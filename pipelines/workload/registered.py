@@ -400,7 +400,7 @@ def acceptance(
     question = WorkloadQuestion(workload, job, mechanism, partial)
 
     charge = question.decide(new_run_id(), History()).charge
-    request = request_for(charge, lambda: question.identity, secret_source(job), how.as_of)
+    request = request_for(charge, lambda: question.identity, job.privacy.secret, how.as_of)
     accepted = of_requests(question.ledger, [request], how.fresh)
     if out is None:
         return accepted

@@ -14,6 +14,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.calibration import Cost
 from dpstream.pipelines.ask.acceptance import Request, limit_of, of_job, of_requests
+from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, read_history
@@ -79,7 +80,7 @@ def test_a_command_that_charges_names_project_and_account_first(tmp_path: Path) 
     assert refused.exit_code == 3 and "Charged" not in refused.stderr
     assert call("run", *path, "--quiet", "--json").stderr.count("\n") == 1
     done = call("run", *("--project", job(tmp_path, limit=8.0).path), "--quiet")
-    assert done.exit_code == 0 and "Charged (6, 1e-06)" in done.stderr.splitlines()[-1]
+    assert done.exit_code == 0 and "Costs (6, 1e-06)" in done.stderr.splitlines()[-1]
 
 
 def test_a_plan_is_refused_without_its_secret_as_the_run_is(tmp_path: Path) -> None:
@@ -91,6 +92,48 @@ def test_a_plan_is_refused_without_its_secret_as_the_run_is(tmp_path: Path) -> N
     assert planned.exit_code == refused.exit_code == 2
     refusal = json.loads(planned.stdout)["acceptance"]["refusal"]
     assert refusal == printed(refused.stderr.splitlines()[-1]) and refusal["field"] == "secret"
+    assert json.loads(planned.stdout)["acceptance"]["charged"] is None
+    assert json.loads(planned.stdout)["guarantee"]["epsilon"] == 6.0
+
+
+def test_a_plan_knows_another_secret_than_that_of_the_run(tmp_path: Path) -> None:
+    path = ("--project", job(tmp_path).path)
+    ran(job(tmp_path))
+    (tmp_path / "noise.secret").unlink()
+    new_secret(tmp_path / "noise.secret")
+    planned, refused = call("plan", *path, "--json"), call("run", *path, "--quiet", "--json")
+    assert planned.exit_code == refused.exit_code == 3
+    acceptance = json.loads(planned.stdout)["acceptance"]
+    assert acceptance["refusal"] == printed(refused.stderr.splitlines()[-1])
+    assert (acceptance["charged"], acceptance["run_id"]) == (None, None)
+    # A new run may have a new secret; the limit has no room for it.
+    assert (
+        "limit"
+        in json.loads(call("plan", *path, "--fresh", "--json").stdout)["acceptance"]["refusal"][
+            "field"
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "flags"),
+    [('key = ["', 'key = ["no', ()), ("", "", ("--runner", "PrismRunner", "--no_such_flag=1"))],
+)
+def test_a_fresh_run_that_is_refused_moves_nothing(
+    tmp_path: Path, old: str, new: str, flags: tuple[str, ...]
+) -> None:
+    """A column that no file has, and flags of the runner."""
+    ran(job(tmp_path, limit=40.0))
+    one = job(tmp_path, limit=40.0)
+    text = one.path.read_text()
+    assert old in text
+    one.path.write_text(text.replace(old, new, 1))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    refused = call("run", "--project", one.path, "--fresh", "--quiet", *flags)
+    assert refused.exit_code == 2, refused.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    one.path.write_text(text)
+    assert call("run", "--project", one.path, "--quiet").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "--cache", folder / "cache", "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert report["answers"] == workload().queries and report["insecure"] and report["charged"]
+    assert report["answers"] == workload().queries and report["insecure"] and not report["resumed"]
     return folder
 
 
@@ -51,7 +51,8 @@ def test_answers_once_and_over_time_of_one_job_have_their_own_places(
     assert len(set(runs.values())) == 2
     for name in order:
         again = json.loads(call(*commands[name]).stdout)
-        assert not again["charged"] and again["run_id"] == runs[name]
+        assert again.get("resumed", True) and not again.get("charged")
+        assert again["run_id"] == runs[name]
     assert call("account", "show", "--project", tmp_path).stdout.count("workload") == 2
     for place, other in (("people.store.db", "people.store-over-time.db"),
                          ("releases", "releases-over-time"),
@@ -76,7 +77,7 @@ def test_a_workload_leaves_the_run_of_its_job_alone(tmp_path: Path) -> None:
         options = message.partition(" and add ")[2].partition(" to this command")[0].split()
         assert options[1] == f"job.people.store=people-{number}.store.db"
         assert call(*words, *options).exit_code == 0
-        assert not json.loads(call(*words, *options, "--json").stdout)["charged"]
+        assert json.loads(call(*words, *options, "--json").stdout)["resumed"]
         assert not (tmp_path / f"people-{number}" / "run.json").samefile(
             tmp_path / "releases" / "run.json"
         )
@@ -94,7 +95,7 @@ def test_a_section_names_the_workload_and_its_job(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["answers"] == workload().queries
     again = call(*ANSWER, tmp_path / "asked.json", "--job", "people", "--project", tmp_path,
                  "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--json")  # fmt: skip
-    assert not json.loads(again.stdout)["charged"]
+    assert json.loads(again.stdout)["resumed"]
     assert "no workload 'age'" in refused(*ANSWER, "age", "--project", tmp_path, "--dry-run")
 
 

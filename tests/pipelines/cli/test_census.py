@@ -162,7 +162,7 @@ def test_report(made: Office, tmp_path: Path) -> None:
     assert _run("execute", *given, "--out", out).exit_code == 0
     done = _run("report", *given, "--out", tmp_path / "report", "--run", out)
     assert done.exit_code == 0, done.output
-    assert "NOT private" in done.stderr and "open report.html" in done.stdout
+    assert "NOT private" in done.stderr and "report.html" in done.stdout
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names >= {"error_report.csv", "multi_run_error_report.csv", "report.html"}
     figures = printed(

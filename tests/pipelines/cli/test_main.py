@@ -287,3 +287,22 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("dpstream.pipelines.operate.doctor.examine", breaks)
     done = call("doctor")
     assert done.exit_code == 4 and "BrokenPipeError" in done.stderr and "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("account", "limit", "shop", "--epsilon", "3"), "--delta"),
+        (("sql", "--nosuch"), "--nosuch"),
+        (("plan", "--units", "x"), "--units"),
+        (("nosuch",), "dpstream"),
+    ],
+)
+def test_options_that_are_refused_are_an_object_with_json(
+    words: tuple[str, ...], field: str
+) -> None:
+    refused = call(*words, "--json")
+    error = json.loads(refused.stderr)
+    assert (refused.exit_code, error["exit_code"], error["field"]) == (2, 2, field)
+    as_text = call(*words)
+    assert as_text.exit_code == 2 and "--help" in as_text.stderr and "{" not in as_text.stderr

@@ -120,6 +120,8 @@ def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
     run_id = json_of("allot", *table, "one", *RICH, "--epsilon", "1")["run_id"]
     drawn = called("ask", *table, "--from", "one", "--epsilon", "0.75", "--where", "a < 2")
     assert "which has 0.25 left" in drawn.stderr
+    again = called("ask", *table, "--from", "one", "--epsilon", "0.75", "--where", "a < 2")
+    assert "every point" not in again.stderr and "which has 0.25 left" in again.stderr
     assert "has 0.25 left" in refused(3, "ask", *table, "--from", run_id, "--epsilon", "0.5")
     assert "allotment" in refused(2, "ask", *table, "--from", run_id, "--rho", "0.1")
     for nobody in ("0" * 32, "two"):

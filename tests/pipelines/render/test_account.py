@@ -12,6 +12,7 @@ from dpstream.pipelines.render.account import (
     charge_lines,
     place_lines,
     points_text,
+    run_lines,
     view_text,
 )
 
@@ -70,7 +71,8 @@ def test_what_was_charged_now_or_before() -> None:
     assert before == f"Charged before {cost}; first answered 2024-01-01T00:00:00Z"
     assert "--fresh" in how and "--as-of" in how
     assert charge_lines(cost, False, "ab")[0] == f"Charged before {cost}; run ab"
-    assert charge_lines(cost, None, "ab") == [f"Costs {cost}; no account adds it up; run ab"]
+    assert charge_lines(cost, None, "ab") == [f"Costs {cost}, no account adds it up; run ab"]
+    assert run_lines(cost, True, "ab") == [f"Costs {cost}, charged once; run ab"]
 
 
 def test_project_environment_and_account_are_named() -> None:

@@ -44,10 +44,17 @@ def test_values_are_one_safe_line() -> None:
 
 
 def test_an_interval_is_its_half_width() -> None:
-    assert with_interval("100", 90.2, 109.8) == "100 ±9.8"
-    assert with_interval("100", -150.0, 350.0) == "100 ±250"
+    """And the value has the digits of that, because further ones are noise."""
+    assert with_interval(100.0, 90.2, 109.8) == "100 ±9.8"
+    assert with_interval(28.0607, 22.38, 33.74) == "28.06 ±5.68"
+    assert with_interval(5.5, 4.5, 6.5) == "5.5 ±1" and value_text(-0.0) == "0"
+    assert with_interval(1_234.567, 1_000.0, 1_500.0) == "1,235 ±250"
+    assert with_interval(0.0123456, 0.0121, 0.0125) == "0.0123456 ±2e-4"
+    assert (
+        with_interval(7, 5.0, 9.5) == "7 ±2.25" and with_interval([1.5], 1.0, 2.0) == "[1.5] ±0.5"
+    )
     for low, high in ((None, 1.0), (1.0, None), (-math.inf, math.inf), (math.nan, 1.0)):
-        assert with_interval("x", low, high) == "x"
+        assert with_interval(1.23456, low, high) == "1.23456"
 
 
 def test_columns_are_aligned() -> None:

@@ -25,7 +25,7 @@ def test_every_fault_has_its_place_and_fix() -> None:
         "    first at a.csv, row 3; b.csv, row 1,000 (rows are counted from 0, without header and "
         "blank lines)",
         "    Fix: correct the files.",
-        "Appears     yes: a key has 1 unit of one window, which gives it a 50% chance of being "
+        "Appears     yes: a key has 1 unit of one window, enough for a 50% chance of being "
         "published",
         "Nothing was charged or stored. Next: `dpstream plan daily --env prod`.",
     ]

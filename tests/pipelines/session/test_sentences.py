@@ -18,11 +18,9 @@ from dpstream.accounting.sessions.aggregates import (
     sum_of,
 )
 from dpstream.pipelines.session import sentences
-from dpstream.pipelines.session.receipt import Answer, Header
+from dpstream.pipelines.session.receipt import Answer, Header, answer_rows, answer_text
 from dpstream.pipelines.session.selection import predicate_of
 from dpstream.pipelines.session.sentences import (
-    answer_rows,
-    answer_text,
     figure_of,
     ranges_of,
     value_of,

@@ -391,6 +391,11 @@ def test_dry_run_reads_no_data_and_costs_nothing(project: Path) -> None:
     assert refused.exit_code == without["acceptance"]["refusal"]["exit_code"] == 2
     assert without["acceptance"]["refusal"]["field"] == "secret"
     assert without["histograms"] == figures["histograms"]
+    text = project.read_text()
+    project.write_text(re.sub(r"(?m)^secret = .*\n", "", text))
+    named = call("choose", "--project", project, *ASK, "--dry-run", "--json")
+    assert named.exit_code == 2, named.output
+    assert json.loads(named.stdout)["acceptance"]["refusal"]["field"] == "secret"
 
 
 def test_the_guides_example_runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
