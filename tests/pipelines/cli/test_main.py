@@ -1,5 +1,6 @@
 """The command line: exit codes, one clear line for every error, and never a value of data."""
 
+import json
 import logging
 import os
 import subprocess

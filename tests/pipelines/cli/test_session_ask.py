@@ -193,6 +193,6 @@ def test_a_plan_is_free(tmp_path: Path) -> None:
 )
 def test_bad_words_have_field_rule_and_fix(words: list[str], field: str, tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    text = refused(2, words[0], *table, *words[1:])
+    text = refused(2, words[0], *table, *words[1:]).splitlines()[-1]
     assert text.startswith("usage: ") and ". Fix: " in text and field in text.split(":")[1], text
     assert json_of("transcript", *table) == {"entries": []}

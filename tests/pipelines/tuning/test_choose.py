@@ -411,7 +411,7 @@ def test_the_guides_example_runs(project: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_test_key_is_stamped(project: Path) -> None:
     write(project, ('secret = "file:keys/noise.secret"', f'insecure_test_secret = "{"0f" * 32}"'))
-    assert "INSECURE" in done(choose(project)).stdout
+    assert "INSECURE" in done(choose(project)).stderr
     assert load_job(project, "new").insecure
 
 
