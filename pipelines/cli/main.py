@@ -113,8 +113,7 @@ def _option_of(error: click.UsageError) -> str:
     """Return the option that click refuses, or the command."""
     if isinstance(error, click.BadParameter) and error.param is not None:
         return error.param.opts[0]
-    option = getattr(error, "option_name", None)
-    return str(option or (error.ctx and error.ctx.info_name) or "dpstream")
+    return str(getattr(error, "option_name", None) or "command")
 
 
 def _reader_left() -> bool:

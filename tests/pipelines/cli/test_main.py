@@ -296,7 +296,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
         (("account", "limit", "shop", "--epsilon", "3"), "--delta"),
         (("sql", "--nosuch"), "--nosuch"),
         (("plan", "--units", "x"), "--units"),
-        (("nosuch",), "dpstream"),
+        (("nosuch",), "command"),
     ],
 )
 def test_options_that_are_refused_are_an_object_with_json(
