@@ -5,7 +5,7 @@ when the run began, so the page can be published with the releases.  ``truth`` i
 reads raw records, marks the page as not private and makes its file readable for its owner only.
 
 **Truth** is the releases held against raw records: exact, NOT private, for public data only.  The
-records go through the job's own ingest (types, times, clamps), so "true" means: of all usable
+records go through the job's own ingest (types, times, bounds), so "true" means: of all usable
 records of a window up to the trigger it has come to, before a unit's contributions are bounded.  An
 error therefore holds the noise and what bounding leaves out.
 """

@@ -74,7 +74,8 @@ def public_source(name: str) -> str:
 def title_of(job: Job) -> str:
     """Return the subject of a page: data set and job, else the source."""
     if job.ledger is not None:
-        return f"{job.ledger.data_set} / {job.name}"
+        data_set = job.ledger.data_set
+        return data_set if data_set == job.name else f"{data_set} / {job.name}"
     kind, _, place = public_source(job.plan.source).partition(":")
     return f"{kind} files" if set("*?[") & set(place) else place
 

@@ -342,7 +342,7 @@ def meaning(aggregate: Aggregate) -> str:
     if aggregate.column is None or aggregate.bounds is None:
         return {"count": "count of records", "units": "count of units"}[aggregate.kind]
     low, high = (human(bound) for bound in aggregate.bounds)
-    return f"{aggregate.kind} of {aggregate.column}, clamped to {low} … {high}"
+    return f"{aggregate.kind} of {aggregate.column}, bounded to {low} … {high}"
 
 
 def _labels(report: Report) -> list[str]:

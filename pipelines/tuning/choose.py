@@ -172,8 +172,8 @@ def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
     """Return figures of the noisy nodes with which the job can be run."""
     bound = tuning.job.plan.privacy.per_key_bound
 
-    def noise_with(clamps: ChosenBounds) -> NoiseOf:
-        plan = with_bounds(tuning, clamps)
+    def noise_with(bounds: ChosenBounds) -> NoiseOf:
+        plan = with_bounds(tuning, bounds)
         return lambda contributions, per_key: noise_at_the_end(plan, contributions, per_key)
 
     return _runnable(tuning, read_off(tuning.question, tuning.design, nodes, noise_with, bound))
@@ -215,9 +215,9 @@ def _allowed(tuning: CheckedRequest, figures: Figures, contributions: int) -> bo
 
 def with_bounds(tuning: CheckedRequest, chosen: ChosenBounds) -> Plan:
     """Return the job's plan with these bounds."""
-    clamps, plan = bounds_of(tuning, chosen), tuning.job.plan
+    bounds, plan = bounds_of(tuning, chosen), tuning.job.plan
     aggregates = tuple(
-        msgspec.structs.replace(a, bounds=clamps.get(a.name, a.bounds)) for a in plan.aggregates
+        msgspec.structs.replace(a, bounds=bounds.get(a.name, a.bounds)) for a in plan.aggregates
     )
     return msgspec.structs.replace(plan, aggregates=aggregates)
 

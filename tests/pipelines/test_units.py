@@ -78,7 +78,7 @@ def test_half_a_month_apart_is_another_unit(tmp_path: Path) -> None:
     })  # fmt: skip
     assert call("run", "--project", later, "--quiet").exit_code == 0
     text = call("account", "show", "--project", later).stdout
-    assert "Unit      user (int), per 30 days of time, counted from " in text
+    assert "Unit        user (int), per 30 days of time, counted from " in text
     assert "different units" not in text and "counted" not in text.replace("counted from", "")
 
 
@@ -140,7 +140,8 @@ def test_a_data_set_names_the_unit(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text(ROWS.replace("user", "customer", 1))
     assert call("run", "--project", second, "--quiet").exit_code == 0
     assert (
-        "Unit      person (int), per 30 days" in call("account", "show", "--project", second).stdout
+        "Unit        person (int), per 30 days"
+        in call("account", "show", "--project", second).stdout
     )
     empty = write(tmp_path, "c", **{'name = "user"': 'name = ""'})
     assert "unit.name" in call("plan", "--project", empty).stderr
