@@ -305,6 +305,10 @@ def _check(catalog: "Catalog", as_json: bool) -> None:
         click.echo(f"Unique: {name} ({', '.join(columns)})")
 
 
+#: What ends the prompt, as Ctrl-D does.
+_LEAVE = ("exit", "quit", "\\q")
+
+
 def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
     """Read statements, each ended by a semicolon; an error does not end the prompt."""
     from dpstream.accounting.errors import DpstreamError
@@ -318,6 +322,8 @@ def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
             )
         except click.Abort:
             click.echo()
+            return
+        if not text and line.strip(" ;").lower() in _LEAVE:
             return
         text += line + "\n"
         if not line.rstrip().endswith(";"):

@@ -187,7 +187,8 @@ def absent() -> UsageError:
     return UsageError(
         "account.path",
         "no account is there",
-        "bring it back, or make one with `dpstream account create` and name its id",
+        "bring it back; only if nothing was charged on these data yet, make one with "
+        "`dpstream account create` and name its id",
     )
 
 

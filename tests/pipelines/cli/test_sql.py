@@ -105,6 +105,17 @@ def test_the_prompt_goes_on_after_an_error(tmp_path: Path) -> None:
     assert len(charges(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("word", ["exit", "quit;", "\\q"])
+def test_a_word_leaves_the_prompt(tmp_path: Path, word: str) -> None:
+    prompt = _Prompt(data_set(tmp_path))
+    try:
+        prompt.until("sql> ")
+        prompt.type(f"{word}\n")
+        assert prompt.process.wait(20) == 0
+    finally:
+        prompt.close()
+
+
 def test_explain_files_and_budget(tmp_path: Path) -> None:
     path, queries = data_set(tmp_path), tmp_path / "q.sql"
     queries.write_text(f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};")
