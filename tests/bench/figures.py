@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dpstream.pipelines.formats.encodings import read_releases
+from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
 from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
@@ -124,6 +125,7 @@ def commands(folder: Path, say: Say) -> Figures:
     say("imports and commands")
     (folder / "dpstream.toml").write_text(EXAMPLE.read_text())
     accounts.create(folder / "flights.account.db", "flights", (1e3, 1e-2), "tailnum", id_="0" * 16)
+    new_secret(folder / "flights.secret")
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]
     command_lines = {
