@@ -264,12 +264,7 @@ def initialise(
             "holds the state of a job with another plan",
             "use a new store (a new run, charged again) or restore the old job",
         )
-    if stored_identity.secret_fingerprint != identity.secret_fingerprint:
-        raise PolicyError(
-            "secret",
-            "is not the one this store was begun with",
-            "use the run's own secret; to rotate it, begin a new run: a new store, charged again",
-        )
+    refuse_other_secret(stored_identity, identity.secret_fingerprint)
     if stored_identity.source_fingerprint != identity.source_fingerprint:
         raise PolicyError(
             "source",
@@ -282,6 +277,23 @@ def initialise(
             "shards", "the number of shards is fixed in the store", "restore the old number"
         )
     return stored_identity
+
+
+def refuse_other_secret(identity: "RunIdentity", fingerprint: str) -> None:
+    """Refuse a secret that is not the one of a store's run.
+
+    Args:
+        fingerprint: of the secret.
+
+    Raises:
+        PolicyError: it is another one.
+    """
+    if identity.secret_fingerprint != fingerprint:
+        raise PolicyError(
+            "secret",
+            "is not the one this store was begun with",
+            "use the run's own secret; to rotate it, begin a new run: a new store, charged again",
+        )
 
 
 def open_store(url: str, plan: Plan, run_id: str) -> "Store":

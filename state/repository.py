@@ -1,7 +1,7 @@
 """Private files that a git repository holds: refused, because whoever has the repository has them.
 
 A secret in a commit subtracts all noise, a store and dead letters hold records, and an account that
-a checkout replaces forgets what was spent.
+a checkout replaces lacks charges that were made.
 """
 
 import contextlib

@@ -17,6 +17,7 @@ import functools
 import logging
 import os
 import re
+import shlex
 import stat
 import threading
 import weakref
@@ -136,7 +137,7 @@ def _of_file(path: str) -> bytearray:
                 problem = PolicyError(
                     FIELD,
                     "the secret can be read or changed by other users",
-                    f"type `chmod 600 {path}`",
+                    f"type `chmod 600 {shlex.quote(str(path))}`",
                 )
             else:
                 del text[file.readinto(text) or 0 :]

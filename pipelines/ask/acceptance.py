@@ -127,15 +127,18 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
         fresh: with ``--fresh``: a new run at a new charge.
     """
     from dpstream.pipelines.jobs.charging import check_begin, store_identity  # with solvers
-    from dpstream.pipelines.jobs.secret import refuse_other_secret, secret_source
+    from dpstream.pipelines.jobs.secret import secret_source
+    from dpstream.state.open import refuse_other_secret
 
     expected, refusal = None, None
     try:
         expected = check_begin(job, fresh)
-        secret_source(job).check_readable()
         identity = None if fresh else store_identity(job)
-        if identity is not None:
-            refuse_other_secret(job, identity)
+        if identity is None:
+            secret_source(job).check_readable()
+        else:
+            with secret_source(job).ring() as ring:
+                refuse_other_secret(identity, ring.fingerprint)
     except DpstreamError as error:
         refusal = error
     more = [] if expected is None or expected.charged else [expected.charge]

@@ -329,6 +329,7 @@ def _through_store(
         stated: units and records of a window; named: whether OUT is given; dry: only show it.
     """
     from dpstream.pipelines.ask.acceptance import of_job
+    from dpstream.pipelines.render.account import run_lines
     from dpstream.pipelines.workload.execute import check, execute, job_of
 
     if how.as_of:
@@ -343,7 +344,9 @@ def _through_store(
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
-    echo_answer(done.receipt, workload, order.job, order.out, None, done.result.resumed, as_json)
+    resumed, receipt = {"resumed": done.result.resumed}, done.receipt
+    paid = run_lines(_cost(receipt), order.job.ledger is not None, receipt.run_id)
+    echo_answer(receipt, workload, order.out, resumed, paid, as_json)
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
@@ -408,6 +411,7 @@ def once(
         dry: only show what would happen; ``out`` may be missing then.
         accept: may refuse a new charge because of the charges before it.
     """
+    from dpstream.pipelines.render.account import charge_lines
     from dpstream.pipelines.workload.registered import acceptance, answer_once
 
     if dry or out is None:
@@ -416,27 +420,29 @@ def once(
     done = answer_once(workload, job, mechanism, out, form, partial_key, nonnegative, how, accept)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
-    echo_answer(done.receipt, workload, job, out, done.charged, False, as_json)
+    paid = charge_lines(_cost(done.receipt), done.charged, done.receipt.run_id)
+    echo_answer(done.receipt, workload, out, {"charged": done.charged}, paid, as_json)
+
+
+def _cost(receipt: "Receipt") -> str:
+    return f"{guarantee_pair(receipt.epsilon, receipt.delta)} per unit"
 
 
 def echo_answer(
     receipt: "Receipt",
     workload: "Workload",
-    job: "Job",
     out: Path,
-    charged: bool | None,
-    resumed: bool,
+    state: dict[str, bool],
+    paid: list[str],
     as_json: bool,
 ) -> None:
-    """Print a summary of the release, and what it was charged in the job's account.
+    """Print a summary of the release, and what it was charged.
 
     Args:
-        charged: whether this very command was charged; ``None``: it is a run with a store, which
-            is charged once.
-        resumed: whether that run was begun before.
+        state: ``resumed`` of a run with a store, ``charged`` of an answer in the account.
+        paid: the cost as text.
     """
     from dpstream.accounting.strength import weaknesses
-    from dpstream.pipelines.render.account import charge_lines, run_lines
 
     answers = len(receipt.moments) * workload.queries
     written = any(name.startswith("answers.") for name in receipt.files)
@@ -445,7 +451,7 @@ def echo_answer(
             {
                 "out": out.name,
                 "run_id": receipt.run_id,
-                **({"resumed": resumed} if charged is None else {"charged": charged}),
+                **state,
                 "strategy": receipt.strategy,
                 "mechanism": receipt.mechanism,
                 "releases": len(receipt.moments),
@@ -468,10 +474,6 @@ def echo_answer(
             f"No table was written: {answers:,} answers are too many for one. Ask for parts at no"
             f" charge: `dpstream workload answer PART.json --from {os.path.relpath(out)}`"
         )
-    cost = f"{guarantee_pair(receipt.epsilon, receipt.delta)} per unit"
-    paid = run_lines(cost, job.ledger is not None, receipt.run_id)
-    if charged is not None:
-        paid = charge_lines(cost, charged, receipt.run_id)
     print_charge(paid, receipt.insecure)
 
 

@@ -130,6 +130,8 @@ def run(
     run_checked(
         checked, runner, beam_args, speed, quiet, as_json, through, fail_if_empty, fresh, **metrics
     )
+    if not as_json and checked.sink.folder is not None:
+        click.echo(f"Next: `dpstream report {checked.name}{job.flags}`")
 
 
 def run_checked(
@@ -211,8 +213,6 @@ def _print_result(checked: "Job", result: "Result") -> None:
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")
-    if checked.sink.folder is not None:
-        click.echo(f"Next: `dpstream report {checked.name}`")
     privacy = checked.plan.privacy
     per = "unit" if checked.plan.timeline.period is None else "unit and period"
     cost = f"{guarantee_pair(privacy.epsilon, privacy.delta)} per {per}"

@@ -312,9 +312,9 @@ def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     of = "that had as much left (the others are left out)" if head.drop else "asked"
     lines = charge_lines(f"{paid} to every point {of}", answer.charged, head.run_id, head.answered)
     if head.allotment:
-        left = decimal_text(session.allotment(head.allotment).left)
+        remaining = decimal_text(session.allotment(head.allotment).left)
         drew = "Drew" if answer.charged else "Before, this drew"
-        lines = [f"{drew} {paid} on the allotment, which has {left} left; run {head.run_id}"]
+        lines = [f"{drew} {paid} on the allotment, which has {remaining} left; run {head.run_id}"]
     elif answer.charged:
         waste = _waste(session, head.run_id)
         if waste > 1.0001:

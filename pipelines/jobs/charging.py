@@ -231,7 +231,7 @@ def refuse_exposed(job: Job) -> None:
             )
     store = job.state.path
     if store is not None:
-        refuse_tracked("store", store, "it holds what records have added")
+        refuse_tracked("store", store, "it holds the state of private records")
     file = job.ledger and file_of(job.ledger.path)
     if file and store and file.resolve() == store.resolve():
         raise UsageError("account.path", "is the state store's file", "use a file of its own")

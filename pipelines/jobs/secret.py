@@ -6,7 +6,6 @@ A secret is 32 random bytes, written once as hex in a file that only its owner c
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
@@ -15,9 +14,6 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, put_entry, sync
-
-if TYPE_CHECKING:
-    from dpstream.state.store import RunIdentity
 
 
 def new_secret(path: Path) -> None:
@@ -64,22 +60,6 @@ def check_secret(job: Job) -> dict[str, str]:
     with keys.ring() as ring:
         fingerprint = ring.fingerprint
     if stores.exists(url):
-        refuse_other_secret(job, stores.identity_of(url, job.plan))
+        stores.refuse_other_secret(stores.identity_of(url, job.plan), fingerprint)
         store = "fits"
     return {"where": keys.kind, "store": store, "fingerprint": fingerprint}
-
-
-def refuse_other_secret(job: Job, identity: "RunIdentity") -> None:
-    """Refuse a secret that is not the one of the run in the job's store.
-
-    Raises:
-        PolicyError: it is another one; UsageError, RunError: it cannot be read.
-    """
-    with secret_source(job).ring() as ring:
-        if identity.secret_fingerprint != ring.fingerprint:
-            raise PolicyError(
-                "secret",
-                "is not the one this store was begun with",
-                "use the run's own secret; to rotate it, begin a new run: a new store, charged "
-                "again",
-            )

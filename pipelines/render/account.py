@@ -76,11 +76,8 @@ def acceptance_lines(
         verb: of the command, at most 11 characters.
         warnings: about the account's limit.
     """
-    account, cost = acceptance["account"], acceptance["charged"]
-    lines = accepted_lines(acceptance, verb)
-    if account is None and acceptance["accepted"] and cost is not None:
-        pair = guarantee_pair(cost["epsilon"], cost["delta"])
-        lines = labelled(verb, f"yes: {pair} would be spent")
+    account = acceptance["account"]
+    lines = accepted_lines(acceptance, verb, account is not None)
     if account is not None:
         lines += labelled("Account", _spending(account))
     elif acceptance["accepted"]:
@@ -88,8 +85,12 @@ def acceptance_lines(
     return [*lines, *each("Warning", warnings)]
 
 
-def accepted_lines(acceptance: dict[str, Any], verb: str) -> list[str]:
-    """Return whether a command would be accepted, and its cost; see `acceptance_lines`."""
+def accepted_lines(acceptance: dict[str, Any], verb: str, account: bool = True) -> list[str]:
+    """Return whether a command would be accepted, and its cost; see `acceptance_lines`.
+
+    Args:
+        account: whether an account is charged.
+    """
     refusal, cost, run_id = (acceptance[name] for name in ("refusal", "charged", "run_id"))
     if refusal is not None:
         return labelled(
@@ -105,7 +106,8 @@ def accepted_lines(acceptance: dict[str, Any], verb: str) -> list[str]:
         run = "" if run_id is None else f"run {run_id} goes on, and "
         return labelled(verb, f"yes: {run}nothing more is charged")
     pair = guarantee_pair(cost["epsilon"], cost["delta"])
-    return labelled(verb, f"yes: {pair} would be charged before a record is read")
+    spent = "charged before a record is read" if account else "spent"
+    return labelled(verb, f"yes: {pair} would be {spent}")
 
 
 def _spending(account: dict[str, Any]) -> str:

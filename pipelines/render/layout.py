@@ -74,12 +74,12 @@ def with_interval(value: Any, low: Any, high: Any) -> str:
     """
     if not isinstance(low, float) or not isinstance(high, float) or not math.isfinite(high - low):
         return value_text(value)
-    half = human((high - low) / 2)
-    if isinstance(value, float) and math.isfinite(value) and "e" not in half:
-        digits = max(0, 2 - math.floor(math.log10(max(high - low, 1e-300) / 2)))
-        text = f"{value:,.{digits}f}"
-        return f"{text.rstrip('0').rstrip('.') if '.' in text else text} ±{half}"
-    return f"{value_text(value)} ±{half}"
+    half = (high - low) / 2
+    text = value_text(value)
+    if isinstance(value, float) and math.isfinite(value) and 1e-3 <= half < 1e12:
+        text = f"{value:,.{max(0, 2 - math.floor(math.log10(half)))}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{text} ±{human(half)}"
 
 
 def table_text(

@@ -146,8 +146,10 @@ def _payment(plan: dict[str, Any]) -> list[str]:
             *([enough] if plan["enough"] else []),
         )
     if plan["allotment_left"] is not None:
-        left = decimal_text(plan["allotment_left"])
-        lines = labelled("Draw", f"{paid} on the allotment, which has {left} left; no point pays")
+        remaining = decimal_text(plan["allotment_left"])
+        lines = labelled(
+            "Draw", f"{paid} on the allotment, which has {remaining} left; no point pays"
+        )
     else:
         waste = plan["charged_points_per_asked"]
         times = f", which are {human(waste)} times what is asked" if waste > 1.0001 else ""

@@ -160,7 +160,7 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
 def _refuse_tracked(place: AccountPlace) -> None:
     """Refuse an account's file that git tracks."""
     if file_of(place.path) is not None:
-        rule = "a checkout of an older commit would forget what was spent"
+        rule = "a checkout of an older commit would undo charges"
         refuse_tracked("account.path", place.path, rule)
 
 

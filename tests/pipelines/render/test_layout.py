@@ -47,6 +47,7 @@ def test_an_interval_is_its_half_width() -> None:
     """And the value has the digits of that, because further ones are noise."""
     assert with_interval(100.0, 90.2, 109.8) == "100 ±9.8"
     assert with_interval(28.0607, 22.38, 33.74) == "28.06 ±5.68"
+    assert with_interval(0.1, 0.1, 0.1) == "0.1 ±0"
     assert with_interval(5.5, 4.5, 6.5) == "5.5 ±1" and value_text(-0.0) == "0"
     assert with_interval(1_234.567, 1_000.0, 1_500.0) == "1,235 ±250"
     assert with_interval(0.0123456, 0.0121, 0.0125) == "0.0123456 ±2e-4"
