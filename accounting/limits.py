@@ -10,8 +10,8 @@ MAX_KEY_COLUMNS = 8
 MAX_AGGREGATES = 16
 #: Public triggers of one window for the tree strategy (levels of the path state = 21).
 MAX_TRIGGERS = 1 << 20
-#: Beyond this the matrix product of the Toeplitz decoder costs more than it saves.
-MAX_TOEPLITZ_TRIGGERS = 4096
+#: Triggers of a window whose cells share noise: the bound of its error takes a T x T matrix.
+MAX_MIXED_TRIGGERS = 4096
 #: Beyond this the dense strategy's committed numbers (19 a trigger) and its decoder, looked at as a
 #: whole matrix, cost more than the 4% of error that it saves over ``blt``.
 MAX_DENSE_TRIGGERS = 2048

@@ -119,9 +119,7 @@ def sampler_of(noise: StreamNoise, tested: bool = False) -> Sampler:
 
 
 def default_look_ahead(strategy: Strategy) -> int:
-    """Return the steps of noise computed at once: many if a path has no state to continue from."""
-    if not strategy.state_columns:
-        return min(256, strategy.triggers)
+    """Return the steps of noise computed at once."""
     return max(4, min(32, strategy.triggers // 12))
 
 

@@ -210,7 +210,7 @@ def testing_strategy(name: str, tests: int, last: float) -> Strategy:
 
     Late tests select most keys, so they get the smaller error: of all encoders the one with the
     smallest squared error of the tests, the first of which counts 1 and the last ``last``.  It is
-    chosen where noise is real anyway; ``tree`` and ``toeplitz`` keep theirs.
+    chosen where noise is real anyway; ``tree`` keeps its own.
     """
     if name not in ("blt", "dense") or not 1 < tests <= limits.MAX_DENSE_TRIGGERS:
         return strategy_of(name, tests)

@@ -37,12 +37,12 @@ from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import (
+    BltStrategy,
     DenseStrategy,
     GeometricStrategy,
     Strategy,
     TreeStrategy,
 )
-from dpstream.accounting.strategies.toeplitz import ConvolutionStrategy
 
 #: Prefixes a statistic uses: the first ones tell most, the others are taken evenly.
 MAX_PREFIXES = 128
@@ -58,8 +58,8 @@ def prefix_covariance(strategy: Strategy, at: Int64) -> Float64:
         return _tree_covariance(strategy, at)
     if isinstance(strategy, (DenseStrategy, GeometricStrategy)):
         return np.asarray(strategy.decoder[at - 1] @ strategy.decoder[at - 1].T)
-    if not isinstance(strategy, ConvolutionStrategy):
-        raise InvariantError("isinstance(strategy, ConvolutionStrategy)")
+    if not isinstance(strategy, BltStrategy):
+        raise InvariantError("isinstance(strategy, BltStrategy)")
     rows = np.zeros((len(at), int(at[-1])))
     for row, step_index in zip(rows, at, strict=True):
         row[:step_index] = strategy.decoder[:step_index][::-1]

@@ -88,7 +88,6 @@ def _hindrance(plan: "Plan") -> str | None:
 MECHANISM_VERSION = 2
 #: Strategies that end before others (``Timeline.check`` has the most of all).
 _MOST_TRIGGERS = {
-    "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS,
     "dense": limits.MAX_DENSE_TRIGGERS,
     "geometric": limits.MAX_GEOMETRIC_TRIGGERS,
 }
@@ -286,10 +285,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                 f"nodes of '{privacy.strategy}' are integers, and mixed ones would not be",
                 "use 'blt' or 'dense'",
             )
-        if self.timeline.triggers > limits.MAX_TOEPLITZ_TRIGGERS:
+        if self.timeline.triggers > limits.MAX_MIXED_TRIGGERS:
             raise UsageError(
                 "time.trigger",
-                f"mixed cells take at most {limits.MAX_TOEPLITZ_TRIGGERS} triggers a window",
+                f"mixed cells take at most {limits.MAX_MIXED_TRIGGERS} triggers a window",
                 "publish less often or use shorter windows",
             )
         if any(kind_of(a).counts_units for a in self.aggregates):

@@ -13,7 +13,7 @@ from dpstream.accounting.weights import SelectionWeights
 Mode = Literal["sticky", "rounds"]
 #: What ``auto`` makes small: the error of a period's promise, or of that of all periods.
 Optimise = Literal["period", "lifetime"]
-StrategyName = Literal["tree", "toeplitz", "blt", "dense", "geometric", "auto"]
+StrategyName = Literal["tree", "blt", "dense", "geometric", "auto"]
 
 
 class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,9 +2,9 @@
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.strategies.base import Strategy
+from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.dense import DenseStrategy
 from dpstream.accounting.strategies.geometric import GeometricStrategy
-from dpstream.accounting.strategies.toeplitz import BltStrategy, ToeplitzStrategy
 from dpstream.accounting.strategies.tree import TreeStrategy
 
 __all__ = [
@@ -13,14 +13,12 @@ __all__ = [
     "DenseStrategy",
     "GeometricStrategy",
     "Strategy",
-    "ToeplitzStrategy",
     "TreeStrategy",
     "make_strategy",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "tree": TreeStrategy,
-    "toeplitz": ToeplitzStrategy,
     "blt": BltStrategy,
     "dense": DenseStrategy,
     "geometric": GeometricStrategy,

@@ -269,13 +269,11 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def state_columns(self) -> int:
-        """The number of state values that a path carries to the next step (0: ``fold`` starts at
-        step 0).
-        """
+        """The number of state values that a path carries to the next step, at least 1."""
 
     def first_node(self, step_index: Int64) -> Int64:
         """Return the first node whose noise ``fold`` needs to go on after ``step_index``."""
-        return self.nodes_through(step_index) if self.state_columns else np.zeros_like(step_index)
+        return self.nodes_through(step_index)
 
     def last_node(self, step_index: Int64, upto: Int64) -> Int64:
         """Return (n,) the first node that ``fold`` does not need from ``step_index`` to

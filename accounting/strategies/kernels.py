@@ -270,26 +270,3 @@ def largest_response(
         value = theta * value - omega * decoder[k - 1]
         largest = max(largest, abs(value))
     return largest
-
-
-@njit(cache=True, nogil=True)
-def round_where_open(
-    values: Float64, error: float, out: Int64
-) -> Int64:  # pragma: no cover - compiled
-    """Put floor(2^D v + ROUND_UP) into ``out``; return the indices that ``error`` could change."""
-    count = 0
-    for i in range(values.size):
-        scaled = values[i] * _SCALE + ROUND_UP
-        floor = np.floor(scaled)
-        out[i] = np.int64(floor)
-        if scaled - floor < error or scaled - floor > 1 - error:
-            count += 1
-    open_indices = np.empty(count, np.int64)
-    count = 0
-    for i in range(values.size):
-        scaled = values[i] * _SCALE + ROUND_UP
-        part = scaled - np.floor(scaled)
-        if part < error or part > 1 - error:
-            open_indices[count] = i
-            count += 1
-    return open_indices

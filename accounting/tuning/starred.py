@@ -166,9 +166,8 @@ def _strategies(plan: Plan) -> list[StrategyName]:
     most = {
         "geometric": limits.MAX_GEOMETRIC_TRIGGERS,
         "dense": _DENSE,
-        "toeplitz": limits.MAX_TOEPLITZ_TRIGGERS,
     }
-    names: tuple[StrategyName, ...] = ("blt", "dense", "toeplitz", "tree")
+    names: tuple[StrategyName, ...] = ("blt", "dense", "tree")
     if plan.cells is not None:
         names = ("blt", "dense")
     elif not plan.design.selects:

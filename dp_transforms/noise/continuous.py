@@ -1,6 +1,6 @@
 """Gaussian noise by inverse CDF at a 128-bit uniform named by its node, in floats and exactly.
 
-For strategies with a real encoder (``accounting.strategies.toeplitz``): the node noise is the real
+For strategies with a real encoder (``blt`` and ``dense``): the node noise is the real
 number N = sigma * Phi^-1((u + 1/2) / 2^128) with u the 128 bits of the node.  ``draw`` gives
 it as float64 with a bounded error, ``exact`` as balls of any precision; what is released is
 the exact rounding of a linear map of N, so the float error never shows.

@@ -42,7 +42,7 @@ def test_sums_on_the_grid_fit_into_64_bits() -> None:
 
 def test_numbers_of_triggers_fit_their_types() -> None:
     assert limits.MAX_TRIGGERS.bit_length() == 21  # levels of a path's state
-    assert limits.MAX_DENSE_TRIGGERS <= limits.MAX_TOEPLITZ_TRIGGERS <= limits.MAX_TRIGGERS
+    assert limits.MAX_DENSE_TRIGGERS <= limits.MAX_MIXED_TRIGGERS <= limits.MAX_TRIGGERS
     # 19 numbers a trigger of at most 5 characters, committed in one cell.
     assert limits.MAX_DENSE_TRIGGERS * 19 * 5 < limits.CELL_CHARACTERS
     assert limits.MAX_TRIGGER_TIME < (1 << 31) - 1

@@ -5,7 +5,6 @@ that every rounding is decided.
 """
 
 import functools
-import math
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -42,30 +41,15 @@ def matrix(encoding: Encoding) -> list[list[Fraction]]:
                 begin = leaf - (1 << level)
                 rows.append([Fraction(begin < t <= leaf) for t in range(1, triggers + 1)])
         return rows
-    if encoding.name == "toeplitz":
-        column = toeplitz_column(triggers)
-        return [
-            [Fraction(column[t - k] if k <= t else 0) for k in range(triggers)]
-            for t in range(triggers)
-        ]
     # The real matrix is these floats within 1e-13: exact rationals of them.
     floats = make_strategy(encoding.name, triggers, np.array(encoding.parameters)).matrix()
     return [[Fraction(float(v)) for v in row] for row in floats]
 
 
 @functools.cache
-def toeplitz_column(triggers: int) -> list[int]:
-    """rint(2^6 C(2k, k) / 4^k); the audited plans have few triggers."""
-    assert triggers <= 1000
-    return [round(64 * Fraction(math.comb(2 * k, k), 4**k)) for k in range(triggers)]
-
-
-@functools.cache
 def _column(encoding: Encoding) -> list[Any]:
     """First column of a convolution's encoder as balls."""
     triggers = encoding.triggers
-    if encoding.name == "toeplitz":
-        return [flint.arb(c) for c in toeplitz_column(triggers)]
     blt = BltStrategy(triggers, np.array(encoding.parameters))
     with flint.ctx.workprec(PRECISION):
         terms = [(flint.arb(o), flint.arb(t)) for o, t in zip(blt.omega, blt.theta, strict=True)]

@@ -87,15 +87,14 @@ def plans() -> dict[str, Plan]:
             COUNT, triggers=8, strategy="blt", refresh_every=2, select_every=3, **late, **both
         ),
         "single": plan(COUNT, triggers=8, contributions=1),
-        "toeplitz": plan(COUNT, triggers=8, strategy="toeplitz"),
-        "toeplitz_rounds": plan(COUNT, SUM, triggers=7, mode="rounds", strategy="toeplitz"),
+        "dense_rounds": plan(COUNT, SUM, triggers=7, mode="rounds", strategy="dense"),
         "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
         "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
         "dense": plan(COUNT, UNITS, triggers=8, strategy="dense", **late),
         **_per_key(plan, sliding, {"weights": SelectionWeights(3, 1)}),
         "weights": plan(COUNT, MEAN, triggers=8, **heavy(3, 1)),
         "weights_units": plan(
-            COUNT, UNITS, triggers=6, strategy="toeplitz", **{**heavy(2, 0.5), "epsilon": 90.0}
+            COUNT, UNITS, triggers=6, strategy="blt", **{**heavy(2, 0.5), "epsilon": 90.0}
         ),
         "weights_periods": plan(COUNT, triggers=6, windows=3, period=5, **late, **heavy(2, 1)),
         "combined": plan(COUNT, SUM, triggers=8, **both),
@@ -138,7 +137,7 @@ def _per_key(
         "per_key": plan(COUNT, SUM, triggers=8, per_key_bound=1),
         "fused": plan(UNITS, SUM, triggers=7, per_key_bound=1, strategy="blt", **sliding),
         "per_key_public": plan(
-            UNITS, COUNT, MEAN, triggers=6, per_key_bound=1, public="f" * 32, strategy="toeplitz"
+            UNITS, COUNT, MEAN, triggers=6, per_key_bound=1, public="f" * 32, strategy="blt"
         ),
         "two_per_key": plan(COUNT, SUM, triggers=8, per_key_bound=2, contributions=6),
         "three_per_key": plan(

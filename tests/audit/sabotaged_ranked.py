@@ -14,6 +14,7 @@ from dpstream.accounting.plan.design import Design
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state.keycounts import KeyCounts
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
 from tests.budgets import budgets
@@ -191,19 +192,14 @@ def _weights_as_if_plain(real: Any) -> Any:
     return budget
 
 
-def _sigma_of_the_real_matrix(real: Any) -> Any:
-    """Noise calibrated to 2^6 c_k, while the encoder that is used has their roundings."""
+def _sigma_of_one_coefficient(real: Any) -> Any:
+    """Noise calibrated to c_0 alone, as if a record moved no later node."""
 
     def budget(plan: Any) -> Any:
-        given, exact, k = real(plan), 64.0, 0
-        squares = 0.0
-        while k < plan.timeline.triggers:
-            squares += exact**2
-            k += 1
-            exact *= (2 * k - 1) / (2 * k)
+        given = real(plan)
 
         def less(noise: Any) -> Any:
-            return msgspec.structs.replace(noise, sigma=noise.sigma * (squares / noise.col2) ** 0.5)
+            return msgspec.structs.replace(noise, sigma=noise.sigma / noise.col2**0.5)
 
         return msgspec.structs.replace(
             given, selection=less(given.selection), values=tuple(map(less, given.values))
@@ -212,9 +208,9 @@ def _sigma_of_the_real_matrix(real: Any) -> Any:
     return budget
 
 
-def _real_nodes(real: Any) -> Any:
-    """Toeplitz nodes off the lattice: floats on top of exact values."""
-    return lambda noise: ContinuousGaussian(noise.sigma)
+def _rounded_nodes(real: Any) -> Any:
+    """Nodes on a lattice, under an encoder whose true nodes lie beside it."""
+    return lambda noise, tested=False: RoundedGaussian(noise.sigma)
 
 
 def _one_lane(real: Any) -> Any:
@@ -293,7 +289,7 @@ RANKED_SABOTAGED = {
         "two_per_key", "flood", "sensitivity",
     ),
     "shares of a bound per key without it": replaced(
-        step, "calibrated", budgets(_shares_of_one_record_a_key), "toeplitz", "first", "sensitivity"
+        step, "calibrated", budgets(_shares_of_one_record_a_key), "blt", "first", "sensitivity"
     ),
     "weighted stream published": replaced(
         step, "publish", _weights_published, "weights_units", "ordinary", "noise"
@@ -318,11 +314,11 @@ RANKED_SABOTAGED = {
     "combined test with noise of its own": replaced(
         step.Stepper, "_thresholds", _noise_of_its_own, "combined", "ordinary", "selection"
     ),
-    "toeplitz calibrated to the real matrix": replaced(
-        step, "calibrated", budgets(_sigma_of_the_real_matrix), "toeplitz", "first", "sensitivity"
+    "blt calibrated to its first coefficient": replaced(
+        step, "calibrated", budgets(_sigma_of_one_coefficient), "blt", "first", "sensitivity"
     ),
-    "toeplitz with noise off the lattice": replaced(
-        step, "sampler_of", _real_nodes, "toeplitz", "ordinary", "noise"
+    "blt with nodes on a lattice": replaced(
+        step, "sampler_of", _rounded_nodes, "blt", "ordinary", "noise"
     ),
     "blt with noise of half the scale": replaced(
         step, "sampler_of", half_scale, "blt", "ordinary", "scale"

@@ -103,7 +103,7 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
         0.8,
     ),
     "public tree": ({"public": True, "strategy": '"tree"'}, ("count",), 0.9),
-    "public toeplitz": ({"public": True, "strategy": '"toeplitz"'}, ("sum",), 0.9999),
+    "public blt": ({"public": True, "strategy": '"blt"'}, ("sum",), 0.9999),
     "public dense": ({"public": True, "strategy": '"dense"'}, ("count",), 0.98),
     "public geometric": (
         {"public": True, "strategy": '"geometric"', "delta": 0.0},
@@ -119,7 +119,7 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "means": ({"contributions": 2}, ("count", "mean"), 0.8),
     "fused": ({}, ("units",), 0.9999),
     "fused, tested rarely": ({"select_every": "2", "refresh_every": "4"}, ("units",), 0.6),
-    "rounds": ({"mode": '"rounds"', "strategy": '"toeplitz"'}, ("count",), 0.7),
+    "rounds": ({"mode": '"rounds"', "strategy": '"blt"'}, ("count",), 0.7),
     "flushed": ({"mode": '"rounds"', "final_flush": "true", "pre_threshold": "3"}, ("sum",), 0.7),
     "weights": ({"weights": "{ offset = 3, power = 1 }"}, ("count",), 0.6),
     "per key": ({"per_key_bound": "1"}, ("count",), 0.6),

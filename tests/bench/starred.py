@@ -43,7 +43,7 @@ KEYS_KEPT, ERROR_ABOVE = 0.94, 1.1
 _WEIGHTS = (None, MILD, EVEN, SelectionWeights(3, 0.75), SelectionWeights(3, 1), STEEP,
             SelectionWeights(6, 1.5), SelectionWeights(0, 0.5))  # fmt: skip
 _SHARES = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
-_STRATEGIES = ("blt", "dense", "toeplitz", "tree")
+_STRATEGIES = ("blt", "dense", "tree")
 #: Keys of fewer units are published by nobody here.
 _LEAST = 5
 

@@ -65,8 +65,7 @@ PLANS: dict[str, Plan] = {
     "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
     "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
     "rounds long": make_plan(mode="rounds", triggers=40, windows=1),
-    "toeplitz": make_plan(strategy="toeplitz", aggregates=(COUNT, UNITS)),
-    "toeplitz rounds": make_plan(strategy="toeplitz", mode="rounds", triggers=40, windows=1),
+    "blt long rounds": make_plan(strategy="blt", mode="rounds", triggers=40, windows=1),
     "blt": make_plan(strategy="blt", aggregates=(COUNT, SUM)),
     "dense": make_plan(strategy="dense", aggregates=(COUNT, MEAN)),
     "dense rounds": make_plan(strategy="dense", mode="rounds"),
@@ -118,7 +117,7 @@ LATE: dict[str, Any] = {"stamped": True, "lateness": 3, "skew": STEP}
 SLIDING: dict[str, Any] = {"triggers": 9, "slide": 3, "windows": 4}
 RANKED: dict[str, Plan] = {
     "per key": ranked_plan(per_key_bound=1, aggregates=(COUNT, SUM, MEAN)),
-    "per key units": ranked_plan(per_key_bound=1, aggregates=(UNITS,), strategy="toeplitz"),
+    "per key units": ranked_plan(per_key_bound=1, aggregates=(UNITS,), strategy="blt"),
     "geometric per key": ranked_plan(
         per_key_bound=1, strategy="geometric", aggregates=(COUNT, MEAN), triggers=4
     ),
@@ -129,7 +128,7 @@ RANKED: dict[str, Plan] = {
         per_key_bound=1, aggregates=(COUNT, SUM), strategy="blt", **SLIDING, **LATE
     ),
     "per key public": ranked_plan(
-        per_key_bound=1, aggregates=ALL, strategy="toeplitz", public="list",
+        per_key_bound=1, aggregates=ALL, strategy="blt", public="list",
         refresh_every=3, epsilon=40.0,
     ),
     "two per key": ranked_plan(per_key_bound=2, aggregates=(COUNT, SUM), pre_threshold=1),
@@ -143,11 +142,11 @@ RANKED: dict[str, Plan] = {
     "weights": ranked_plan((3, 1)),
     "tests apart combined": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, triggers=17, select_every=5, refresh_every=2,
-        strategy="toeplitz", pre_threshold=1, aggregates=(COUNT, SUM), epsilon=12.0,
+        strategy="blt", pre_threshold=1, aggregates=(COUNT, SUM), epsilon=12.0,
     ),
     "weights units": ranked_plan((3, 0.5), aggregates=(UNITS, MEAN), strategy="blt"),
     "weights sliding": ranked_plan(
-        (6, 1.5), aggregates=(COUNT, SUM), strategy="toeplitz", epsilon=40.0, **SLIDING, **LATE
+        (6, 1.5), aggregates=(COUNT, SUM), strategy="blt", epsilon=40.0, **SLIDING, **LATE
     ),
     "weights periods": ranked_plan((2, 1), triggers=6, windows=4, period=6, pre_threshold=3),
     "weights per key": ranked_plan((3, 1), per_key_bound=1, aggregates=(SUM,), refresh_every=5),
@@ -156,7 +155,7 @@ RANKED: dict[str, Plan] = {
     ),
     "combined units": ranked_plan(
         (3, 0.75), per_key_bound=1, combine=True, aggregates=(COUNT, UNITS),
-        strategy="toeplitz", epsilon=40.0,
+        strategy="blt", epsilon=40.0,
     ),
     "combined late": ranked_plan(
         (3, 1), per_key_bound=1, combine=True, aggregates=(MEAN,), strategy="blt",
@@ -197,7 +196,7 @@ RANKED: dict[str, Plan] = {
     ),
     "tests listed": ranked_plan((3, 1), triggers=13, tests=(1, 2, 5, 13), refresh_every=2),
     "tests growing combined": ranked_plan(
-        (3, 1), per_key_bound=1, combine=True, triggers=20, tests=4, strategy="toeplitz",
+        (3, 1), per_key_bound=1, combine=True, triggers=20, tests=4, strategy="blt",
     ),
 }  # fmt: skip
 SKIPPING: dict[str, Plan] = {
@@ -217,7 +216,7 @@ SKIPPING: dict[str, Plan] = {
         (2, 1), skip=True, triggers=14, tests=(1, 3, 6, 14), pre_threshold=2, **LATE
     ),
     "skip sliding": ranked_plan(
-        (1, 1.5), skip=True, aggregates=(COUNT, SUM), strategy="toeplitz", epsilon=40.0,
+        (1, 1.5), skip=True, aggregates=(COUNT, SUM), strategy="blt", epsilon=40.0,
         tests=(1, 4, 9), **SLIDING, **LATE,
     ),
     "skip three windows": ranked_plan(

@@ -141,7 +141,7 @@ class Trees:
 
 
 class Convolved:
-    """The same interface for ``toeplitz`` and ``blt``: all prefixes by one matrix product."""
+    """The same interface for ``blt``: all prefixes by one matrix product."""
 
     def __init__(self, rng: np.random.Generator, keys: int, strategy: Strategy, sigma: float):
         self.rng, self.sigma = rng, sigma
@@ -434,10 +434,9 @@ DESIGNS: tuple[dict[str, object], ...] = (
     {"mode": "rounds", "strategy": "tree", "final_flush": True},
     {"mode": "rounds", "strategy": "blt"},
     {"strategy": "tree"},
-    {"strategy": "toeplitz"},
     {"strategy": "blt"},
-    {"strategy": "toeplitz", "per_key_bound": 1},
-    {"strategy": "toeplitz", "fused": True},
+    {"strategy": "blt", "per_key_bound": 1},
+    {"strategy": "blt", "fused": True},
     {"strategy": "blt", "weights": SelectionWeights(3.0, 0.5), "skip": False},
     {"strategy": "blt", "weights": SelectionWeights(3.0, 1.0), "skip": False},
     {

@@ -54,7 +54,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "tree": {"mechanism": {"strategy": "tree"}, "aggregate": COUNT | SUM},
     "blt": {"mechanism": {"strategy": "blt"}, "aggregate": COUNT | SUM | PEOPLE},
     "dense": {"mechanism": {"strategy": "dense"}, "aggregate": COUNT | SUM},
-    "toeplitz": {"mechanism": {"strategy": "toeplitz"}, "aggregate": MEAN, "kind": "csv"},
     "rounds": {"mechanism": {"mode": "rounds", "final_flush": True}},
     "sliding": {"job": SLIDING},
     "periods": {

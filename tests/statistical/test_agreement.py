@@ -26,15 +26,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "sticky,strategy=tree,weights=uniform": {"strategy": "tree"},
     "rounds,strategy=tree": {"strategy": "tree", "mode": "rounds"},
     "paper": {"strategy": "tree", "mode": "rounds"},
-    "strategy=toeplitz,weights=uniform": {"strategy": "toeplitz"},
     "strategy=blt,weights=uniform": {"strategy": "blt"},
     "strategy=blt,weights={offset=3.0,power=0.5},skip=false": {
         "strategy": "blt",
         "skip": False,
         "weights": SelectionWeights(3.0, 0.5),
     },
-    "strategy=toeplitz,per_key_bound=1,weights=uniform": {
-        "strategy": "toeplitz",
+    "strategy=blt,per_key_bound=1,weights=uniform": {
+        "strategy": "blt",
         "per_key_bound": 1,
     },
     "combined,skip=false": {

@@ -57,8 +57,6 @@ def ever_released(plan: Plan, folder: Path) -> int:
 #: A unit's first pair, which weighs most, is what each trial's key gets.
 WEIGHTS: dict[str, Any] = {"weights": SelectionWeights(3.0, 1.0), "contributions": 2}
 COMBINED: dict[str, Any] = {**WEIGHTS, "per_key_bound": 1, "combine": True}
-#: The lattice of integer Toeplitz nodes is for smaller noise.
-FINE: dict[str, Any] = {"strategy": "toeplitz", "epsilon": 3.0}
 BLT: dict[str, Any] = {"strategy": "blt"}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (1, "sticky", 0, {}),
@@ -66,13 +64,13 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (8, "sticky", 0, {}),
     (8, "rounds", 0, {}),
     (2, "sticky", 2, {}),
-    (8, "sticky", 0, {"strategy": "toeplitz"}),
+    (8, "sticky", 0, BLT),
     (8, "rounds", 0, BLT),
     (8, "sticky", 0, WEIGHTS),
     (1, "sticky", 0, {**WEIGHTS, **BLT}),
     (4, "sticky", 1, COMBINED),
     (8, "sticky", 0, {**COMBINED, **BLT}),
-    (4, "sticky", 0, {**COMBINED, **FINE, "aggregates": (COUNT, UNITS)}),
+    (4, "sticky", 0, {**COMBINED, **BLT, "aggregates": (COUNT, UNITS)}),
 ]
 
 
@@ -109,7 +107,7 @@ def normal_shape(noise: np.ndarray, sd: float, lattice: float) -> tuple[float, f
 
 
 #: Distance of the values that a release at T = 1 can take.
-LATTICE = {"tree": 1.0, "toeplitz": 2.0**-6, "blt": 2.0**-DECODE_BITS}
+LATTICE = {"tree": 1.0, "blt": 2.0**-DECODE_BITS}
 
 
 @pytest.mark.parametrize("strategy", LATTICE)
@@ -147,7 +145,6 @@ def score(outputs: np.ndarray, without: np.ndarray) -> np.ndarray:
         (1, 1.0, SIDE, "tree"),
         (1, 6.0, SIDE, "tree"),
         (4, 1.0, 4 * SIDE, "tree"),
-        (4, 1.0, 4 * SIDE, "toeplitz"),
         (4, 1.0, 4 * SIDE, "blt"),
     ],
 )

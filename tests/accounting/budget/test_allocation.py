@@ -46,10 +46,9 @@ SOUND = [
     {"mode": "rounds", "triggers": 1, "contributions": 4},
     {"mode": "rounds", "triggers": 5, "contributions": 12, "windows": 3},
     {"pre_threshold": 4, "triggers": 64},
-    {"strategy": "toeplitz"},
+    {"strategy": "blt"},
     {"strategy": "dense"},
     {"strategy": "dense", "mode": "rounds"},
-    {"strategy": "toeplitz", "mode": "rounds"},
     {"strategy": "blt", "triggers": 1000, "aggregates": MIXED},
     {"strategy": "blt", "mode": "rounds", "triggers": 300},
     {"per_key_bound": 1, "aggregates": MIXED},
@@ -70,7 +69,7 @@ SOUND = [
     {"weights": SelectionWeights(), "per_key_bound": 1, "aggregates": MIXED},
     {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True},
     {"weights": SelectionWeights(3.0, 0.5), "per_key_bound": 1, "combine": True,
-     "aggregates": (UNITS, *MIXED), "strategy": "toeplitz", "pre_threshold": 2,
+     "aggregates": (UNITS, *MIXED), "strategy": "blt", "pre_threshold": 2,
      "selection_share": 0.65},
 ]  # fmt: skip
 

@@ -13,8 +13,8 @@ from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
 from dpstream.accounting.budget.calibration import begun, calibrate, calibrated, committed_text
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import Aggregate
+from dpstream.accounting.strategies import blt as blt_table
 from dpstream.accounting.strategies import make_strategy
-from dpstream.accounting.strategies import toeplitz as blt_table
 from dpstream.accounting.weights import STEEP, SelectionWeights
 from tests.accounting.plans import UNITS, Make
 from tests.designs import redesigned
@@ -25,7 +25,6 @@ CASES: dict[str, dict[str, Any]] = {
     "tree": {},
     "blt": {"strategy": "blt", "aggregates": (SUM, MEAN)},
     "dense": {"strategy": "dense", "aggregates": (UNITS, SUM)},
-    "toeplitz": {"strategy": "toeplitz", "aggregates": (UNITS, SUM)},
     "rounds": {"mode": "rounds", "triggers": 24, "contributions": 6},
     "public": {"public_keys": "list", "aggregates": (UNITS, SUM)},
     "weights": {"weights": SelectionWeights(), "strategy": "blt", "aggregates": (UNITS, SUM)},

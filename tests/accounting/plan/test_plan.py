@@ -213,7 +213,6 @@ PLANS: dict[str, Plan] = {
     "for ever": of({"end": None}),
     "periods": of({"end": None, "period": DAY}),
     "tree": of(strategy="tree", theta=0.25),
-    "toeplitz": of(strategy="toeplitz", pre_threshold=3, refresh_every=4, select_every=2),
     "rounds": of(mode="rounds", final_flush=True),
     "rounds of trees": of(mode="rounds", strategy="tree", theta=0.3, pre_threshold=2),
     "share": of(selection_share=0.8),
@@ -228,8 +227,8 @@ def test_pinned(name: str) -> None:
     assert PLANS[name].hash == json.loads(PINNED.read_text())[name]
 
 
-def test_twenty_different_plans() -> None:
-    assert len(PLANS) == 20 == len({plan.hash for plan in PLANS.values()})
+def test_different_plans_have_different_hashes() -> None:
+    assert len(PLANS) == len({plan.hash for plan in PLANS.values()})
 
 
 def full() -> Plan:

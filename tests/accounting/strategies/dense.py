@@ -5,12 +5,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.strategies import Strategy, make_strategy
+from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
-from dpstream.accounting.strategies.toeplitz import ConvolutionStrategy
 
 SCALE = 1 << DECODE_BITS
-CONVOLUTIONS = ("toeplitz", "blt")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -57,10 +55,3 @@ def decode_matrix(strategy: Strategy) -> Floats:
     single = np.eye(nodes) * large
     kind = np.int32 if strategy.rounds_nodes else np.float64
     return np.asarray((fold(strategy, single.astype(kind)) / SCALE / large).T)
-
-
-def convolving(name: str, triggers: int) -> ConvolutionStrategy:
-    """A strategy whose floats are settled exactly."""
-    strategy = make_strategy(name, triggers)
-    assert isinstance(strategy, ConvolutionStrategy)
-    return strategy

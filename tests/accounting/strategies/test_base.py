@@ -9,7 +9,7 @@ import pytest
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
 from dpstream.accounting.strategies.base import Generators, Ranges, Strategy
-from dpstream.accounting.strategies.toeplitz import BltStrategy
+from dpstream.accounting.strategies.blt import BltStrategy
 
 
 def random_generators(triggers: int, buffers: int, seed: int = 3) -> Generators:
@@ -95,7 +95,7 @@ class Doubling(Strategy):
 
     name = "doubling"
     col2, sd_factors, rounding, reach = 2.0, np.ones(1), np.ones(1), 1.0
-    state_columns = 0
+    state_columns = 1
 
     def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
         square = 2.0 * total**2
@@ -111,10 +111,6 @@ class Doubling(Strategy):
         raise AssertionError("no test folds these nodes")
 
 
-class Remembering(Doubling):
-    state_columns = 3
-
-
 @pytest.mark.parametrize("triggers", [0, -1])
 def test_a_strategy_has_a_trigger(triggers: int) -> None:
     with pytest.raises(ValueError, match="at least one trigger"):
@@ -125,12 +121,6 @@ def test_parameters_are_for_those_that_have_some() -> None:
     assert Doubling(2).parameters.size == 0 and Doubling(2, np.zeros(0)).triggers == 2
     with pytest.raises(ValueError, match="no parameters"):
         Doubling(2, np.array([0.5]))
-
-
-def test_a_path_without_state_begins_at_the_first_node() -> None:
-    steps = np.array([0, 1, 5])
-    assert Doubling(8).first_node(steps).tolist() == [0, 0, 0]
-    assert Remembering(8).first_node(steps).tolist() == [0, 2, 10]
 
 
 def test_a_strategy_that_leaves_something_out_is_none() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.limits import MAX_DENSE_TRIGGERS, MAX_TOEPLITZ_TRIGGERS
+from dpstream.accounting.limits import MAX_DENSE_TRIGGERS
 from dpstream.accounting.strategies import STRATEGIES, make_strategy
 from tests.accounting.strategies.dense import (
     SCALE,
@@ -95,8 +95,6 @@ def test_worst_split_is_an_upper_bound(name: str, triggers: int) -> None:
     [
         ("tree", 100, 3.66, 3.33),
         ("tree", 1000, 5.28, 5.52),
-        ("toeplitz", 100, 2.37, 2.53),
-        ("toeplitz", 1000, 3.10, 3.29),
         ("blt", 100, 2.34, 2.54),
         ("blt", 1000, 3.05, 3.30),
         ("dense", 100, 2.23, 2.45),
@@ -118,9 +116,6 @@ def test_names_and_refusals() -> None:
             kind(0)
     with pytest.raises(ValueError, match="unknown"):
         make_strategy("other", 3)
-    make_strategy("toeplitz", MAX_TOEPLITZ_TRIGGERS)
-    with pytest.raises(ValueError, match="too many"):
-        make_strategy("toeplitz", MAX_TOEPLITZ_TRIGGERS + 1)
     with pytest.raises(ValueError, match="too many"):
         make_strategy("dense", MAX_DENSE_TRIGGERS + 1)
     assert make_strategy("blt", 1 << 20).sd_factors[-1] < 6

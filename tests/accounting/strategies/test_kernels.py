@@ -7,13 +7,13 @@ import pytest
 from scipy.signal import lfilter
 
 from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.kernels import (
     decode_block,
     fill_impulse,
     impulse,
     largest_response,
 )
-from dpstream.accounting.strategies.toeplitz import BltStrategy
 
 TRIGGERS = [1, 2, 3, 7, 96, 100, 255, 1000, 4096, 5000]
 

@@ -71,7 +71,7 @@ def test_the_starred_job_is_starred_itself(make_plan: Make) -> None:
 
 
 def test_a_strategy_that_the_job_cannot_use_is_no_way(make_plan: Make) -> None:
-    """The lattice of Toeplitz ends where noise is large; the tree needs more noise."""
+    """``dense`` ends before the others; the tree needs more noise."""
     plan = make_plan(96, epsilon=0.05, strategy="tree")
     best = ways(plan).starred
     assert best.settings["strategy"] in ("blt", "dense")

@@ -2,10 +2,10 @@
 
     sticky                             a named setting: the product's defaults, in which published
                                        keys take no selection weight (section 9)
-    tree toeplitz blt dense            every record counts equally, one noise strategy each
+    tree blt dense                     every record counts equally, one noise strategy each
     weights per_key combined fused     ways to more keys and less error (mechanism.md section 8)
     combined,skip=false                as runs were before published keys were skipped
-    sticky,strategy=toeplitz           with one more field of mechanism
+    sticky,strategy=dense              with one more field of mechanism
     per_key_bound=1,weights={power=1}  fields alone; values as in TOML, texts unquoted
 
 ``per_key_bound`` is a field of the job itself.  Fields and values are not judged here: they pass
@@ -25,7 +25,6 @@ _EQUAL = {"mode": "sticky", "weights": "uniform"}
 NAMED: dict[str, dict[str, Any]] = {
     "sticky": {"mode": "sticky"},
     "tree": {**_EQUAL, "strategy": "tree"},
-    "toeplitz": {**_EQUAL, "strategy": "toeplitz"},
     "blt": {**_EQUAL, "strategy": "blt"},
     "dense": {**_EQUAL, "strategy": "dense"},
     "weights": {

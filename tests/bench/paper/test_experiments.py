@@ -148,8 +148,8 @@ def test_first_rows_are_those_of_a_loop() -> None:
         ("sticky", {"mode": "sticky"}),
         ("rounds+flush", {"mode": "rounds", "strategy": "tree", "final_flush": True}),
         (
-            "sticky,strategy=toeplitz,theta=0.3",
-            {"mode": "sticky", "strategy": "toeplitz", "theta": 0.3},
+            "sticky,strategy=dense,theta=0.3",
+            {"mode": "sticky", "strategy": "dense", "theta": 0.3},
         ),
         ("combine=true,per_key_bound=1", {"combine": True, "per_key_bound": 1}),
         (

@@ -14,9 +14,9 @@ def test_a_name_is_its_settings(name: str) -> None:
 
 
 def test_more_keys_and_keys_alone() -> None:
-    mode = parse_mode("sticky,strategy=toeplitz,weights={power=1, offset=2.5},final_flush=true")
+    mode = parse_mode("sticky,strategy=dense,weights={power=1, offset=2.5},final_flush=true")
     assert mode.fields == {
-        "mode": "sticky", "strategy": "toeplitz", "final_flush": True,
+        "mode": "sticky", "strategy": "dense", "final_flush": True,
         "weights": {"power": 1, "offset": 2.5},
     }  # fmt: skip
     assert parse_mode("per_key_bound=1").fields == {"per_key_bound": 1}

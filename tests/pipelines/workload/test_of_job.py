@@ -88,7 +88,7 @@ def test_jobs_that_do_not_fit(old: str, new: str, tmp_path: Path) -> None:
         cells_job(job, workload(), MIXING, False)
 
 
-@pytest.mark.parametrize("strategy", ["tree", "toeplitz"])
+@pytest.mark.parametrize("strategy", ["tree"])
 def test_integer_nodes_are_not_mixed_over_time(strategy: str, tmp_path: Path) -> None:
     text = JOB.replace("contributions = 1", f"contributions = 1\nmechanism.strategy = '{strategy}'")
     job = survey(tmp_path, text=text)

@@ -1,4 +1,4 @@
-"""Square-root Toeplitz on integers: its coefficients, and those of a run begun before."""
+"""BLT: exact rounding, its coefficients, and those of a run begun before."""
 
 import itertools
 from fractions import Fraction
@@ -9,31 +9,18 @@ import pytest
 from scipy.signal import fftconvolve
 
 from dpstream.accounting import balls as balls_module
-from dpstream.accounting.limits import DECODE_BITS, MAX_TOEPLITZ_TRIGGERS
-from dpstream.accounting.strategies import Strategy, make_strategy
-from dpstream.accounting.strategies import toeplitz as module
+from dpstream.accounting.limits import DECODE_BITS, MAX_TRIGGERS
+from dpstream.accounting.strategies import BltStrategy
+from dpstream.accounting.strategies import blt as module
 from dpstream.accounting.strategies.base import ExactNoise, Ranges
-from dpstream.accounting.strategies.toeplitz import (
-    EXPONENTIALS,
-    BltStrategy,
-    ToeplitzStrategy,
-    groups_of_steps,
-)
-from tests.accounting.strategies.dense import (
-    CONVOLUTIONS,
-    SCALE,
-    balls,
-    convolving,
-    fold,
-    noise_of,
-)
+from dpstream.accounting.strategies.blt import EXPONENTIALS
+from tests.accounting.strategies.dense import SCALE, balls, fold, noise_of
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("triggers", [2, 7, 40])
-def test_rounding_is_that_of_the_exact_number(name: str, triggers: int) -> None:
+def test_rounding_is_that_of_the_exact_number(triggers: int) -> None:
     """Against rationals: solve A w = z, add up, round at the announced offset."""
-    strategy = make_strategy(name, triggers)
+    strategy = BltStrategy(triggers)
     column = [_coefficient(strategy, lag) for lag in range(triggers)]
     noise = noise_of(strategy, 4, 900.0, triggers)
     prefixes = fold(strategy, noise)
@@ -48,33 +35,28 @@ def test_rounding_is_that_of_the_exact_number(name: str, triggers: int) -> None:
             assert prefixes[row, t] == expected
 
 
-def _coefficient(strategy: Strategy, lag: int) -> Fraction:
+def _coefficient(strategy: BltStrategy, lag: int) -> Fraction:
     """First column of the encoder, exactly."""
-    if strategy.rounds_nodes:
-        return Fraction(int(strategy.matrix()[lag, 0]))
     if lag == 0:
         return Fraction(1)
-    pairs = zip(strategy.theta, strategy.omega, strict=True)  # type: ignore[attr-defined]
+    pairs = zip(strategy.theta, strategy.omega, strict=True)
     return sum((Fraction(o) * Fraction(t) ** (lag - 1) for t, o in pairs), Fraction(0))
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_float_error_is_within_what_fold_assumes(name: str) -> None:
+def test_float_error_is_within_what_fold_assumes() -> None:
     """Every prefix settled exactly equals the one the floats gave, also far along a path."""
     triggers = 700
-    strategy = convolving(name, triggers)
+    strategy = BltStrategy(triggers)
     noise = noise_of(strategy, 3, 5000.0)
     prefixes = fold(strategy, noise)
     for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
         assert strategy.exact(balls(noise[row]), t) == prefixes[row, t - 1]
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_no_dyadic_number_lies_on_the_rounding_boundary(name: str) -> None:
+def test_no_dyadic_number_lies_on_the_rounding_boundary() -> None:
     """Prefixes of small integer noise are dyadic; at 1/2 a quarter of them would be ties."""
-    strategy = make_strategy(name, 3)
+    strategy = BltStrategy(3)
     noise = np.arange(-600, 600, dtype=np.int32).repeat(3).reshape(-1, 3)
-    kind = np.int32 if strategy.rounds_nodes else np.float64
     stack = np.zeros((1200, strategy.state_columns), strategy.state_dtype)
     out = np.zeros((1200, 3), np.int64)
     ends = np.zeros(1200, np.int64), np.full(1200, 3)
@@ -82,20 +64,20 @@ def test_no_dyadic_number_lies_on_the_rounding_boundary(name: str) -> None:
     def exact(row: int, nodes: int) -> ExactNoise:
         raise AssertionError("floats left a rounding open")
 
-    path = (noise.reshape(-1).astype(kind), np.arange(1200) * 3, *ends, stack, out)
+    path = (noise.reshape(-1).astype(np.float64), np.arange(1200) * 3, *ends, stack, out)
     strategy.fold(Ranges(*path, exact))
 
 
 def test_more_precision_settles_what_little_leaves_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = convolving("toeplitz", 60)
+    strategy = BltStrategy(60)
     noise = noise_of(strategy, 1, 900.0)[0]
     expected = strategy.exact(balls(noise), 60)
     monkeypatch.setattr(balls_module, "FIRST_PRECISION", 2)
     monkeypatch.setattr(module, "FIRST_PRECISION", 2)
-    assert convolving("toeplitz", 60).exact(balls(noise), 60) == expected
+    assert BltStrategy(60).exact(balls(noise), 60) == expected
     monkeypatch.setattr(balls_module, "_LAST_PRECISION", 2)
     with pytest.raises(ArithmeticError):
-        convolving("toeplitz", 60).exact(balls(noise), 60)
+        BltStrategy(60).exact(balls(noise), 60)
 
 
 @pytest.mark.parametrize("integer", [-7, 0, 3])
@@ -106,8 +88,8 @@ def test_a_prefix_is_rounded_at_the_boundary_that_no_dyadic_number_has(
     """floor(x + 1/2 + 2^-12 / 3), as the floats round it."""
     boundary = integer - Fraction(1, 2) - Fraction(1, 3 << 12)
     scaled = boundary + beside
-    strategy = convolving("toeplitz", 1)  # of one coefficient, a whole number
-    node = scaled * int(strategy.coefficients()[0]) / (1 << DECODE_BITS)
+    strategy = BltStrategy(1)  # of one coefficient, 1
+    node = scaled / (1 << DECODE_BITS)
     prefix = strategy.exact(lambda _: [flint.arb(node.numerator) / node.denominator], 1)
     assert prefix == (integer if beside > 0 else integer - 1)
 
@@ -115,61 +97,17 @@ def test_a_prefix_is_rounded_at_the_boundary_that_no_dyadic_number_has(
 TRIGGERS = [1, 2, 3, 7, 96, 100, 255, 1000, 4096, 5000]
 
 
-@pytest.mark.parametrize(
-    ("kind", "triggers"),
-    [(BltStrategy, t) for t in TRIGGERS] + [(ToeplitzStrategy, t) for t in TRIGGERS[:-1]],
-)
-def test_gram_entries_have_the_bits_of_scipys_convolution(
-    kind: type[BltStrategy | ToeplitzStrategy], triggers: int
-) -> None:
-    strategy = kind(triggers)
+@pytest.mark.parametrize("triggers", TRIGGERS)
+def test_gram_entries_have_the_bits_of_scipys_convolution(triggers: int) -> None:
+    strategy = BltStrategy(triggers)
     column = strategy.coefficients()
     lags = fftconvolve(column, column[::-1])[triggers - 1 :]
     assert np.asarray(lags + lags[0] * 1e-10).tobytes() == strategy._gram.tobytes()
 
 
-@pytest.mark.parametrize("triggers", [1000, MAX_TOEPLITZ_TRIGGERS])
-def test_toeplitz_coefficients_are_rounded_exactly(triggers: int) -> None:
-    """rint(2^g C(2k, k) / 4^k), ties to even, from whole binomials."""
-    scale, binomial, expected = 64 if triggers <= 1000 else 256, 1, []
-    for k in range(triggers):
-        quotient, rest = divmod(scale * binomial, 1 << 2 * k)
-        up = 2 * rest > 1 << 2 * k or (2 * rest == 1 << 2 * k and quotient % 2 == 1)
-        expected.append(quotient + up)
-        binomial = binomial * 2 * (2 * k + 1) // (k + 1)
-    assert convolving("toeplitz", triggers).coefficients().tolist() == expected
-
-
-def test_a_run_keeps_the_coefficients_that_it_was_begun_with() -> None:
-    coefficients = np.array([64.0, 31.0, 24.0])
-    strategy = ToeplitzStrategy(3, coefficients)
-    assert strategy.parameters.tolist() == strategy.coefficients().tolist() == coefficients.tolist()
-    assert strategy.col2 == 64**2 + 31**2 + 24**2
-    assert strategy.matrix().dtype == np.int64 and strategy.matrix()[2].tolist() == [24, 31, 64]
-    for wrong in (coefficients[:2], np.array([64.0, 31.5, 24.0])):
-        with pytest.raises(ValueError, match="whole number for each trigger"):
-            ToeplitzStrategy(3, wrong)
-
-
-def test_it_ends_where_its_matrix_would_cost_more_than_it_saves() -> None:
-    with pytest.raises(ValueError, match="too many triggers"):
-        ToeplitzStrategy(MAX_TOEPLITZ_TRIGGERS + 1)
-
-
-def test_a_path_is_a_product_over_groups_of_rows() -> None:
-    """Rows that begin and end alike share a product; a row that stands still is in none."""
-    steps, upto = np.array([0, 2, 0, 5, 2]), np.array([3, 3, 3, 5, 3])
-    groups = [(begin, end, rows.tolist()) for begin, end, rows in groups_of_steps(steps, upto)]
-    assert groups == [(0, 3, [0, 2]), (2, 3, [1, 4])]
-    most = MAX_TOEPLITZ_TRIGGERS  # no two pairs share a name
-    groups_of_two = groups_of_steps(np.array([0, 1, 1, 0]), np.array([most, 1, 2, most - 1]))
-    assert sorted(g[:2] for g in groups_of_two) == [(0, most - 1), (0, most), (1, 2)]
-    assert all(len(rows) == 1 for *_, rows in groups_of_two)
-
-
 def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
     """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
-    strategy = make_strategy("blt", 50)
+    strategy = BltStrategy(50)
     noise = noise_of(strategy, 200, 300.0)
     expected, open_rows = fold(strategy, noise), []
     zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
@@ -190,7 +128,7 @@ def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
 @pytest.mark.parametrize("triggers", [1 << 13, 1 << 17])
 def test_sd_of_long_streams_is_that_of_the_exact_decoder(triggers: int) -> None:
     """Poles near 1 cost a direct-form filter 1e-5 here; sd_t must not be too small."""
-    strategy = convolving("blt", triggers)
+    strategy = BltStrategy(triggers)
     exact = np.array([float(b) for b in strategy.decoder_balls(1024)])
     assert np.abs(strategy.decoder / exact - 1).max() < 1e-10
     assert np.all(strategy.sd_factors >= np.sqrt(np.cumsum(exact**2)))
@@ -212,3 +150,40 @@ def test_the_row_of_a_stream_is_that_of_the_next_power_of_two() -> None:
     rows = {t: BltStrategy(t).parameters.tolist() for t in (1, 4, 5, 8, 9, 1 << 20)}
     assert rows[1] == rows[4] and rows[5] == rows[8] and rows[4] != rows[5] != rows[9]
     assert rows[1 << 20] == [*EXPONENTIALS[20][0], *EXPONENTIALS[20][1]]
+
+
+@pytest.mark.parametrize("power", range(2, 17))
+def test_blt_is_near_the_square_root_toeplitz_matrix(power: int) -> None:
+    """Every row of the table, at its power of two and just above the one before."""
+    for triggers in (1 << power, (1 << power - 1) + 1):
+        strategy = BltStrategy(triggers)
+        k = np.arange(1, triggers)
+        root = np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+        ideal = np.sqrt(np.cumsum(root**2) * (root**2).sum())
+        ours = strategy.sd_factors * np.sqrt(strategy.col2)
+        assert ours.mean() <= 1.005 * ideal.mean()
+        assert ours[-1] <= 1.03 * ideal[-1]
+
+
+def test_rows_are_encoders_of_every_length() -> None:
+    """One row for each ceil(log2 T) up to the most triggers; exponentials that decay and add."""
+    assert list(EXPONENTIALS) == [*range(2, MAX_TRIGGERS.bit_length())]
+    for theta, omega in EXPONENTIALS.values():
+        assert len(theta) == len(omega) <= 4
+        assert all(0 < t < 1 for t in theta) and list(theta) == sorted(theta)
+        assert all(o > 0 for o in omega)
+        # Coefficients begin at 1 and never rise: `worst_split` needs both.
+        assert sum(omega) <= 1
+
+
+@pytest.mark.parametrize(("power", "largest", "mean"), [(10, 1.016, 1.003), (17, 1.016, 1.003)])
+def test_the_error_is_what_is_said_of_it(power: int, largest: float, mean: float) -> None:
+    """Against the square-root Toeplitz matrix: largest and mean error as `blt` states them."""
+    triggers = 1 << power
+    k = np.arange(1, triggers)
+    root = np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+    ideal = np.sqrt(np.cumsum(root**2) * (root**2).sum())
+    strategy = BltStrategy(triggers)
+    ours = strategy.sd_factors * np.sqrt(strategy.col2)
+    assert ours.max() <= largest * ideal.max()
+    assert 0.98 * ideal.mean() <= ours.mean() <= mean * ideal.mean()
