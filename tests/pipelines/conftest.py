@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -56,6 +57,14 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
         return load_job(tmp_path / "dpstream.toml")
 
     return make
+
+
+@pytest.fixture
+def spanner_job(make_job: Callable[..., Job]) -> Job:
+    """A job of 16 shards whose store is on Spanner; nothing is there."""
+    job = make_job()
+    state = msgspec.structs.replace(job.state, store="spanner://p/i/d", shards=16)
+    return msgspec.structs.replace(job, state=state)
 
 
 @pytest.fixture

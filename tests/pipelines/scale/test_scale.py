@@ -6,7 +6,6 @@ Shards of a job on Spanner: as many as keep a step to one commit.
 import functools
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,16 +30,9 @@ from dpstream.pipelines.scale.scale import (
 from tests.pipelines.conftest import TEMPLATE
 
 
-@pytest.fixture
-def job(make_job: Callable[..., Job]) -> Job:
-    made = make_job()
-    state = msgspec.structs.replace(made.state, store="spanner://p/i/d", shards=16)
-    return msgspec.structs.replace(made, state=state)
-
-
 @pytest.mark.parametrize("changed", [1, 10_000, 1_000_000])
-def test_shards_have_room_for_their_keys(changed: int, job: Job) -> None:
-    most, shards = keys_of_a_commit(job), shards_for(job, changed)
+def test_shards_have_room_for_their_keys(changed: int, spanner_job: Job) -> None:
+    most, shards = keys_of_a_commit(spanner_job), shards_for(spanner_job, changed)
     assert 6 * most < COMMIT_MUTATIONS
     mean = changed / shards
     assert mean + 6 * math.sqrt(mean) <= most
@@ -49,8 +41,8 @@ def test_shards_have_room_for_their_keys(changed: int, job: Job) -> None:
     assert shards == 1 or fewer + 6 * math.sqrt(fewer) > most
 
 
-def test_there_are_never_more_than_allowed(job: Job) -> None:
-    assert shards_for(job, 10**15) == MAX_SHARDS
+def test_there_are_never_more_than_allowed(spanner_job: Job) -> None:
+    assert shards_for(spanner_job, 10**15) == MAX_SHARDS
 
 
 #: The design's scale: 1e9 keys, drawn uniformly, 6e9 records a day, 96 triggers.
