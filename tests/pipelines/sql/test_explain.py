@@ -26,12 +26,14 @@ def test_statements_end_at_semicolons_that_are_no_text() -> None:
         "SELECT ';' AS a", "-- one; two\nSELECT 2 /* ; */",
     ]  # fmt: skip
     assert split("  ") == [] and split("SELECT 1") == ["SELECT 1"]
+    assert split("a;\n b; c") == ["a", "  \n b", "\n    c"]  # at their lines and columns
     with pytest.raises(DpstreamError):
         split("SELECT 'open")
 
 
 def test_explain_is_a_word() -> None:
-    assert explained(" Explain\nSELECT 1") == "\nSELECT 1"
+    assert explained(" Explain\nSELECT 1") == f"{' ' * 8}\nSELECT 1"
+    assert explained("\n explain SELECT 1") == f"\n{' ' * 9}SELECT 1"
     assert explained("SELECT 1") is None and explained("EXPLAINED x") is None
 
 
