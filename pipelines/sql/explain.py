@@ -1,7 +1,8 @@
 """The cost of statements, whether they would be answered, and the errors of their answers.
 
 Nothing is charged, and no private row is read.  All of the result is public: plans, noise and
-thresholds are fixed before a row is read, and the account has only figures of guarantees.
+thresholds are fixed before a row is read, the account has only figures of guarantees, and of files
+the names of columns are looked at, as an answer would before its charge.
 """
 
 import contextlib
@@ -27,11 +28,12 @@ from dpstream.pipelines.ask.acceptance import (
     request_for,
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.sql.ask import identity_of
+from dpstream.pipelines.sql.ask import identity_of, inputs_of
 from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one
 from dpstream.pipelines.statements.allowed import tokens_of
 from dpstream.pipelines.statements.errors import position_in
 from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.registration import require_fitting
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import read_history
@@ -124,10 +126,14 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
     except DpstreamError:  # which is the refusal below
         delta = max((charge.delta for charge in charges), default=0.0)
     alone = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
+    acceptance = of_requests(catalog.ledger, requests, how.fresh)
+    if not acceptance.answered:
+        names = set[str]().union(*(inputs_of(question, catalog) for question in questions))
+        acceptance = acceptance.unless(lambda: require_fitting(catalog, names, unpacked=False))
     return Explanation(
         [_explained(one, catalog) for one in decided],
         {"epsilon": alone, "delta": delta},
-        of_requests(catalog.ledger, requests, how.fresh),
+        acceptance,
     )
 
 
