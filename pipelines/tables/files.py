@@ -231,7 +231,8 @@ def casts(
     table: Table,
     encoded: Collection[str] = (),
 ) -> str:
-    """Return a table's columns with its types; texts that are units in one spelling (NFC).
+    """Return a table's columns with its types; texts that are units in one spelling (NFC), and
+    NULL where they are empty: no row has such a unit (`ingest.columns.unit_identity`).
 
     Args:
         encoded: columns that are bytes of texts.
@@ -243,7 +244,9 @@ def casts(
             source = f"TRY(decode({source}))"
         item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
         if column in table.units and table.columns[column] == "STRING":
-            item = f"nfc_normalize({item})"
+            item = f"NULLIF(nfc_normalize({item}), '')"
+        if column in table.units and table.columns[column] == "BYTES":
+            item = f"NULLIF({item}, ''::BLOB)"
         items.append(f"{item} AS {quoted(column)}")
     return ", ".join(items)
 
