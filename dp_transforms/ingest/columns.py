@@ -99,6 +99,17 @@ def identity(
     return array, ok
 
 
+def unit_identity(column: pa.Array | pa.ChunkedArray, declared: str) -> tuple[pa.Array, Bool]:
+    """Return `identity` of privacy units: an empty text, and no bytes, are no unit.
+
+    Statements read such units as NULL (`pipelines.tables.files.casts`).
+    """
+    unit, ok = identity(column, declared)
+    if declared in ("string", "bytes"):
+        ok = ok & mask_of(pc.greater(pc.binary_length(unit), 0))
+    return unit, ok
+
+
 def _identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
     if declared == "date":
         return _dates(column)

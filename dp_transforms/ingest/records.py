@@ -98,9 +98,7 @@ class Canonicaliser:
         partition, offset = positions(batch)
         reason = _Reasons(batch.num_rows)
         where = self._named(batch, reason) or (partition, offset)
-        unit, ok = columns.identity(batch.column(plan.unit.column), plan.unit.type)
-        if plan.unit.type in ("string", "bytes"):
-            ok &= mask_of(pc.greater(pc.binary_length(unit), 0))
+        unit, ok = columns.unit_identity(batch.column(plan.unit.column), plan.unit.type)
         reason.unless("unit", ok)
         key_columns = []
         for field in plan.key:

@@ -125,10 +125,8 @@ def sql(
     where, how = runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of)
     _check_form(stream is not None, explain or budget or check or how != ONCE, emit is not None)
     if stream is not None:
-        if (statement is None) == (file is None):
-            raise UsageError(*_NO_STATEMENT)
-        text = statement if file is None else _read(file)
-        _stream(data_set._replace(name=stream), text or "", emit, where, as_json)
+        text = _text_of(statement, file, f"dpstream sql --stream {stream}")
+        _stream(data_set._replace(name=stream), text, emit, where, as_json)
         return
     project = data_set.load()
     catalog = catalog_of(project, data_set.name)
@@ -137,25 +135,31 @@ def sql(
             raise UsageError("--budget", "takes no statement, nor --check", "ask them one by one")
         (_budget if budget else _check)(catalog, as_json)
         return
-    if (statement is None) == (file is None):
-        if statement is not None or not on_terminal():
-            raise UsageError(*_NO_STATEMENT)
+    if statement is None and file is None and on_terminal():
         print_account(catalog.ledger, project.path, data_set.environment)
-        _prompt(catalog, how, where)
+        _prompt(catalog, explain, how, where)
         return
-    text = statement if file is None else _read(file)
+    text = _text_of(statement, file, "dpstream sql")
     if not explain:
         print_account(catalog.ledger, project.path, data_set.environment)
     code = _answer(catalog, text, explain, how, as_json, where)
     click.get_current_context().exit(code)
 
 
-#: The error of a command without a statement, or with two: one typed and one in a file.
-_NO_STATEMENT = (
-    "statement",
-    "is given twice or not at all",
-    "write it, or -f FILE (-f -: from stdin)",
-)
+def _text_of(statement: str | None, file: Path | None, command: str) -> str:
+    """Return the statement that is typed, or the statements of a file.
+
+    Raises:
+        UsageError: there is neither, or both.
+    """
+    from dpstream.accounting.errors import UsageError
+
+    if statement is not None and file is not None:
+        raise UsageError("statement", "is typed and read from a file", "leave out one of them")
+    if statement is None and file is None:
+        fix = f'type `{command} "SELECT ..."`, or `{command} -f FILE` (-f - reads stdin)'
+        raise UsageError("statement", "is missing", fix)
+    return statement if statement is not None else _read(required(file, "a file is named"))
 
 
 def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
@@ -176,10 +180,9 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
         raise UsageError("--emit", "is for --stream", "add that, or leave it out")
 
 
-def _read(path: Path | None) -> str:
+def _read(path: Path) -> str:
     from dpstream.accounting.errors import UsageError
 
-    path = required(path, "path is there")
     if path == Path("-") and sys.stdin is None:
         raise UsageError("--file", "is stdin, which is closed", "name a file")
     try:
@@ -191,7 +194,7 @@ def _read(path: Path | None) -> str:
 
 def _answer(
     catalog: "Catalog",
-    text: str | None,
+    text: str,
     explain: bool,
     how: Asking,
     as_json: bool,
@@ -203,7 +206,7 @@ def _answer(
     from dpstream.pipelines.sql.explain import explained, split
     from dpstream.pipelines.sql.query_plan import question_of
 
-    statements = split(text or "")
+    statements = split(text)
     if not statements:
         raise UsageError("statement", "is empty", "write SELECT WITH DIFFERENTIAL_PRIVACY ...")
     bare = [explained(one) for one in statements]
@@ -309,7 +312,7 @@ def _check(catalog: "Catalog", as_json: bool) -> None:
 _LEAVE = ("exit", "quit", "\\q")
 
 
-def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
+def _prompt(catalog: "Catalog", explain: bool, how: Asking, runner: "Runner | None") -> None:
     """Read statements, each ended by a semicolon; an error does not end the prompt."""
     from dpstream.accounting.errors import DpstreamError
 
@@ -330,7 +333,7 @@ def _prompt(catalog: "Catalog", how: Asking, runner: "Runner | None") -> None:
             text = text if text.strip() else ""
             continue
         try:
-            _answer(catalog, text, False, how, False, runner)
+            _answer(catalog, text, explain, how, False, runner)
         except DpstreamError as error:
             click.echo(f"{error.kind}: {error}", err=True)
         text = ""

@@ -11,7 +11,7 @@ exactly; for a mean, the sum of a unit with more rows than count is scaled down 
 relies on this module only in that every partial is made of the rows of one unit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.query.parts import middle_of
 from dpstream.accounting.query.plan import GROUPS, QueryColumn, QueryPlan
-from dpstream.dp_transforms.ingest.columns import decoded, identity, measure
+from dpstream.dp_transforms.ingest.columns import decoded, identity, measure, unit_identity
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials
@@ -62,7 +62,7 @@ def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: Ke
     """
     if len(columns[question.unit]) > MAX_PARTIALS:
         raise UsageError("data", f"has more than {MAX_PARTIALS} rows", "ask it by `dpstream sql`")
-    unit, units, good = _coded(columns[question.unit], question.kinds[0], empty=False)
+    unit, units, good = _coded(columns[question.unit], question.kinds[0], unit_identity)
     unit_ids = typed_ids(ring.unit, [(question.kinds[0], units)])
     keys = []
     for name, kind in zip(question.key, question.kinds[1:], strict=True):
@@ -170,11 +170,15 @@ def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
     return rows.unit[first], rows.group[first], total, count
 
 
-def _coded(column: pa.ChunkedArray, kind: str, empty: bool = True) -> tuple[Int64, pa.Array, Bool]:
+def _coded(
+    column: pa.ChunkedArray,
+    kind: str,
+    typed: Callable[[pa.Array, str], tuple[pa.Array, Bool]] = identity,
+) -> tuple[Int64, pa.Array, Bool]:
     """Return (rows,) codes of canonical values, the values by code, and a mask of rows with one.
 
     Args:
-        empty: whether a text of no characters is a value.
+        typed: returns canonical values and the mask of distinct ones.
     """
     try:
         codes, spelled = encoded(_plain(column))
@@ -182,9 +186,7 @@ def _coded(column: pa.ChunkedArray, kind: str, empty: bool = True) -> tuple[Int6
         raise UsageError(
             "data", "has a column of more than 2 GiB of text", "ask it by `dpstream sql`"
         ) from None
-    canonical, fits = identity(spelled, kind)
-    if not empty and kind in ("string", "bytes"):
-        fits = fits & (np.diff(_ends(canonical)) > 0)
+    canonical, fits = typed(spelled, kind)
     # Two spellings of one text are one value.
     again, values = encoded(pa.chunked_array([canonical]))
     return again[codes], values, fits[codes]
@@ -221,9 +223,3 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     ):
         return column.cast(pa.binary())
     return column
-
-
-def _ends(texts: pa.Array) -> Int64:
-    """Return the (n + 1,) offsets of the texts' bytes."""
-    ends = np.frombuffer(texts.buffers()[1] or bytes(4), np.int32)
-    return ends[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)

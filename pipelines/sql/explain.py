@@ -1,7 +1,8 @@
 """The cost of statements, whether they would be answered, and the errors of their answers.
 
 Nothing is charged, and no private row is read.  All of the result is public: plans, noise and
-thresholds are fixed before a row is read, and the account has only figures of guarantees.
+thresholds are fixed before a row is read, the account has only figures of guarantees, and of files
+the names of columns are looked at, as an answer would before its charge.
 """
 
 import contextlib
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
 from dpstream.accounting.composition import Limit, epsilon_spent
@@ -28,12 +28,12 @@ from dpstream.pipelines.ask.acceptance import (
     request_for,
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.sql.ask import identity_of
+from dpstream.pipelines.sql.ask import identity_of, inputs_of
 from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one
-from dpstream.pipelines.statements.allowed import MAX_CHARACTERS
-from dpstream.pipelines.statements.dialect import DpSql
-from dpstream.pipelines.statements.errors import refusal
+from dpstream.pipelines.statements.allowed import tokens_of
+from dpstream.pipelines.statements.errors import position_in
 from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.registration import require_fitting
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import read_history
@@ -42,32 +42,33 @@ _EXPLAIN = "EXPLAIN"
 
 
 def split(text: str) -> list[str]:
-    """Return the statements of a text, divided by semicolons outside literals and comments.
+    """Return the statements of a text, divided by semicolons outside literals and comments, each
+    behind as many empty lines and spaces as it has lines and columns before it.
 
     Raises:
         DpstreamError: the text cannot be read as SQL.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise refusal("too-large")
-    try:
-        tokens = DpSql().tokenize(text)
-    except (SqlglotError, RecursionError, ValueError, IndexError):
-        raise refusal("syntax") from None
     out, begin, has_token = [], 0, False
-    for token in tokens:
+    for token in tokens_of(text):
         if token.token_type == TokenType.SEMICOLON:
-            out += [text[begin : token.start]] if has_token else []
+            out += [_after(text[: token.start], begin)] if has_token else []
             begin, has_token = token.end + 1, False
         else:
             has_token = True
-    return [*out, *([text[begin:]] if has_token else [])]
+    return [*out, *([_after(text, begin)] if has_token else [])]
+
+
+def _after(text: str, begin: int) -> str:
+    """Return the text from a character on, at the same lines and columns as in the whole."""
+    at = position_in(text, begin)
+    return "\n" * (at.line - 1) + " " * (at.column - 1) + text[begin:]
 
 
 def explained(text: str) -> str | None:
-    """Return the text after EXPLAIN; ``None`` if the text does not begin with it."""
-    stripped = text.lstrip()
-    if stripped[: len(_EXPLAIN)].upper() == _EXPLAIN and stripped[len(_EXPLAIN) :][:1].isspace():
-        return stripped[len(_EXPLAIN) :]
+    """Return the text after EXPLAIN, at its place; ``None`` if it does not begin with that."""
+    begin = len(text) - len(text.lstrip()) + len(_EXPLAIN)
+    if text[:begin].lstrip().upper() == _EXPLAIN and text[begin : begin + 1].isspace():
+        return _after(text, begin)
     return None
 
 
@@ -125,10 +126,14 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
     except DpstreamError:  # which is the refusal below
         delta = max((charge.delta for charge in charges), default=0.0)
     alone = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
+    acceptance = of_requests(catalog.ledger, requests, how.fresh)
+    if not acceptance.answered:
+        names = set[str]().union(*(inputs_of(question, catalog) for question in questions))
+        acceptance = acceptance.unless(lambda: require_fitting(catalog, names, unpacked=False))
     return Explanation(
         [_explained(one, catalog) for one in decided],
         {"epsilon": alone, "delta": delta},
-        of_requests(catalog.ledger, requests, how.fresh),
+        acceptance,
     )
 
 

@@ -45,6 +45,7 @@ from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.files import identities
+from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.private_log import keep_beside
 
 MAX_TABLES = 256
@@ -62,7 +63,7 @@ def load_catalog(
 
     Args:
         project: the file or its folder; ``None``: found from the current folder.
-        data_set: its name; ``None``: the only one.
+        data_set: its name; ``None``: the only one that has private tables for statements.
         environment: the value of ``--env``.
         settings: the values of ``--set``.
 
@@ -76,7 +77,7 @@ def load_catalog(
 
 def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
     """Return the catalog of a data set of a decoded project file; raises as `load_catalog` does."""
-    name, _ = project.data_set(data_set, "--data-set")
+    name, _ = project.data_set(data_set or _only_data_set(project), "--data-set")
     where = f"data_set.{name}"
     unit = unit_of(project, name, "statements")
     place, secret = account_of(project, name), secret_of(project, name)
@@ -102,6 +103,23 @@ def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
     return Catalog(identity, named_tables, place, secret, project.folder)
 
 
+def _only_data_set(project: Project) -> str | None:
+    """Return the only data set with private tables for statements; ``None`` if there is none.
+
+    Raises:
+        UsageError: there are several.
+    """
+    tables = [table for table in project.sections.table.values() if _is_for_statements(table)]
+    names = sorted({table.data_set for table in tables if table.data_set and not table.public})
+    if len(names) > 1:
+        raise UsageError(
+            "--data-set",
+            f"{PROJECT_FILE} has several with tables for SQL: {', '.join(names)}",
+            f"name one of them: `dpstream sql --data-set {names[0]}`",
+        )
+    return names[0] if names else None
+
+
 def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
     """Return the tables that statements can name: the data set's, and public ones without one.
 
@@ -110,8 +128,7 @@ def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
     """
     sections = dict[str, TableSection]()
     for name, table in project.sections.table.items():
-        streamed = table.path is None and table.uri is None and _streamed(table)
-        if is_session_table(table) or streamed:
+        if not _is_for_statements(table):
             continue
         if table.public and table.data_set is None:
             sections[name] = table
@@ -122,8 +139,10 @@ def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
     return sections
 
 
-def _streamed(table: TableSection) -> bool:
-    return (table.folder or table.topic or table.subscription) is not None
+def _is_for_statements(table: TableSection) -> bool:
+    """Return whether a table's records lie in files or a database and share a unit's budget."""
+    streamed = (table.folder or table.topic or table.subscription) is not None
+    return not is_session_table(table) and (bool(table.path or table.uri) or not streamed)
 
 
 def _refuse_both(tables: dict[str, Table]) -> None:

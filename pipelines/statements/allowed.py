@@ -6,15 +6,9 @@ The scalar functions are deterministic functions of one row: what they give depe
 arguments alone (time zone UTC, binary collation), never on the clock, a session, a random source
 or another row.  They are:
 
-* numbers: + - * / % & ABS CEIL FLOOR ROUND TRUNC SIGN SQRT EXP LN LOG LOG10 POW MOD DIV GREATEST
-  LEAST SAFE_DIVIDE;
-* conditions: AND OR NOT = <> < <= > >= IS (NOT) DISTINCT FROM, IS NULL, BETWEEN, IN (list), LIKE,
-  CASE, IF, COALESCE, IFNULL, NULLIF;
-* texts: UPPER LOWER LENGTH CHAR_LENGTH CONCAT || SUBSTR TRIM LTRIM RTRIM REPLACE STARTS_WITH
-  ENDS_WITH STRPOS REVERSE LEFT RIGHT REGEXP_CONTAINS;
-* times: DATE EXTRACT (year, quarter, month, week, day, hour, minute, second, ISO year and week, day
-  of week and year) DATE_TRUNC TIMESTAMP_TRUNC DATETIME_TRUNC DATE_DIFF TIMESTAMP_DIFF DATE_ADD
-  DATE_SUB INTERVAL;
+* those of `FUNCTIONS`, with the parts of a time in `PARTS`, ISO week and day of week;
+* operators: + - * / % & || AND OR NOT = <> < <= > >= IS (NOT) DISTINCT FROM, IS NULL, BETWEEN, IN
+  (list), LIKE, CASE, INTERVAL;
 * CAST and SAFE_CAST between INT64, FLOAT64, NUMERIC, BOOL, STRING, BYTES, DATE, TIMESTAMP and
   DATETIME.
 
@@ -26,7 +20,9 @@ part used twice is the same relation twice), then sqlglot's ``qualify`` resolves
 USING.  Every column is checked again by `ownership`: qualify is trusted with no rule.
 """
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -34,18 +30,21 @@ from sqlglot.optimizer.annotate_types import annotate_types
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.optimizer.qualify_columns import qualify_columns, quote_identifiers
 from sqlglot.optimizer.qualify_tables import qualify_tables
+from sqlglot.optimizer.scope import traverse_scope
 from sqlglot.schema import MappingSchema
-from sqlglot.tokens import TokenType
+from sqlglot.tokens import Token, TokenType
 
-from dpstream.accounting.errors import instance
+from dpstream.accounting.errors import DpstreamError, instance
 from dpstream.pipelines.statements.dialect import (
+    ALWAYS,
+    SOMETIMES,
     Clamped,
     DpSql,
     PrivacyOptions,
     Private,
     WithReport,
 )
-from dpstream.pipelines.statements.errors import Position, position, refusal
+from dpstream.pipelines.statements.errors import Position, position, position_in, refusal
 
 #: Characters of a statement, nodes of its tree (also after its WITH parts are put in place) and
 #: the depth to which it may be nested: an analyst's statement has under a tenth of each.
@@ -260,6 +259,19 @@ PARTS_REFUSED = {
     "joins": "join-kind",
     "fetch": "limit",
 }
+#: Names of the functions that a statement can use somewhere: what a refusal lists.
+FUNCTIONS = (
+    *(*SOMETIMES, *ALWAYS, "COUNTIF", "LOGICAL_AND", "LOGICAL_OR"),
+    *("ABS", "CEIL", "FLOOR", "ROUND", "TRUNC", "SIGN", "SQRT", "EXP", "LN", "LOG", "LOG10"),
+    *("POW", "MOD", "DIV", "GREATEST", "LEAST", "SAFE_DIVIDE"),
+    *("IF", "COALESCE", "IFNULL", "NULLIF", "CAST", "SAFE_CAST"),
+    *("UPPER", "LOWER", "LENGTH", "CHAR_LENGTH", "CONCAT", "SUBSTR", "TRIM", "LTRIM", "RTRIM"),
+    *("REPLACE", "STARTS_WITH", "ENDS_WITH", "STRPOS", "REVERSE", "LEFT", "RIGHT"),
+    *("REGEXP_CONTAINS", "DATE", "EXTRACT", "DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC"),
+    *("DATE_DIFF", "TIMESTAMP_DIFF", "DATE_ADD", "DATE_SUB"),
+)
+#: The rules whose refusal names the function that breaks them.
+_OF_FUNCTIONS = {"function", "nondeterministic", "inner-aggregate", "dp-aggregate"}
 _DIALECT = DpSql()
 _OPEN = (TokenType.L_PAREN, TokenType.CASE, TokenType.L_BRACKET)
 _CLOSE = (TokenType.R_PAREN, TokenType.END, TokenType.R_BRACKET)
@@ -271,8 +283,14 @@ def require(holds: object, code: str, node: exp.Expr | None = None) -> None:
     Raises:
         DpstreamError: it does not hold.
     """
-    if not holds:
-        raise refusal(code, position(node) if node is not None else Position(1, 1))
+    if holds:
+        return
+    at = position(node) if node is not None else Position(1, 1)
+    if not isinstance(node, exp.Func) or code not in _OF_FUNCTIONS:
+        raise refusal(code, at)
+    text, meta = node.root().meta.get("text", ""), node.meta
+    name = text[meta["start"] : meta["end"] + 1].upper() if "start" in meta else ""
+    raise refusal(code, at, name, FUNCTIONS if code == "function" else ())
 
 
 def check_nodes(tree: exp.Expr) -> None:
@@ -320,18 +338,19 @@ def parsed(text: str) -> exp.Query:
     Raises:
         DpstreamError: it is none.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise refusal("too-large")
     try:
-        tokens = _DIALECT.tokenize(text)
+        tokens = tokens_of(text)
         _check_tokens(tokens)
-        trees = [tree for tree in _DIALECT.parser().parse(tokens, text) if tree is not None]
+        # The text before an error tells its place; sqlglot gives the end of a token.
+        parser = _DIALECT.parser(error_message_context=MAX_CHARACTERS)
+        trees = [tree for tree in parser.parse(tokens, text) if tree is not None]
         require(len(trees) == 1, "one-statement")
         [tree] = trees
+        tree.meta["text"] = text
         require(isinstance(tree, exp.Query), "select-only")
         check_nodes(tree)
     except SqlglotError as error:
-        raise refusal("syntax", _where(error)) from None
+        raise refusal("syntax", _where(error, text)) from None
     except RecursionError:
         raise refusal("too-large") from None
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError):
@@ -340,11 +359,30 @@ def parsed(text: str) -> exp.Query:
     return instance(tree, exp.Query)
 
 
-def _check_tokens(tokens: list) -> None:  # type: ignore[type-arg]
+def tokens_of(text: str) -> list[Token]:
+    """Return the tokens of a text.
+
+    Raises:
+        DpstreamError: it is too long, or has a quote or comment that is not closed.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise refusal("too-large")
+    try:
+        return list(_DIALECT.tokenize(text))
+    except SqlglotError as error:
+        begin = re.search(r" from \d+:(\d+)$", str(error.__cause__))
+        at = position_in(text, int(begin[1])) if begin else Position(1, 1)
+    except (RecursionError, ValueError, IndexError):
+        at = Position(1, 1)
+    raise refusal("syntax", at)
+
+
+def _check_tokens(tokens: list[Token]) -> None:
     starts = (TokenType.SELECT, TokenType.WITH, TokenType.L_PAREN)
     require(tokens, "one-statement")
     if tokens[0].token_type not in starts:
-        raise refusal("select-only", Position(tokens[0].line, 1))
+        first = tokens[0]
+        raise refusal("select-only", Position(first.line, first.col - (first.end - first.start)))
     if len(tokens) > MAX_NODES:
         raise refusal("too-large")
     depth = 0
@@ -354,9 +392,9 @@ def _check_tokens(tokens: list) -> None:  # type: ignore[type-arg]
             raise refusal("too-large", Position(token.line, token.col))
 
 
-def _where(error: SqlglotError) -> Position:
+def _where(error: SqlglotError, text: str) -> Position:
     details = getattr(error, "errors", None) or [{}]
-    return Position(details[0].get("line") or 1, details[0].get("col") or 1)
+    return position_in(text, len(details[0].get("start_context") or ""))
 
 
 def inlined(tree: exp.Query) -> exp.Query:
@@ -403,7 +441,8 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
         DpstreamError: a name is not known or not unique.
     """
     for table in tree.find_all(exp.Table):
-        require(table.name in schema, "unknown-table", table)
+        if table.name not in schema:
+            raise refusal("unknown-table", position(table), table.name, schema)
     plain = {table: dict(columns) for table, columns in schema.items()}
     mapping = MappingSchema(plain, dialect=_DIALECT, normalize=False)
     try:
@@ -412,7 +451,7 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
         tree = annotate_types(tree, schema=mapping, dialect=_DIALECT)
         tree = quote_identifiers(tree, dialect=_DIALECT)
     except SqlglotError:
-        raise refusal("unknown-column", _unresolved(tree, schema)) from None
+        raise _unresolved(tree, schema) from None
     except RecursionError:
         raise refusal("too-large") from None
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError):
@@ -420,9 +459,45 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
     return tree
 
 
-def _unresolved(tree: exp.Expr, schema: Mapping[str, Mapping[str, str]]) -> Position:
-    """The first column whose name no table has, or the first without a relation."""
-    names = {name for columns in schema.values() for name in columns}
-    columns = list(tree.find_all(exp.Column, bfs=False))
-    strange = [c for c in columns if c.name not in names] or [c for c in columns if not c.table]
-    return position(strange[0]) if strange else Position(1, 1)
+def _unresolved(tree: exp.Expr, schema: Mapping[str, Mapping[str, str]]) -> DpstreamError:
+    """Return the refusal of the first column that sqlglot could not resolve."""
+    with contextlib.suppress(SqlglotError):  # two relations of one name
+        for scope in traverse_scope(tree):
+            sources = {
+                name: schema[source.name]
+                if isinstance(source, exp.Table)
+                else source.expression.named_selects
+                for name, source in scope.sources.items()
+            }
+            strange = [
+                column
+                for column in scope.columns
+                if sum(
+                    column.table in ("", name) and column.name in sources[name] for name in sources
+                )
+                != 1
+            ]
+            if strange:
+                return unknown_column(min(strange, key=position), sources)
+    return refusal("unknown-column")
+
+
+def unknown_column(node: exp.Column, sources: Mapping[str, Iterable[str]]) -> DpstreamError:
+    """Return the refusal of a column that no relation has, or that several have.
+
+    Args:
+        sources: of each relation the names of its columns.
+    """
+    owners = [name for name in sources if node.name in sources[name]]
+    if not node.table and not owners:
+        choices = {column for columns in sources.values() for column in columns}
+    else:
+        names = [node.table] if node.table in sources else owners or sources
+        choices = {
+            f"{name}.{column}"
+            for name in names
+            for column in (sources[name] if node.table else [node.name])
+        }
+    written = f"{node.table}.{node.name}" if node.table else node.name
+    code = "ambiguous-column" if owners and not node.table else "unknown-column"
+    return refusal(code, position(node), written, choices)

@@ -17,7 +17,7 @@ from sqlglot import exp
 from sqlglot.dialects.bigquery import BigQuery
 from sqlglot.generators.bigquery import BigQueryGenerator
 from sqlglot.parsers.bigquery import BigQueryParser
-from sqlglot.tokens import TokenType
+from sqlglot.tokens import Token, TokenType
 
 #: Its warnings quote the statement.
 logging.getLogger("sqlglot").disabled = True
@@ -111,7 +111,7 @@ class DpParser(BigQueryParser):
 
     def _parse_option(self) -> exp.Expr | None:
         self._advance()
-        name = exp.var(self._prev.text.lower()).update_positions(self._prev)
+        name = self._at(exp.var(self._prev.text.lower()), self._prev)
         if not self._match(TokenType.EQ):
             self.raise_error("Expected =")
         if self._match(TokenType.LIMIT):  # a word of the option optimise
@@ -120,7 +120,10 @@ class DpParser(BigQueryParser):
         return exp.PropertyEQ(this=name, expression=self._parse_unary())
 
     def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:
+        first = self._curr
         this = self._distinct() or super()._parse_lambda(alias=alias)
+        if isinstance(this, exp.Kwarg):
+            self._at(this.this, first)
         if this is not None and self._match_text_seq("CLAMPED", "BETWEEN"):
             low = self._parse_unary()
             if not self._match(TokenType.AND):
@@ -129,6 +132,12 @@ class DpParser(BigQueryParser):
         if this is not None and self._match_text_seq("WITH", "REPORT"):
             this = WithReport(this=this)
         return this
+
+    def _at(self, name: exp.Expr, token: Token) -> exp.Expr:
+        """Give a name its place; a literal is none, because errors repeat names."""
+        if token.token_type in (TokenType.STRING, TokenType.NUMBER):
+            self.raise_error("Expected a name", token)
+        return name.update_positions(token)
 
     def _distinct(self) -> exp.Expr | None:
         """DISTINCT and what it is of, up to a named argument."""

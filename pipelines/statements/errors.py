@@ -1,14 +1,17 @@
 """Refusals of a statement: the position, the broken rule and a fix that works.
 
-Every text is a constant of this file.  Nothing of the statement but a line and a column enters
-an error, so that no literal (which may be somebody's name or number) is ever shown or logged.
+Every text is a constant of this file.  Nothing of the statement enters an error but a line, a
+column, and the name of a table, column, function, argument or option that does not exist, so that
+no literal (which may be somebody's name or number) is ever shown or logged.
 The libraries below quote the statement in their own errors; those are never passed on.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.strength import TOO_LARGE, fix_of
+from dpstream.pipelines.project.text import closest
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -51,27 +54,26 @@ RULES: dict[str, Rule] = {
     ),
     "function": Rule(
         "uses a function that is not on the list of allowed ones",
-        "use a deterministic scalar function of the list in the documentation",
+        "use another function, another part of a time, or CAST to another type",
     ),
     "time-zone": Rule("names a time zone other than UTC", "leave it out: all times are UTC"),
     "unknown-table": Rule(
-        "names a table that the catalog does not have", "use a table of the catalog, or add it"
+        "names a table that the data set does not have",
+        "name a table of the data set, without a prefix, or add [table.NAME]",
     ),
     "unknown-column": Rule(
-        "names a column that no relation here has, or that several have",
-        "write TABLE.COLUMN with a column of the relations of this FROM",
+        "names a column that no table of this FROM has", "use a column of these tables"
+    ),
+    "ambiguous-column": Rule(
+        "names a column that several tables of this FROM have", "write TABLE.COLUMN"
     ),
     "duplicate-column": Rule(
         "gives two columns of a relation one name", "give each column a name of its own with AS"
     ),
     "from": Rule("has no FROM", "name the private relation after FROM"),
     # Options.
-    "option-unknown": Rule(
-        "has an option that is not known or is given twice",
-        "use each once: epsilon, delta, max_groups_contributed, max_rows_contributed, "
-        "privacy_unit_column, group_selection_strategy, min_privacy_units_per_group, "
-        "contribution_norm, mechanism, optimise, allow_large_delta",
-    ),
+    "option-unknown": Rule("has an option that is not known", "leave it out"),
+    "option-twice": Rule("gives an option twice", "give it once"),
     "epsilon": Rule("needs epsilon, a number above 0 and at most 1000", "write epsilon = 1"),
     "delta": Rule("needs delta, a number above 0 and below 1", "write delta = 1e-9"),
     "large-delta": Rule(
@@ -116,7 +118,7 @@ RULES: dict[str, Rule] = {
     ),
     "unit-column": Rule(
         f"has a privacy_unit_column that is not {_UNIT} of the relation after FROM",
-        "omit the option: the unit's column is found by the catalog",
+        "omit the option: the project file says which column is the unit",
         privacy=True,
     ),
     # The differentially private select list.
@@ -156,7 +158,7 @@ RULES: dict[str, Rule] = {
     ),
     "numbers": Rule(
         "gives a function of numbers an argument that holds none",
-        "name a column of numbers, or write CAST(x AS FLOAT64); a table's types are in its catalog",
+        "name a column of numbers, or write CAST(x AS FLOAT64); its types are in the project file",
     ),
     "bounds": Rule(
         "has contribution bounds that are not two numbers (0, or 1e-60 to 1e60 in size), low below "
@@ -275,8 +277,8 @@ RULES: dict[str, Rule] = {
         "group by the columns beside it",
     ),
     "inner-aggregate": Rule(
-        "uses an aggregate in a subquery that has no exact, order-free form here",
-        "use COUNT, COUNTIF, SUM, AVG, MIN, MAX, LOGICAL_AND or LOGICAL_OR",
+        "uses an aggregate that has no exact, order-free form here",
+        "use COUNT, SUM, AVG, MIN or MAX; in a subquery also COUNTIF, LOGICAL_AND or LOGICAL_OR",
         privacy=True,
     ),
     # Statements that are streams.
@@ -349,6 +351,8 @@ class Position(NamedTuple):
 
 
 _START = Position(1, 1)
+#: Characters of a name that an error prints.
+_LONGEST = 64
 
 
 def position(node: "exp.Expr") -> Position:
@@ -360,7 +364,12 @@ def position(node: "exp.Expr") -> Position:
             first = min(positions, key=lambda meta: meta["start"])
             return Position(first["line"], first["col"] - (first["end"] - first["start"]))
         around = around.parent
-    return Position(1, 1)
+    return _START
+
+
+def position_in(text: str, offset: int) -> Position:
+    """Return the position of a character of a text."""
+    return Position(text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
 
 
 class StatementError(UsageError):
@@ -368,9 +377,10 @@ class StatementError(UsageError):
 
     code: str
     position: Position
+    subject: tuple[str, tuple[str, ...]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return refusal, (self.code, self.position)
+        return refusal, (self.code, self.position, *self.subject)
 
 
 class StatementPrivacyError(PolicyError):
@@ -378,21 +388,27 @@ class StatementPrivacyError(PolicyError):
 
     code: str
     position: Position
+    subject: tuple[str, tuple[str, ...]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return refusal, (self.code, self.position)
+        return refusal, (self.code, self.position, *self.subject)
 
 
-def refusal(code: str, at: Position = _START) -> DpstreamError:
+def refusal(
+    code: str, at: Position = _START, name: str = "", choices: Iterable[str] = ()
+) -> DpstreamError:
     """Return the error of a rule, to be raised.
 
     Args:
         code: one of `RULES`.
         at: where the statement breaks it.
+        name: the name in the statement that breaks it; never a literal.
+        choices: the names that could stand there; without any the rule's own fix is printed.
     """
-    rule = RULES[code]
+    rule, choices = RULES[code], tuple(choices)
     kind = StatementPrivacyError if rule.privacy else StatementError
     field = f"statement, line {at.line}, column {at.column}"
-    error = kind(field, f"{rule.text} [{code}]", rule.fix)
-    error.code, error.position = code, at
+    text = f"{rule.text}: {name[:_LONGEST]!r}" if name else rule.text
+    error = kind(field, f"{text} [{code}]", closest(name, choices) if choices else rule.fix)
+    error.code, error.position, error.subject = code, at, (name, choices)
     return error

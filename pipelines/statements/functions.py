@@ -38,6 +38,7 @@ from dpstream.accounting.query.plan import MAX_GROUPS, MAX_QUANTILES, Mechanism
 from dpstream.accounting.strength import refuses
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import Clamped, Private, WithReport
+from dpstream.pipelines.statements.errors import position, refusal
 from dpstream.pipelines.statements.ownership import Scope, type_of
 
 #: Sizes of bounds and norms.
@@ -58,6 +59,7 @@ _OPTIONS = {
     "allow_large_delta",
     "optimise",
 }
+_BOUNDS = ("contribution_bounds_per_group", "contribution_bounds_per_row")
 _STRATEGIES = {
     "LAPLACE_THRESHOLD": "thresholds",
     "GAUSSIAN_THRESHOLD": "thresholds",
@@ -195,7 +197,9 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     """
     given: dict[str, exp.Expr] = {}
     for option in node.expressions:
-        require(option.name in _OPTIONS and option.name not in given, "option-unknown", option)
+        require(option.name not in given, "option-twice", option)
+        if option.name not in _OPTIONS:
+            raise refusal("option-unknown", position(option), option.name, _OPTIONS)
         given[option.name] = option.expression
     epsilon, delta = number(given.get("epsilon")), number(given.get("delta"))
     at = given.get("epsilon", node)
@@ -367,8 +371,8 @@ def _default(kind: Kind) -> Per:
 
 def _per(node: exp.Expr, kind: Kind) -> Per:
     name = node.name.lower()
-    names = ("contribution_bounds_per_group", "contribution_bounds_per_row")
-    require(name in names, "arguments", node)
+    if name not in _BOUNDS:
+        raise refusal("arguments", position(node), name, (*_BOUNDS, "contribution_norm"))
     per: Per = "row" if name.endswith("row") else "group"
     fits = per == "row" if kind in _ROWS_ONLY else kind != "count" or per == "group"
     require(fits, "arguments", node)

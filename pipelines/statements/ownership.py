@@ -47,7 +47,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from dpstream.accounting.errors import instance, required
-from dpstream.pipelines.statements.allowed import AGGREGATES, require
+from dpstream.pipelines.statements.allowed import AGGREGATES, require, unknown_column
 from dpstream.pipelines.statements.dialect import Private
 from dpstream.pipelines.tables.catalog import Table, Tables
 
@@ -190,7 +190,7 @@ class Scope:
 
     def column(self, node: exp.Column) -> Column:
         """Return the column of a node."""
-        require(_has(self.sources, node), "unknown-column", node)
+        self.check_columns(node)
         return self.sources[node.table].columns[node.name]
 
     def check_columns(self, node: exp.Expr) -> None:
@@ -200,7 +200,9 @@ class Scope:
             DpstreamError: one is not.
         """
         for column in node.find_all(exp.Column):
-            require(_has(self.sources, column), "unknown-column", column)
+            if not _has(self.sources, column):
+                sources = {name: relation.columns for name, relation in self.sources.items()}
+                raise unknown_column(column, sources)
 
 
 def _units(name: str, relation: Relation) -> tuple[set[frozenset[Place]], set[Place]]:

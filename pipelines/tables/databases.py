@@ -203,7 +203,7 @@ def remote_query(table: Table) -> str:
 def _failed(table: Table, error: Exception) -> DpstreamError:
     if isinstance(error, DpstreamError):
         return error
-    fix = "check the address, the name and the columns of the catalog, and the rights"
+    fix = "check the address, the name and the columns in the project file, and the rights"
     return RunError(
         f"table {table.name}",
         f"cannot be read from its database ({type(error).__name__})",

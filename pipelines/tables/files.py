@@ -72,7 +72,8 @@ def no_file(table: Table) -> UsageError:
 def errors_of(table: Table) -> list[DpstreamError]:
     """Return everything that is stated about a table's files."""
     kinds = [is_not(table, kind) for kind in ("CSV", "Parquet")]
-    return [no_file(table), without(table), unreadable(table), *kinds]
+    missing = [without(table, column) for column in table.columns]
+    return [no_file(table), *missing, unreadable(table), *kinds]
 
 
 def is_not(table: Table, kind: str) -> RunError:
@@ -80,10 +81,14 @@ def is_not(table: Table, kind: str) -> RunError:
     return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
 
 
-def without(table: Table) -> RunError:
-    """Return the error for a file that lacks a column of the catalog."""
+def without(table: Table, column: str) -> RunError:
+    """Return the error for a file that lacks a column of the catalog; a line that should be a
+    header may be a row, so that it is not quoted.
+    """
     return RunError(
-        f"table {table.name}", "has a file without one of its columns", "correct its header"
+        f"table {table.name}",
+        f"has a file without the column '{column}', or with two of that name",
+        f"correct the header of the file, or `columns` of [table.{table.name}]",
     )
 
 
@@ -226,7 +231,8 @@ def casts(
     table: Table,
     encoded: Collection[str] = (),
 ) -> str:
-    """Return a table's columns with its types; texts that are units in one spelling (NFC).
+    """Return a table's columns with its types; texts that are units in one spelling (NFC), and
+    NULL where they are empty: no row has such a unit (`ingest.columns.unit_identity`).
 
     Args:
         encoded: columns that are bytes of texts.
@@ -238,7 +244,9 @@ def casts(
             source = f"TRY(decode({source}))"
         item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
         if column in table.units and table.columns[column] == "STRING":
-            item = f"nfc_normalize({item})"
+            item = f"NULLIF(nfc_normalize({item}), '')"
+        if column in table.units and table.columns[column] == "BYTES":
+            item = f"NULLIF({item}, ''::BLOB)"
         items.append(f"{item} AS {quoted(column)}")
     return ", ".join(items)
 
@@ -305,8 +313,9 @@ def names_in(table: Table, path: str) -> list[str]:
     if header is None:
         raise is_not(table, "CSV")
     places = [name.lower() for name in header]
-    if any(places.count(column) != 1 for column in table.columns):
-        raise without(table)
+    for column in table.columns:
+        if places.count(column) != 1:
+            raise without(table, column)
     return [header[places.index(column)] for column in table.columns]
 
 
@@ -394,9 +403,12 @@ def parquet_view(table: Table, piece: Piece | None) -> str:
     return f"SELECT {casts(table)} FROM {read}{condition}"
 
 
-def check_columns(table: Table, paths: Iterable[str]) -> None:
+def check_columns(table: Table, paths: Iterable[str], unpacked: bool = True) -> None:
     """Refuse files that have not the columns of the catalog, by their headers and footers, and
     compressed ones that are not whole.
+
+    Args:
+        unpacked: whether compressed files are unpacked to their end; otherwise no row is read.
 
     Raises:
         RunError: a file has not the columns of the catalog, or none that can be read.
@@ -406,7 +418,8 @@ def check_columns(table: Table, paths: Iterable[str]) -> None:
         _check_columns(table, list(paths))
         return
     for path in paths:
-        _check_whole(table, path)
+        if unpacked:
+            _check_whole(table, path)
         names_in(table, path)
 
 
@@ -420,7 +433,7 @@ def _check_columns(table: Table, paths: list[str]) -> None:
     for path in paths:
         missing -= {name.lower() for name in columns_of(table, path)}
     if missing:
-        raise without(table)
+        raise without(table, min(missing))
 
 
 def columns_of(table: Table, path: str) -> list[str]:

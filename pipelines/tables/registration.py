@@ -31,7 +31,8 @@ the first such row, and no value.
 **Names and types** of columns are as the catalog says, which is looked at before a charge.  A
 column that is not there, or is of a type that the declared one has no value of, would fail, or be
 NULL in every row, when the question is paid.  Only headers, footers and a server's own description
-of its columns are read, no row.
+of its columns are read, no row, so that `sql.explain` does it too; a question also unpacks
+compressed files to their end.
 """
 
 import codecs
@@ -141,8 +142,11 @@ _WIDER = {"INT64": {"NUMERIC", "FLOAT64"}, "NUMERIC": {"FLOAT64"}}
 _DIGITS = 9
 
 
-def require_fitting(catalog: Catalog, names: Iterable[str]) -> None:
+def require_fitting(catalog: Catalog, names: Iterable[str], unpacked: bool = True) -> None:
     """Refuse a question whose tables are not what the catalog says.
+
+    Args:
+        unpacked: see `files.check_columns`.
 
     Raises:
         DpstreamError: one is not, or cannot be looked at; names the table and the column.
@@ -150,7 +154,7 @@ def require_fitting(catalog: Catalog, names: Iterable[str]) -> None:
     for name in sorted(names):
         table = catalog.tables[name]
         if table.kind in FILES:
-            check_columns(table, files_of(table))
+            check_columns(table, files_of(table), unpacked)
             continue
         keys = {column for of, columns in catalog.declared_keys if of == name for column in columns}
         there = server_columns(table)

@@ -51,9 +51,9 @@ def test_an_answer_again_and_afresh(tmp_path: Path) -> None:
 class _Prompt:
     """A process with a terminal of its own, as somebody would type at it."""
 
-    def __init__(self, project: Path) -> None:
+    def __init__(self, project: Path, *words: str) -> None:
         self._terminal, inner = pty.openpty()
-        command = [sys.executable, "-m", "dpstream", "sql", "--project", str(project)]
+        command = [sys.executable, "-m", "dpstream", "sql", "--project", str(project), *words]
         self.process = subprocess.Popen(
             command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
             env={**os.environ, "TERM": "dumb"},
@@ -116,6 +116,17 @@ def test_a_word_leaves_the_prompt(tmp_path: Path, word: str) -> None:
         prompt.close()
 
 
+def test_the_prompt_of_explain_charges_nothing(tmp_path: Path) -> None:
+    prompt = _Prompt(data_set(tmp_path), "--explain")
+    try:
+        prompt.until("sql> ")
+        prompt.type(f"{_TEXT};\n")
+        assert "Threshold" in prompt.until("Together")
+    finally:
+        prompt.close()
+    assert charges(tmp_path) == []
+
+
 def test_explain_files_and_budget(tmp_path: Path) -> None:
     path, queries = data_set(tmp_path), tmp_path / "q.sql"
     queries.write_text(f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};")
@@ -147,8 +158,13 @@ def test_a_statement_of_stdin(tmp_path: Path) -> None:
     command = ["sql", "--project", str(path), "-f", "-"]
     answered = CliRunner().invoke(cli, command, input=_TEXT)
     assert answered.exit_code == 0 and answered.stdout == _run(path, _TEXT).stdout
-    missing = CliRunner().invoke(cli, command[:-2], input=_TEXT)
-    assert missing.exit_code == 2 and "-f -" in missing.stderr
+    for stream in ((), ("--stream", "live")):
+        missing = CliRunner().invoke(cli, [*command[:-2], *stream], input=_TEXT)
+        assert missing.exit_code == 2 and "statement: is missing" in missing.stderr
+        typed = " ".join(("dpstream sql", *stream))
+        assert f'`{typed} "SELECT ..."`' in missing.stderr and "-f -" in missing.stderr
+    twice = CliRunner().invoke(cli, [*command, _TEXT], input=_TEXT)
+    assert twice.exit_code == 2 and "leave out one" in twice.stderr
     closed = ["sh", "-c", '"$@" <&-', "sh", sys.executable, "-m", "dpstream", *command]
     done = subprocess.run(closed, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "closed" in done.stderr

@@ -66,15 +66,28 @@ def totals(plan: QueryPlan, rows: Any, groups: Groups, ring: KeyRing) -> dict[st
 @pytest.mark.parametrize("name", PAIRS)
 def test_sums_are_those_of_the_statement(name: str, tmp_path: Path) -> None:
     """One key ring and run: the same sample of groups, the same partials, DuckDB or numpy."""
-    given, item = PAIRS[name]
     data = shop_visits()
     data = data.filter(pa.compute.is_valid(data["seconds"]))
+    _agree(name, data, data_set(tmp_path, data))
+
+
+def test_an_empty_unit_is_none_here_and_in_a_statement(tmp_path: Path) -> None:
+    data = shop_visits()
+    uid = pa.array([str(unit) if unit % 3 else "" for unit in data["uid"].to_pylist()])
+    data = data.set_column(0, "uid", uid)
+    path = data_set(tmp_path, data)
+    path.write_text(path.read_text().replace('type = "int"', 'type = "string"'))
+    _agree("units", data, path)
+
+
+def _agree(name: str, data: pa.Table, project: Path) -> None:
+    given, item = PAIRS[name]
     keys = ring()
     query, columns = question(data, unit="uid", max_keys=3, max_rows=2, **given)
     rows = rows_of(query, columns, keys)
     plan = query.gridded.plan
     ours = totals(plan, partials_of(plan, rows), rows.groups, keys)
-    catalog = load_catalog(data_set(tmp_path, data))
+    catalog = load_catalog(project)
     statement = statement_of(dp(f"page, {item}", options=OPTIONS), catalog)
     assert statement.plan == plan
     work = Work.of(statement.per_column, catalog, statement.plan, NAME)

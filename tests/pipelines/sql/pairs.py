@@ -222,7 +222,7 @@ RELATIONS: list[tuple[str, str, str]] = [
     ("SELECT uid, n AS v FROM visits", "SELECT uid, n AS v FROM main.visits", "unknown-table"),
     ("SELECT uid, n AS v FROM visits", "SELECT uid, m AS v FROM visits", "unknown-column"),
     ("SELECT u.uid, n AS v FROM visits AS u JOIN users AS w ON w.uid = u.uid",
-     "SELECT uid, n AS v FROM visits AS u JOIN users AS w ON w.uid = u.uid", "unknown-column"),
+     "SELECT uid, n AS v FROM visits AS u JOIN users AS w ON w.uid = u.uid", "ambiguous-column"),
     ("SELECT uid, n AS v FROM visits", "SELECT uid, n AS v, n AS v FROM visits",
      "duplicate-column"),
     ("SELECT uid, ABS(n) AS v FROM visits", "SELECT uid, FARM_FINGERPRINT(page) AS v FROM visits",
@@ -312,7 +312,7 @@ STATEMENTS: list[tuple[str, str, str]] = [
     (_OK, _with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, kappa = 3"),
      "option-unknown"),
     (_OK, _with("epsilon = 1, epsilon = 2, delta = 1e-9, max_groups_contributed = 3"),
-     "option-unknown"),
+     "option-twice"),
     (_OK, _with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, "
                 "privacy_unit_column = age"), "unit-column"),
     (_with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, privacy_unit_column = uid"),

@@ -26,18 +26,20 @@ def test_statements_end_at_semicolons_that_are_no_text() -> None:
         "SELECT ';' AS a", "-- one; two\nSELECT 2 /* ; */",
     ]  # fmt: skip
     assert split("  ") == [] and split("SELECT 1") == ["SELECT 1"]
+    assert split("a;\n b; c") == ["a", "  \n b", "\n    c"]  # at their lines and columns
     with pytest.raises(DpstreamError):
         split("SELECT 'open")
 
 
 def test_explain_is_a_word() -> None:
-    assert explained(" Explain\nSELECT 1") == "\nSELECT 1"
+    assert explained(" Explain\nSELECT 1") == f"{' ' * 8}\nSELECT 1"
+    assert explained("\n explain SELECT 1") == f"\n{' ' * 9}SELECT 1"
     assert explained("SELECT 1") is None and explained("EXPLAINED x") is None
 
 
 def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
     catalog = load_catalog(data_set(tmp_path, kind="csv"))
-    (tmp_path / "visits.csv").unlink()
+    (tmp_path / "visits.csv").write_text("uid,page,seconds,n\n")  # its header is enough
     explanation = explain(catalog, [_TEXT, dp(f"{COUNTED} AS n", "FROM visits")])
     first, second = explanation.statements
     assert '"group_0"' in first.plan and first.selection is not None and second.selection is None
@@ -51,6 +53,25 @@ def test_no_data_is_read_and_nothing_charged(tmp_path: Path) -> None:
     )
     assert charges(tmp_path) == []
     assert as_builtins(explanation)["statements"][0]["cost"]["epsilon"] == 2.0
+
+
+def test_files_without_the_declared_columns_are_refused_as_they_would_be(tmp_path: Path) -> None:
+    catalog = load_catalog(data_set(tmp_path, kind="csv"))
+    accepted, answered = explain(catalog, _TEXT), dp(f"page, {COUNTED} AS n")
+    ask(catalog, answered)
+    for change in (
+        lambda path: path.write_text("uid,site,seconds,n\n1,a,1.0,1\n"),
+        lambda path: path.unlink(),
+    ):
+        change(tmp_path / "visits.csv")
+        with pytest.raises(DpstreamError) as caught:
+            ask(catalog, _TEXT)
+        explanation = explain(catalog, _TEXT)
+        assert str(explanation.acceptance.refusal) == str(caught.value)
+        assert explanation.acceptance.exit_code == caught.value.exit_code > 0
+        assert explanation.statements[0].columns == accepted.statements[0].columns
+        assert explain(catalog, answered).acceptance.refusal is None  # its answer reads no file
+    assert len(charges(tmp_path)) == 1
 
 
 def test_without_its_secret_a_statement_is_refused_as_it_would_be(tmp_path: Path) -> None:
@@ -72,6 +93,7 @@ def test_a_repeat_is_at_no_charge_whatever_the_files_are(tmp_path: Path) -> None
     ask(catalog, _TEXT)
     (tmp_path / "visits.csv").unlink()
     assert explain(catalog, _TEXT).acceptance.cost is None
+    (tmp_path / "visits.csv").write_text("uid,page,seconds,n\n")
     for how in (Asking(fresh=True), Asking(as_of="May")):
         assert explain(catalog, _TEXT, how).acceptance.cost is not None
 

@@ -78,6 +78,25 @@ def test_a_file(tmp_path: Path) -> None:
         assert caught.value.field == field
 
 
+def test_the_data_set_that_has_tables_for_statements_is_chosen() -> None:
+    session = {"data_set": "rides", "path": "rides.csv", "dimension": {"hour": {"type": "integer"}}}
+    live = {"data_set": "dogs", "folder": "live", "unit_column": "dog"}
+    sections = _changed(table__rides=session, table__live=live)
+    for name in ("users", "visits", "orders", "items"):
+        sections["table"][name]["data_set"] = "shop"
+    sections["data_set"] |= {"rides": {}, "persons": {"unit": {"name": "person"}}, "dogs": {}}
+    catalog = catalog_of(projects.of_sections(Path("/shop"), sections))
+    assert catalog.ledger.data_set == "shop" and "rides" not in catalog.tables
+    sections["table"]["dogs"] = {"data_set": "dogs", "path": "dogs.csv", "unit_column": "dog"}
+    with pytest.raises(UsageError) as caught:
+        catalog_of(projects.of_sections(Path("/shop"), sections))
+    assert caught.value.rule.endswith("tables for SQL: dogs, shop")
+    assert "`dpstream sql --data-set dogs`" in caught.value.fix
+    sections["table"] = {"rides": session}
+    with pytest.raises(UsageError, match="several: dogs, persons, rides, shop"):
+        catalog_of(projects.of_sections(Path("/shop"), sections))
+
+
 def _changed(**changes: Any) -> dict[str, Any]:
     """The shop with paths of it (``table__users__path``) replaced; ``None`` removes."""
     tables = copy.deepcopy(SHOP)

@@ -8,6 +8,7 @@ from sqlglot import exp, parse_one
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.statements.allowed import (
+    FUNCTIONS,
     MAX_CHARACTERS,
     MAX_DEPTH,
     MAX_NODES,
@@ -38,6 +39,22 @@ def test_what_is_on_no_list(items: str, code: str) -> None:
     with pytest.raises(DpstreamError) as error:
         check_nodes(parse_one(f"SELECT {items} AS x FROM t", dialect="bigquery"))
     assert RULES[code].text in str(error.value)
+
+
+def test_every_function_that_a_refusal_lists_is_allowed() -> None:
+    arguments = ("a", "a, b", "a, b, c", "a AS INT64", "YEAR FROM a", "a, MONTH",
+                 "a, INTERVAL 1 DAY", "a, b, DAY")  # fmt: skip
+    for name in FUNCTIONS:
+        assert any(_is_allowed(f"SELECT {name}({given}) AS x FROM t") for given in arguments), name
+    assert not _is_allowed("SELECT SOUNDEX(a) AS x FROM t")
+
+
+def _is_allowed(text: str) -> bool:
+    try:
+        parsed(text)
+    except DpstreamError:
+        return False
+    return True
 
 
 def test_allowed_statements_pass_and_long_ones_do_not() -> None:

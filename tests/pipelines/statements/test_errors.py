@@ -46,6 +46,49 @@ PIVOT ATTACH COPY . \ " $$ ::"""
 _EXTRA = [*re.findall(r"\S+", _WORDS), "\0"]
 
 
+@pytest.mark.parametrize(("sql", "name", "fix"), [
+    ("{o} agee, COUNT(*) AS n FROM users GROUP BY agee", "agee",
+     "did you mean 'age'? known here: age, dept, "),
+    ("{o} u.agee, COUNT(*) AS n FROM users AS u GROUP BY u.agee", "u.agee",
+     "did you mean 'u.age'? known here: u.age, "),
+    ("{o} dept, COUNT(*) AS n FROM users AS u JOIN users AS w ON u.uid = w.uid GROUP BY dept",
+     "dept", "known here: u.dept, w.dept"),
+    ("{o} dept, COUNT(*) AS n FROM userz GROUP BY dept", "userz",
+     "did you mean 'users'? known here: "),
+    ("{o} dept, COUNTT(*) AS n FROM users GROUP BY dept", "COUNTT",
+     "did you mean 'COUNT'? known here: ABS, APPROX_QUANTILES, "),
+    ("{o} dept, COUNT(*) AS n FROM users WHERE MD5(dept) = '' GROUP BY dept", "MD5",
+     "known here: ABS, "),
+    ("{o} dept, COUNTIF(age > 3) AS n FROM users GROUP BY dept", "COUNTIF", "use COUNT, SUM, AVG"),
+    ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, dlta = 1e-9) COUNT(*) AS n FROM users",
+     "dlta", "did you mean 'delta'? known here: allow_large_delta, "),
+    ("{o} dept, SUM(age, contribution_bound_per_row => (0, 9)) AS n FROM users GROUP BY dept",
+     "contribution_bound_per_row", "did you mean 'contribution_bounds_per_row'?"),
+])  # fmt: skip
+def test_a_name_that_does_not_exist_is_printed_with_those_that_do(
+    sql: str, name: str, fix: str
+) -> None:
+    options = "epsilon = 1, delta = 1e-9, max_groups_contributed = 3"
+    text = sql.format(o=f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options})")
+    with pytest.raises(DpstreamError) as caught:
+        statement_of(text, _CATALOG)
+    error = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+    assert f"'{name}'" in error.rule and fix in error.fix
+    assert error.position == Position(1, text.index(name) + 1)
+
+
+@pytest.mark.parametrize("text", [
+    f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS('{_SECRET}' = 1) COUNT(*) AS n FROM users",
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1) "
+    f"SUM(age, '{_SECRET}' => (0, 1)) AS n FROM users",
+])  # fmt: skip
+def test_a_literal_is_no_name(text: str) -> None:
+    with pytest.raises(DpstreamError) as caught:
+        statement_of(text, _CATALOG)
+    assert _SECRET.lower() not in str(caught.value).lower()
+    assert caught.value.position == Position(1, text.index("'") + 1)  # type: ignore[attr-defined]
+
+
 def test_every_refusal_is_whole_and_pickles() -> None:
     for code, rule in RULES.items():
         error = refusal(code, Position(3, 7))
@@ -95,6 +138,14 @@ def test_no_literal_enters_an_error(caplog: pytest.LogCaptureFixture) -> None:
      "FROM secrets", 3, 6),
     ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9)\n  SUM(agee) AS n\n"
      "FROM users", 2, 7),
+    ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9)\n\tCOUNT(*) AS n\n"
+     "\tFRM users", 3, 2),
+    ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9)\n\tCOUNT(*) AS n\n"
+     "\tFROM users WHERE WHERE age < 5", 3, 19),
+    ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1)\n /* a\nb */ COUNT(*) AS n\n"
+     "FROM users WHERE page = 'a\nb' ) AND", 5, 4),
+    ("SELECT dept\nFROM users WHERE dept = 'open\n", 2, 25),
+    ("\n  DELETE FROM users", 2, 3),
 ])  # fmt: skip
 def test_positions(text: str, line: int, column: int) -> None:
     with pytest.raises(DpstreamError) as caught:

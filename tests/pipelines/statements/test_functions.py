@@ -99,7 +99,7 @@ BASE = "epsilon = 1, delta = 1e-9"
      ("epsilon = 1, delta = 0, mechanism = gaussian", "delta"),
      (f"{BASE}, optimise = best", "optimise"),
      ("epsilon = 1, delta = 1", "delta"), (f"{BASE}, nothing = 1", "option-unknown"),
-     (f"{BASE}, epsilon = 2", "option-unknown"), (f"{BASE}, mechanism = snapping", "mechanism"),
+     (f"{BASE}, epsilon = 2", "option-twice"), (f"{BASE}, mechanism = snapping", "mechanism"),
      (f"{BASE}, max_rows_contributed = 0", "max-rows"), (f"{BASE}, contribution_norm = 0", "norm"),
      (f"{BASE}, min_privacy_units_per_group = 0", "min-units"),
      (f"{BASE}, min_privacy_units_per_group = 4194305", "min-units"),

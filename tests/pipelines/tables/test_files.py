@@ -121,6 +121,17 @@ def test_units_that_are_texts_have_one_spelling(tmp_path: Path) -> None:
     assert "nfc" not in casts(shop().tables["visits"])  # its unit is a number
 
 
+@pytest.mark.parametrize("kind", ["STRING", "BYTES"])
+def test_an_empty_unit_is_none_as_in_streams(kind: str, tmp_path: Path) -> None:
+    """NULL, so that its rows are dropped; an empty text of another column is a value."""
+    user = pa.array(["", "a", None], pa.string() if kind == "STRING" else pa.binary())
+    pq.write_table(pa.table({"user": user, "page": ["", "", ""]}), tmp_path / "t.parquet")
+    table = {"path": "t.parquet", "unit_column": "user"}
+    loaded = catalog_of(projects.of_tables(tmp_path, ("user", kind.lower()), {"t": table}))
+    assert [row[0] for row in rows(loaded)] == [None, user[1].as_py(), None]
+    assert {row[1] for row in rows(loaded)} == {""}
+
+
 @pytest.mark.parametrize(
     ("kind", "most"),
     [(pa.timestamp("us"), 1 << 63), (pa.timestamp("us", "UTC"), 1 << 63), (pa.date32(), 1 << 31)],
