@@ -288,14 +288,19 @@ def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:
             "cells": of_histogram.cells,
             "targets": list(of_histogram.targets),
             "col2": of_histogram.col2,
-            "sensitivity": f"{of_histogram.sensitivity:.9g}",
-            "share": f"{of_histogram.share:.9g}",
-            "sigma": f"{of_histogram.sigma:.9g}",
-            "rank_error": f"{of_histogram.rank_error:.9g}",
+            "sensitivity": _canonical(of_histogram.sensitivity),
+            "share": _canonical(of_histogram.share),
+            "sigma": _canonical(of_histogram.sigma),
+            "rank_error": _canonical(of_histogram.rank_error),
         }
         for of_histogram in design.histograms
     ]
-    return {"question": fields, "mu": f"{design.mu:.9g}", "histograms": drawn}
+    return {"question": fields, "mu": _canonical(design.mu), "histograms": drawn}
+
+
+def _canonical(number: float) -> str:
+    """Return a number as digests hold it."""
+    return f"{number:.9g}"
 
 
 def _check(question: Question, private: bool) -> None:

@@ -266,21 +266,28 @@ def transcript_of(trace: Trace) -> Transcript:
 def _observed(mechanism: Mechanism, trace: Trace, other: Trace, same: int | None = None) -> Streams:
     """x as the product's own states moved, as far as both runs have the same transcript.
 
+    Where selected keys are remembered, a key's selection in one window is input of the others.
+
     Args:
         same: the trigger time that ends it for all keys; ``None``: each key's own transcript does.
     """
     plan, out = mechanism.plan, Streams()
     mine, theirs = transcript_of(trace), transcript_of(other)
-    triggers = plan.timeline.triggers
+    triggers, base = plan.timeline.triggers, plan.timeline.base
+    splits = {
+        name: _split(mine.get(name, []), theirs.get(name, []))
+        for name in mine.keys() | theirs.keys()
+    }
+    parted = dict[str, int]()  # the first trigger time at which a key's transcripts differ
+    for (window, page), split in splits.items():
+        if split is not None and plan.design.remembers:
+            parted[page] = min(parted.get(page, base(window) + split), base(window) + split)
     for window, page in {(w, p) for w, p, _ in trace.counts}:
-        here, there = mine.get((window, page), []), theirs.get((window, page), [])
-        split = next((min(a, b) for a, b in zip(here, there, strict=False) if a != b), None)
-        if split is None and len(here) != len(there):
-            longer = here if len(here) > len(there) else there
-            split = longer[min(len(here), len(there))]
-        upto = triggers if split is None else split
-        if same is not None:
-            upto = min(triggers, same - plan.timeline.base(window))
+        here, split = mine.get((window, page), []), splits.get((window, page))
+        upto = triggers if split is None or same is not None else split
+        last = parted.get(page) if same is None else same
+        if last is not None:
+            upto = min(upto, last - base(window))
         before, started, number = (0, (0,) * mechanism.plan.design.sums), 0, 0
         for trigger in range(1, upto + 1):
             now = trace.counts.get((window, page, trigger))
@@ -302,6 +309,15 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace, same: int | None
             if plan.design.restarts and trigger in here:
                 before, started, number = (0, now[1]), trigger, number + 1
     return out
+
+
+def _split(here: list[int], there: list[int]) -> int | None:
+    """The first trigger at which one of two transcripts of a key has a selection alone."""
+    split = next((min(a, b) for a, b in zip(here, there, strict=False) if a != b), None)
+    if split is None and len(here) != len(there):
+        longer = here if len(here) > len(there) else there
+        split = longer[min(len(here), len(there))]
+    return split
 
 
 def _sensitivity(mechanism: Mechanism, x: Streams, y: Streams, sigmas: Sigmas) -> Iterator[str]:

@@ -34,7 +34,7 @@ def replaced(
 
 def half_scale(real: Any) -> Any:
     """Samplers of half the sd."""
-    return lambda noise: real(msgspec.structs.replace(noise, sigma=noise.sigma / 2))
+    return lambda noise, *rest: real(msgspec.structs.replace(noise, sigma=noise.sigma / 2), *rest)
 
 
 def with_tau(change: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:

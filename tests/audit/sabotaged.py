@@ -105,8 +105,8 @@ def _not_centred(real: Any) -> Any:
 def _latest_seen(real: Any) -> Any:
     """The stamp follows the largest event time seen, as a data-driven watermark does."""
 
-    def times(door: Any, batch: Any, reason: Any) -> Any:
-        event, stamp = real(door, batch, reason)
+    def times(door: Any, batch: Any, *rest: Any) -> Any:
+        event, stamp = real(door, batch, *rest)
         door.high = max(getattr(door, "high", 0), int(event.max(initial=0)))
         return event, np.maximum(stamp, door.high)
 

@@ -131,8 +131,8 @@ def _set_forgotten_once_selected(real: Any) -> Any:
 def _weights_published(real: Any) -> Any:
     """The weighted stream is what the count of units shows."""
 
-    def publish(plan: Any, budget: Any, states: Any, paths: Any, slots: Any, trigger: int) -> Any:
-        out = real(plan, budget, states, paths, slots, trigger)
+    def publish(plan: Any, budget: Any, states: Any, paths: Any, slots: Any, *rest: Any) -> Any:
+        out = real(plan, budget, states, paths, slots, *rest)
         weighted = (states.values[slots, -1] - (states.units[slots] << 8)) / 256
         values = {**out.values, "people": out.values["people"] + weighted}
         return msgspec.structs.replace(out, values=values)
@@ -210,7 +210,7 @@ def _sigma_of_one_coefficient(real: Any) -> Any:
 
 def _rounded_nodes(real: Any) -> Any:
     """Nodes on a lattice, under an encoder whose true nodes lie beside it."""
-    return lambda noise, tested=False: RoundedGaussian(noise.sigma)
+    return lambda noise, *rest: RoundedGaussian(noise.sigma)
 
 
 def _one_lane(real: Any) -> Any:
@@ -315,7 +315,7 @@ RANKED_SABOTAGED = {
         step.Stepper, "_thresholds", _noise_of_its_own, "combined", "ordinary", "selection"
     ),
     "blt calibrated to its first coefficient": replaced(
-        step, "calibrated", budgets(_sigma_of_one_coefficient), "blt", "first", "sensitivity"
+        step, "calibrated", budgets(_sigma_of_one_coefficient), "blt_rounds", "first", "sensitivity"
     ),
     "blt with nodes on a lattice": replaced(
         step, "sampler_of", _rounded_nodes, "blt", "ordinary", "noise"
