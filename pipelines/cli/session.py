@@ -150,7 +150,7 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
     for line in lines:
         paid = f" {line.kind} {decimal_text(line.amount / 1_000_000)}" if line.kind else ""
         question = f": {line.question}" if line.question else ""
-        click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.what}{paid}{question}")
+        click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.entry}{paid}{question}")
         for where in line.where:
             click.echo(f"    where {where}")
     if not lines:
@@ -201,8 +201,8 @@ def picture(
     as_json: bool,
 ) -> None:
     """Draw the budget that is left: one page (.html) with maps, spending over time and the
-    transcript, or one picture (.png).  It is drawn from the account alone, without records or
-    answers.
+    transcript, or one picture (.png).  It is drawn from the account and the names of allotments,
+    without records or answers.
     """
     from dpstream.pipelines.session import page
 

@@ -43,6 +43,22 @@ def test_budgets_and_transcripts(tmp_path: Path) -> None:
     assert entry["run_id"] == run_id and entry["amount"] == 0.5
 
 
+def test_an_allotment_is_named_in_transcript_and_picture(tmp_path: Path) -> None:
+    table, page = loaded(tmp_path), tmp_path / "page.html"
+    run_id = json_of("allot", *table, "half", "--where", "epsilon >= 1", "--epsilon", "0.5")[
+        "run_id"
+    ]
+    json_of("ask", *table, "--from", "half", "--epsilon", "0.25")
+    lines = called("transcript", *table).output
+    assert "allotment half epsilon 0.5\n" in lines and "draw on half epsilon 0.25: count\n" in lines
+    made, draw = json_of("transcript", *table)["entries"]
+    assert (made["name"], draw["name"], draw["allotment"]) == ("half", "half", run_id)
+    assert called("picture", *table, "--out", str(page)).exit_code == 0
+    assert "allotment half" in page.read_text() and "draw on half: count" in page.read_text()
+    (tmp_path / "small.names.json").unlink()
+    assert f"draw on {run_id} epsilon 0.25" in called("transcript", *table).output
+
+
 def test_pictures(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     json_of("ask", *table, "--where", "epsilon >= 1", "--epsilon", "0.5")
