@@ -104,7 +104,10 @@ def test_several_figures_and_rho(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     answer = json_of("ask", *table, "count", "sum(b)", "average(b)", "median(b)",
                      "quantiles(b, 0.25)", "--where", "rho >= 0.5", "--rho", "0.5")  # fmt: skip
-    assert {"count", "sum_b", "average_b", "median_b"} <= answer["rows"][0].keys()
+    [row] = answer["rows"]
+    names = {"count", "sum_b", "average_b", "median_b", "quantiles_b_0.25"}
+    assert row["values"].keys() == row["intervals"].keys() == names
+    assert row["intervals"]["count"].keys() == {"sd", "noise_low", "noise_high"}
     assert (answer["kind"], answer["amount"]) == ("rho", 0.5)
 
 

@@ -121,10 +121,10 @@ def test_answers_as_tables() -> None:
     assert answer_text(answer).splitlines() == [
         "smoker     count", "------  --------", "no          3 ±2", "NULL    -1,234.5",
     ]  # fmt: skip
-    assert answer_rows(answer)[1] == {
-        "smoker": None, "count": -1234.5, "count_sd": 1.0, "count_low": -1240.0,
-        "count_high": None,
-    }  # fmt: skip
+    assert answer_rows(answer)[1] == {  # as of SQL
+        "values": {"smoker": None, "count": -1234.5},
+        "intervals": {"count": {"sd": 1.0, "noise_low": -1240.0, "noise_high": None}},
+    }
 
 
 def test_unions_in_words() -> None:
