@@ -4,9 +4,13 @@ Every refusal a person can meet is one of these classes.  The text is built from
 parts only: the name of a field of the job, the rule it broke and what to do about it.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import TypeVar
 
 Value = TypeVar("Value")
+#: Characters of an unknown name that are compared, and names that a message lists.
+_COMPARED, _LISTED = 100, 50
 
 
 class DpstreamError(Exception):
@@ -55,6 +59,19 @@ class PolicyError(DpstreamError):
 
 class RunError(DpstreamError):
     """The machine, a file system or a runner failed; never caused by data (exit 4)."""
+
+
+def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``did you mean 'x'? `` for a name that resembles a candidate, else nothing."""
+    near = difflib.get_close_matches(name[:_COMPARED], candidates, 1, cutoff)
+    return f"did you mean '{near[0]}'? " if near else ""
+
+
+def closest(name: str, candidates: Iterable[str]) -> str:
+    """Return ``did you mean 'x'? known here: ...`` for an unknown name."""
+    names = sorted(candidates)
+    more = f", and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return f"{nearest(name, names)}known here: {', '.join(names[:_LISTED]) or 'none'}{more}"
 
 
 class AccountWarning(UserWarning):

@@ -24,7 +24,7 @@ import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, closest
 from dpstream.accounting.regions.amounts import Number, charge_of, exact, initial_of, initials_of
 
 #: Multiples of a real grid stay whole as floats.
@@ -282,7 +282,7 @@ class Category(Dimension, frozen=True, kw_only=True, tag="category"):
     def edge(self, value: Any) -> int:
         """Return the coordinate of a code: it alone is the range from there to the next."""
         if value not in self.codes:
-            raise UsageError(self.name, "has no such code", "use one of the listed codes")
+            raise UsageError(self.name, "has no such code", closest(str(value), self.codes))
         return self.codes.index(value)
 
     def _at(self, values: Any) -> tuple[Int64, Bool]:
@@ -409,7 +409,8 @@ class Space:
         for place, dimension in enumerate(self.dimensions):
             if dimension.name == name:
                 return place
-        raise UsageError("dimension", "is not one of the table", "use one of its dimensions")
+        fix = closest(name, (dimension.name for dimension in self.dimensions))
+        raise UsageError("dimension", f"no dimension {name!r} in the table", fix)
 
     def budget_place(self, kind: str) -> int:
         """Return the number of the initial budget of a kind.
@@ -420,7 +421,8 @@ class Space:
         for place, dimension in enumerate(self.dimensions):
             if isinstance(dimension, Budget) and dimension.kind == kind:
                 return place
-        raise UsageError("budget", "is of a kind that records do not have", "pay with the other")
+        kinds = " or ".join(d.kind for d in self.dimensions if isinstance(d, Budget))
+        raise UsageError("budget", "is of a kind that records do not have", f"use {kinds}")
 
     def box(self, **ranges: tuple[Any, Any]) -> Int64:
         """Return (1, d, 2) the box low <= x < high in values, with all of each dimension not named.

@@ -41,7 +41,7 @@ import numpy as np
 
 from dpstream.accounting import figures, limits
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.query.parts import LEAVES, cells_of
 from dpstream.accounting.query.plan import MAX_QUANTILES, QueryColumn
 from dpstream.accounting.regions.amounts import check_amount
@@ -244,16 +244,12 @@ def line_of(dimension: Dimension) -> Line:
     """Return a dimension's coordinates as numbers; a real value counts as the grid line below it.
 
     Raises:
-        UsageError: they are none, or too many to be summed.
+        UsageError: they are too many to be summed.
     """
     if isinstance(dimension, Integer):
         first, by, scale = dimension.low, 1, 1
-    elif isinstance(dimension, Real):
-        first, by, scale = dimension.lines()
     else:
-        raise UsageError(
-            dimension.name, "cannot be aggregated", "use a column of whole or real numbers"
-        )
+        first, by, scale = instance(dimension, Real).lines()
     common = math.gcd(first, by)
     line = Line(Fraction(common, scale), first // common, by // common)
     most = max(abs(line.at(0)), abs(line.at(dimension.values - 1)), dimension.values)
@@ -324,7 +320,12 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         elif self.at:
             raise UsageError("aggregate.at", "is for quantiles only", "omit it")
         if self.column:
-            line_of(space.dimensions[space.place(self.column)])
+            dimension = space.dimensions[space.place(self.column)]
+            if not isinstance(dimension, Integer | Real):
+                numbers = [d.name for d in space.dimensions if isinstance(d, Integer | Real)]
+                fix = f"use a column of whole or real numbers: {', '.join(numbers) or 'none'}"
+                raise UsageError(dimension.name, "cannot be aggregated", fix)
+            line_of(dimension)
 
 
 COUNT = Aggregate("count")

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64, kron
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, closest
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_QUERIES, MAX_WORKLOAD_PRODUCTS
 from dpstream.accounting.workloads.attributes import (
     Attribute,
@@ -287,6 +287,8 @@ def _summed(factor: Factor) -> bool:
     return factor.kind == "total" and not factor.relative
 
 
+#: Factors that a file names by a text.
+_NAMED = ("identity", "total", "prefix", "range")
 _FORMS = {"values": of_values, "edges": of_edges, "size": of_size}
 
 
@@ -296,33 +298,24 @@ def from_dict(text: Any) -> Workload:
     Raises:
         PolicyError: a key, name, factor or number that there may not be.
     """
-    _keys(text, "workload", {"domain", "queries"})
+    _check_keys(text, "workload", ("domain", "queries"), ("domain", "queries"))
     domain, queries = text["domain"], text["queries"]
     if not isinstance(domain, list) or not isinstance(queries, list):
         raise PolicyError("workload", "domain and queries must be lists", "write them in [ ]")
-    attributes = domain_of([_attribute(entry) for entry in domain])
+    attributes = domain_of([_attribute(entry, f"domain[{n}]") for n, entry in enumerate(domain)])
     numbers = {attribute.name: axis for axis, attribute in enumerate(attributes)}
     products: list[tuple[float, dict[int, Factor]]] = []
-    for query in queries:
-        if not isinstance(query, Mapping) or not query.keys() <= {
-            "weight",
-            "factors",
-            "ways",
-            "kind",
-        }:
-            raise PolicyError(
-                "queries",
-                "a query may have the keys factors, or ways and kind, and weight, and no others",
-                "correct its keys",
-            )
+    for number, query in enumerate(queries):
+        where = f"queries[{number}]"
+        _check_keys(query, where, ("factors", "ways", "kind", "weight"))
         weight = query.get("weight", 1)
         if "ways" in query:
             # One beyond the limit, which `workload_of` refuses.
             room = max(0, MAX_WORKLOAD_PRODUCTS + 1 - len(products))
-            ways = itertools.islice(_ways(query, attributes), room)
+            ways = itertools.islice(_ways(query, where, attributes), room)
             products += [(weight, named) for named in ways]
         else:
-            products.append((weight, _factors(query, attributes, numbers)))
+            products.append((weight, _factors(query, where, attributes, numbers)))
     return workload_of(attributes, products)
 
 
@@ -340,37 +333,41 @@ def from_arrays(arrays: Mapping[str, Any]) -> Workload:
     return of_matrix(matrix)
 
 
-def _keys(entry: Any, where: str, keys: set[str]) -> None:
-    if not isinstance(entry, Mapping) or set(entry) != keys:
-        names = " and ".join(sorted(keys))
-        raise PolicyError(
-            where, f"must be an object with the keys {names} alone", "correct its keys"
-        )
+def _check_keys(entry: Any, where: str, keys: Sequence[str], required: Sequence[str] = ()) -> None:
+    """Refuse what is no object, has a key that there is not, or lacks one."""
+    if not isinstance(entry, Mapping):
+        raise PolicyError(where, "must be an object", f"its keys are {', '.join(keys)}")
+    for key in map(str, entry):
+        if key not in keys:
+            raise PolicyError(where, f"has an unknown key {key!r:.60}", closest(key, keys))
+    for key in required:
+        if key not in entry:
+            raise PolicyError(f"{where}.{key}", "is required", "add it")
 
 
-def _not_an_attribute() -> PolicyError:
-    rule = "each attribute must have a name (text) and one of values, edges and size"
-    return PolicyError("domain", rule, 'write {"name": "age", "edges": [0, 18, 65]}')
-
-
-def _attribute(entry: Any) -> Attribute:
-    if not isinstance(entry, Mapping) or len(entry) != 2 or "name" not in entry:
-        raise _not_an_attribute()
+def _attribute(entry: Any, where: str) -> Attribute:
+    _check_keys(entry, where, ("name", *_FORMS), ("name",))
+    name = entry["name"]
+    if not isinstance(name, str) or not name or len(entry) != 2:
+        rule = "must have a name (text) and one of values, edges and size"
+        raise PolicyError(where, rule, 'write {"name": "age", "edges": [0, 18, 65]}')
     [form] = set(entry) - {"name"}
-    name, given = entry["name"], entry[form]
-    if not isinstance(name, str) or not name or form not in _FORMS:
-        raise _not_an_attribute()
+    given = entry[form]
     if form != "size" and not isinstance(given, list):
         raise PolicyError(f"domain.{name}.{form}", "must be a list", "write it in [ ]")
     attribute: Attribute = _FORMS[form](name, given)  # type: ignore[operator]
     return attribute
 
 
-def _factor(given: Any, size: int) -> Factor:
+def _factor(given: Any, where: str, size: int) -> Factor:
     if isinstance(given, str):
+        if given not in _NAMED:
+            raise PolicyError(where, f"is no factor: {given!r:.60}", closest(given, _NAMED))
         return interval(given, size)
-    if isinstance(given, Mapping) and set(given) == {"width"} and type(given["width"]) is int:
-        return interval("width", size, given["width"])
+    if isinstance(given, Mapping):
+        _check_keys(given, where, ("width", "matrix"))
+        if set(given) == {"width"} and type(given["width"]) is int:
+            return interval("width", size, given["width"])
     if isinstance(given, Mapping) and set(given) == {"matrix"}:
         if not _numbers(given["matrix"]):
             raise PolicyError(
@@ -380,7 +377,7 @@ def _factor(given: Any, size: int) -> Factor:
             )
         return explicit(given["matrix"], size)
     raise PolicyError(
-        "queries.factors",
+        where,
         'a factor must be a name, {"width": k} or {"matrix": rows}',
         'write "identity", "total", "prefix" or "range"',
     )
@@ -394,38 +391,41 @@ def _numbers(rows: Any) -> bool:
 
 
 def _factors(
-    query: Mapping[str, Any], attributes: tuple[Attribute, ...], numbers: Mapping[str, int]
+    query: Mapping[str, Any],
+    where: str,
+    attributes: tuple[Attribute, ...],
+    numbers: Mapping[str, int],
 ) -> dict[int, Factor]:
-    named = query.get("factors")
+    named, where = query.get("factors"), f"{where}.factors"
     if not isinstance(named, Mapping) or "kind" in query:
-        raise PolicyError("queries.factors", "must be an object", 'write {"ATTRIBUTE": "identity"}')
-    if not named.keys() <= numbers.keys():
-        raise PolicyError(
-            "queries.factors", "a factor names no attribute of the domain", "name one of them"
-        )
+        raise PolicyError(where, "must be an object", 'write {"ATTRIBUTE": "identity"}')
+    for name in map(str, named):
+        if name not in numbers:
+            raise PolicyError(where, f"no attribute {name!r:.60}", closest(name, numbers))
     return {
-        numbers[name]: _factor(given, attributes[numbers[name]].size)
+        numbers[name]: _factor(given, f"{where}.{name}", attributes[numbers[name]].size)
         for name, given in named.items()
     }
 
 
 def _ways(
-    query: Mapping[str, Any], attributes: tuple[Attribute, ...]
+    query: Mapping[str, Any], where: str, attributes: tuple[Attribute, ...]
 ) -> Iterator[dict[int, Factor]]:
     ways = query["ways"]
     if type(ways) is not int or not 0 <= ways <= len(attributes) or "factors" in query:
         raise PolicyError(
-            "queries.ways",
+            f"{where}.ways",
             f"must be a whole number from 0 to {len(attributes)}, in a query without factors",
             "correct it, or remove factors",
         )
     if (sets := math.comb(len(attributes), ways)) > MAX_WORKLOAD_PRODUCTS:
         raise PolicyError(
-            "queries.ways",
+            f"{where}.ways",
             f"stands for {sets:,} products; a workload has at most {MAX_WORKLOAD_PRODUCTS:,}",
             "ask sets of fewer attributes, or split the workload",
         )
-    factors = [_factor(query.get("kind", "identity"), attribute.size) for attribute in attributes]
+    kind = query.get("kind", "identity")
+    factors = [_factor(kind, f"{where}.kind", attribute.size) for attribute in attributes]
     return (
         {axis: factors[axis] for axis in axes}
         for axes in itertools.combinations(range(len(attributes)), ways)

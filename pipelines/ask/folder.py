@@ -173,6 +173,9 @@ class Output:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
             if run_id and msgspec.json.decode(current, type=_Named).run_id == run_id:
                 return
+        if run_id is None:
+            rule = "exists and is not of this answer: the question was not answered before"
+            raise PolicyError(self._field, rule, "name a new folder: the answer is a new charge")
         raise self._foreign()
 
     def publish(self, manifest: bytes, files: Mapping[str, Written], fill: Fill) -> list[str]:

@@ -4,7 +4,7 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,15 +35,12 @@ from dpstream.pipelines.cli.workload import (
 )
 
 if TYPE_CHECKING:
-    from dpstream.accounting.strategies.cells.auto import Plan
     from dpstream.accounting.workloads.workload import Workload
     from dpstream.pipelines.ask.acceptance import Acceptance
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.workload.choosing import Choice
+    from dpstream.pipelines.workload.choosing import Choice, Request
     from dpstream.pipelines.workload.execute import Order
-    from dpstream.pipelines.workload.registered import Mechanism
     from dpstream.pipelines.workload.release import Receipt
-    from dpstream.state.ledger.history import Accept
 
 _PATH = click.Path(path_type=Path)
 
@@ -164,66 +161,37 @@ def answer(
         _check_free(over_time, how, dry_run)
         _from(query_set, release, out, nonnegative, covariance, as_json)
         return
-    from dpstream.pipelines.workload.choosing import Choice, by_choice
-    from dpstream.pipelines.workload.execute import Order
-    from dpstream.pipelines.workload.files import folder_of, solved
-    from dpstream.pipelines.workload.planning import tables_of, way_of
+    from dpstream.pipelines.workload.choosing import Choice, acceptance, by_choice, requested
+    from dpstream.pipelines.workload.files import folder_of
 
     loaded = load_job(workload._replace(name=job_name or own_job), workload=True)
-    place, folder = None if out is None else out.absolute(), folder_of(cache)
-    privacy, stored = loaded.plan.privacy, over_time or runner != "DirectRunner" or bool(ctx.args)
-    left_alone = (strategy, objective) == ("auto", "total") and not tables and not stored
-    mechanism = _possible(mechanism, loaded, tables, left_alone)
-    gaussian: _Gaussian | None = None
-    if mechanism == "geometric":
+    place = None if out is None else out.absolute()
+    stored = over_time or runner != "DirectRunner" or bool(ctx.args)
+    given = (place or Path(), over_time, form, nonnegative, runner, ctx.args, fresh)
+    options = mechanism, strategy, objective, tables, stored, given
+    request = requested(query_set, loaded, folder_of(cache), *options)
+    if request.mechanism == "geometric":
         check_geometric(strategy, objective)
-    else:
-        plan = solved(query_set, folder, objective, strategy)[0]
-        measured = tables_of(query_set, plan.strategy) if tables else plan.strategy
-        given = (over_time, form, nonnegative, runner, ctx.args, fresh)
-        order = Order(query_set, loaded, measured, place or Path(), *given)
-        gaussian = _Gaussian(order, plan, tables or way_of(query_set, measured) == "tables")
-
     if not dry_run:
         print_account(loaded.ledger, loaded.path, workload.environment)
 
     def ask(choice: Choice) -> None:
-        geometric = choice.family == "geometric"
-        _warn(loaded, geometric, dry_run)
-        if gaussian is not None and not geometric and not gaussian.by_tables:
-            order = gaussian.order._replace(accept=choice.accept)
-            _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
-            return
-        if stored:
-            raise _drawn_once(over_time, privacy.delta)
-        drawn = _drawn(query_set, loaded, None if geometric else gaussian, folder)
-        once(
-            query_set,
-            loaded,
-            drawn,
-            place,
-            form,
-            nonnegative,
-            as_json,
-            how,
-            not geometric,
-            dry_run,
-            choice.accept,
-        )
+        _warn(loaded, choice.family == "geometric", dry_run)
+        order = request.run(choice)
+        if order is None and stored:
+            raise _drawn_once(over_time, loaded.plan.privacy.delta)
+        if order is not None and how.as_of:
+            raise UsageError("--as-of", "is for answers that no store keeps", "omit it")
+        covered, lines = _covered(order, units, records)
+        if dry_run:
+            accepted = acceptance(request, choice, how, place)
+            _dry(accepted, as_json, lines, {} if order is None else {"coverage": covered})
+        elif order is not None:
+            _through_store(order, lines, quiet, as_json)
+        else:
+            _once(request, choice, place or Path(), form, nonnegative, how, as_json)
 
-    by_choice(lambda: _chosen(mechanism, gaussian, folder, optimise), ask)
-
-
-class _Gaussian(NamedTuple):
-    """How the workload is answered with Gaussian noise.
-
-    Attributes:
-        by_tables: residual tables, committed in the account; otherwise a run with a store.
-    """
-
-    order: "Order"
-    plan: "Plan"
-    by_tables: bool
+    by_choice(lambda: request.choose(optimise), ask)
 
 
 def _warn(job: "Job", geometric: bool, dry_run: bool) -> None:
@@ -234,17 +202,6 @@ def _warn(job: "Job", geometric: bool, dry_run: bool) -> None:
     privacy = job.plan.privacy
     warnings = weaknesses(privacy.epsilon, 0.0 if geometric else privacy.delta)
     print_warnings([*warnings, *([] if dry_run else account_warnings(job))])
-
-
-def _drawn(
-    workload: "Workload", job: "Job", gaussian: _Gaussian | None, folder: Path
-) -> "Mechanism":
-    """Return the mechanism of an answer in the account: residual tables, or geometric noise."""
-    from dpstream.pipelines.workload.registered import pure_mechanism, table_mechanism
-
-    if gaussian is None:
-        return pure_mechanism(workload, job, folder)
-    return table_mechanism(workload, gaussian.order.strategy, job)
 
 
 def _check_given(
@@ -263,27 +220,6 @@ def _check_given(
         raise UsageError("--covariance", "is for --from", "ask it of the release")
 
 
-def _possible(mechanism: str, job: "Job", tables: bool, left_alone: bool) -> str:
-    """Return the mechanism; ``auto`` only if both are possible.
-
-    Args:
-        left_alone: no option requires Gaussian noise.
-
-    Raises:
-        UsageError: an option requires Gaussian noise, and the job's delta is 0.
-    """
-    if job.plan.privacy.delta:
-        only_gaussian = mechanism == "auto" and not (left_alone and job.ledger is not None)
-        return "gaussian" if only_gaussian else mechanism
-    if mechanism == "gaussian" or tables:
-        raise UsageError(
-            "--tables" if tables else "--mechanism",
-            "needs Gaussian noise, and the job's delta is 0",
-            "omit it, or write budget.delta = 1e-9",
-        )
-    return "geometric"
-
-
 def _drawn_once(over_time: bool, delta: float) -> UsageError:
     other = "measure all cells with --strategy product" if delta else "write budget.delta = 1e-9"
     return UsageError(
@@ -293,60 +229,22 @@ def _drawn_once(over_time: bool, delta: float) -> UsageError:
     )
 
 
-def _chosen(mechanism: str, gaussian: _Gaussian | None, folder: Path, optimise: str) -> "Choice":
-    """Choose the family of noise before any row is read."""
-    from dpstream.pipelines.workload.choosing import Choice, Gaussian, chosen
-    from dpstream.pipelines.workload.execute import job_of
-    from dpstream.pipelines.workload.registered import WorkloadQuestion
-
-    if mechanism != "auto" or gaussian is None:
-        return Choice("geometric" if mechanism == "geometric" else "gaussian")
-    order, plan, by_tables = gaussian
-    workload, job = order.workload, order.job
-
-    def plan_hash() -> str:
-        if not by_tables:
-            return job_of(order).plan.hash
-        drawn = _drawn(workload, job, gaussian, folder)
-        return WorkloadQuestion(workload, job, drawn, partial=True).plan_hash
-
-    charge = Gaussian(plan_hash, by_tables)
-    return chosen(workload, job, plan, folder, charge, optimise, order.fresh)
-
-
-def _through_store(
-    order: "Order",
-    how: Asking,
-    stated: tuple[int | None, int | None],
-    named: bool,
-    dry: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Answer by a run with a store, or only show whether it would be accepted.
+def _through_store(order: "Order", lines: Sequence[str], quiet: bool, as_json: bool) -> None:
+    """Answer by a run with a store.
 
     Args:
-        stated: units and records of a window; named: whether OUT is given; dry: only show it.
+        lines: what the budget covers over time.
     """
-    from dpstream.pipelines.ask.acceptance import of_job
     from dpstream.pipelines.render.account import run_lines
-    from dpstream.pipelines.workload.execute import check, execute, job_of
+    from dpstream.pipelines.workload.execute import execute
 
-    if how.as_of:
-        raise UsageError("--as-of", "is for answers that no store keeps", "omit it")
-    job, workload = job_of(order), order.workload
-    covered, lines = _covered(job, workload.cells, *stated) if order.over_time else (None, [])
-    if dry:
-        accepted = of_job(job, order.fresh).unless(lambda: check(order, job, named))
-        _dry(accepted, as_json, lines, {"coverage": covered})
-        return
     if not as_json:
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
     resumed, receipt = {"resumed": done.result.resumed}, done.receipt
     paid = run_lines(_cost(receipt), order.job.ledger is not None, receipt.run_id)
-    echo_answer(receipt, workload, order.out, resumed, paid, as_json)
+    echo_answer(receipt, order.workload, order.out, resumed, paid, as_json)
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
@@ -363,16 +261,20 @@ def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
 
 
 def _covered(
-    job: "Job", cells: int, units: int | None, records: int | None
-) -> tuple[dict[str, Any], list[str]]:
+    order: "Order | None", units: int | None, records: int | None
+) -> tuple[dict[str, Any] | None, list[str]]:
     """Return what the budget covers over time, as in `dpstream plan`."""
+    if order is None or not order.over_time:
+        return None, []
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.tuning.outlook import coverage, warnings_of
     from dpstream.pipelines.render.job_plan import coverage_lines
     from dpstream.pipelines.render.layout import each
+    from dpstream.pipelines.workload.execute import job_of
 
-    covered = coverage(job.plan, allocate(job.plan), units, records, cells)
-    return covered, [*coverage_lines(job.plan, covered), *each("Warning", warnings_of(covered))]
+    plan = job_of(order).plan
+    covered = coverage(plan, allocate(plan), units, records, order.workload.cells)
+    return covered, [*coverage_lines(plan, covered), *each("Warning", warnings_of(covered))]
 
 
 def _dry(
@@ -391,33 +293,22 @@ def _dry(
     click.get_current_context().exit(accepted.exit_code)
 
 
-def once(
-    workload: "Workload",
-    job: "Job",
-    mechanism: "Mechanism",
-    out: Path | None,
+def _once(
+    request: "Request",
+    choice: "Choice",
+    out: Path,
     form: str,
     nonnegative: bool,
-    as_json: bool,
     how: Asking,
-    partial_key: bool = False,
-    dry: bool = False,
-    accept: "Accept | None" = None,
+    as_json: bool,
 ) -> None:
-    """Answer once, with charge and answer in the account.
-
-    Args:
-        partial_key: the job's key may have only some of the attributes.
-        dry: only show what would happen; ``out`` may be missing then.
-        accept: may refuse a new charge because of the charges before it.
-    """
+    """Answer once, with charge and answer in the account."""
     from dpstream.pipelines.render.account import charge_lines
-    from dpstream.pipelines.workload.registered import acceptance, answer_once
+    from dpstream.pipelines.workload.registered import answer_once
 
-    if dry or out is None:
-        _dry(acceptance(workload, job, mechanism, partial_key, how, out), as_json)
-        return
-    done = answer_once(workload, job, mechanism, out, form, partial_key, nonnegative, how, accept)
+    workload, drawn = request.workload, request.drawn(choice.family)
+    options = out, form, choice.family != "geometric", nonnegative, how, choice.accept
+    done = answer_once(workload, request.job, drawn, *options)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
     paid = charge_lines(_cost(done.receipt), done.charged, done.receipt.run_id)

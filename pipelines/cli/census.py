@@ -184,7 +184,7 @@ def plan(
         from dpstream.pipelines.tabulation.inputs import inputs_of
 
         accepted = acceptance(
-            inputs_of(of.parameters, of.data, of.choice),
+            inputs_of(of.parameters, of.data, of.choice, of.project.parent),
             table_plan.prepared.plan,
             of.secret,
             of.account,
@@ -264,7 +264,7 @@ def execute(
     rule = f"is required: all noise of [census.{of.name}] comes from it"
     secret = (of.secret or SecretSource()).required("secret", rule)
     order = Order(
-        inputs_of(of.parameters, of.data, of.choice),
+        inputs_of(of.parameters, of.data, of.choice, of.project.parent),
         (out or Path("tables") / of.name).absolute(),
         secret,
         of.account,

@@ -150,7 +150,7 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
     for line in lines:
         paid = f" {line.kind} {decimal_text(line.amount / 1_000_000)}" if line.kind else ""
         question = f": {line.question}" if line.question else ""
-        click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.what}{paid}{question}")
+        click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.entry}{paid}{question}")
         for where in line.where:
             click.echo(f"    where {where}")
     if not lines:
@@ -201,8 +201,8 @@ def picture(
     as_json: bool,
 ) -> None:
     """Draw the budget that is left: one page (.html) with maps, spending over time and the
-    transcript, or one picture (.png).  It is drawn from the account alone, without records or
-    answers.
+    transcript, or one picture (.png).  It is drawn from the account and the names of allotments,
+    without records or answers.
     """
     from dpstream.pipelines.session import page
 
@@ -257,9 +257,11 @@ def init(table: Chosen, as_json: bool) -> None:
     The account is made at data_set.NAME.account.path (default: NAME.account.db); an existing
     account of these records is used.  Its id is written into the project file.
     """
+    from dpstream.accounting.regions.space import Budget
     from dpstream.pipelines.drafting.target import keep_out_of_git
     from dpstream.pipelines.session.account import with_account
     from dpstream.pipelines.session.records import load
+    from dpstream.pipelines.session.sentences import amount
 
     project = table.load()
     config, new = with_account(project, table.name)
@@ -270,7 +272,11 @@ def init(table: Chosen, as_json: bool) -> None:
         click.echo(f"The account {id_} of {data_set} is now in {project.path.name}.", err=True)
     loaded = load.init(config)
     print_warnings(config.table.warnings)
-    _loaded(loaded, as_json, config.table.warnings)
+    # The grid of initial budgets: a first question of everything is answered at one step.
+    budgets = (d for d in config.table.space.dimensions if isinstance(d, Budget))
+    first = next((f"--{budget.kind}", amount(budget.step)) for budget in budgets)
+    following = shlex.join(["dpstream", "session", "plan", config.name, "count", *first])
+    _loaded(loaded, as_json, following + table.flags, config.table.warnings)
 
 
 @session.command(
@@ -315,7 +321,7 @@ def add(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Add the records of FILES; what points have spent stays."""
     from dpstream.pipelines.session.records import load
 
-    _loaded(load.add(_config(table), files), as_json)
+    _loaded(load.add(_config(table), files), as_json, _budget(table))
 
 
 @session.command(epilog=examples("dpstream session replace rides corrected.parquet"))
@@ -327,7 +333,7 @@ def replace(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Replace the records that have the same ids as the records of FILES."""
     from dpstream.pipelines.session.records import load
 
-    _loaded(load.replace(_config(table), files), as_json)
+    _loaded(load.replace(_config(table), files), as_json, _budget(table))
 
 
 @session.command(epilog=examples("dpstream session delete rides gone.csv"))
@@ -339,7 +345,7 @@ def delete(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
     """Delete the records whose ids FILES list; what their points have spent stays."""
     from dpstream.pipelines.session.records import load
 
-    _loaded(load.delete(_config(table), files), as_json)
+    _loaded(load.delete(_config(table), files), as_json, _budget(table))
 
 
 def _config(table: Chosen) -> "Config":
@@ -348,9 +354,19 @@ def _config(table: Chosen) -> "Config":
     return config_in(table.load(), table.name)
 
 
-def _loaded(loaded: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> None:
-    """Print the result of a change; the number of records only for the operator."""
+def _budget(table: Chosen) -> str:
+    """Return the command that shows what the points of a table have spent."""
+    return shlex.join(["dpstream", "session", "budget", table.name or ""]) + table.flags
+
+
+def _loaded(loaded: "Loaded", as_json: bool, following: str, warnings: Sequence[str] = ()) -> None:
+    """Print the result of a change; the number of records only for the operator.
+
+    Args:
+        following: the next command.
+    """
     public = {"version": loaded.version, "tidied": loaded.tidied, "warnings": list(warnings)}
+    public["next"] = following
     if as_json:
         private = {name: value for name, value in loaded._asdict().items() if name not in public}
         private["dead_letter"] = loaded.dead_letter and str(loaded.dead_letter)
@@ -365,6 +381,7 @@ def _loaded(loaded: "Loaded", as_json: bool, warnings: Sequence[str] = ()) -> No
         echo_private(f"{count:,} refused: {reason}")
     if loaded.dead_letter is not None:
         echo_private(f"unusable records (position and reason) are listed in {loaded.dead_letter}.")
+    click.echo(page(labelled("Next", following)), nl=False)
 
 
 @session.command(

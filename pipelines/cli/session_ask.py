@@ -122,7 +122,8 @@ def opened(
         except SessionRefusedError as error:
             figures = decision_as_builtins(session.open_table.space, error.decision)
             if click.get_current_context().params.get("as_json"):
-                print_json(figures)
+                names = "lacking", "lacking_boxes", "largest"
+                error.figures = {name: figures[name] for name in names}
             else:
                 for line in lacking_lines(figures):
                     click.echo(f"  {line}", err=True)

@@ -1,10 +1,11 @@
 """``dpstream workload``: shows what linear answers would cost, before there is data."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.cli.parts import (
     ALLOW_LARGE_DELTA,
     AS_JSON,
@@ -16,6 +17,11 @@ from dpstream.pipelines.cli.parts import (
     print_json,
     section,
 )
+
+if TYPE_CHECKING:
+    from dpstream.accounting.workloads.workload import Workload
+    from dpstream.pipelines.ask.acceptance import Acceptance
+    from dpstream.pipelines.jobs.job import Job
 
 WORKLOAD = section("workload", required=True, metavar="WORKLOAD|FILE")
 STRATEGY = options(
@@ -149,8 +155,9 @@ def plan(
     """Show how large the errors of a workload's answers will be, and that no strategy has less.
 
     The budget and C are those of the job that the workload's section names, unless flags give
-    others.  No data is read.  The strategy is stored in the cache, where `dpstream workload answer`
-    finds it.
+    others; without them the output also shows whether `dpstream workload answer` would be accepted
+    now, and if not, the exit code is that of the refusal.  No data is read.  The strategy is
+    stored in the cache, where `dpstream workload answer` finds it.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.render.workload_plan import workload_text
@@ -160,8 +167,12 @@ def plan(
     from dpstream.pipelines.workload.planning import figures, guarantee_of, planned
 
     file, job_name = located(workload)
+    query_set, folder, accepted = read_workload(file), folder_of(cache), None
     if job_name is not None:
-        privacy = load_job(workload._replace(name=job_name), workload=True).plan.privacy
+        job = load_job(workload._replace(name=job_name), workload=True)
+        privacy = job.plan.privacy
+        if (epsilon, delta, mu, contributions) == (None,) * 4:
+            accepted = _accepted(query_set, job, folder, (mechanism, strategy, objective))
         contributions = contributions or privacy.contributions
         if epsilon is None and delta is None and mu is None:
             epsilon, delta = privacy.epsilon, privacy.delta
@@ -171,7 +182,6 @@ def plan(
         mechanism = "geometric"
     elif mechanism == "auto" and (mu is not None or drawn or (strategy, objective) != _LEFT_ALONE):
         mechanism = "gaussian"
-    query_set, folder = read_workload(file), folder_of(cache)
     if mechanism == "geometric":
         check_geometric(strategy, objective)
         if epsilon is None or mu is not None or drawn:
@@ -191,7 +201,29 @@ def plan(
             result = compared(solved_plan, guarantee, folder)
         else:
             result = figures(solved_plan, guarantee)
+    if accepted is not None:
+        result["acceptance"] = accepted.as_dict()
+        result["warnings"] = [*result["warnings"], *accepted.warnings]
     if as_json:
         print_json(result)
     else:
         click.echo(workload_text(result), nl=False)
+    click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
+
+
+def _accepted(
+    query_set: "Workload", job: "Job", folder: Path, options: tuple[str, str, str]
+) -> "Acceptance":
+    """Return whether the job would answer now.
+
+    Args:
+        options: mechanism, strategy and objective.
+    """
+    from dpstream.pipelines.ask.acceptance import Acceptance
+    from dpstream.pipelines.workload.choosing import acceptance, requested
+
+    try:
+        request = requested(query_set, job, folder, *options)
+        return acceptance(request, request.choose())
+    except DpstreamError as error:
+        return Acceptance(error, None, None, None)

@@ -6,13 +6,12 @@ the columns that a question needs are read: other columns may have values withou
 The libraries' errors quote values, so their texts are not passed on.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, nearest
 
 #: What reading a table may raise, of Arrow, of pandas and of Polars.
 _UNREADABLE = (
@@ -179,8 +178,7 @@ def _read(data: Any) -> pa.Table:
 def _check(argument: str, name: str, names: list[Any]) -> None:
     if name not in names:
         # Others are not named: of a pivoted table, or a file without a header, they are values.
-        near = difflib.get_close_matches(name, [one for one in names if isinstance(one, str)], n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = nearest(name, (one for one in names if isinstance(one, str)))
         raise UsageError(
             argument,
             f"names no column {name!r} of the table",

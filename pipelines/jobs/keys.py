@@ -235,7 +235,8 @@ def cell_key(
     if set(fields) != names:
         raise UsageError(
             "key",
-            "names other columns than the workload has attributes",
+            f"names {', '.join(fields) or 'no column'}; the attributes of the workload are "
+            f"{', '.join(sorted(names))}",
             "list the attributes' columns there, no others",
         )
     for attribute in attributes:

@@ -82,8 +82,8 @@ class Checked(msgspec.Struct, frozen=True):
     Attributes:
         units_needed: units that a key needs in a window for a 50% chance of being published;
             ``None``: keys are public, or the job has no budget yet.
-        most_units: units of the largest key in a window, counted up to ``units_needed``; ``None``:
-            nothing is needed, or there were too many pairs to count.
+        most_units_up_to_needed: units of the largest key in a window, or ``units_needed`` if it has
+            more; ``None``: nothing is needed, or there were too many pairs to count.
         read: number of rows, including unreadable ones.
         left_out: number of rows that the query does not keep.
         usable: number of records that a run would admit to its contribution bound.
@@ -97,7 +97,7 @@ class Checked(msgspec.Struct, frozen=True):
     complete: bool
     unusable: list[Unusable]
     units_needed: int | None = None
-    most_units: int | None = None
+    most_units_up_to_needed: int | None = None
 
 
 def check_source(

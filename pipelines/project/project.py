@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, closest
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import (
     AccountSection,
@@ -32,7 +32,6 @@ from dpstream.pipelines.project.sections import (
     WorkloadSection,
 )
 from dpstream.pipelines.project.text import (
-    closest,
     parse_toml,
     raise_decode_error,
     read_at_most,

@@ -9,10 +9,9 @@ window only if it is the whole range; otherwise four weeks replace it.  Windows 
 Mondays.
 """
 
-import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.figures import EPOCH, moment_of, time_text
 from dpstream.state.disk_errors import unreadable
 
@@ -247,14 +246,6 @@ def refuse_data_dependent(tables: dict[str, Any]) -> None:
                     f"is not offered, because {why}",
                     "remove it; windows and triggers follow the public clock of the job",
                 )
-
-
-def closest(name: str, candidates: Iterable[str]) -> str:
-    """Return ``did you mean 'x'; known: ...`` for an unknown name."""
-    names = sorted(candidates)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"{hint}known here: {', '.join(names) or 'none'}"
 
 
 def raise_decode_error(

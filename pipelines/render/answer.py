@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from dpstream.accounting.figures import human
 from dpstream.accounting.query.bounds import Cut
+from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.render.layout import table_text, value_text, with_interval
 
 INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."
@@ -56,6 +57,32 @@ def json_value(value: Any) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return value
     return value_text(value)
+
+
+def json_rows(
+    columns: pa.Table, intervals: Mapping[str, Mapping[str, pa.ChunkedArray]]
+) -> list[dict[str, Any]]:
+    """Return released rows for JSON: values, and under ``intervals`` each column's sd and ends.
+
+    Args:
+        columns: the values.
+        intervals: by column its sd and the ends of its interval, by `formats.receipt.LABELS`.
+    """
+    values = {name: python_values(columns.column(name)) for name in columns.column_names}
+    between = {
+        name: {LABELS[part]: python_values(ends) for part, ends in parts.items()}
+        for name, parts in intervals.items()
+    }
+    return [
+        {
+            "values": {name: json_value(values[name][row]) for name in values},
+            "intervals": {
+                name: {part: json_value(ends[row]) for part, ends in parts.items()}
+                for name, parts in between.items()
+            },
+        }
+        for row in range(columns.num_rows)
+    ]
 
 
 def cut_lines(

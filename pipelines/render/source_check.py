@@ -47,7 +47,7 @@ def _fault(fault: dict[str, Any]) -> list[str]:
 
 def _appears(checked: dict[str, Any]) -> list[str]:
     """Return whether a key has enough units; nothing if keys are public or no record is usable."""
-    needed, most = checked["units_needed"], checked["most_units"]
+    needed, most = checked["units_needed"], checked["most_units_up_to_needed"]
     if needed is None or not checked["usable"]:
         return []
     chance = f"{count(needed, 'unit')} of one window, enough for a 50% chance of being published"

@@ -9,7 +9,6 @@ refuses what does not go together with the flow, and returns further flags.  The
 measured; tests/runners shows them.
 """
 
-import difflib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from apache_beam.options.pipeline_options import (
     _BeamArgumentParser,
 )
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, nearest
 from dpstream.accounting.extras import require
 from dpstream.pipelines.runners import parts
 from dpstream.pipelines.runners.job_servers import (
@@ -486,6 +485,5 @@ def refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
     for argument in beam_args:
         flag = argument.lstrip("-").partition("=")[0]
         if argument.startswith("--") and flag not in known_flags:
-            close = difflib.get_close_matches(flag, known_flags, 1)
-            fix = f"did you mean --{close[0]}?" if close else "leave it out"
-            raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix.rstrip("?"))
+            fix = nearest(flag, known_flags) or "leave it out"
+            raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix.rstrip("? "))

@@ -326,9 +326,10 @@ def arrival_of(space: Space, name: str) -> int:
     Raises:
         UsageError: its values have no order.
     """
-    place = space.place(name)
-    if not isinstance(space.dimensions[place], Timestamp | Integer | Real):
-        raise UsageError("--arrival", "must be a dimension of instants or numbers", "name another")
+    place, ordered = space.place(name), (Timestamp, Integer, Real)
+    if not isinstance(space.dimensions[place], ordered):
+        names = ", ".join(d.name for d in space.dimensions if isinstance(d, ordered))
+        raise UsageError("--arrival", f"{name!r} is not of instants or numbers", f"use {names}")
     return place
 
 

@@ -62,7 +62,7 @@ from typing import Any
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError, closest
 from dpstream.accounting.fields import Field
 from dpstream.accounting.places import below, file_kind
 from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
@@ -85,7 +85,7 @@ from dpstream.pipelines.project.project import (
     section_named,
 )
 from dpstream.pipelines.project.sections import DimensionSection, TableSection
-from dpstream.pipelines.project.text import closest, duration_micros, instant_micros
+from dpstream.pipelines.project.text import duration_micros, instant_micros
 from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace
 from dpstream.state.private_log import keep_beside
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.pipelines.session.config import Config
 from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, replacing
@@ -63,8 +63,8 @@ def predicate(config: Config, name: str, flags: str = "") -> str:
     predicates = read(config).subspaces
     if name not in predicates:
         typed = shlex.join(["dpstream", "session", "select", config.name, name])
-        fix = f"make it with `{typed} --where 'CONDITION'{flags}`"
-        raise UsageError("--in", "has no such name", fix)
+        fix = f"{closest(name, predicates)}; make it: `{typed} --where 'CONDITION'{flags}`"
+        raise UsageError("--in", f"no points are named {name!r}", fix)
     return predicates[name]
 
 

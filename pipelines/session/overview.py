@@ -25,7 +25,7 @@ from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.space import Budget, Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session import names, sentences
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import header_of, is_answer
 from dpstream.pipelines.session.selection import Selection
@@ -265,6 +265,7 @@ class Line(NamedTuple):
         question: the question as text.
         kind, amount: what was paid, or used of an allotment.
         allotment: run id of the allotment that it uses; empty for none.
+        name: of the allotment that it makes or uses; empty for none, or an unnamed one.
         where: the boxes that paid, as predicates; for a use of an allotment, those that it read.
         answered: when the answer was drawn; empty without one.
     """
@@ -277,8 +278,16 @@ class Line(NamedTuple):
     kind: str
     amount: int
     allotment: str
+    name: str
     where: list[str]
     answered: str
+
+    @property
+    def entry(self) -> str:
+        """What the entry is, and of which allotment."""
+        if self.allotment:
+            return f"{self.what} on {self.name or self.allotment}"
+        return f"{self.what} {self.name}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry as values for JSON; the amount as a number."""
@@ -287,10 +296,15 @@ class Line(NamedTuple):
 
 def transcript(open_table: OpenTable) -> list[Line]:
     """Return all entries of the table."""
-    return [_line(open_table, run_id, charge) for run_id, charge in open_table.account.history()]
+    allotments = names.read(open_table.config).allotments
+    names_of = {run_id: name for name, run_id in allotments.items()}
+    return [
+        _line(open_table, run_id, charge, names_of.get(charge.draws_on or run_id, ""))
+        for run_id, charge in open_table.account.history()
+    ]
 
 
-def _line(open_table: OpenTable, run_id: str, charge: RegionCharge) -> Line:
+def _line(open_table: OpenTable, run_id: str, charge: RegionCharge, name: str) -> Line:
     committed = open_table.answers.read(run_id)
     answer = None if committed is None or not is_answer(committed.receipt) else committed.receipt
     header = None if answer is None else header_of(answer)
@@ -311,6 +325,7 @@ def _line(open_table: OpenTable, run_id: str, charge: RegionCharge) -> Line:
         kind="" if charge.budget == "closed" else charge.budget,
         amount=charge.amount,
         allotment=charge.draws_on,
+        name=name,
         where=sentences.boxes(
             open_table.space, charge.read if charge.draws_on else charge.boxes, most=3
         ),

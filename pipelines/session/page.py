@@ -1,10 +1,10 @@
 """The page of a table's account, and its pictures as files.
 
 It shows what is left, over two dimensions and over time, and what was asked.  It is made of the
-account alone, which is public: neither records nor answers nor the secret are read, so that every
-analyst may have it.  Pictures (SVG on the page, or PNG files) are the same bytes for the same
-numbers.  Names of dimensions are the table's own, which are public; they appear in pictures of the
-table and nowhere else.
+account and the names of allotments, which are public: neither records nor answers nor the secret
+are read, so that every analyst may have it.  Pictures (SVG on the page, or PNG files) are the same
+bytes for the same numbers.  Names of dimensions are the table's own, which are public; they appear
+in pictures of the table and nowhere else.
 """
 
 import io
@@ -337,7 +337,11 @@ def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
         ],
         "legend": list(zip(charts.swatches(len(LINES)), LINES, strict=True)),
         "lines": [
-            line._asdict() | {"amount": sentences.amount(line.amount) if line.kind else ""}
+            {
+                **line._asdict(),
+                "amount": sentences.amount(line.amount) if line.kind else "",
+                "entry": line.entry,
+            }
             for line in lines[:MOST_LINES]
         ],
         "more": len(lines) > MOST_LINES,

@@ -151,17 +151,25 @@ def answer_text(answer: Answer) -> str:
     """Return the rows as an aligned table; beside a value the half width of its 95% interval."""
     from dpstream.pipelines.render.answer import rows_text  # which no plan needs
 
-    figures = [figure for a in answer.header.question.aggregates for figure in a.outputs]
-    extra = [figure + part for figure in figures for part in PARTS]
-    table = answer.table
-    ends = {figure: [table[figure + part].to_pylist() for part in PARTS[1:]] for figure in figures}
-    return rows_text(table.drop_columns(extra), ends)
+    values, parts = _parted(answer)
+    ends = {figure: (of["low"].to_pylist(), of["high"].to_pylist()) for figure, of in parts.items()}
+    return rows_text(values, ends)
 
 
 def answer_rows(answer: Answer) -> list[dict[str, Any]]:
-    """Return the rows for JSON."""
-    from dpstream.pipelines.render.answer import json_value  # which no plan needs
+    """Return the rows for JSON, in the form of the rows of SQL."""
+    from dpstream.pipelines.render.answer import json_rows  # which no plan needs
 
-    return [
-        {name: json_value(value) for name, value in row.items()} for row in answer.table.to_pylist()
-    ]
+    return json_rows(*_parted(answer))
+
+
+def _parted(answer: Answer) -> tuple["pa.Table", dict[str, dict[str, "pa.ChunkedArray"]]]:
+    """Return cells and figures, and by figure its sd and the ends of its interval."""
+    table = answer.table
+    parts = {
+        figure: {part.removeprefix("_"): table[figure + part] for part in PARTS}
+        for aggregate in answer.header.question.aggregates
+        for figure in aggregate.outputs
+    }
+    extra = [figure + part for figure in parts for part in PARTS]
+    return table.drop_columns(extra), parts

@@ -35,7 +35,7 @@ from sqlglot.tokens import TokenType
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, closest
 from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
 from dpstream.accounting.regions.space import Category, Dimension, Space, Timestamp
@@ -314,8 +314,8 @@ class _Reader:
     def _place(self, column: exp.Column) -> int:
         place = self._names.get(column.name, self._folded.get(column.name.lower()))
         if place is None:
-            names = ", ".join(self._names)
-            _refuse(column, "names no dimension of the table", f"use one of {names}")
+            rule = f"names no dimension of the table: {column.name!r}"
+            _refuse(column, rule, closest(column.name, self._names))
         return place
 
     def _true(self, place: int, sign: str, node: exp.Expr) -> Ranges:

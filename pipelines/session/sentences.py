@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, nearest
 from dpstream.accounting.figures import exact as shown
 from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.regions.amounts import MICRO, exact
@@ -157,6 +157,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 _FIGURE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.S)
+_FIGURES = ("count", "sum", "average", "median", "quantiles")
 _USE = "write count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, 0.75)"
 
 
@@ -179,7 +180,8 @@ def figure_of(text: str) -> Aggregate:
             return quantiles(parts[0], [float(part) for part in parts[1:]])
         except ValueError:
             pass
-    raise UsageError("figure", "is not a figure that a session can ask for", _USE)
+    hint = nearest("average" if what == "mean" else what, _FIGURES)
+    raise UsageError("figure", f"a session cannot ask for {text!r}", f"{hint}{_USE}")
 
 
 def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int | None]:
@@ -201,7 +203,11 @@ def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int |
             cells[name] = parts or None
         elif len(parts) == 1:
             if not parts[0].isdigit():
-                raise UsageError("--by", "must be NAME, NAME=PARTS or NAME=LOW,..,HIGH", "use that")
+                raise UsageError(
+                    f"--by {name}",
+                    f"has {parts[0]!r} in the place of a number of ranges",
+                    f"write {name}, {name}=4 or edges such as {name}=LOW,HIGH",
+                )
             cells[name] = int(parts[0])
         else:
             cells[name] = [value_of(space, name, part) for part in parts]

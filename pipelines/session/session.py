@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.limits import MAX_CELLS
 from dpstream.accounting.regions.amounts import MICRO, Number, charge_of
 from dpstream.accounting.sessions import aggregates as figures
@@ -34,6 +34,7 @@ from dpstream.accounting.sessions.aggregates import (
 )
 from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.session import ask as asking
+from dpstream.pipelines.session import names
 from dpstream.pipelines.session.ask import AllotmentQuestion, SessionRequest
 from dpstream.pipelines.session.config import Config, load_config
 from dpstream.pipelines.session.open_table import OpenTable
@@ -105,7 +106,8 @@ class Session(Closing):
             UsageError: there is no such name.
         """
         if name not in self.names:
-            raise UsageError("subspace", "has no such name", "name one with where(..., name=NAME)")
+            fix = f"{closest(name, self.names)}; or name one: where(..., name={name!r})"
+            raise UsageError("subspace", f"no subspace {name!r}", fix)
         return self.names[name]
 
     def allotment(self, run_id: str) -> "Allotment":
@@ -118,8 +120,9 @@ class Session(Closing):
             if entry == run_id and charge.allots and charge.budget != "closed":
                 selection = Selection(self.open_table.space).cut_to(charge.read)
                 return Allotment(self, selection, run_id, charge.budget, charge.amount)
-        fix = "make it with `dpstream session allot`, or with as_pinq in Python"
-        raise PolicyError("allotment", "is not in the account", fix)
+        named = closest(run_id, names.read(self.open_table.config).allotments)
+        fix = f"{named}; make it: `dpstream session allot`, as_pinq in Python"
+        raise PolicyError("allotment", f"no allotment {run_id!r} is in the account", fix)
 
     def close(self) -> None:
         """Close the account and erase the secret from memory."""

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.project import (
@@ -41,7 +41,6 @@ from dpstream.pipelines.project.project import (
     unit_of,
 )
 from dpstream.pipelines.project.sections import TableSection, UnitSection, Via
-from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.files import identities

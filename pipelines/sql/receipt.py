@@ -12,7 +12,7 @@ from dpstream.accounting.query.bounds import Cut
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.formats.receipt import LABELS
-from dpstream.pipelines.render.answer import json_value, python_values, rows_text
+from dpstream.pipelines.render.answer import json_rows, rows_text
 from dpstream.state.ledger.answers import Answer
 from dpstream.state.numbers import numbers
 
@@ -150,16 +150,6 @@ def answer_text(answer: SqlAnswer) -> str:
 
 
 def records(answer: SqlAnswer) -> list[dict[str, Any]]:
-    """Return the rows for JSON: values, and under ``intervals`` each column's sd and ends."""
-    values = {name: python_values(answer.table.column(name)) for name in answer.table.column_names}
-    between = {name: table.to_pylist() for name, table in answer.intervals.items()}
-    return [
-        {
-            "values": {name: json_value(values[name][row]) for name in values},
-            "intervals": {
-                name: {LABELS[part]: json_value(end) for part, end in between[name][row].items()}
-                for name in between
-            },
-        }
-        for row in range(answer.table.num_rows)
-    ]
+    """Return the rows for JSON."""
+    ends = {name: {p: table[p] for p in PARTS} for name, table in answer.intervals.items()}
+    return json_rows(answer.table, ends)

@@ -9,9 +9,8 @@ The libraries below quote the statement in their own errors; those are never pas
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, closest
 from dpstream.accounting.strength import TOO_LARGE, fix_of
-from dpstream.pipelines.project.text import closest
 
 if TYPE_CHECKING:
     from sqlglot import exp

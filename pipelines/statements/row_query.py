@@ -35,13 +35,12 @@ import pyarrow.parquet as pq
 from sqlglot import exp
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.columns import identity, instant, measure
 from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
-from dpstream.pipelines.project.text import closest
 from dpstream.pipelines.statements.row_local import (
     KEYED,
     ROW,

@@ -10,7 +10,6 @@ A budget may be infinite, as in production: then its counts are exact, and nothi
 anything (`TablePlan.exact`).
 """
 
-import difflib
 import itertools
 import json
 import math
@@ -21,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, nearest
 from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.accounting.tabulation.parameters import (
     PR_LEVELS,
@@ -176,9 +175,8 @@ def _check_optional(
     """Further fields must not look like an optional one that is missing."""
     missing = [n for n, (_, required) in fields.items() if not required and n not in content]
     for name in (name for name in content if name not in fields):
-        # Long names are not searched for likeness.
-        if near := difflib.get_close_matches(name[:100], missing, n=1, cutoff=0.8):
-            faults.add("", "has a field that is not known", f"did you mean '{near[0]}'?")
+        if hint := nearest(name, missing, cutoff=0.8):
+            faults.add("", "has a field that is not known", hint.rstrip())
 
 
 def _typed(entries: dict[str, Any], name: str, kind: Any, required: bool, faults: Faults) -> Any:
@@ -243,7 +241,7 @@ def _check_states(states: list[str] | None, faults: Faults) -> None:
     if len(set(states)) < len(states):
         faults.add(name, "has a state twice", fix)
     if not set(states) <= set(STATES):
-        faults.add(name, "has what is no FIPS code of a state", fix)
+        faults.add(name, "has what is no FIPS code of a state", f"use {', '.join(STATES)}")
 
 
 def _check_p(values: dict[str, Any], faults: Faults) -> None:

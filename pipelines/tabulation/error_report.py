@@ -406,7 +406,8 @@ def report(
 def _manifest(run: Path, setup: Prepared) -> Manifest:
     manifest = existing_manifest(run)
     if manifest is None:
-        raise UsageError("--run", "is no output", "name the folder of an output")
+        fix = "name the --out of a `dpstream census execute`"
+        raise UsageError("--run", f"{run.name!r} is no output folder", fix)
     if manifest.plan_hash != setup.plan.hash:
         raise UsageError(
             "--run",

@@ -231,7 +231,7 @@ def _check_letters(order: Order) -> None:
 
 def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
     """Return the plan, which covers the public files, and where the records lie."""
-    return [plan.hash.encode(), inputs.digest.encode(), inputs.data.encode()]
+    return [plan.hash.encode(), inputs.digest.encode(), inputs.place.encode()]
 
 
 def acceptance(

@@ -112,8 +112,10 @@ def generate(parameters: Path, data: Path, size: Size, overwrite: bool = False) 
 
 def _check(size: Size) -> None:
     mainland = [state for state in size.states if state != PUERTO_RICO]
-    if not size.states or not set(size.states) <= {*STATES, PUERTO_RICO}:
-        raise UsageError("--states", "are not FIPS codes", "write --states 01,02,72")
+    codes = (*STATES, PUERTO_RICO)
+    if wrong := sorted({*(size.states or [""])} - {*codes}):
+        rule = f"has {wrong[0]!r}, which is no FIPS code"
+        raise UsageError("--states", rule, f"choose from {', '.join(codes)}")
     if len(set(size.states)) < len(size.states):
         raise UsageError("--states", "has a state twice", "write each once")
     ranges = [

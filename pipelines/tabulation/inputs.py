@@ -142,12 +142,14 @@ class Inputs(NamedTuple):
         parameters, data: folders, by their paths or by URLs of a store.
         choice: what is asked for beside them.
         digest: of the public files, as `digest_of` gives it.
+        place: of the data relative to the project file: it identifies the records.
     """
 
     parameters: str
     data: str
     choice: Choice
     digest: str
+    place: str = ""
 
     @property
     def records(self) -> Path:
@@ -178,8 +180,11 @@ class Prepared(NamedTuple):
     published: dict[Level, Published] | None
 
 
-def inputs_of(parameters: Path, data: Path, choice: Choice) -> Inputs:
+def inputs_of(parameters: Path, data: Path, choice: Choice, project: Path = Path("/")) -> Inputs:
     """Return the files of an execution as they are now.
+
+    Args:
+        project: folder of the project file, which may be moved together with the data.
 
     Raises:
         UsageError: one is missing.
@@ -187,7 +192,8 @@ def inputs_of(parameters: Path, data: Path, choice: Choice) -> Inputs:
     """
     public = public_paths(parameters, data, choice.program)
     digest = digest_of(public)
-    return Inputs(os.path.abspath(parameters), os.path.abspath(data), choice, digest)
+    folders = os.path.abspath(parameters), os.path.abspath(data)
+    return Inputs(*folders, choice, digest, os.path.relpath(data, project))
 
 
 @functools.lru_cache(maxsize=1)

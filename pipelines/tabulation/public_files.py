@@ -432,7 +432,8 @@ class _Domain:
         }
         types, of_type = texts["REGION_TYPE"].dictionary, _indices(texts["REGION_TYPE"])
         listed = _bool(pc.is_in(types, self.all_types))[of_type]
-        faults.rows(~listed, numbers, "REGION_TYPE", "is no region type", "correct it")
+        fix = f"use {', '.join(self.all_types.to_pylist())}"
+        faults.rows(~listed, numbers, "REGION_TYPE", "is no region type", fix)
         code = _places(texts["ITERATION_CODE"], self.codes)
         faults.rows(
             code < 0,

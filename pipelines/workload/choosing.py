@@ -16,20 +16,27 @@ import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.ask.acceptance import limit_of
+from dpstream.pipelines.ask.acceptance import Acceptance, limit_of, of_job
+from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.workload.execute import Order, check, job_of
 from dpstream.pipelines.workload.families import Budget, families_of
+from dpstream.pipelines.workload.files import solved
+from dpstream.pipelines.workload.planning import tables_of, way_of
 from dpstream.pipelines.workload.registered import (
+    Mechanism,
     WorkloadQuestion,
     check_once,
     pure_mechanism,
+    table_mechanism,
 )
+from dpstream.pipelines.workload.registered import acceptance as acceptance_once
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import read_history
@@ -66,6 +73,136 @@ class Gaussian(NamedTuple):
 
     plan_hash: Callable[[], str]
     registered: bool
+
+
+class Measured(NamedTuple):
+    """The answer of a workload with Gaussian noise.
+
+    Attributes:
+        plan: the strategy and its proof.
+        by_tables: of residual tables, committed in the account; otherwise a run with a store.
+    """
+
+    order: Order
+    plan: Plan
+    by_tables: bool
+
+
+class Request(NamedTuple):
+    """A workload that is asked of a job's records.
+
+    Attributes:
+        folder: folder of solved strategies.
+        mechanism: ``gaussian``, ``geometric``, or ``auto``: the one with the smaller error.
+        measured: the answer with Gaussian noise; ``None``: there is none.
+    """
+
+    workload: Workload
+    job: Job
+    folder: Path
+    mechanism: str
+    measured: Measured | None
+
+    def run(self, choice: Choice) -> Order | None:
+        """Return the run with a store that answers; ``None``: the account has the answer."""
+        if self.measured is None or self.measured.by_tables or choice.family == "geometric":
+            return None
+        return self.measured.order._replace(accept=choice.accept)
+
+    def drawn(self, family: Family) -> Mechanism:
+        """Return the mechanism of an answer in the account."""
+        if self.measured is None or family == "geometric":
+            return pure_mechanism(self.workload, self.job, self.folder)
+        return table_mechanism(self.workload, self.measured.order.strategy, self.job)
+
+    def choose(self, optimise: str = "limit") -> Choice:
+        """Return the family of noise by the present account; see `chosen`."""
+        if self.mechanism != "auto" or self.measured is None:
+            return Choice("geometric" if self.mechanism == "geometric" else "gaussian")
+        order, plan, by_tables = self.measured
+
+        def plan_hash() -> str:
+            if not by_tables:
+                return job_of(order).plan.hash
+            mechanism = self.drawn("gaussian")
+            return WorkloadQuestion(self.workload, self.job, mechanism, partial=True).plan_hash
+
+        charge = Gaussian(plan_hash, by_tables)
+        where = self.workload, self.job, plan, self.folder
+        return chosen(*where, charge, optimise, order.fresh)
+
+
+def requested(
+    workload: Workload,
+    job: Job,
+    folder: Path,
+    mechanism: str = "auto",
+    strategy: str = "auto",
+    objective: str = "total",
+    tables: bool = False,
+    stored: bool = False,
+    given: tuple[Any, ...] = (Path(),),
+) -> Request:
+    """Return what the options of `dpstream workload answer` ask for.
+
+    Args:
+        folder: folder of solved strategies.
+        tables: measure residual tables.
+        stored: an option requires a store.
+        given: the fields of `Order` from ``out`` on.
+
+    Raises:
+        DpstreamError: an option excludes another, or no strategy can be solved.
+    """
+    left_alone = (strategy, objective) == ("auto", "total") and not tables and not stored
+    mechanism = _possible(mechanism, job, tables, left_alone)
+    if mechanism == "geometric":
+        return Request(workload, job, folder, mechanism, None)
+    plan = solved(workload, folder, objective, strategy)[0]
+    measured = tables_of(workload, plan.strategy) if tables else plan.strategy
+    by_tables = tables or way_of(workload, measured) == "tables"
+    order = Order(workload, job, measured, *given)
+    return Request(workload, job, folder, mechanism, Measured(order, plan, by_tables))
+
+
+def _possible(mechanism: str, job: Job, tables: bool, left_alone: bool) -> str:
+    """Return the mechanism; ``auto`` only if both are possible.
+
+    Args:
+        left_alone: no option requires Gaussian noise.
+
+    Raises:
+        UsageError: an option requires Gaussian noise, and the job's delta is 0.
+    """
+    if job.plan.privacy.delta:
+        only_gaussian = mechanism == "auto" and not (left_alone and job.ledger is not None)
+        return "gaussian" if only_gaussian else mechanism
+    if mechanism == "gaussian" or tables:
+        raise UsageError(
+            "--tables" if tables else "--mechanism",
+            "needs Gaussian noise, and the job's delta is 0",
+            "omit it, or write budget.delta = 1e-9",
+        )
+    return "geometric"
+
+
+def acceptance(
+    request: Request, choice: Choice, how: Asking = ONCE, out: Path | None = None
+) -> Acceptance:
+    """Return whether `dpstream workload answer` would be accepted now, and its cost.
+
+    Args:
+        out: the folder that would be made; ``None``: a new one.
+
+    Raises:
+        DpstreamError: refused for another reason than the account.
+    """
+    order, geometric = request.run(choice), choice.family == "geometric"
+    if order is None:
+        drawn = request.drawn(choice.family)
+        return acceptance_once(request.workload, request.job, drawn, not geometric, how, out)
+    job = job_of(order)
+    return of_job(job, order.fresh).unless(lambda: check(order, job, out is not None))
 
 
 def by_choice(choose: Callable[[], Choice], ask: Callable[[Choice], Result]) -> Result:

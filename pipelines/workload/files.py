@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, closest
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import (
     MAX_EXPLICIT_NUMBERS,
@@ -67,7 +67,7 @@ def read_workload(path: Path) -> Workload:
         else:
             text = path.read_bytes().decode()
     except OSError as error:
-        raise unreadable(_FIELD, error) from None
+        raise unreadable(f"{_FIELD} {path.name}", error) from None
     except TooLargeError:
         raise UsageError(
             _FIELD,
@@ -137,9 +137,10 @@ def solved(
         UsageError: there is no such strategy or objective.
     """
     if strategy not in STRATEGIES:
-        raise UsageError("--strategy", f"is one of {', '.join(STRATEGIES)}", "choose one")
+        raise UsageError("--strategy", f"no strategy {strategy!r}", closest(strategy, STRATEGIES))
     if objective not in OBJECTIVES:
-        raise UsageError("--objective", f"is one of {', '.join(OBJECTIVES)}", "choose one")
+        fix = closest(objective, OBJECTIVES)
+        raise UsageError("--objective", f"no objective {objective!r}", fix)
     path = folder / f"{workload.structure}-{objective}-{strategy}.npz"
     plan = _read(path, workload.structure)
     if plan is not None:

@@ -219,9 +219,8 @@ def read_release(folder: Path) -> Released:
         receipt = _receipt(folder)
         data = (folder / ESTIMATE).read_bytes()
     except OSError:
-        raise UsageError(
-            _FIELD, "is no folder that `dpstream workload answer` wrote", "name its --out"
-        ) from None
+        rule = f"{folder.name!r} is no folder that `dpstream workload answer` wrote"
+        raise UsageError(_FIELD, rule, "name its --out") from None
     if not is_written(folder / ESTIMATE, receipt.files.get(ESTIMATE)):
         raise PolicyError(_FIELD, "has an estimate that is not what was released", "restore it")
     return released_of(receipt, data)
@@ -267,9 +266,11 @@ def check_domain(receipt: Receipt, workload: Workload) -> None:
         PolicyError: the workload has another domain.
     """
     if receipt.domain_digest != domain_digest(workload.attributes):
+        names = ", ".join(attribute["name"] for attribute in receipt.domain)
         raise PolicyError(
             "domain",
-            "is not the release's: names, values, edges and their order must be the same",
+            f"is not the release's ({names}): names, values, edges and their order must be the "
+            "same",
             f"take the domain of its {RECEIPT}",
         )
 

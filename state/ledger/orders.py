@@ -104,6 +104,7 @@ class SessionRefusedError(PolicyError):
 
     Attributes:
         decision: which boxes lack how much, and the largest amount that would be accepted; public.
+        figures: of the decision, for machines.
     """
 
     def __init__(self, decision: Decision, enough: str = "") -> None:
@@ -122,9 +123,14 @@ class SessionRefusedError(PolicyError):
         else:
             rule, fix = "no point of the table is asked", "ask a range that holds points"
         super().__init__("budget", rule, fix)
+        self.figures: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), (self.decision, self.enough)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the error with the figures of the decision."""
+        return super().as_dict() | self.figures
 
 
 def enough_of(space: Space, kind: Kind, decision: Decision) -> str:

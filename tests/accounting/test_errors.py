@@ -8,6 +8,7 @@ from dpstream.accounting.errors import (
     PolicyError,
     RunError,
     UsageError,
+    closest,
     instance,
     required,
 )
@@ -23,6 +24,14 @@ def test_errors_travel_between_processes() -> None:
     assert error.as_dict() == {
         "error": "usage", "exit_code": 2, "field": "a.b", "rule": "rule", "fix": "fix",
     }  # fmt: skip
+
+
+def test_a_near_name_is_suggested_and_the_others_are_listed() -> None:
+    fix = "did you mean 'epsilon'? known here: delta, epsilon"
+    assert closest("epsilom", ["epsilon", "delta"]) == fix
+    assert closest("zzz", ["b", "a"]) == "known here: a, b"
+    assert closest("zzz", []) == "known here: none"
+    assert closest("zzz", (f"c{k:04}" for k in range(1_050))).endswith("c0049, and 1,000 more")
 
 
 @pytest.mark.parametrize(

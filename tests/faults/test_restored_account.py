@@ -129,7 +129,8 @@ def _session_asked() -> tuple[bytes, Figures]:
     words = ("session", "ask", "small", "count", "sum(b)", "--by", "a=4", "--where")
     text = done(*words, "epsilon >= 1", "--epsilon", "0.01", "--json").stdout
     rows = json.loads(text)["rows"]
-    return json.dumps(rows).encode(), {(n,): row["count"] for n, row in enumerate(rows)}
+    counts = {(n,): row["values"]["count"] for n, row in enumerate(rows)}
+    return json.dumps(rows).encode(), counts
 
 
 def _survey(folder: Path) -> None:

@@ -173,11 +173,21 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
         "what is left of each budget": ["count", "--by", "a", "--epsilon", "0.75", "--drop"],
         "rho": ["count", "average(b)", "--by", "a", "--rho", "0.25", "--drop"],
     }  # fmt: skip
-    table = ("small", "--project", folder)
+    command = ("session", "ask", "small", "--project", folder, *runner, "--json")
     return {
-        case: _rows(case, "session", "ask", *table, *options, *runner)
+        case: of_rows(map(_stored, json.loads(_call(case, *command, *options))["rows"]))
         for case, options in cases.items()
     }
+
+
+def _stored(row: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a row in the committed table: behind a figure its sd and interval."""
+    columns = dict[str, Any]()
+    for name, value in row["values"].items():
+        columns[name] = value
+        for end, part in row["intervals"].get(name, {}).items():
+            columns[f"{name}_{end.removeprefix('noise_')}"] = part
+    return columns
 
 
 # --- tuning ----------------------------------------------------------------------------------

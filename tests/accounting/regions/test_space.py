@@ -193,5 +193,6 @@ def test_spaces_that_are_refused(wrong: tuple[Integer, ...]) -> None:
 
 
 def test_unknown_dimensions_are_refused() -> None:
-    with pytest.raises(UsageError, match="not one of the table"):
+    with pytest.raises(UsageError, match=r"no dimension 'height'.*known here: ") as caught:
         small().box(height=(1, 2))
+    assert all(dimension.name in caught.value.fix for dimension in small().dimensions)

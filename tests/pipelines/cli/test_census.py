@@ -141,6 +141,26 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     assert written == ["manifest.json", "margins", "t3", "t4"]
 
 
+def test_a_moved_project_asks_the_same_question(made: Office, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "elsewhere" / "new"
+    for folder in made:
+        shutil.copytree(folder, old / folder.name)
+    places = {folder.name: folder.name for folder in made}
+    _, path = of(old, made, limit=(30.0, 1e-9), **places)
+    first = printed(_run("execute", "--project", path, "--out", old / "out", "--json").stdout)
+    shutil.move(old, new)
+    command = "execute", "--project", new / path.name, "--out", new / "out", "--json"
+    again = printed(_run(*command).stdout)
+    assert (again["charged"], again["run_id"]) == (False, first["run_id"])
+
+    (new / made.data.name).rename(new / "others")
+    text = (new / path.name).read_text()
+    (new / path.name).write_text(text.replace(f'data = "{made.data.name}"', 'data = "others"'))
+    refused = _run(*command)
+    assert refused.exit_code == 3 and "was not answered before" in refused.stderr
+    assert "a new charge" in refused.stderr
+
+
 def test_exact_counts_are_announced(made: Office, tmp_path: Path) -> None:
     own = Office(tmp_path / "p", made.data)
     shutil.copytree(made.parameters, own.parameters)

@@ -43,6 +43,22 @@ def test_budgets_and_transcripts(tmp_path: Path) -> None:
     assert entry["run_id"] == run_id and entry["amount"] == 0.5
 
 
+def test_an_allotment_is_named_in_transcript_and_picture(tmp_path: Path) -> None:
+    table, page = loaded(tmp_path), tmp_path / "page.html"
+    run_id = json_of("allot", *table, "half", "--where", "epsilon >= 1", "--epsilon", "0.5")[
+        "run_id"
+    ]
+    json_of("ask", *table, "--from", "half", "--epsilon", "0.25")
+    lines = called("transcript", *table).output
+    assert "allotment half epsilon 0.5\n" in lines and "draw on half epsilon 0.25: count\n" in lines
+    made, draw = json_of("transcript", *table)["entries"]
+    assert (made["name"], draw["name"], draw["allotment"]) == ("half", "half", run_id)
+    assert called("picture", *table, "--out", str(page)).exit_code == 0
+    assert "allotment half" in page.read_text() and "draw on half: count" in page.read_text()
+    (tmp_path / "small.names.json").unlink()
+    assert f"draw on {run_id} epsilon 0.25" in called("transcript", *table).output
+
+
 def test_pictures(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     json_of("ask", *table, "--where", "epsilon >= 1", "--epsilon", "0.5")
@@ -90,12 +106,20 @@ def told_refusal(*words: str) -> dict[str, Any]:
 def test_records_come_and_go(tmp_path: Path) -> None:
     table = prepared(tmp_path)
     first = json_of("init", *table)
+    following = shlex.split(first.pop("next"))
     assert first == {"version": 1, "tidied": True, "warnings": []}
+    assert following == ["dpstream", "session", "plan", "small", "count", "--epsilon", "0.25",
+                         *table[1:]]  # fmt: skip
+    assert "Can ask     yes" in called(*following[2:]).stdout
     assert "holds a table already" in refused(3, "init", *table)
     more = tmp_path / "more.csv"
     more.write_text("name,a,b,epsilon,rho\nr0,0,1,1.0,0.5\nr9,0,1,1.0,0.5\n")
     added = called("add", *table, str(more), "--operator")
-    assert "Version 2" in added.stdout and "records" not in added.stdout
+    done, line = added.stdout.splitlines()  # and nothing about records
+    assert done == "Version 2 of the table is in place."
+    following = shlex.split(line.removeprefix("Next"))
+    assert following[:4] == ["dpstream", "session", "budget", "small"]
+    assert called(*following[2:]).exit_code == 0
     assert "8 records, 7 usable; 1 taken" in added.stderr and "1 refused" in added.stderr
     assert json_of("replace", *table, str(more), "--operator")["operator_only"]["taken"] == 2
     gone = tmp_path / "gone.csv"

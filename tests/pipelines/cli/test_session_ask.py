@@ -64,11 +64,14 @@ def test_a_question_is_charged_once(tmp_path: Path) -> None:
 def test_a_refusal_for_machines(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     result = called("ask", *table, "--where", "a < 2", "--epsilon", "0.5", "--json")
-    assert result.exit_code == 3 and printed(result.stderr)["error"] == "refused"
-    told_of = printed(result.stdout)
+    allotted = called("allot", *table, "half", "--where", "a < 2", "--epsilon", "0.5", "--json")
     lacking = "a < 2 AND epsilon >= 0.25 AND epsilon < 0.5"
-    assert told_of["lacking"] == [{"where": lacking, "left": 0.25}]
-    assert (told_of["accepted"], told_of["largest"]) == (False, 0.25)
+    for refusal in (result, allotted):
+        assert refusal.exit_code == 3 and refusal.stdout == ""
+        figures = printed(refusal.stderr)  # one object
+        assert figures["error"] == "refused" and figures["lacking_boxes"] == 1
+        assert figures["lacking"] == [{"where": lacking, "left": 0.25}]
+        assert figures["largest"] == 0.25
 
 
 def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
@@ -101,7 +104,10 @@ def test_several_figures_and_rho(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     answer = json_of("ask", *table, "count", "sum(b)", "average(b)", "median(b)",
                      "quantiles(b, 0.25)", "--where", "rho >= 0.5", "--rho", "0.5")  # fmt: skip
-    assert {"count", "sum_b", "average_b", "median_b"} <= answer["rows"][0].keys()
+    [row] = answer["rows"]
+    names = {"count", "sum_b", "average_b", "median_b", "quantiles_b_0.25"}
+    assert row["values"].keys() == row["intervals"].keys() == names
+    assert row["intervals"]["count"].keys() == {"sd", "noise_low", "noise_high"}
     assert (answer["kind"], answer["amount"]) == ("rho", 0.5)
 
 

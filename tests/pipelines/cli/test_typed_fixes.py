@@ -49,7 +49,7 @@ def test_a_job_that_released_nothing(hour: Hour) -> None:
     assert "Fix: take longer windows" in outputs[1].output
     hour.edit("epsilon = 0.01", "epsilon = 6.0")  # the larger epsilon that check names
     checked = json.loads(call("check", "--json").stdout)["operator_only"]
-    assert checked["most_units"] == checked["units_needed"]
+    assert checked["most_units_up_to_needed"] == checked["units_needed"]
     assert hour.run() != 0
     assert commands_of(hour.message) == [["run", "daily", "--fresh"]]
     again = call(*commands_of(hour.message)[0], "--quiet")

@@ -32,9 +32,32 @@ def test_a_section_has_the_budget_and_bound_of_its_job(tmp_path: Path) -> None:
     bare = ("workload", "plan", tmp_path / "asked.json", *cache)
     assert call(*section).exit_code == 0  # the strategy is in the cache then
     of_job, by_hand = call(*section), call(*bare, *budget, "--contributions", "3")
-    assert printed(of_job.stdout) == printed(by_hand.stdout)
+    plan = printed(of_job.stdout)
+    accepted = plan.pop("acceptance")
+    assert accepted["accepted"] and accepted["charged"] == {"epsilon": 6, "delta": 1e-9}
+    without = printed(by_hand.stdout)
+    warnings, of_budget = plan.pop("warnings"), without.pop("warnings")
+    assert plan == without
+    assert warnings[:-1] == of_budget and "the account's limit" in warnings[-1]
     other = ("--mu", "0.5", "--contributions", "1")
     assert printed(call(*section, *other).stdout) == printed(call(*bare, *other).stdout)
+
+
+def test_a_plan_begins_as_the_dry_run_of_the_answer(tmp_path: Path) -> None:
+    survey(tmp_path, 10)
+    with open(tmp_path / "dpstream.toml", "a") as file:
+        file.write('[workload.ages]\nfile = "asked.json"\njob = "people"\n')
+    section = ("ages", "--project", tmp_path, "--cache", tmp_path / "cache")
+    dry = call("workload", "answer", *section, "--dry-run")
+    plan = call("workload", "plan", *section)
+    assert dry.stdout.startswith("Can answer  yes: ") and "\nAccount     " in dry.stdout
+    assert plan.stdout.splitlines()[:2] == dry.stdout.splitlines()[:2]
+
+    text = (tmp_path / "dpstream.toml").read_text()
+    (tmp_path / "dpstream.toml").write_text(text.replace('key = ["sex"', 'key = ["sx"'))
+    plan = call("workload", "plan", *section)
+    assert plan.exit_code == 2 and "Can answer  NO. key: names sx, age; " in plan.stdout
+    assert "\nFloor" in plan.stdout
 
 
 def test_pure(tmp_path: Path) -> None:

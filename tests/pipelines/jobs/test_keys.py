@@ -17,6 +17,7 @@ from dpstream.accounting.workloads.attributes import of_edges, of_values
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import (
     CellDomain,
+    cell_key,
     domain_digest,
     public_key_digest,
     read_public_keys,
@@ -94,6 +95,11 @@ def test_a_column_that_is_called_so(tmp_path: object) -> None:
     batch = pa.record_batch({"cell": pa.array([3, 7, 8, None], pa.int32())})
     assert domain(LEVEL).of(batch).column("cell").to_pylist() == [2, 0, None, None]
     assert domain(LEVEL).of(batch.slice(4)).num_rows == 0
+
+
+def test_a_key_of_other_columns_is_named_beside_the_attributes() -> None:
+    with pytest.raises(UsageError, match=r"key: names agge, sex; .* workload are age, sex"):
+        cell_key((AGE, SEX), (Field("agge", "int"), Field("sex", "string")))
 
 
 def test_every_cell_is_listed_once() -> None:

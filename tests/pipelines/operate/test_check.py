@@ -209,13 +209,13 @@ def test_the_units_of_the_largest_key_of_a_window(tmp_path: Path, slide: str, un
     path.write_text(text.replace("epsilon = 20.0, delta = 1e-2", "epsilon = 1.0, delta = 1e-6"))
     checked = check_source(load_job(path))
     assert checked.units_needed is not None
-    assert checked.most_units == units and checked.units_needed > units
+    assert checked.most_units_up_to_needed == units and checked.units_needed > units
     result = call("check", "--project", path)
     assert result.exit_code == 0 and f"the most is {units}" in result.stdout
     path.write_text(text.replace("delta = 1e-2", "delta = 1e-3"))
     enough = check_source(load_job(path))
     assert enough.units_needed is not None
-    assert enough.most_units == enough.units_needed <= 30
+    assert enough.most_units_up_to_needed == enough.units_needed <= 30
     path.write_text(text + 'public_keys = "keys.csv"\n')
     (tmp_path / "keys.csv").write_text("page\np1\n")
     assert check_source(load_job(path)).units_needed is None

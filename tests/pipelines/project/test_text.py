@@ -15,7 +15,6 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.sections import ProjectSections
 from dpstream.pipelines.project.text import (
-    closest,
     duration_micros,
     instant,
     instant_micros,
@@ -75,11 +74,6 @@ def test_records_never_decide_when_something_is_published(key: str) -> None:
     with pytest.raises(PolicyError) as error:
         refuse_data_dependent({"time": {key: "1s"}})
     assert error.value.field == f"time.{key}"
-
-
-def test_a_near_name_is_suggested() -> None:
-    assert closest("epsilom", ["delta", "epsilon"]).startswith("did you mean 'epsilon'?")
-    assert closest("zzz", ["b", "a"]) == "known here: a, b"
 
 
 VIA = {"table": "b", "on": [["x"]]}

@@ -12,7 +12,7 @@ FAULT = {
 }  # fmt: skip
 CHECKED: dict[str, Any] = {
     "read": 1_005, "left_out": 0, "usable": 998, "complete": True, "unusable": [FAULT],
-    "units_needed": 1, "most_units": 4,
+    "units_needed": 1, "most_units_up_to_needed": 4,
 }  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def test_every_fault_has_its_place_and_fix() -> None:
         ({"complete": False}, "the first ones only (--limit)"),
         ({"left_out": 7}, "Left out    7 rows"),
         ({"usable": 0}, "No record is usable"),
-        ({"most_units": None}, "not counted: too many keys"),
+        ({"most_units_up_to_needed": None}, "not counted: too many keys"),
         ({"units_needed": 5}, "nothing is likely: no key has 5 units of one window"),
         ({"units_needed": 5, "complete": False}, "the most is 4, among the rows read"),
         ({"unusable": [FAULT | {"no_time": 1}]}, "Fix: write times as 2024-01-31T13:05:00Z"),

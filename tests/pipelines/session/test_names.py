@@ -23,7 +23,7 @@ def test_names_are_kept(tmp_path: Path) -> None:
     assert sorted(names.read(table).subspaces) == ["day", "night"]
     assert names.file_of(table) == tmp_path / "rides.names.json"
     assert names.allotment(table, "first") == "ab" and names.allotment(table, "cd") == "cd"
-    with pytest.raises(UsageError, match="no such name") as caught:
+    with pytest.raises(UsageError, match=r"named 'noon'.*known here: day, night") as caught:
         names.predicate(table, "noon", " --project shop")
     assert "`dpstream session select rides noon --where 'CONDITION' --project shop`" in str(
         caught.value

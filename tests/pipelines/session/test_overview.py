@@ -118,7 +118,7 @@ def test_what_is_no_map() -> None:
     spent, _ = charged()
     with pytest.raises(UsageError, match="two dimensions"):
         heat_map(spent, "age", "age")
-    with pytest.raises(UsageError, match="not one of the table"):
+    with pytest.raises(UsageError, match="no dimension 'nothing'"):
         heat_map(spent, "age", "nothing")
     with pytest.raises(UsageError, match="--epsilon"):
         heat_map(spent, "age", "weight", 5_000_000)

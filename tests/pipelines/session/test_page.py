@@ -119,7 +119,7 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert text.startswith(page.MARK) and "INSECURE" in text
     assert "&lt;b&gt;alice" in text and "<b>alice" not in text
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)", text) and "<script" not in text
-    for phrase in ("allotment", "draw: count", "question: count", "a &lt; 2 AND epsilon &gt;= 1",
+    for phrase in ("allotment", "draw on ", "question: count", "a &lt; 2 AND epsilon &gt;= 1",
                  "zCDP", "rho"):  # fmt: skip
         assert phrase in text, phrase
     ids = re.findall(r'\bid="([^"]+)"', text)

@@ -383,13 +383,19 @@ def test_whatever_is_taken_means_in_duckdb_what_it_means_here(
 
 
 @pytest.mark.parametrize(
-    "text", ["vendor = 'secret7'", "hour = 'secret7'", "secret7 = 1", "day < 'secret7'",
+    "text", ["vendor = 'secret7'", "hour = 'secret7'", "day < 'secret7'",
              "f(secret7)", "hour = 1 secret7 'secret7", "x < 0.7777"]
 )  # fmt: skip
 def test_a_refusal_quotes_no_value(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         predicate_of(text, SPACE)
     assert "secret7" not in str(caught.value) and "0.7777" not in str(caught.value)
+
+
+def test_a_wrong_name_is_quoted_with_the_nearest_ones() -> None:
+    with pytest.raises(UsageError, match=r"'hours'.*did you mean 'hour'") as one:
+        predicate_of("hours = 1", SPACE)
+    assert all(dimension.name in one.value.fix for dimension in SPACE.dimensions)
 
 
 def test_the_place_is_that_of_the_comparison() -> None:

@@ -88,6 +88,17 @@ def test_what_is_no_figure(text: str) -> None:
         figure_of(text)
 
 
+@pytest.mark.parametrize("name", ["avg", "mean", "averge"])
+def test_the_nearest_figure_is_named(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}.fare.'. Fix: did you mean 'average'. write "):
+        figure_of(f"{name}(fare)")
+
+
+def test_ranges_that_are_no_number_are_quoted() -> None:
+    with pytest.raises(UsageError, match=r"--by age: has 'a' .* write age, age=4 or"):
+        ranges_of(SPACE, ["age=a"])
+
+
 def test_ranges() -> None:
     space = PEOPLE.space
     assert ranges_of(space, ["smoker", "age=4", "weight=0, 50,100"]) == {
@@ -110,10 +121,10 @@ def test_answers_as_tables() -> None:
     assert answer_text(answer).splitlines() == [
         "smoker     count", "------  --------", "no          3 ±2", "NULL    -1,234.5",
     ]  # fmt: skip
-    assert answer_rows(answer)[1] == {
-        "smoker": None, "count": -1234.5, "count_sd": 1.0, "count_low": -1240.0,
-        "count_high": None,
-    }  # fmt: skip
+    assert answer_rows(answer)[1] == {  # as of SQL
+        "values": {"smoker": None, "count": -1234.5},
+        "intervals": {"count": {"sd": 1.0, "noise_low": -1240.0, "noise_high": None}},
+    }
 
 
 def test_unions_in_words() -> None:

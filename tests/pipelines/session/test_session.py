@@ -118,7 +118,7 @@ def test_an_allotment_lives_on(session: Session) -> None:
         with pytest.raises(UsageError, match="true nowhere"):
             same.where("a = 3").count(0.25)
         for run_id in (first.header.run_id, "0" * 32):
-            with pytest.raises(PolicyError, match="not in the account"):
+            with pytest.raises(PolicyError, match=f"'{run_id}' is in the account"):
                 later.allotment(run_id)
 
 
@@ -140,7 +140,7 @@ def test_a_named_allotment_is_paid_once(session: Session) -> None:
 
 
 def test_names_and_quantiles(session: Session) -> None:
-    with pytest.raises(UsageError, match="no such name"):
+    with pytest.raises(UsageError, match="no subspace 'nobody'"):
         _ = session["nobody"]
     rich = session.where("epsilon >= 1")
     table = rich.quantiles("b", [0.25, 0.75], 0.5).table

@@ -269,7 +269,7 @@ def test_what_is_refused(lively: Office, runs: tuple[Path, Path], tmp_path: Path
 
     with pytest.raises(UsageError, match="another plan"):
         tried(Choice("p", estimates="combined"), [runs[0]], tmp_path / "out")
-    with pytest.raises(UsageError, match="no output"):
+    with pytest.raises(UsageError, match="'nowhere' is no output folder"):
         tried(PERSONS, [tmp_path / "nowhere"], tmp_path / "out")
     with pytest.raises(UsageError, match="--run"):
         tried(PERSONS, [], tmp_path / "out")

@@ -83,7 +83,7 @@ def test_puerto_rico_alone_and_nothing_of_it(tmp_path: Path) -> None:
     [
         (Size(persons=0), "--persons"),
         (Size(states=()), "--states"),
-        (Size(states=("1",)), "--states"),
+        (Size(states=("01", "1")), "--states: has '1', .* choose from 01, 02, "),
         (Size(states=("01", "01")), "--states"),
         (Size(tracts=2), "--tracts"),
         (Size(places=1), "--places"),

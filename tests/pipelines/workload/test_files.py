@@ -117,9 +117,14 @@ def test_by_name(tmp_path: Path) -> None:
 
 
 def test_what_there_is_not(tmp_path: Path) -> None:
-    for strategy, objective in (("best", "total"), ("auto", "mean")):
-        with pytest.raises(UsageError):
+    for strategy, objective, message in (
+        ("optimun", "total", "'optimun'.*'optimum'. known here: auto, eigen, "),
+        ("auto", "mean", "'mean'.*known here: relative, total, worst"),
+    ):
+        with pytest.raises(UsageError, match=message):
             solved(workload(), tmp_path, objective, strategy)
+    with pytest.raises(UsageError, match=r"workload file ages.json: cannot be read"):
+        read_workload(tmp_path / "ages.json")
     with pytest.raises(PolicyError, match="at most"):
         solved(over([16385], ["prefix"]), tmp_path)
 
