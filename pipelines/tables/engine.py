@@ -27,10 +27,10 @@ from dpstream.pipelines.tables.databases import SENTINEL, readers
 from dpstream.pipelines.tables.files import (
     FILES,
     Piece,
+    allow_paths,
     casts,
     check_columns,
     files_of,
-    literal,
     parquet_view,
     quoted,
     rows_of,
@@ -312,7 +312,7 @@ class Engine(Closing):
             elif not empty and table.kind == "parquet":
                 allowed += files_of(table) if self._piece is None else [self._piece.path]
         if allowed:
-            self._db.execute(f"SET allowed_paths = [{', '.join(literal(p) for p in allowed)}]")
+            self._db.execute(allow_paths(allowed))
         for lock in _LOCKS:
             self._db.execute(lock)
         for name, table in self._tables.items():

@@ -20,7 +20,7 @@ import glob
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -244,11 +244,22 @@ def casts(
             source = f"TRY(decode({source}))"
         item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
         if column in table.units and table.columns[column] == "STRING":
-            item = f"NULLIF(nfc_normalize({item}), '')"
+            item = f"NULLIF({_normalized(item)}, '')"
         if column in table.units and table.columns[column] == "BYTES":
             item = f"NULLIF({item}, ''::BLOB)"
         items.append(f"{item} AS {quoted(column)}")
     return ", ".join(items)
+
+
+def _normalized(text: str) -> str:
+    """Return the NFC of a text, also of one with NUL.
+
+    DuckDB's function ends at a NUL, and two units would become one.  NUL composes with nothing, so
+    that the parts between are normalized alone.
+    """
+    parts = f"[nfc_normalize(part) FOR part IN string_split({text}, chr(0))]"
+    whole = f"array_to_string({parts}, chr(0))"
+    return f"CASE WHEN contains({text}, chr(0)) THEN {whole} ELSE nfc_normalize({text}) END"
 
 
 def _timely(table: Table, column: str, item: str) -> str:
@@ -278,9 +289,21 @@ def typed(table: Table, column: str) -> str:
     return TYPES[kind]
 
 
-def listed(paths: list[str]) -> str:
-    """Return a list of texts."""
-    return f"[{', '.join(literal(p) for p in paths)}]"
+def read_parquet(paths: Sequence[str], options: str = "") -> str:
+    """Return DuckDB's call that reads these very files.
+
+    A file's columns are its own: by default DuckDB replaces a column ``user`` by the text in a
+    folder's name ``user=u1``, which makes one person's rows in 40 folders 40 units.  A file's name
+    is no pattern: by default ``rows[1].parquet`` reads ``rows1.parquet``, which may be private.
+    """
+    escaped = ", ".join(literal(glob.escape(path)) for path in paths)
+    return f"read_parquet([{escaped}], hive_partitioning = false{options})"
+
+
+def allow_paths(paths: Sequence[str]) -> str:
+    """Return the statement after which DuckDB reads these files, and no others."""
+    both = dict.fromkeys(name for path in paths for name in (path, glob.escape(path)))
+    return f"SET allowed_paths = [{', '.join(map(literal, both))}]"
 
 
 def literal(value: str) -> str:
@@ -399,7 +422,7 @@ def parquet_view(table: Table, piece: Piece | None) -> str:
         else (f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}")
     )
     more = f", {_NUMBER} = true" if condition else ""
-    read = f"read_parquet({listed(paths)}, union_by_name = true{more})"
+    read = read_parquet(paths, f", union_by_name = true{more}")
     return f"SELECT {casts(table)} FROM {read}{condition}"
 
 

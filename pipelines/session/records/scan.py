@@ -46,7 +46,7 @@ from dpstream.pipelines.session.records.parts import (
     reading,
     stamp_of,
 )
-from dpstream.pipelines.tables.files import literal
+from dpstream.pipelines.tables.files import allow_paths, read_parquet
 from dpstream.state.closing import Closing
 
 #: Entries of a list that is looked up; rows of the small table of boxes; boxes that are an OR.
@@ -371,8 +371,7 @@ class Scan(Closing):
 
     def _open(self, held: bool) -> None:
         if self._paths:
-            listed = ", ".join(map(literal, self._paths))
-            self._db.execute(f"SET allowed_paths = [{listed}]")
+            self._db.execute(allow_paths(self._paths))
         for lock in _LOCKS:
             self._db.execute(lock)
         columns = ", ".join(f"x{place}" for place in range(len(self._space.dimensions)))
@@ -381,9 +380,8 @@ class Scan(Closing):
             self._db.execute(f"CREATE TABLE t ({typed})")
             return
         kind = "TABLE" if held else "VIEW"
-        self._db.execute(
-            f"CREATE {kind} t AS SELECT {columns} FROM read_parquet([{listed}]) WHERE {USABLE}"
-        )
+        rows = read_parquet(self._paths)
+        self._db.execute(f"CREATE {kind} t AS SELECT {columns} FROM {rows} WHERE {USABLE}")
 
     def _stamped(self) -> list[tuple[int, int, int, int]]:
         try:

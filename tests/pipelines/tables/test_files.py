@@ -7,6 +7,8 @@ CSV and JSON Lines: what a row of one unit is decides about no other row.
 Which files a table has, when its content is another, and where it lies.
 """
 
+import glob
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +31,7 @@ from dpstream.pipelines.tables.files import (
     Piece,
     casts,
     files_of,
-    listed,
+    literal,
     place_of,
     quoted,
     rows_of,
@@ -112,7 +114,7 @@ def test_a_server_s_address_is_its_place_but_for_how_to_get_in(of_visits: Catalo
 
 
 def test_names_and_texts_are_quoted() -> None:
-    assert quoted('a"b') == '"a""b"' and listed(["a'b", "c"]) == "['a''b', 'c']"
+    assert quoted('a"b') == '"a""b"' and literal("a'b") == "'a''b'"
 
 
 def test_units_that_are_texts_have_one_spelling(tmp_path: Path) -> None:
@@ -340,3 +342,39 @@ def test_a_piece_is_those_row_groups(tmp_path: Path) -> None:
         stream = pa.RecordBatchReader.from_stream(Decoded(declared.tables["t"], piece))
         assert sorted(stream.read_all().column("k").to_pylist()) == sorted(numbers[-1])
     assert sorted(k for group_keys in numbers for k in group_keys) == list(range(200))
+
+
+def test_a_folder_s_name_is_no_column(tmp_path: Path) -> None:
+    """One person's rows in folders that are named like units are still one person's."""
+    for number in range(3):
+        folder = tmp_path / "data" / f"user=u{number}" / "page=shown"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"user": ["me"], "page": ["home"]}), folder / "rows.parquet")
+    assert rows(catalog(tmp_path, "data/*/*/*.parquet")) == [("me", "home")] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("a[1].parquet", "a1.parquet"),
+        ("a?.parquet", "ab.parquet"),
+        ("*.parquet", "x.parquet"),
+    ],
+)
+def test_a_file_s_name_is_no_pattern(tmp_path: Path, name: str, other: str) -> None:
+    for user, file in (("named", name), ("other", other)):
+        pq.write_table(pa.table({"user": [user], "page": ["home"]}), tmp_path / file)
+    assert units(catalog(tmp_path, glob.escape(name))) == {"named"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_units_that_differ_behind_a_nul_are_two(tmp_path: Path, kind: str) -> None:
+    """Each is in one spelling: the other is composed, or not."""
+    given = ["Jos\u00e9", "Jos\u00e9\0a", "Jose\u0301\0a", "Jose\u0301\0a\u0301"]
+    if kind == "parquet":
+        pq.write_table(pa.table({"user": given, "page": ["home"] * 4}), tmp_path / "t.parquet")
+    else:
+        lines = [json.dumps({"user": user, "page": "home"}) for user in given]
+        (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    expected = {"Jos\u00e9", "Jos\u00e9\0a", "Jos\u00e9\0\u00e1"}
+    assert units(catalog(tmp_path, f"t.{kind}")) == expected

@@ -392,3 +392,16 @@ def test_very_wide_dimensions() -> None:
         db.register(BOXES, clause.boxes)
         text = f"SELECT x0 FROM t{clause.join} WHERE {clause.text} ORDER BY ALL"
         assert [row[0] for row in db.sql(text).fetchall()] == [0, 1 << 30, 4 << 30]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_name_of_a_folder_says_nothing_of_its_records(tmp_path: Path, held: bool) -> None:
+    folder, named = tmp_path / "plain", tmp_path / "x0=7" / "all[1]*"
+    totals = []
+    for place in (folder, named):
+        place.mkdir(parents=True)
+        config = small(place)
+        with Scan(config.folder, config.table, held=held) as scan:
+            box = box_of(config.table.space, hour=(0, 7))
+            totals.append(int(scan.totals(box, Cells(), NOTHING).records[0]))
+    assert totals[0] == totals[1] > 0
