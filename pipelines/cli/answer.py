@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
@@ -503,7 +503,7 @@ def _from(
     several = len(receipt.moments) > 1
     table = answers(workload, estimate, receipt.moments, several, nonnegative)
     if table is None:
-        raise PolicyError(
+        raise UsageError(
             "queries", f"one table has at most {MAX_ANSWERS:,} answers", "ask a smaller workload"
         )
     if covariance is not None:

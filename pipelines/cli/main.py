@@ -1,9 +1,9 @@
 """The command ``dpstream``: gathers the commands of this package, and turns errors into exit codes.
 
-Exit codes: 0 done, 2 usage, 3 refused by policy or budget, 4 failed, 5 an audit refutes the
-plan.  A coded error is printed as one line on stderr (JSON with ``--json``).  Of any other error
-only the command and the class are printed, because its message may hold data.  Its traceback is
-written to a private log (`state.private_log`), whose name is printed.
+The exit code is that of the error's class (`accounting.errors`); 5: an audit refutes the plan.  A
+coded error is printed as one line on stderr (JSON with ``--json``).  Of any other error only the
+command and the class are printed, because its message may hold data.  Its traceback is written to
+a private log (`state.private_log`), whose name is printed.
 """
 
 import gc
@@ -69,7 +69,7 @@ class Coded(click.Group):
             coded: DpstreamError = UsageError(
                 _option_of(error), error.format_message().rstrip("."), _HELP
             )
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except (click.exceptions.Exit, click.ClickException):
             raise
         except DpstreamError as error:
             coded = error
@@ -77,7 +77,7 @@ class Coded(click.Group):
             if _reader_left():  # `| head`: click ends the command without a message
                 raise
             coded = unexpected(f"dpstream {ctx.invoked_subcommand}", error)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):
             coded = RunError("run", "was interrupted", "run it again on the same state to go on")
         except Exception as error:
             stage = f"dpstream {ctx.invoked_subcommand}"

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field, FieldType
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.drafting.draft import (
@@ -93,20 +93,20 @@ def check_job(path: Path, project: Project | None, job: str) -> None:
         path: of the project file, absolute.
 
     Raises:
-        UsageError: it is no name of a section.
-        PolicyError: a job of this name is there, or files that would be taken for this job's.
+        UsageError: it is no name of a section, a job of this name is there, or files that would be
+            taken for this job's.
     """
     if not is_name(job):
         raise UsageError("--job", "is not a usable name", "use letters, digits, _ and -")
     if _is_job(project, job):
-        raise PolicyError(
+        raise UsageError(
             "--job",
             f"[job.{job}] is in {path.name} already, and is not written over",
             f"add --job {_free(path, project, job)}, or edit the section",
         )
     for name in _files(job):
         if (path.parent / name).exists():
-            raise PolicyError(
+            raise UsageError(
                 "--job",
                 f"would be taken to go on with {name}, which another run has begun",
                 f"add --job {_free(path, project, job)}",

@@ -65,7 +65,7 @@ def test_for_machines_and_twice(data: Path) -> None:
     assert first["job"] == "commits" and first["secret_made"] and not first["values_read"]
     again = ("init", data, *FLAGS, "--json")
     before = Path("dpstream.toml").read_text()
-    fix = json.loads(refused(*again, code=3))
+    fix = json.loads(refused(*again))
     assert fix["field"] == "--job" and "--job commits2" in fix["fix"]
     assert json.loads(refused(*again, "--job", "b"))["field"] == "--data-set"
     assert Path("dpstream.toml").read_text() == before
