@@ -395,15 +395,3 @@ def default_by(open_table: OpenTable) -> tuple[tuple[str, str], ...]:
 def write(out: Path, content: str | bytes) -> None:
     """Write a page or picture; raises as `write_own` does."""
     write_own(out, content, MARK if isinstance(content, str) else _PNG)
-
-
-def kind_of(out: Path) -> str:
-    """Return ``html`` or ``png``, by the name of a file.
-
-    Raises:
-        UsageError: the name ends otherwise.
-    """
-    ending = out.suffix.lower().removeprefix(".")
-    if ending not in ("html", "png"):
-        raise UsageError("--out", "must end in .html or .png", "name it so")
-    return ending
