@@ -72,12 +72,18 @@ def test_a_workload_leaves_the_run_of_its_job_alone(tmp_path: Path) -> None:
         words = (*ANSWER, file, *given, "--out", tmp_path / f"out{number}")
         before = call("account", "show", *project).stdout
         message = " ".join(refused(*words, code=3).split())
-        assert "or it is the run of the job itself" in message
+        assert "of a job, and this is a workload" in message and "--fresh" not in message
         assert call("account", "show", *project).stdout == before
         options = message.partition(" and add ")[2].partition(" to this command")[0].split()
         assert options[1] == f"job.people.store=people-{number}.store.db"
         assert call(*words, *options).exit_code == 0
         assert json.loads(call(*words, *options, "--json").stdout)["resumed"]
+        theirs = ("plan", "people", *project, *options)
+        decision = json.loads(call(*theirs, "--json").stdout)["acceptance"]["refusal"]
+        assert "of a workload, and this is a job" in decision["rule"]
+        assert "--fresh" not in decision["fix"]
+        own = decision["fix"].partition(" and add ")[2].partition(" to this command")[0].split()
+        assert call(*theirs, *own).exit_code == 0
         assert not (tmp_path / f"people-{number}" / "run.json").samefile(
             tmp_path / "releases" / "run.json"
         )
