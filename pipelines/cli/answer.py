@@ -189,7 +189,8 @@ def answer(
 
     def ask(choice: Choice) -> None:
         geometric = choice.family == "geometric"
-        _warn(loaded, geometric, dry_run)
+        if dry_run:
+            print_warnings(_weak(loaded, geometric))
         if gaussian is not None and not geometric and not gaussian.by_tables:
             order = gaussian.order._replace(accept=choice.accept)
             _through_store(order, how, (units, records), out is not None, dry_run, quiet, as_json)
@@ -226,14 +227,20 @@ class _Gaussian(NamedTuple):
     by_tables: bool
 
 
-def _warn(job: "Job", geometric: bool, dry_run: bool) -> None:
-    """Print warnings about what the answer and the account promise."""
+def _weak(job: "Job", geometric: bool) -> list[str]:
+    """Return warnings about what the answer promises."""
+    from dpstream.accounting.strength import weaknesses
+
+    privacy = job.plan.privacy
+    return weaknesses(privacy.epsilon, 0.0 if geometric else privacy.delta)
+
+
+def _warn(job: "Job", receipt: "Receipt") -> None:
+    """Print warnings about what an answer that was charged and the account promise."""
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.operate.account_view import account_warnings
 
-    privacy = job.plan.privacy
-    warnings = weaknesses(privacy.epsilon, 0.0 if geometric else privacy.delta)
-    print_warnings([*warnings, *([] if dry_run else account_warnings(job))])
+    print_warnings([*weaknesses(receipt.epsilon, receipt.delta), *account_warnings(job)])
 
 
 def _drawn(
@@ -345,6 +352,8 @@ def _through_store(
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
     resumed, receipt = {"resumed": done.result.resumed}, done.receipt
+    if not done.result.resumed:
+        _warn(order.job, receipt)
     paid = run_lines(_cost(receipt), order.job.ledger is not None, receipt.run_id)
     echo_answer(receipt, workload, order.out, resumed, paid, as_json)
 
@@ -420,6 +429,8 @@ def once(
     done = answer_once(workload, job, mechanism, out, form, partial_key, nonnegative, how, accept)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
+    if done.charged:
+        _warn(job, done.receipt)
     paid = charge_lines(_cost(done.receipt), done.charged, done.receipt.run_id)
     echo_answer(done.receipt, workload, out, {"charged": done.charged}, paid, as_json)
 

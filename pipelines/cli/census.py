@@ -299,7 +299,7 @@ def execute(
         guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
         charged = None if of.account is None else done.charged
         lines = charge_lines(guarantee, charged, manifest.run_id)
-    print_charge(lines, manifest.insecure, warnings)
+    print_charge(lines, manifest.insecure, warnings if done.charged or done.drawn else ())
     if order.letters is not None and order.letters.exists():
         echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
 

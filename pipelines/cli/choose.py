@@ -126,8 +126,8 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     if not as_json:
         click.echo(choice_text(public), nl=False)
     warnings = account_warnings(question.job)
-    print_warnings(warnings)
     outcome = run(question)
+    print_warnings(warnings if outcome.charged else ())
     figures = msgspec.to_builtins(outcome._asdict())
     if as_json:
         print_json({**figures, "asked": public, "warnings": warnings})

@@ -78,7 +78,7 @@ def test_a_workload_leaves_the_run_of_its_job_alone(tmp_path: Path) -> None:
         assert options[1] == f"job.people.store=people-{number}.store.db"
         assert call(*words, *options).exit_code == 0
         assert json.loads(call(*words, *options, "--json").stdout)["resumed"]
-        theirs = ("plan", "people", *project, *options)
+        theirs: tuple[str | Path, ...] = ("plan", "people", *project, *options)
         decision = json.loads(call(*theirs, "--json").stdout)["acceptance"]["refusal"]
         assert "of a workload, and this is a job" in decision["rule"]
         assert "--fresh" not in decision["fix"]
