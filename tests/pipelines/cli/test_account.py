@@ -3,6 +3,7 @@
 ``dpstream secret``: a new key is for its owner only, and never written over.
 """
 
+import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +122,15 @@ def test_a_new_key_is_the_owners_alone(tmp_path: Path) -> None:
 def test_a_test_key_is_told(make_job: Callable[..., Job]) -> None:
     output = call("secret", "check", "--project", make_job().path).output
     assert "INSECURE" in output and "0f0f" not in output
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    example = "`dpstream account create shop.account.db --unit customer"
+    for given, names in (
+        ((), "PATH, --unit, --epsilon, --delta"),
+        (("a.db", "--unit=user"), "--epsilon, --delta"),
+        (("a.db", "--unit", "user", "--epsilon", "1"), "--delta"),
+    ):
+        assert f"{names} must be given, as in {example}" in refused("account", "create", *given)
+        error = json.loads(refused("account", "create", *given, "--json"))
+        assert error["field"] == names and error["rule"].startswith("must be given, as in")
