@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -134,3 +135,24 @@ def test_all_that_is_missing_is_named_at_once() -> None:
         assert f"{names} must be given, as in {example}" in refused("account", "create", *given)
         error = json.loads(refused("account", "create", *given, "--json"))
         assert error["field"] == names and error["rule"].startswith("must be given, as in")
+
+
+@pytest.mark.parametrize(
+    ("limit", "short", "cost"),
+    [
+        (("1", "1e-5"), "epsilon", r"epsilon [\d.]+ at that delta"),
+        (("99", "1e-12"), "delta", r"delta [\de.-]+ or more at every epsilon"),
+    ],
+)
+def test_the_figure_of_a_limit_that_is_too_small(
+    tmp_path: Path, limit: tuple[str, str], short: str, cost: str
+) -> None:
+    project = ("--project", job(tmp_path, 40.0).path)
+    figures = ("--epsilon", limit[0], "--delta", limit[1])
+    assert call("account", "limit", *project, *figures).exit_code == 0
+    error = refused("run", *project, "--quiet", code=3)
+    assert f"its {short} is too small: with the 0 charges before, this would spend " in error
+    assert re.search(cost, error)
+    fix = re.search(r"`dpstream (account limit [^`]*)`", error)
+    assert fix is not None and call(*fix[1].split(), *project).exit_code == 0
+    assert call("run", *project, "--quiet").exit_code == 0
