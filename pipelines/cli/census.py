@@ -14,6 +14,7 @@ from dpstream.pipelines.cli.parts import (
     COUNT,
     FRESH,
     Chosen,
+    Commands,
     examples,
     print_account,
     print_charge,
@@ -90,7 +91,7 @@ def described(census: Chosen) -> Described:
     )
 
 
-@click.group(short_help="Make census tables of detailed groups by region.")
+@click.group(cls=Commands, short_help="Make census tables of detailed groups by region.")
 def census() -> None:
     """Census tables: adaptive detail for groups of people by region, race and ethnicity.
 
