@@ -44,21 +44,23 @@ class DpstreamError(Exception):
 
 
 class UsageError(DpstreamError):
-    """The job, a flag or a file's layout is not usable (exit 2)."""
+    """Correct what you wrote: a flag, the project file, or a file or secret that it names is wrong,
+    absent or open to others, or a new name is taken (exit 2)."""
 
     exit_code = 2
     kind = "usage"
 
 
 class PolicyError(DpstreamError):
-    """Refused because privacy, budget or the identity of a store forbids it (exit 3)."""
+    """Well-formed, but privacy, the limit, or what an account, a store or a sink holds forbids it
+    (exit 3)."""
 
     exit_code = 3
     kind = "refused"
 
 
 class RunError(DpstreamError):
-    """The machine, a file system or a runner failed; never caused by data (exit 4)."""
+    """The machine, a file system, a service or a runner failed; never caused by data (exit 4)."""
 
 
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

@@ -268,6 +268,11 @@ def _remembered(plan: Plan) -> str:
 
 def warnings_of(plan: Plan, budget: Budget) -> list[str]:
     """Return the warnings that a person must read before they rely on the figures."""
+    return lacks_of(plan, budget) + weaknesses(budget.epsilon, budget.delta)
+
+
+def lacks_of(plan: Plan, budget: Budget) -> list[str]:
+    """Return the same without those of a large epsilon or delta, which a charge warns of."""
     warnings = [] if budget.sound else [NOT_SOUND]
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
@@ -279,7 +284,7 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
         warnings.append(_FOR_EVER + (_over_periods(plan, budget) if budget.sound else ""))
     if budget.sound:
         warnings += _shared_windows(plan)
-    return warnings + weaknesses(budget.epsilon, budget.delta)
+    return warnings
 
 
 def _over_periods(plan: Plan, budget: Budget) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Float64, Int64
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import job_field
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         Raises:
             UsageError: it has no end.
-            PolicyError: every period has a budget of its own.
+            UsageError: every period has a budget of its own.
         """
         if self.end is None:
             raise UsageError(
@@ -120,7 +120,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "add it, or use --over-time, which needs a delta above 0",
             )
         if self.period is not None:
-            raise PolicyError(
+            raise UsageError(
                 "budget.covers",
                 "gives every period a budget of its own, but one answer covers all periods",
                 "omit it, or use --over-time, which needs a delta above 0",

@@ -356,12 +356,12 @@ class Account:
         """
         return self._with(more).within(epsilon, delta)
 
-    def cost_with(self, more: Sequence[Charged], epsilon: float, delta: float) -> str:
-        """Return the cost of all runs and some more together, and its unit, as text.
+    def shortage(self, more: Sequence[Charged], delta: float) -> tuple[str, str]:
+        """Return which figure of a limit is too small for all runs and some more, and what they
+        would spend of it together, with their unit, as texts.
 
         Args:
-            epsilon, delta: of a limit: the cost is given at its delta, or, where no epsilon is
-                enough there, at its epsilon.
+            delta: of the limit; it is too small itself where no epsilon is enough at it.
 
         Raises:
             PolicyError: their costs do not add up.
@@ -370,10 +370,11 @@ class Account:
         try:
             at_delta = total.epsilon(delta)
             if math.isfinite(at_delta):
-                return f"epsilon {up(at_delta)} at that delta, per {unit}"
-            return f"delta {up(min(1.0, float(total.delta(epsilon))))} at that epsilon, per {unit}"
+                return "epsilon", f"epsilon {up(at_delta)} at that delta, per {unit}"
+            least = min(1.0, float(total.extra))
+            return "delta", f"delta {up(least)} or more at every epsilon, per {unit}"
         except (ValueError, OverflowError):  # figures that floats do not hold
-            return f"more than any figure here, per {unit}"
+            return "epsilon", f"more than any figure here, per {unit}"
 
     def limit_for(
         self, more: Sequence[Charged], epsilon: float, delta: float

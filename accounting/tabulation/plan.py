@@ -42,7 +42,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int32, Int64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.tabulation.guarantee import (
     DELTA,
     Spent,
@@ -105,12 +105,12 @@ def stability(
         max_race_codes: k, 1 or more.
 
     Raises:
-        PolicyError: a code is in two iterations of a kind, for which the closed form is too small.
+        UsageError: a code is in two iterations of a kind, for which the closed form is too small.
     """
     kinds = [np.unique(pairs, axis=0).astype(np.int64) for pairs in (alone, combined, ethnicity)]
     for pairs in kinds:
         if len(np.unique(pairs[:, 1])) < len(pairs):
-            raise PolicyError(
+            raise UsageError(
                 "iterations", "have a code twice in one level and kind", "validate the lists"
             )
     own, joint, eth = kinds

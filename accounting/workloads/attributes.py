@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import (
     MAX_ATTRIBUTE_CELLS,
     MAX_COEFFICIENT,
@@ -98,21 +98,21 @@ def of_values(name: str, values: Iterable[Any]) -> Attribute:
     """Return an attribute of listed values.
 
     Raises:
-        PolicyError: none, too many, of two types, one twice, or what no record can hold.
+        UsageError: none, too many, of two types, one twice, or what no record can hold.
     """
     listed = tuple(values)
     where = f"domain.{name}.values"
     kinds = {type(value) for value in listed}
     if kinds not in ({str}, {int}):
-        raise PolicyError(
+        raise UsageError(
             where, "must be all text or all whole numbers", "list at least one value, of one type"
         )
     if not all(_storable(value) for value in listed):
-        raise PolicyError(
+        raise UsageError(
             where, "must be Unicode text, or whole numbers of 64 bits", "correct these values"
         )
     if len({normal(value) for value in listed}) < len(listed):
-        raise PolicyError(
+        raise UsageError(
             where, "a value is listed twice, as text in normal form (NFC)", "list each once"
         )
     return _limited(Attribute(name, values=listed), where)
@@ -122,11 +122,11 @@ def of_size(name: str, size: int) -> Attribute:
     """Return an attribute of the codes 0 .. size - 1.
 
     Raises:
-        PolicyError: not a size, or too large a one.
+        UsageError: not a size, or too large a one.
     """
     where = f"domain.{name}.size"
     if type(size) is not int or not 1 <= size <= MAX_ATTRIBUTE_CELLS:
-        raise PolicyError(
+        raise UsageError(
             where, f"must be a whole number from 1 to {MAX_ATTRIBUTE_CELLS}", "correct it"
         )
     return Attribute(name, values=tuple(range(size)))
@@ -136,15 +136,15 @@ def of_edges(name: str, edges: Iterable[Any]) -> Attribute:
     """Return an attribute of bins.
 
     Raises:
-        PolicyError: fewer than two edges, not finite numbers, not increasing, or too many.
+        UsageError: fewer than two edges, not finite numbers, not increasing, or too many.
     """
     where = f"domain.{name}.edges"
     listed = tuple(edges)
     if any(type(edge) not in (int, float) or not abs(edge) <= _MAX_EDGE for edge in listed):
-        raise PolicyError(where, "must be finite numbers", "correct them")
+        raise UsageError(where, "must be finite numbers", "correct them")
     ends = tuple(float(edge) for edge in listed)
     if len(ends) < 2 or any(low >= high for low, high in itertools.pairwise(ends)):
-        raise PolicyError(
+        raise UsageError(
             where, "must be two numbers or more, each above the one before", "sort them"
         )
     return _limited(Attribute(name, edges=ends), where)
@@ -154,16 +154,16 @@ def domain_of(attributes: Sequence[Attribute]) -> tuple[Attribute, ...]:
     """Return a domain from all its attributes.
 
     Raises:
-        PolicyError: no attribute, too many, two of one name, or a name that is no text.
+        UsageError: no attribute, too many, two of one name, or a name that is no text.
     """
     if not 1 <= len(attributes) <= MAX_WORKLOAD_ATTRIBUTES:
-        raise PolicyError(
+        raise UsageError(
             "domain", f"must have 1 to {MAX_WORKLOAD_ATTRIBUTES} attributes", "list as many"
         )
     if not all(_storable(attribute.name) for attribute in attributes):
-        raise PolicyError("domain", "has a name that is not Unicode text", "rename that attribute")
+        raise UsageError("domain", "has a name that is not Unicode text", "rename that attribute")
     if len({attribute.name for attribute in attributes}) < len(attributes):
-        raise PolicyError("domain", "two attributes have one name", "rename one of them")
+        raise UsageError("domain", "two attributes have one name", "rename one of them")
     return tuple(attributes)
 
 
@@ -181,7 +181,7 @@ def _storable(value: str | int) -> bool:
 
 def _limited(attribute: Attribute, where: str) -> Attribute:
     if attribute.size > MAX_ATTRIBUTE_CELLS:
-        raise PolicyError(
+        raise UsageError(
             where, f"an attribute has at most {MAX_ATTRIBUTE_CELLS} cells", "use coarser ones"
         )
     return attribute
@@ -351,14 +351,14 @@ def interval(kind: str, size: int, width: int = 0, relative: bool = False) -> Fa
     """Return a factor of intervals.
 
     Raises:
-        PolicyError: a width outside 1 .. n, or a kind that there is not.
+        UsageError: a width outside 1 .. n, or a kind that there is not.
     """
     if kind not in INTERVALS:
-        raise PolicyError(
+        raise UsageError(
             "queries.factors", f"must be one of {', '.join(INTERVALS)} or a matrix", "correct it"
         )
     if (kind == "width") != bool(width) or not 0 <= width <= size:
-        raise PolicyError(
+        raise UsageError(
             "queries.factors", f"width must be a whole number from 1 to {size}", "correct it"
         )
     return Factor(kind, size, width, relative=relative)
@@ -368,7 +368,7 @@ def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor
     """Return an explicit factor; equal rows are asked, and weigh, as often as they occur.
 
     Raises:
-        PolicyError: not a matrix of finite numbers within limits, or a row of nothing.
+        UsageError: not a matrix of finite numbers within limits, or a row of nothing.
     """
     where = "queries.factors.matrix"
     try:
@@ -376,23 +376,23 @@ def explicit(matrix: npt.ArrayLike, size: int, relative: bool = False) -> Factor
     except (TypeError, ValueError, OverflowError):
         coefficients = np.zeros(0)
     if coefficients.ndim != 2 or coefficients.shape[1] != size or not coefficients.size:
-        raise PolicyError(
+        raise UsageError(
             where, "must have a row or more, each with a number for each cell", "correct it"
         )
     if coefficients.size > MAX_EXPLICIT_NUMBERS:
-        raise PolicyError(
+        raise UsageError(
             where, f"must have at most {MAX_EXPLICIT_NUMBERS} numbers", "use fewer queries"
         )
     if not np.abs(coefficients).max() <= MAX_COEFFICIENT:
-        raise PolicyError(
+        raise UsageError(
             where,
             f"must have finite coefficients of at most {MAX_COEFFICIENT:.0e}",
             "rescale the row",
         )
     if not np.abs(coefficients).max(axis=1).all():
-        raise PolicyError(where, "has a row of zeros, which asks nothing", "remove it")
+        raise UsageError(where, "has a row of zeros, which asks nothing", "remove it")
     if np.abs(coefficients).max(axis=1).min() < 1 / MAX_COEFFICIENT:
-        raise PolicyError(
+        raise UsageError(
             where,
             f"must have a coefficient of at least {1 / MAX_COEFFICIENT:.0e} in each row",
             "rescale the row",

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64, kron
-from dpstream.accounting.errors import PolicyError, closest
+from dpstream.accounting.errors import UsageError, closest
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_QUERIES, MAX_WORKLOAD_PRODUCTS
 from dpstream.accounting.workloads.attributes import (
     Attribute,
@@ -149,10 +149,10 @@ class Workload:
             x: cells, of the shape of ``sizes``.
 
         Raises:
-            PolicyError: more cells than one array may have.
+            UsageError: more cells than one array may have.
         """
         if self.cells > MAX_HISTOGRAM_CELLS:
-            raise PolicyError(
+            raise UsageError(
                 "domain",
                 f"a histogram has at most {MAX_HISTOGRAM_CELLS} cells",
                 "use coarser cells",
@@ -209,10 +209,10 @@ def workload_of(
     """Return a workload of (weight, factor by number of attribute).
 
     Raises:
-        PolicyError: no product, too many, or a weight that is not positive and finite.
+        UsageError: no product, too many, or a weight that is not positive and finite.
     """
     if not 1 <= len(products) <= MAX_WORKLOAD_PRODUCTS:
-        raise PolicyError(
+        raise UsageError(
             "queries", f"a workload has 1 to {MAX_WORKLOAD_PRODUCTS} products", "name as many"
         )
     parts = []
@@ -220,7 +220,7 @@ def workload_of(
         if isinstance(weight, bool) or not (
             isinstance(weight, int | float) and 1e-12 <= weight <= 1e12
         ):
-            raise PolicyError(
+            raise UsageError(
                 "queries.weight",
                 "a weight is a number from 1e-12 to 1e12",
                 "rescale them, or leave it out",
@@ -229,7 +229,7 @@ def workload_of(
         parts.append(Product(float(weight), axes, tuple([named[axis] for axis in axes])))
     workload = Workload(domain_of(attributes), tuple(parts))
     if workload.queries > MAX_QUERIES:
-        raise PolicyError(
+        raise UsageError(
             "queries",
             f"are more than {MAX_QUERIES:.0e}, whose errors are beyond a float's range",
             "ask products of fewer attributes",
@@ -264,7 +264,7 @@ def of_matrix(matrix: npt.ArrayLike) -> Workload:
     """Return explicit queries over the cells of one attribute.
 
     Raises:
-        PolicyError: see ``attributes.explicit``.
+        UsageError: see ``attributes.explicit``.
     """
     shape = np.shape(matrix)
     size = int(shape[-1]) if shape and shape[-1] else 1
@@ -296,12 +296,12 @@ def from_dict(text: Any) -> Workload:
     """Return the workload that a JSON object describes.
 
     Raises:
-        PolicyError: a key, name, factor or number that there may not be.
+        UsageError: a key, name, factor or number that there may not be.
     """
     _check_keys(text, "workload", ("domain", "queries"), ("domain", "queries"))
     domain, queries = text["domain"], text["queries"]
     if not isinstance(domain, list) or not isinstance(queries, list):
-        raise PolicyError("workload", "domain and queries must be lists", "write them in [ ]")
+        raise UsageError("workload", "domain and queries must be lists", "write them in [ ]")
     attributes = domain_of([_attribute(entry, f"domain[{n}]") for n, entry in enumerate(domain)])
     numbers = {attribute.name: axis for axis, attribute in enumerate(attributes)}
     products: list[tuple[float, dict[int, Factor]]] = []
@@ -323,26 +323,26 @@ def from_arrays(arrays: Mapping[str, Any]) -> Workload:
     """Return the workload of an NPZ file: ``W``, a query of all cells in each row.
 
     Raises:
-        PolicyError: no ``W``, or not a query matrix.
+        UsageError: no ``W``, or not a query matrix.
     """
     if set(arrays) != {"W"}:
-        raise PolicyError("workload", "an NPZ file must hold W and nothing else", "save W alone")
+        raise UsageError("workload", "an NPZ file must hold W and nothing else", "save W alone")
     matrix = np.asarray(arrays["W"])
     if matrix.dtype.kind not in "iuf" or matrix.ndim != 2:
-        raise PolicyError("workload.W", "W must be a matrix of numbers", "save it as one")
+        raise UsageError("workload.W", "W must be a matrix of numbers", "save it as one")
     return of_matrix(matrix)
 
 
 def _check_keys(entry: Any, where: str, keys: Sequence[str], required: Sequence[str] = ()) -> None:
     """Refuse what is no object, has a key that there is not, or lacks one."""
     if not isinstance(entry, Mapping):
-        raise PolicyError(where, "must be an object", f"its keys are {', '.join(keys)}")
+        raise UsageError(where, "must be an object", f"its keys are {', '.join(keys)}")
     for key in map(str, entry):
         if key not in keys:
-            raise PolicyError(where, f"has an unknown key {key!r:.60}", closest(key, keys))
+            raise UsageError(where, f"has an unknown key {key!r:.60}", closest(key, keys))
     for key in required:
         if key not in entry:
-            raise PolicyError(f"{where}.{key}", "is required", "add it")
+            raise UsageError(f"{where}.{key}", "is required", "add it")
 
 
 def _attribute(entry: Any, where: str) -> Attribute:
@@ -350,11 +350,11 @@ def _attribute(entry: Any, where: str) -> Attribute:
     name = entry["name"]
     if not isinstance(name, str) or not name or len(entry) != 2:
         rule = "must have a name (text) and one of values, edges and size"
-        raise PolicyError(where, rule, 'write {"name": "age", "edges": [0, 18, 65]}')
+        raise UsageError(where, rule, 'write {"name": "age", "edges": [0, 18, 65]}')
     [form] = set(entry) - {"name"}
     given = entry[form]
     if form != "size" and not isinstance(given, list):
-        raise PolicyError(f"domain.{name}.{form}", "must be a list", "write it in [ ]")
+        raise UsageError(f"domain.{name}.{form}", "must be a list", "write it in [ ]")
     attribute: Attribute = _FORMS[form](name, given)  # type: ignore[operator]
     return attribute
 
@@ -362,7 +362,7 @@ def _attribute(entry: Any, where: str) -> Attribute:
 def _factor(given: Any, where: str, size: int) -> Factor:
     if isinstance(given, str):
         if given not in _NAMED:
-            raise PolicyError(where, f"is no factor: {given!r:.60}", closest(given, _NAMED))
+            raise UsageError(where, f"is no factor: {given!r:.60}", closest(given, _NAMED))
         return interval(given, size)
     if isinstance(given, Mapping):
         _check_keys(given, where, ("width", "matrix"))
@@ -370,13 +370,13 @@ def _factor(given: Any, where: str, size: int) -> Factor:
             return interval("width", size, given["width"])
     if isinstance(given, Mapping) and set(given) == {"matrix"}:
         if not _numbers(given["matrix"]):
-            raise PolicyError(
+            raise UsageError(
                 "queries.factors.matrix",
                 "must be a list of rows of numbers",
                 "write [[1, 0], [0, 1]]",
             )
         return explicit(given["matrix"], size)
-    raise PolicyError(
+    raise UsageError(
         where,
         'a factor must be a name, {"width": k} or {"matrix": rows}',
         'write "identity", "total", "prefix" or "range"',
@@ -398,10 +398,10 @@ def _factors(
 ) -> dict[int, Factor]:
     named, where = query.get("factors"), f"{where}.factors"
     if not isinstance(named, Mapping) or "kind" in query:
-        raise PolicyError(where, "must be an object", 'write {"ATTRIBUTE": "identity"}')
+        raise UsageError(where, "must be an object", 'write {"ATTRIBUTE": "identity"}')
     for name in map(str, named):
         if name not in numbers:
-            raise PolicyError(where, f"no attribute {name!r:.60}", closest(name, numbers))
+            raise UsageError(where, f"no attribute {name!r:.60}", closest(name, numbers))
     return {
         numbers[name]: _factor(given, f"{where}.{name}", attributes[numbers[name]].size)
         for name, given in named.items()
@@ -413,13 +413,13 @@ def _ways(
 ) -> Iterator[dict[int, Factor]]:
     ways = query["ways"]
     if type(ways) is not int or not 0 <= ways <= len(attributes) or "factors" in query:
-        raise PolicyError(
+        raise UsageError(
             f"{where}.ways",
             f"must be a whole number from 0 to {len(attributes)}, in a query without factors",
             "correct it, or remove factors",
         )
     if (sets := math.comb(len(attributes), ways)) > MAX_WORKLOAD_PRODUCTS:
-        raise PolicyError(
+        raise UsageError(
             f"{where}.ways",
             f"stands for {sets:,} products; a workload has at most {MAX_WORKLOAD_PRODUCTS:,}",
             "ask sets of fewer attributes, or split the workload",

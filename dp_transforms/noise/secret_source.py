@@ -81,7 +81,7 @@ def parse_reference(text: str) -> tuple[str, str]:
 
     Raises:
         UsageError: not of the grammar; the text is not repeated, because it may be a secret.
-        PolicyError: a version of a secret by a name that can move (``latest``, an alias).
+        UsageError: a version of a secret by a name that can move (``latest``, an alias).
     """
     scheme, _, place = text.partition(":")
     if scheme == "file" and place and "\0" not in place:
@@ -97,7 +97,7 @@ def parse_reference(text: str) -> tuple[str, str]:
             "the secret itself",
         )
     if not _VERSION.fullmatch(secret[1]):
-        raise PolicyError(
+        raise UsageError(
             FIELD,
             "must name a version by its number: a run goes on with the secret it was begun with, "
             "and any other name can move to another secret",
@@ -110,7 +110,7 @@ def read_secret(reference: str) -> bytearray:
     """Read the 32 bytes of a reference into a buffer that the caller overwrites (``wipe``).
 
     Raises:
-        UsageError: there is no secret, or something else; PolicyError: others can read it.
+        UsageError: there is no secret, or something else, or others can read it.
         RunError: the secret manager could not be asked.
     """
     scheme, place = parse_reference(reference)
@@ -134,7 +134,7 @@ def _of_file(path: str) -> bytearray:
     try:
         with open(path, "rb", buffering=0) as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                problem = PolicyError(
+                problem = UsageError(
                     FIELD,
                     "the secret can be read or changed by other users",
                     f"type `chmod 600 {shlex.quote(str(path))}`",
@@ -183,7 +183,7 @@ def _decoded(text: bytearray) -> bytearray:
         secret[index] = int(text[at : at + 2], 16)
     if len(set(secret)) < MIN_DISTINCT:
         wipe(secret)
-        raise PolicyError(
+        raise UsageError(
             FIELD,
             "what it leads to is a placeholder, not a random secret",
             "make a secret with `dpstream secret new FILE`",
@@ -210,7 +210,7 @@ class SecretSource:
         fingerprint: of the only secret that is taken here, if it is fixed.
 
     Raises:
-        UsageError, PolicyError: both are given, or the reference is none, or one that can move.
+        UsageError: both are given, or the reference is none, or one that can move.
     """
 
     reference: str | None = None
@@ -343,8 +343,9 @@ def access(name: str) -> bytes:
     """Return the payload of ``projects/P/secrets/S/versions/NUMBER``, its checksum verified.
 
     Raises:
-        UsageError: the extra is not installed, or no such secret.
-        PolicyError: no permission, no credentials, or the stand-in is another machine.
+        UsageError: the extra is not installed, no such secret, no credentials, or the stand-in is
+            another machine.
+        PolicyError: no permission.
         RunError: not available in time, or damaged on its way.
     """
     require("gcp-secrets", FIELD)
@@ -396,7 +397,7 @@ def _client() -> Any:
     if not stand_in:
         return SecretManagerServiceClient(credentials=_credentials())
     if stand_in.rpartition(":")[0] not in _THIS_MACHINE:
-        raise PolicyError(
+        raise UsageError(
             EMULATOR, "must be on this machine: nothing is encrypted", "write 'localhost:PORT'"
         )
     transport = SecretManagerServiceClient.get_transport_class("grpc")
@@ -422,7 +423,7 @@ def _coded(error: Exception) -> DpstreamError:
     if isinstance(error, TransportError):
         return RunError(FIELD, "the credentials' service cannot be reached", "check the network")
     if isinstance(error, GoogleAuthError):
-        return PolicyError(
+        return UsageError(
             FIELD,
             f"there are no usable Google credentials ({type(error).__name__})",
             _FIXES["UNAUTHENTICATED"],

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.formats.receipt import Header, header_of
@@ -112,7 +112,7 @@ def decoded(data: bytes) -> Manifest:
     """Return the manifest of its bytes.
 
     Raises:
-        PolicyError: the bytes have another form.
+        UsageError: the bytes have another form.
     """
     return header_of(data, Manifest, MANIFEST)
 
@@ -121,13 +121,13 @@ def existing_manifest(out: Path) -> Manifest | None:
     """Return the manifest of an existing output; ``None`` if there is nothing at its path.
 
     Raises:
-        PolicyError: something else is at the path.
+        UsageError: something else is at the path.
     """
     if not out.exists() and not out.is_symlink():
         return None
     with contextlib.suppress(OSError):
         return decoded((out / MANIFEST).read_bytes())
-    raise PolicyError("OUT", "exists and is no output of this command", "name a new folder")
+    raise UsageError("OUT", "exists and is no output of this command", "name a new folder")
 
 
 def write_file(folder: Path, file: File) -> None:

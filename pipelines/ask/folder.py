@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, make_folder, publish_folder, sync, sync_tree
@@ -149,7 +149,7 @@ class Output:
         """Return the manifest of an existing output; ``None`` if there is nothing at its path.
 
         Raises:
-            PolicyError: something else is at the path.
+            UsageError: something else is at the path.
         """
         if not self._out.exists() and not self._out.is_symlink():
             return None
@@ -165,7 +165,7 @@ class Output:
                 output of it can exist.
 
         Raises:
-            PolicyError: something else is at the path.
+            UsageError: something else is at the path.
         """
         current = self.existing_manifest()
         if current is None:
@@ -189,7 +189,7 @@ class Output:
             Names of the files that were damaged or missing in the existing folder.
 
         Raises:
-            PolicyError: something else is at the path.
+            UsageError: something else is at the path.
             RunError: a file cannot be written.
         """
         current = self.existing_manifest()
@@ -217,8 +217,8 @@ class Output:
                 sync((self._out / name).parent)
         return damaged
 
-    def _foreign(self) -> PolicyError:
-        return PolicyError(
+    def _foreign(self) -> UsageError:
+        return UsageError(
             self._field,
             "exists and is not of this answer, or its manifest is damaged",
             "name a new folder, or move this one away and run again: the same answer at no charge",

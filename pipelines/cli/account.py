@@ -15,6 +15,7 @@ from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
     Chosen,
+    Commands,
     examples,
     load_job,
     print_json,
@@ -54,7 +55,7 @@ def _place(named: Chosen) -> "AccountPlace | str":
     return account_view.named_by(str(named.name))
 
 
-@click.group(short_help="Make a data set's account, show it, or change its limit.")
+@click.group(cls=Commands, short_help="Make a data set's account, show it, or change its limit.")
 def account() -> None:
     """Make a data set's account, show it, change its limit, or recover it.
 
@@ -262,7 +263,7 @@ _STORE = {
 }
 
 
-@click.group(short_help="Make a data set's secret, or check the one of a job.")
+@click.group(cls=Commands, short_help="Make a data set's secret, or check the one of a job.")
 def secret() -> None:
     """Make the secret of a data set, or check the one of a job.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
@@ -176,7 +176,8 @@ def answer(
         print_account(loaded.ledger, loaded.path, workload.environment)
 
     def ask(choice: Choice) -> None:
-        _warn(loaded, choice.family == "geometric", dry_run)
+        if dry_run:
+            print_warnings(_weak(loaded, choice.family == "geometric"))
         order = request.run(choice)
         if order is None and stored:
             raise _drawn_once(over_time, loaded.plan.privacy.delta)
@@ -194,14 +195,20 @@ def answer(
     by_choice(lambda: request.choose(optimise), ask)
 
 
-def _warn(job: "Job", geometric: bool, dry_run: bool) -> None:
-    """Print warnings about what the answer and the account promise."""
+def _weak(job: "Job", geometric: bool) -> list[str]:
+    """Return warnings about what the answer promises."""
+    from dpstream.accounting.strength import weaknesses
+
+    privacy = job.plan.privacy
+    return weaknesses(privacy.epsilon, 0.0 if geometric else privacy.delta)
+
+
+def _warn(job: "Job", receipt: "Receipt") -> None:
+    """Print warnings about what an answer that was charged and the account promise."""
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.operate.account_view import account_warnings
 
-    privacy = job.plan.privacy
-    warnings = weaknesses(privacy.epsilon, 0.0 if geometric else privacy.delta)
-    print_warnings([*warnings, *([] if dry_run else account_warnings(job))])
+    print_warnings([*weaknesses(receipt.epsilon, receipt.delta), *account_warnings(job)])
 
 
 def _check_given(
@@ -243,6 +250,8 @@ def _through_store(order: "Order", lines: Sequence[str], quiet: bool, as_json: b
     with Bar(hidden=quiet or as_json) as bar:
         done = execute(order, bar.update)
     resumed, receipt = {"resumed": done.result.resumed}, done.receipt
+    if not done.result.resumed:
+        _warn(order.job, receipt)
     paid = run_lines(_cost(receipt), order.job.ledger is not None, receipt.run_id)
     echo_answer(receipt, order.workload, order.out, resumed, paid, as_json)
 
@@ -311,6 +320,8 @@ def _once(
     done = answer_once(workload, request.job, drawn, *options)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
+    if done.charged:
+        _warn(request.job, done.receipt)
     paid = charge_lines(_cost(done.receipt), done.charged, done.receipt.run_id)
     echo_answer(done.receipt, workload, out, {"charged": done.charged}, paid, as_json)
 
@@ -394,7 +405,7 @@ def _from(
     several = len(receipt.moments) > 1
     table = answers(workload, estimate, receipt.moments, several, nonnegative)
     if table is None:
-        raise PolicyError(
+        raise UsageError(
             "queries", f"one table has at most {MAX_ANSWERS:,} answers", "ask a smaller workload"
         )
     if covariance is not None:

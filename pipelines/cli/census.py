@@ -14,6 +14,7 @@ from dpstream.pipelines.cli.parts import (
     COUNT,
     FRESH,
     Chosen,
+    Commands,
     examples,
     print_account,
     print_charge,
@@ -90,7 +91,7 @@ def described(census: Chosen) -> Described:
     )
 
 
-@click.group(short_help="Make census tables of detailed groups by region.")
+@click.group(cls=Commands, short_help="Make census tables of detailed groups by region.")
 def census() -> None:
     """Census tables: adaptive detail for groups of people by region, race and ethnicity.
 
@@ -299,7 +300,7 @@ def execute(
         guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
         charged = None if of.account is None else done.charged
         lines = charge_lines(guarantee, charged, manifest.run_id)
-    print_charge(lines, manifest.insecure, warnings)
+    print_charge(lines, manifest.insecure, warnings if done.charged or done.drawn else ())
     if order.letters is not None and order.letters.exists():
         echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
 

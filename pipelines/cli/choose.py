@@ -104,10 +104,15 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     from dpstream.pipelines.tuning.choose import acceptance
     from dpstream.pipelines.tuning.choose import choose as run
 
-    if new is None and not dry_run:
-        raise UsageError("--as", "is required", "name the new job, such as --as chosen")
+    required = {"--as": new is None and not dry_run}
+    if figures["proxy"] is None:
+        required |= {name: figures[name[2:]] is None for name in ("--first", "--epsilon")}
     project = job.load()
     name, _ = project.job_as_written(job.name)
+    if missing := [option for option, absent in required.items() if absent]:
+        example = f"dpstream choose {name} --first 2h --epsilon 0.5 --as chosen{job.flags}"
+        fix = f"type e.g. `{example}`; --proxy needs neither --first nor --epsilon"
+        raise UsageError(", ".join(missing), "must be given", fix)
     free = free_name(f"{name[:50]}_chosen", project.sections.job)
     question = ask(Request(project=project, job=name, new=new or free, **figures))
     public = question.describe()
@@ -126,8 +131,8 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     if not as_json:
         click.echo(choice_text(public), nl=False)
     warnings = account_warnings(question.job)
-    print_warnings(warnings)
     outcome = run(question)
+    print_warnings(warnings if outcome.charged else ())
     figures = msgspec.to_builtins(outcome._asdict())
     if as_json:
         print_json({**figures, "asked": public, "warnings": warnings})

@@ -170,38 +170,33 @@ def init(
     a data set in this file, in its folder or in its parents up to the repository's root, you
     choose one of them, or make a new one.
     """
+    from dpstream.pipelines.drafting import target as drafting
     from dpstream.pipelines.drafting.ask import Given, answers
     from dpstream.pipelines.drafting.columns import is_file
     from dpstream.pipelines.drafting.draft import LIFETIME, Population, checked, project_text
-    from dpstream.pipelines.drafting.target import (
-        Choice,
-        check_job,
-        keep_out_of_git,
-        made,
-        name_of,
-        project_at,
-        store_names,
-        target_of,
-    )
     from dpstream.pipelines.project.project import write_project
 
-    path, before, there = project_at(project)
-    name = name_of(given["file"])
+    path, before, there = drafting.project_at(project)
+    name = drafting.name_of(given["file"])
     job = job or name
-    check_job(path, there, job)
     person = person_of(as_json)
-    replies = answers(Given(public_sample=public_sample, **given), person)
-    choice = Choice(job, name, data_set, account, new_account, secret)
-    target = target_of(path, before, there, replies, choice, person)
+    data_set = data_set or drafting.data_set_of(there, given["file"], given["unit"], path.parent)
+    required = (
+        lambda: drafting.check_job(path, there, job),
+        lambda: drafting.refuse_no_data_set(there, data_set, person),
+    )
+    replies = answers(Given(public_sample=public_sample, **given), person, required)
+    choice = drafting.Choice(job, name, data_set, account, new_account, secret)
+    target = drafting.target_of(path, before, there, replies, choice, person)
     people, notes, rows = Population(units, records, keys), list[str](), list[str]()
     if replies.windows.number > 1:
         replies, rows, notes = _covered(replies, target, covers, people, person)
     checked(project_text(replies, target), target)
-    target, secret_made = made(target, replies)
+    target, secret_made = drafting.made(target, replies)
     write_project(path, project_text(replies, target), before.encode())
     own = target.new_data_set
     private = () if own is None else (own.secret, f"{own.account}*")
-    keep_out_of_git(path.parent, *private, *store_names(job), "dead_letter")
+    drafting.keep_out_of_git(path.parent, *private, *drafting.store_names(job), "dead_letter")
     words = ("dpstream", "plan", job, *(() if project is None else ("--project", str(project))))
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
     notes += [replies.windows.note] * bool(replies.windows.note)

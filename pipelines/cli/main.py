@@ -1,9 +1,9 @@
 """The command ``dpstream``: gathers the commands of this package, and turns errors into exit codes.
 
-Exit codes: 0 done, 2 usage, 3 refused by policy or budget, 4 failed, 5 an audit refutes the
-plan.  A coded error is printed as one line on stderr (JSON with ``--json``).  Of any other error
-only the command and the class are printed, because its message may hold data.  Its traceback is
-written to a private log (`state.private_log`), whose name is printed.
+The exit code is that of the error's class (`accounting.errors`); 5: an audit refutes the plan.  A
+coded error is printed as one line on stderr (JSON with ``--json``).  Of any other error only the
+command and the class are printed, because its message may hold data.  Its traceback is written to
+a private log (`state.private_log`), whose name is printed.
 """
 
 import gc
@@ -58,18 +58,20 @@ class Coded(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; turn errors into one line and an exit code."""
-        as_json = "--json" in ctx.args
-        show_connecting(not as_json and "--quiet" not in ctx.args)
+        words = [*ctx.args]
+        as_json = "--json" in words
+        show_connecting(not as_json and "--quiet" not in words)
         keep_in(None)  # until the command knows its store or account
         try:
             return super().invoke(ctx)
-        except click.UsageError as error:
+        except click.UsageError as one:
+            error = _all_missing(one, words)
             if not as_json:
-                raise
-            coded: DpstreamError = UsageError(
-                _option_of(error), error.format_message().rstrip("."), _HELP
-            )
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+                raise error from None
+            option = _option_of(error)
+            rule = error.format_message().rstrip(".").removeprefix(f"{option} ")
+            coded: DpstreamError = UsageError(option, rule, _HELP)
+        except (click.exceptions.Exit, click.ClickException):
             raise
         except DpstreamError as error:
             coded = error
@@ -77,7 +79,7 @@ class Coded(click.Group):
             if _reader_left():  # `| head`: click ends the command without a message
                 raise
             coded = unexpected(f"dpstream {ctx.invoked_subcommand}", error)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):
             coded = RunError("run", "was interrupted", "run it again on the same state to go on")
         except Exception as error:
             stage = f"dpstream {ctx.invoked_subcommand}"
@@ -107,6 +109,25 @@ class Coded(click.Group):
 
 #: The fix of options that click refuses.
 _HELP = "type the command with --help"
+
+
+def _all_missing(error: click.UsageError, words: list[str]) -> click.UsageError:
+    """Return an error of one missing option as that of all that are missing, with an example."""
+    if not isinstance(error, click.MissingParameter) or error.ctx is None:
+        return error
+    command = error.ctx.command
+    there = {word.partition("=")[0] for word in words}
+    names = [
+        each.opts[0]
+        for each in command.params
+        if each.required and isinstance(each, click.Option) and not there & {*each.opts}
+    ]
+    if isinstance(error.param, click.Argument):
+        names.insert(0, error.param.human_readable_name)
+    lines = (line.strip() for line in (command.epilog or "").splitlines())
+    example = next((line for line in lines if line.startswith("dpstream ")), "")
+    text = f"{', '.join(names)} must be given" + (f", as in `{example}`" if example else "")
+    return click.BadOptionUsage(", ".join(names), text, error.ctx)
 
 
 def _option_of(error: click.UsageError) -> str:

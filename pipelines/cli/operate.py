@@ -19,6 +19,7 @@ from dpstream.pipelines.cli.parts import (
     JOB,
     Bar,
     Chosen,
+    Commands,
     examples,
     load_job,
     print_json,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dpstream.accounting.places import FileKind
 
 
-@click.group(short_help="Show and manage a job's state store.")
+@click.group(cls=Commands, short_help="Show and manage a job's state store.")
 def state() -> None:
     """Show and manage a job's state store; nothing private is shown."""
 
@@ -296,7 +297,7 @@ def reshard(job: Chosen, shards: int, as_json: bool) -> None:
 PATH = click.argument("path", metavar="FOLDER_OR_URL")
 
 
-@click.group(short_help="Close files of a growing folder; find a dead letter's file.")
+@click.group(cls=Commands, short_help="Close files of a growing folder; find a dead letter's file.")
 def folder() -> None:
     """Close files of a growing folder; find the file of a dead letter."""
 

@@ -288,7 +288,17 @@ ACCOUNT = options(
 )
 
 
-class ExtraGroup(click.Group):
+class Commands(click.Group):
+    """A group of commands whose help does not cut their descriptions off."""
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = sorted(self.commands.items())
+        with formatter.section("Commands"):
+            formatter.write_dl([(n, each.get_short_help_str(sys.maxsize)) for n, each in commands])
+
+
+class ExtraGroup(Commands):
     """A group whose commands need an extra of the package; showing their help does not need it.
 
     Args:

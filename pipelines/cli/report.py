@@ -20,8 +20,6 @@ from dpstream.pipelines.cli.parts import (
     stop_signals,
 )
 
-_PAGE = Path("report.html")
-
 
 @click.command(
     short_help="Write one HTML page about a run.",
@@ -36,7 +34,7 @@ _PAGE = Path("report.html")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="The page to write.  [default: report.html]",
+    help="The page to write, FILE.html.  [default: JOB.report.html]",
 )
 @click.option(
     "--serve",
@@ -72,14 +70,18 @@ def report(
     if serve:
         _serve(job, port or 0)
     else:
-        _write(job, out or _PAGE, truth, as_json)
+        _write(job, out, truth, as_json)
 
 
-def _write(job: Chosen, out: Path, truth: Path | None, as_json: bool) -> None:
+def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> None:
+    from dpstream.pipelines.render.page import ending_of
     from dpstream.pipelines.report.report import TRUTH_LABEL, as_dict, build, write
     from dpstream.pipelines.report.view import render
 
+    if out is not None:
+        ending_of(out, ("html", "htm"))
     page = build(load_job(job), truth)
+    out = out or Path(f"{page.job.name}.report.html")
     write(page, render(page), out)
     if as_json:
         print_json({"page": str(out), **as_dict(page)})

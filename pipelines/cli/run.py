@@ -153,6 +153,7 @@ def run_checked(
     """
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.connectors.replay.source import parse_speed
+    from dpstream.pipelines.jobs.charging import store_identity
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on
@@ -160,7 +161,8 @@ def run_checked(
 
     privacy = checked.plan.privacy
     warnings = [*weaknesses(privacy.epsilon, privacy.delta), *account_warnings(checked)]
-    print_warnings(warnings)
+    if fresh or store_identity(checked) is None:  # what goes on is charged already
+        print_warnings(warnings)
     pace = None if speed is None else parse_speed(speed)
     with (
         serving(checked, Ports(**metrics)),

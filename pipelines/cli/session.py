@@ -204,9 +204,10 @@ def picture(
     transcript, or one picture (.png).  It is drawn from the account and the names of allotments,
     without records or answers.
     """
+    from dpstream.pipelines.render.page import ending_of
     from dpstream.pipelines.session import page
 
-    ending = page.kind_of(out)
+    ending = ending_of(out, ("html", "png"))
     with opened(table, analyst, looking=True) as session:
         frame = page.frame_of(subspace(session, table, where, inside).boxes())
         chosen = page.Chosen(page.pairs_of(by), page.initial_of(initial), frame, kind, over_time)

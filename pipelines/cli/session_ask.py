@@ -116,7 +116,8 @@ def opened(
     if charging:
         print_account(config.account, project.path, table.environment)
     with session_of_table as session:
-        print_warnings(session.open_table.table.warnings)
+        if looking:  # a command that charges warns where it has charged
+            _warn(session)
         try:
             yield session
         except SessionRefusedError as error:
@@ -128,6 +129,11 @@ def opened(
                 for line in lacking_lines(figures):
                     click.echo(f"  {line}", err=True)
             raise
+
+
+def _warn(session: "Session", charged: bool = True) -> None:
+    """Print the table's warnings; they stand with what is planned or charged, not with what was."""
+    print_warnings(session.open_table.table.warnings if charged else ())
 
 
 def subspace(session: "Session", table: Chosen, where: str, inside: str | None) -> "Subspace":
@@ -257,6 +263,7 @@ def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json
     from dpstream.pipelines.session.ticket import hand_out
 
     paid = hand_out(session.open_table, question, out)
+    _warn(session, paid.charged)
     if as_json:
         print_json({"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name})
         return
@@ -289,6 +296,7 @@ def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     head = answer.header
     question = head.question
     notes = sentences.rounding_of(session.open_table.space, question)
+    _warn(session, answer.charged)
     if as_json:
         print_json(
             {
@@ -447,6 +455,7 @@ def allot(
         points = subspace(session, table, where, inside)
         made = points.as_pinq(amount, kind, cover, name)  # type: ignore[arg-type]
         names.write(session.open_table.config, name, run_id=made.run_id)
+        _warn(session, made.charged)
         if as_json:
             fields = {"name": name, "run_id": made.run_id, "kind": kind, "charged": made.charged}
             print_json({**fields, "amount": made.amount / 1_000_000})

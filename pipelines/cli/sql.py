@@ -260,7 +260,7 @@ def _ask(
         click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
     cost = guarantee_pair(head.epsilon, head.delta)
     paid = charge_lines(f"{cost} per unit", answer.charged, head.run_id, head.answered)
-    print_charge(paid, answer.insecure, warnings)
+    print_charge(paid, answer.insecure, warnings if answer.charged is not False else ())
 
 
 def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:

@@ -11,6 +11,7 @@ from dpstream.pipelines.cli.parts import (
     AS_JSON,
     COUNT,
     Chosen,
+    Commands,
     examples,
     load_job,
     options,
@@ -89,7 +90,9 @@ def check_geometric(strategy: str, objective: str) -> None:
         )
 
 
-@click.group(short_help="Answer many linear queries together: ranges, tables, curves.")
+@click.group(
+    cls=Commands, short_help="Answer many linear queries together: ranges, tables, curves."
+)
 def workload() -> None:
     """Many linear answers (ranges, tables, cumulative curves, any matrix) from one estimate.
 

@@ -24,6 +24,7 @@ from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import moment_of
+from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
@@ -230,22 +231,29 @@ class Person:
                 raise InvariantError(f"{flag} is missing, and was not refused")
             return read(proposal)
         while True:
+            text = self.ask(question, proposal)
             try:
-                return read(self.ask(question, proposal))
+                return read(text)
             except UsageError as error:
-                self._echo(f"{error.rule}: {error.fix}")
+                which = "" if text in error.rule else f"{text!r}: "
+                self._echo(f"{which}{error.rule}: {error.fix}")
 
 
-def answers(given: Given, person: Person) -> Answers:
+def answers(given: Given, person: Person, checks: Sequence[Callable[[], None]] = ()) -> Answers:
     """Return all that a first job says.
 
     Args:
         given: the flags.
         person: who is asked for the rest.
+        checks: of other flags, before anything is asked; where nobody can be asked, one error
+            names all that is wrong or missing, so that one more try is enough.
 
     Raises:
         UsageError: something is missing or wrong.
     """
+    if person.ask is not None:
+        for check in checks:
+            check()
     file = data_file(given.file)
     if given.public_sample:
         file = with_names(file)
@@ -253,7 +261,7 @@ def answers(given: Given, person: Person) -> Answers:
     if columns is not None:
         person.show("Columns: " + ", ".join(c.name for c in columns))
     if person.ask is None:
-        _refuse_missing(given, columns)
+        _check_all([*checks, lambda: _refuse_missing(given, columns)])
     unit, key, time = _columns(given, person, columns)
     values = _values(given, person, file)
     start, end = _stretch(given, person, file, unit, time)
@@ -283,6 +291,26 @@ def answers(given: Given, person: Person) -> Answers:
         delta=given.delta,
         contributions=given.contributions,
     )
+
+
+def _check_all(checks: Sequence[Callable[[], None]]) -> None:
+    """Raise what checks refuse as one error.
+
+    Raises:
+        UsageError: one of them refuses.
+    """
+    errors = list[UsageError]()
+    for check in checks:
+        try:
+            check()
+        except UsageError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        rules = "; ".join(f"{each.field} {each.rule}" for each in errors)
+        fixes = "; ".join(each.fix for each in errors)
+        raise UsageError(", ".join(each.field for each in errors), rules, fixes)
 
 
 def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
@@ -438,9 +466,13 @@ def _later(start: datetime, text: str) -> datetime:
 
 def _epsilon(text: str) -> float:
     try:
-        return float(text)
+        epsilon = float(text)
     except ValueError:
         raise UsageError("--epsilon", "is no number", "write it like 1.0") from None
+    if not 0 < epsilon <= MAX_EPSILON:
+        rule = f"must be positive and finite, at most {MAX_EPSILON:g}"
+        raise UsageError("--epsilon", rule, "write it like 1.0")
+    return epsilon
 
 
 SAMPLE_ROWS = 1_000_000

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field, FieldType
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.drafting.draft import (
@@ -37,6 +37,7 @@ from dpstream.pipelines.project.project import (
     is_name,
     locate,
 )
+from dpstream.pipelines.project.sections import UnitSection
 from dpstream.pipelines.project.text import read_at_most
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import replacing
@@ -93,20 +94,20 @@ def check_job(path: Path, project: Project | None, job: str) -> None:
         path: of the project file, absolute.
 
     Raises:
-        UsageError: it is no name of a section.
-        PolicyError: a job of this name is there, or files that would be taken for this job's.
+        UsageError: it is no name of a section, a job of this name is there, or files that would be
+            taken for this job's.
     """
     if not is_name(job):
         raise UsageError("--job", "is not a usable name", "use letters, digits, _ and -")
     if _is_job(project, job):
-        raise PolicyError(
+        raise UsageError(
             "--job",
             f"[job.{job}] is in {path.name} already, and is not written over",
             f"add --job {_free(path, project, job)}, or edit the section",
         )
     for name in _files(job):
         if (path.parent / name).exists():
-            raise PolicyError(
+            raise UsageError(
                 "--job",
                 f"would be taken to go on with {name}, which another run has begun",
                 f"add --job {_free(path, project, job)}",
@@ -204,16 +205,11 @@ def chosen_data_set(
         UsageError: the name is not usable, the unit is of another type, or nobody can be asked.
     """
     sections = {} if project is None else project.sections.data_set
-    there = {name: section.unit for name, section in sections.items() if section.unit is not None}
+    there = _units(project)
     new = free_name(proposal, sections)
+    refuse_no_data_set(project, given, person)
     if given is None and there:
-        listed = "; ".join(f"{name}, unit {u.name} ({u.type})" for name, u in there.items())
-        if person.ask is None:
-            raise UsageError(
-                "--data-set",
-                f"is required, because the project file has data sets: {listed}",
-                "name one of them for the same people, or a new name for others",
-            )
+        listed = _listed_units(there)
         person.show(f"Data sets that are there: {listed}")
         given = person.answer("--data-set", None, "Data set (its name, or a new one)", new, str)
     name = new if given is None else given
@@ -233,6 +229,41 @@ def chosen_data_set(
             "name another data set, or another column",
         )
     return name, True
+
+
+def refuse_no_data_set(project: Project | None, given: str | None, person: Person) -> None:
+    """Refuse a missing name where the project file has data sets, and nobody can be asked.
+
+    Raises:
+        UsageError: it is missing.
+    """
+    there = _units(project)
+    if given is None and there and person.ask is None:
+        raise UsageError(
+            "--data-set",
+            f"is required, because the project file has data sets: {_listed_units(there)}",
+            f"add --data-set {next(iter(there))} for the same people, or a new name for others",
+        )
+
+
+def _units(project: Project | None) -> dict[str, UnitSection]:
+    sections = {} if project is None else project.sections.data_set
+    return {name: section.unit for name, section in sections.items() if section.unit is not None}
+
+
+def _listed_units(there: dict[str, UnitSection]) -> str:
+    return "; ".join(f"{name}, unit {unit.name} ({unit.type})" for name, unit in there.items())
+
+
+def data_set_of(project: Project | None, file: str, unit: str | None, folder: Path) -> str | None:
+    """Return the data set of a table of the same file with the same unit; ``None``: there is
+    none.
+    """
+    if project is None or unit is None:
+        return None
+    path, tables = source_path(file, folder), project.written.table.values()
+    same = (table for table in tables if (table.path, table.unit_column) == (path, unit))
+    return next((table.data_set or next(iter(_units(project))) for table in same), None)
 
 
 def own_accounts(project: Project | None) -> set[str]:

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from apache_beam.typehints import no_annotations, typehints
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import WeakGuaranteeWarning, weaknesses
 from dpstream.dp_transforms import flow
@@ -229,7 +229,7 @@ def _with_keys(
     public = canonical_public_keys(plan, table)
     digest = public_keys_digest(public, plan.key)
     if plan.public_keys not in (None, digest):
-        raise PolicyError(
+        raise UsageError(
             "public_keys",
             "are others than the job's",
             "leave them out, or `public_keys` of the job",

@@ -8,6 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
@@ -56,7 +58,7 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
     refuse_exposed(job)
     identity = None if fresh else store_identity(job)
     if identity is not None and identity.plan_hash != job.plan.hash:
-        raise _other_run(job, identity.run_id)
+        raise _other_run(job, identity)
     folder = job.sink.folder
     new = identity is None and not fresh and job.state.path is not None
     if new and folder is not None and folder_used(folder):
@@ -71,28 +73,34 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
     return check_charge(job, identity, seen, accept)
 
 
-def _other_run(job: Job, run_id: str) -> PolicyError:
+def _other_run(job: Job, identity: "RunIdentity") -> PolicyError:
     """Return the error for a store with a run of another plan."""
-    why, places = "the job was changed since", ""
-    if job.cells is not None:
-        why += ", or it is the run of the job itself or of another workload"
-        places = f"leave that run alone and add {_other_places(job)} to this command; or "
+    run, places = f"holds run {identity.run_id}", f"leave that run alone and {_other_places(job)}"
+    of_workload = msgspec.json.decode(identity.plan).get("cells") is not None
+    if of_workload is not (job.cells is not None):
+        owner, this = ("workload", "job")[:: 1 if of_workload else -1]
+        return PolicyError("store", f"{run} of a {owner}, and this is a {this}", places)
+    why = "the job was changed since"
+    if of_workload:
+        why += ", or it is the run of another workload"
+    places = f"{places}; or " if of_workload else ""
     return PolicyError(
         "store",
-        f"holds run {run_id}, which was begun with another plan: {why}",
+        f"{run}, which was begun with another plan: {why}",
         f"{places}type {fresh_command(job)}, which begins a new run at a new charge "
         "and keeps the old store and releases beside the new ones; or restore the old job",
     )
 
 
 def _other_places(job: Job) -> str:
-    """Return options that name a store and a place of releases of no other run."""
+    """Return the options to add that name a store and a place of releases of no other run."""
     folder, name = job.path.parent, job.name
     unused = (f"{name}-{n}" for n in count(2) if not any(folder.glob(f"{name}-{n}[.-]*")))
     new, sink = next(unused), job.sink
     field = "path" if sink.path else "topic" if sink.topic else "table"
     place = new if sink.path else f"{sink.topic or sink.table}{new.removeprefix(name)}"
-    return f"--set job.{name}.store={new}.store.db --set job.{name}.sink.{field}={place}"
+    options = f"--set job.{name}.store={new}.store.db --set job.{name}.sink.{field}={place}"
+    return f"add {options} to this command"
 
 
 def fresh_command(job: Job) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, required
+from dpstream.accounting.errors import DpstreamError, UsageError, required
 from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.places import file_kind
 from dpstream.pipelines.project.job_parts import (
@@ -54,7 +54,7 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
 
     Raises:
         UsageError: a required section is absent or lacks a field.
-        PolicyError: its table is public.
+        UsageError: its table is public.
     """
     _, job = project.job(name)
     table, data_set_name, data_set, unit = described(project, name, job.table)
@@ -103,7 +103,7 @@ def described(
     owner = f"table.{table_name}.data_set"
     data_set_name, data_set = project.data_set(table.data_set, owner)
     if table.public:
-        raise PolicyError(
+        raise UsageError(
             f"table.{table_name}.public",
             "a job protects units, and a public table has none",
             "name a private table",

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job
@@ -20,7 +20,7 @@ def new_secret(path: Path) -> None:
     """Write a new secret (hex, mode 0600, complete and on disk or not at all); never overwrites.
 
     Raises:
-        PolicyError: the file exists; if it were overwritten, its store could not be used again.
+        UsageError: the file exists; if it were overwritten, its store could not be used again.
         RunError: the file cannot be written.
     """
     text = secrets.token_bytes(KEY_BYTES).hex() + "\n"
@@ -29,7 +29,7 @@ def new_secret(path: Path) -> None:
         made = not path.is_symlink() and put_entry(path.absolute(), text.encode(), PRIVATE)
         sync(path.absolute().parent)
     if not made:
-        raise PolicyError(
+        raise UsageError(
             "secret file",
             "exists, and the releases made with it cannot be continued with another secret",
             "choose another name",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import File
 from dpstream.pipelines.launch import dataflow
@@ -84,7 +84,7 @@ def begin(options: BatchParameters) -> Begin:
 
     Raises:
         UsageError: there is no ticket.
-        PolicyError: the ticket was not made with this secret, or the output is another's.
+        UsageError: the ticket was not made with this secret, or the output is another's.
     """
     folder, _, name = options.ticket.rpartition("/")
     data = get(folder, name)
@@ -95,7 +95,7 @@ def begin(options: BatchParameters) -> Begin:
     mine = msgspec.json.encode({"run_id": ticket.run_id, "ticket": mac})
     begun = get(options.out, BATCH)
     if begun not in (None, mine):
-        raise PolicyError("--out_folder", "is another batch's", "name a new folder")
+        raise UsageError("--out_folder", "is another batch's", "name a new folder")
     if begun is None:
         put(options.out, File(BATCH, mine))
     shards = shards_for(ticket.table.space, ticket.question, ticket.boxes, _WORKERS)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, required
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.tabulation.parameters import UNITS
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, decoded, of_run
@@ -87,7 +87,7 @@ def begin(options: TablesParameters) -> Begin:
     """Check the public files and write the run id into the output, unless it is there.
 
     Raises:
-        PolicyError: the output is another execution's.
+        UsageError: the output is another execution's.
     """
     program = options.choice.program
     with fetched(options.parameters, options.data, program) as (parameters, data):
@@ -101,7 +101,7 @@ def begin(options: TablesParameters) -> Begin:
     stands = None if receipt is None else decoded(receipt)
     run_record = None if begun is None else msgspec.json.decode(begun, type=Begun)
     if any(of is not None and not of.answers(request) for of in (stands, run_record)):
-        raise PolicyError("--out_folder", "is another execution's", "name a new folder")
+        raise UsageError("--out_folder", "is another execution's", "name a new folder")
     if run_record is None:
         run_id = new_run_id()
         run_record = Begun(run_id, of_run(request, run_id))

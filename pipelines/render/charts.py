@@ -91,6 +91,7 @@ def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: s
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=min(0.0, float(values.min()) if len(values) else 0.0))
+    axes.xaxis.set_major_locator(integers(8))
     _numbers(axes, across, up)
     return Picture(svg(figure, name, words), words)
 
@@ -107,8 +108,8 @@ def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Pict
     few = len(indices) <= MARKED
     axes.plot(at[indices], values[indices], "-", marker="o" if few else "", ms=3, color=SERIES[0])
     axes.set_ylim(0, 1.06 * max(1, int(values.max(initial=0))))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_locator(integers(6))
+    axes.yaxis.set_major_locator(integers(5))
     _numbers(axes, across, "keys")
     return Picture(
         svg(figure, name, words), words, places(figure, axes, at[indices], values[indices])
@@ -198,6 +199,19 @@ def axes_of(width: float, height: float) -> tuple[Figure, Any]:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.add_subplot()
+
+
+def integers(most: int) -> MaxNLocator:
+    """Return ticks at integers alone, also where one integer is in sight."""
+    return MaxNLocator(most, integer=True, min_n_ticks=1)
+
+
+def values_axis(axis: Any) -> None:
+    """Label an axis of values; where `human` shows no fraction, its ticks have none."""
+    low, high = axis.get_view_interval()
+    large = max(abs(low), abs(high)) >= 1000 and high - low >= 1
+    axis.set_major_locator(integers(5) if large else MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
 
 
 def _numbers(axes: Any, across: str, up: str) -> None:

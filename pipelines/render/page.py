@@ -3,6 +3,7 @@
 In templates all texts are escaped but `Markup`, and what is missing is an error.
 """
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def begins_with(path: Path, mark: str | bytes) -> bool:
     start = mark.encode() if isinstance(mark, str) else mark
     with open(path, "rb") as file:
         return file.read(len(start)) == start
+
+
+def ending_of(file: Path, endings: Sequence[str], option: str = "--out") -> str:
+    """Return which of the endings (``html``) a file's name has, in upper or lower case.
+
+    Raises:
+        UsageError: it has another.
+    """
+    ending = file.suffix.lower().removeprefix(".")
+    if ending not in endings:
+        allowed = " or ".join(f".{each}" for each in endings)
+        fix = f"type {option} {file.with_suffix('.' + endings[0])}"
+        raise UsageError(option, f"must end in {allowed}, and {file.name} does not", fix)
+    return ending
 
 
 def write_own(out: Path, content: str | bytes, mark: str | bytes, mode: int = PUBLIC) -> None:

@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 from markupsafe import Markup
 from matplotlib import dates
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Aggregate
@@ -40,6 +39,7 @@ from dpstream.pipelines.render.charts import (
     picture_fields,
     places,
     svg,
+    values_axis,
 )
 from dpstream.pipelines.render.job_plan import trigger_rows
 from dpstream.pipelines.render.page import pages
@@ -172,8 +172,7 @@ def picture_over_time(
     locator = dates.AutoDateLocator(minticks=2, maxticks=5)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
+    values_axis(axes.yaxis)
     drawn = svg(figure, name, words)
     seen = np.isfinite(line.values)
     when = np.asarray(dates.date2num(line.when))[seen]

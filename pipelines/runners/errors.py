@@ -95,4 +95,4 @@ Warn = Callable[[DpstreamError | str], None]
 
 def say(warning: DpstreamError | str) -> None:
     """Print one plain line on stderr."""
-    print(f"warning: {warning}", file=sys.stderr, flush=True)
+    print(f"Warning: {warning}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib import dates
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError, instance
@@ -212,8 +212,7 @@ def _spending(moments: Sequence[Moment], kind: str) -> Figure:
         locator = dates.AutoDateLocator(minticks=2, maxticks=6)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
+    charts.values_axis(axes.yaxis)
     axes.set_xlabel("time of the charge (UTC)")
     axes.set_ylabel(f"{kind} spent")
     return figure
@@ -399,15 +398,3 @@ def default_by(open_table: OpenTable) -> tuple[tuple[str, str], ...]:
 def write(out: Path, content: str | bytes) -> None:
     """Write a page or picture; raises as `write_own` does."""
     write_own(out, content, MARK if isinstance(content, str) else _PNG)
-
-
-def kind_of(out: Path) -> str:
-    """Return ``html`` or ``png``, by the name of a file.
-
-    Raises:
-        UsageError: the name ends otherwise.
-    """
-    ending = out.suffix.lower().removeprefix(".")
-    if ending not in ("html", "png"):
-        raise UsageError("--out", "must end in .html or .png", "name it so")
-    return ending

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import DpstreamError, PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -152,12 +152,12 @@ def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Commi
     """Write the ticket of a question to a new private file; it is charged as the question.
 
     Raises:
-        PolicyError: the question was answered, its ticket is another file, or the file exists
-            and is not this ticket.
+        PolicyError: the question was answered, or its ticket is another file.
+        UsageError: the file exists and is no ticket.
         DpstreamError: see `ask.ask`.
     """
     if out.exists() and _read(open_table, out) is None:
-        raise PolicyError("--ticket", "is a file of something else", "choose another name")
+        raise UsageError("--ticket", "is a file of something else", "choose another name")
     answer = committed(open_table, TicketQuestion(open_table, request, out), request.how)
     name = ticket_name(answer.receipt)
     with file_errors("--ticket", "cannot be written"):

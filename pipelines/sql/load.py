@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.accounting.errors import PolicyError, UsageError, closest
+from dpstream.accounting.errors import UsageError, closest
 from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.project import (
@@ -67,9 +67,9 @@ def load_catalog(
         settings: the values of ``--set``.
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, has unknown or missing fields, or names
-            a table or column that does not exist.
-        PolicyError: a table is neither private nor public, or its unit is not the account's.
+        UsageError: the file cannot be read, is not TOML, has unknown or missing fields, names a
+            table or column that does not exist, a table is neither private nor public, or its
+            unit is not the account's.
     """
     return catalog_of(load_project(project, environment, settings), data_set)
 
@@ -167,7 +167,7 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
         )
     choices = [config.unit_column is not None, config.unit_via is not None, config.public]
     if sum(choices) != 1:
-        raise PolicyError(
+        raise UsageError(
             where,
             "must be either private or public: it says neither, or both",
             "give one of unit_column, unit_via and public = true",
@@ -180,7 +180,7 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
     if owner is not None and owner not in columns:
         raise UsageError(f"{where}.unit_column", "is no column of it", closest(owner, columns))
     if owner is not None and columns[owner] != UNIT_TYPES[unit.type]:
-        raise PolicyError(
+        raise UsageError(
             f"{where}.unit_column",
             "has another type than the unit",
             f"the unit is of type '{unit.type}'; correct that, or name another column",
@@ -210,7 +210,7 @@ def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSe
         at = tables[at.via.table]
         seen.add(at.name)
     if at.unit is None:
-        raise PolicyError(field, "leads to a public table", "name a private table")
+        raise UsageError(field, "leads to a public table", "name a private table")
     parent = tables[table.via.table]
     if not table.via.on or len({key for _, key in table.via.on}) < len(table.via.on):
         raise UsageError(f"{field}.on", "has no columns, or one twice", "write [[column, key]]")

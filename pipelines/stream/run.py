@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
-from dpstream.accounting.guarantee import warnings_of
+from dpstream.accounting.guarantee import lacks_of
 from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
 from dpstream.dp_transforms.beam.delivery import Delivered, forget_delivered, resume_point
@@ -320,7 +320,7 @@ def _begun(
         run = passes.commit(run, pass_)
     elif not job.source.unbounded:
         passes.check_no_passes(run)
-    for words in warnings_of(run.plan, run.budget()) if resumed else ():
+    for words in lacks_of(run.plan, run.budget()) if resumed else ():
         warn(words)
     return _on_threads(run, job, engine), resumed
 

@@ -29,7 +29,7 @@ from markupsafe import Markup
 from pyarrow import csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError, UsageError, required
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.evidence.bounds import rate_above, rate_below
 from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation import margins
@@ -426,7 +426,7 @@ def _check_place(out: Path, others: Sequence[Path]) -> None:
     """
     inside = {out.resolve(), *out.resolve().parents}
     if any(other.resolve() in inside for other in others):
-        raise PolicyError("OUT", "lies among other files", "keep what is not private elsewhere")
+        raise UsageError("OUT", "lies among other files", "keep what is not private elsewhere")
     if out.is_dir() and any(out.iterdir()):
         with contextlib.suppress(OSError):
             if begins_with(out / PAGE, MARK):

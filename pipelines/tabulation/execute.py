@@ -201,7 +201,7 @@ def _uncharged(
     if old_receipt is not None:
         manifest = decoded(old_receipt)
         if manifest.plan_hash != setup.plan.hash or order.how.fresh:
-            raise PolicyError("OUT", "exists and is another execution's", "name a new folder")
+            raise UsageError("OUT", "exists and is another execution's", "name a new folder")
         if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
             return Execution(manifest, False, False)
         raise PolicyError(

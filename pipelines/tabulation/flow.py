@@ -24,7 +24,7 @@ import apache_beam as beam
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.batches import numbers
 from dpstream.dp_transforms.beam.workers import Keyed
 from dpstream.dp_transforms.noise.inputs import combined
@@ -175,7 +175,8 @@ class Publish(Keyed):
         as they are put: other records, or another run's, must not come that far.
 
         Raises:
-            PolicyError: the records changed, or another execution took the output.
+            PolicyError: the records changed.
+            UsageError: another execution took the output.
         """
         task, (number, batch) = self._task, routed
         if task.stamp is not None:
@@ -192,7 +193,7 @@ def _check_run(task: Task) -> None:
     """Refuse to publish where another launcher began at the same time: its run id stands."""
     begun = get(task.folder, RUN)
     if begun is None or msgspec.json.decode(begun, type=Begun).run_id != task.run_id:
-        raise PolicyError("out_folder", "is another execution's", "name a new folder")
+        raise UsageError("out_folder", "is another execution's", "name a new folder")
 
 
 class Seal(beam.DoFn):

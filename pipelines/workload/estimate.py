@@ -23,7 +23,7 @@ import scipy.linalg
 from scipy.optimize import minimize
 
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.bases import Basis, restored
 from dpstream.accounting.workloads.workload import Product, Workload
@@ -131,10 +131,10 @@ class Estimate(NamedTuple):
         """Refuse a workload that the estimate cannot answer.
 
         Raises:
-            PolicyError: a query of an attribute of which only totals were measured.
+            UsageError: a query of an attribute of which only totals were measured.
         """
         if any(axis in self.summed for product in workload.products for axis in product.axes):
-            raise PolicyError(
+            raise UsageError(
                 "queries",
                 "asks an attribute of which only totals were measured",
                 "sum it out, or release another estimate",
@@ -153,7 +153,7 @@ class Estimate(NamedTuple):
             published = estimates
             if consistent:
                 if self.summed:
-                    raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
+                    raise UsageError("--nonnegative", "needs estimates of all cells", "omit it")
                 published = values(workload, nonnegative(cells, self.mix))
             yield Answers(estimates, norm * scale, published)
 
@@ -222,11 +222,11 @@ def covariance(workload: Workload, mix: Sequence[Float64]) -> Float64:
     """Return (queries, queries) covariance of the answers for components of sd 1.
 
     Raises:
-        PolicyError: too many queries for a matrix.
+        UsageError: too many queries for a matrix.
     """
     size = workload.cells
     if max(workload.queries, size) * workload.queries > MAX_COVARIANCE:
-        raise PolicyError(
+        raise UsageError(
             "--covariance",
             f"is for queries x queries (or cells) of at most {MAX_COVARIANCE} numbers",
             "ask fewer queries at once",
@@ -276,10 +276,10 @@ class TableEstimate(NamedTuple):
         """Yield the answers of the release.
 
         Raises:
-            PolicyError: an attribute set that was not measured, or non-negative cells.
+            UsageError: an attribute set that was not measured, or non-negative cells.
         """
         if consistent:
-            raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
+            raise UsageError("--nonnegative", "needs estimates of all cells", "omit it")
         place = {key: number for number, key in enumerate(self.keys)}
         values, variances = [], []
         for product in workload.products:
@@ -295,9 +295,9 @@ class TableEstimate(NamedTuple):
         """Raise an error: it is not available for tables.
 
         Raises:
-            PolicyError: always.
+            UsageError: always.
         """
-        raise PolicyError("--covariance", "needs estimates of all cells", "omit it")
+        raise UsageError("--covariance", "needs estimates of all cells", "omit it")
 
     def _product(
         self, product: Product, place: dict[tuple[int, ...], int]
@@ -316,7 +316,7 @@ class TableEstimate(NamedTuple):
                 if any(bases[k].size == 1 for k in chosen):
                     continue  # no differences: nothing beyond the smaller table
                 if key not in place:
-                    raise PolicyError(
+                    raise UsageError(
                         "queries",
                         "asks a table of attributes that was not measured",
                         "ask tables of the attributes that were asked together",

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.calibration import calibrated
-from dpstream.accounting.errors import PolicyError, required
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
@@ -85,7 +85,7 @@ def job_of(order: Order) -> Job:
     """Return the job to run.
 
     Raises:
-        UsageError, PolicyError: the job or the strategy cannot be used.
+        UsageError: the job or the strategy cannot be used.
     """
     mixing = mixed(order.strategy, order.workload.sizes)
     job = with_own_places(order.job) if order.over_time else order.job
@@ -99,12 +99,12 @@ def check(order: Order, job: Job, named: bool = True) -> None:
         named: whether ``out`` is given; a plan needs none.
 
     Raises:
-        PolicyError: OUT holds another release, or the job has no end.
+        UsageError: OUT holds another answer, or the job has no end.
     """
     if named:
         check_place(order.out, job.plan.hash, order.workload, order.fresh)
     if job.plan.timeline.end is None:
-        raise PolicyError(
+        raise UsageError(
             "end",
             "is required: answers are written when the run has ended",
             "give the job an end; a stream without end is answered by `--from` its releases",

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpstream.accounting.composition import Limit
-from dpstream.accounting.errors import PolicyError, required
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.query.calibration import Cost
@@ -105,7 +105,7 @@ def families_of(
         limit: compare at an equal share of what is left of it; ``None``: this answer alone.
 
     Raises:
-        PolicyError: neither family can answer.
+        UsageError: neither family can answer.
     """
     epsilon, delta, contributions = budget
     gaussian, most, part = None, 0.0, 1.0  # at most so large an error takes geometric noise
@@ -132,7 +132,7 @@ def families_of(
             rmse_of(better_lattice(name, strategy, workload, each, contributions)[1], workload)
             for each in (epsilon, epsilon * part)
         )
-    except PolicyError as error:
+    except UsageError as error:
         if gaussian is None:
             raise
         return Families("gaussian", gaussian, None, refused=f"{error.rule}; {error.fix}")

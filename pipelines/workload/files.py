@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, closest
+from dpstream.accounting.errors import DpstreamError, UsageError, closest
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import (
     MAX_EXPLICIT_NUMBERS,
@@ -55,7 +55,7 @@ def read_workload(path: Path) -> Workload:
 
     Raises:
         UsageError: the file cannot be read, or is neither.
-        PolicyError: its content is not a valid workload.
+        UsageError: its content is not a valid workload.
     """
     refuse_url(str(path), _FIELD)
     try:
@@ -99,13 +99,13 @@ def _parsed(text: str) -> Any:
 
 
 def _no_number(_: str) -> float:
-    raise PolicyError("workload", "numbers are finite", "remove NaN and Infinity")
+    raise UsageError("workload", "numbers are finite", "remove NaN and Infinity")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        raise PolicyError("workload", "an object names a key twice", "keep one of them")
+        raise UsageError("workload", "an object names a key twice", "keep one of them")
     return entries
 
 
@@ -133,7 +133,7 @@ def solved(
     A search that takes minutes is announced on stderr.
 
     Raises:
-        PolicyError: the domain or the objective is too large to be solved.
+        UsageError: the domain or the objective is too large to be solved.
         UsageError: there is no such strategy or objective.
     """
     if strategy not in STRATEGIES:
@@ -160,7 +160,7 @@ def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, Lat
     """Return name and lattice of the best strategy for pure epsilon, and whether its file existed.
 
     Raises:
-        PolicyError: the workload is too large to be solved.
+        UsageError: the workload is too large to be solved.
     """
     path = folder / f"{workload.structure}-pure-{bits}.npz"
     arrays = _arrays(path)
@@ -212,5 +212,5 @@ def _solve(workload: Workload, objective: str, strategy: str) -> Plan:
         worst = objective == "worst"
         error = largest(weighted, named_strategy) if worst else named_strategy.error(weighted)
     if not math.isfinite(error):
-        raise PolicyError("--strategy", "does not measure all that is asked", "choose another")
+        raise UsageError("--strategy", "does not measure all that is asked", "choose another")
     return best._replace(strategy=named_strategy, error=error)

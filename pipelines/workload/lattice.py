@@ -28,7 +28,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
@@ -75,12 +75,12 @@ def lattice_of(strategy: LatticeStrategy, epsilon: float, contributions: int) ->
     """Return a strategy with the noise of a guarantee.
 
     Raises:
-        PolicyError: its noise is beyond the range of exact draws, or it has too many rows.
+        UsageError: its noise is beyond the range of exact draws, or it has too many rows.
     """
     scale = math.nextafter(contributions * strategy.sensitivity1 / epsilon * (1 + 2e-16), math.inf)
     rows = math.prod(len(factor) for factor in strategy.factors)
     if not scale <= MAX_REAL_SIGMA or rows > MAX_HISTOGRAM_CELLS:
-        raise PolicyError(
+        raise UsageError(
             "budget.epsilon",
             "asks for noise, or for more rows, than are drawn exactly",
             "use fewer cells or a larger epsilon",
@@ -103,7 +103,7 @@ def better_lattice(
     choice is by the guarantee and the queries alone.
 
     Raises:
-        PolicyError: see ``lattice_of``.
+        UsageError: see ``lattice_of``.
     """
     alone = LatticeStrategy(
         tuple(
@@ -149,10 +149,10 @@ def planned_purely(
         folder: folder of solved strategies.
 
     Raises:
-        PolicyError: the budget is not positive and finite, or no lattice is made for the workload.
+        UsageError: the budget is not positive and finite, or no lattice is made for the workload.
     """
     if not (0 < epsilon < math.inf and contributions >= 1):
-        raise PolicyError("--epsilon", "is positive and finite, C at least 1", "give a budget")
+        raise UsageError("--epsilon", "is positive and finite, C at least 1", "give a budget")
     bits = bits_of(len(workload.sizes))
     name, strategy, cached = solved_purely(workload, bits, folder)
     name, chosen = better_lattice(name, strategy, workload, epsilon, contributions)

@@ -11,10 +11,10 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.mixing import matrices
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.pipelines.render.page import ending_of
 from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
 from dpstream.state.disk_errors import file_errors
 
@@ -139,8 +139,7 @@ def save(
     for option, file in (("--picture", path), ("--matrix", matrix)):
         if file is None:
             continue
-        if file.suffix not in (".svg", ".png", ".pdf"):
-            raise UsageError(option, "ends with .svg, .png or .pdf", "name such a file")
+        ending_of(file, ("svg", "png", "pdf"), option)
         figure = draw(planned, guarantee) if file is path else draw_matrices(planned)
         with file_errors(option, "cannot be written"):
             figure.savefig(file, dpi=130)

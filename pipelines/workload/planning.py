@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import PolicyError, UsageError, required
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import MAX_FACTOR, MAX_MIXED_CELLS, MAX_SOLVED_CELLS, MIN_DELTA
 from dpstream.accounting.strategies.cells.auto import Plan
@@ -35,7 +35,7 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
     """Return which noise answers a workload.
 
     Raises:
-        PolicyError: neither is possible; the error names what is too large.
+        UsageError: neither is possible; the error names what is too large.
     """
     gram = strategy.gram
     if isinstance(gram, Tables) and workload.cells > MAX_SOLVED_CELLS:
@@ -43,7 +43,7 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
         return "tables"
     largest = max(workload.sizes)
     if workload.cells > MAX_MIXED_CELLS or largest > MAX_FACTOR:
-        raise PolicyError(
+        raise UsageError(
             "domain",
             f"has {workload.cells:,} cells; noise is added to at most {MAX_MIXED_CELLS:,}, and to"
             f" {MAX_FACTOR:,} of an attribute",
@@ -54,7 +54,7 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
         and strategy.name != "identity"
         and (workload.cells > MAX_SOLVED_CELLS)
     ):
-        raise PolicyError(
+        raise UsageError(
             "strategy",
             f"needs one matrix over all cells, of which it may have {MAX_SOLVED_CELLS:,}",
             "choose another --strategy",
@@ -78,15 +78,15 @@ def check_tables(gram: Tables) -> None:
     """Refuse residual tables that are too large to publish or mix.
 
     Raises:
-        PolicyError: they are too large.
+        UsageError: they are too large.
     """
     if sum(gram.dims.tolist()) > MAX_PUBLISHED:
-        raise PolicyError(
+        raise UsageError(
             "queries", f"at most {MAX_PUBLISHED:,} numbers are published", "ask fewer tables"
         )
     largest = max((gram.sizes[axis] - 1 for key in gram.keys for axis in key), default=0)
     if largest > MAX_FACTOR or gram.dims.max() > MAX_MIXED_CELLS:
-        raise PolicyError(
+        raise UsageError(
             "queries",
             f"a table has at most {MAX_MIXED_CELLS:,} cells, and {MAX_FACTOR:,} of an attribute",
             "ask smaller tables, or use coarser cells",
@@ -127,7 +127,7 @@ def guarantee_of(
 
     Raises:
         UsageError: both forms are given, or half of one.
-        PolicyError: a budget that is not positive and finite.
+        UsageError: a budget that is not positive and finite.
     """
     if (mu is None) == (epsilon is None and delta is None):
         raise UsageError("--epsilon", "with --delta, or --mu, is required", "give one of the two")
@@ -135,19 +135,19 @@ def guarantee_of(
         raise UsageError("--contributions", "is at least 1", "correct it")
     if mu is not None:
         if not 0 < mu < math.inf:
-            raise PolicyError("--mu", "is a positive number", "give a budget")
+            raise UsageError("--mu", "is a positive number", "give a budget")
         return Guarantee(mu, contributions=contributions)
     if epsilon is None or delta is None:
         raise UsageError("--epsilon", "and --delta belong together", "give both")
     if delta == 0:
-        raise PolicyError(
+        raise UsageError(
             "--delta",
             "is 0, and Gaussian noise needs a delta",
             "use --mechanism geometric, without options of strategies and pictures; or a --delta"
             " such as 1e-9",
         )
     if not (0 < epsilon < math.inf and MIN_DELTA <= delta < 1):
-        raise PolicyError(
+        raise UsageError(
             "--epsilon", f"must be positive, and --delta from {MIN_DELTA:g} to 1", "correct them"
         )
     return Guarantee(mu_of(epsilon, delta), epsilon, delta, contributions)
@@ -265,5 +265,5 @@ def answered_by(workload: Workload, strategy: CellStrategy) -> dict[str, str | N
     """Return how `dpstream workload answer` answers the workload, or why it cannot."""
     try:
         return {"answered_by": way_of(workload, strategy), "refused": None}
-    except PolicyError as refused:
+    except UsageError as refused:
         return {"answered_by": None, "refused": f"{refused.rule}; {refused.fix}"}

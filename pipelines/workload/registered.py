@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, required
+from dpstream.accounting.errors import InvariantError, UsageError, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies.cells.residual import Tables
@@ -171,7 +171,7 @@ def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
         folder: folder of solved strategies.
 
     Raises:
-        PolicyError: no lattice is made for the workload or the domain.
+        UsageError: no lattice is made for the workload or the domain.
     """
     bits = lattice.bits_of(len(workload.sizes))
     privacy = job.plan.privacy
@@ -198,7 +198,7 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
 
     Raises:
         UsageError: the strategy is not one of residual tables.
-        PolicyError: too many numbers to publish.
+        UsageError: too many numbers to publish.
     """
     gram, sizes = strategy.gram, workload.sizes
     if not isinstance(gram, Tables):
@@ -366,7 +366,7 @@ def answer_once(
     """
     question = WorkloadQuestion(workload, job, mechanism, partial, out, accept)
     if nonnegative and not mechanism.every_cell:
-        raise PolicyError("--nonnegative", "needs estimates of all cells", "omit it")
+        raise UsageError("--nonnegative", "needs estimates of all cells", "omit it")
     place = question.ledger
     with (
         secret_source(job).ring() as keys,
@@ -411,7 +411,7 @@ def check_once(workload: Workload, job: Job) -> None:
     """Refuse a job that cannot answer a workload once, without a store.
 
     Raises:
-        UsageError, PolicyError: it cannot; the message states why.
+        UsageError: it cannot; the message states why.
     """
     domain_of_job(one_shot_job(job), workload)
     _check(job)

@@ -148,19 +148,19 @@ def check_place(out: Path, plan_hash: str, workload: Workload, fresh: bool = Fal
         fresh: whether it is a new answer, which needs an unused folder.
 
     Raises:
-        PolicyError: something else is at the path.
+        UsageError: something else is at the path.
     """
     if not out.exists():
         return
     if fresh:
-        raise PolicyError(
+        raise UsageError(
             "--out", "exists, and --fresh keeps the answers that are there", "name a new folder"
         )
     with contextlib.suppress(OSError, PolicyError):
         there = _receipt(out)
         if (there.plan_hash, there.workload) == (plan_hash, workload.digest):
             return
-    raise PolicyError("--out", "exists, and is not of this answer", "name a new folder")
+    raise UsageError("--out", "exists, and is not of this answer", "name a new folder")
 
 
 def write_release(
@@ -178,7 +178,7 @@ def write_release(
         The receipt with all files of the folder.
 
     Raises:
-        PolicyError: something else is at the path.
+        UsageError: something else is at the path.
         RunError: a file cannot be written.
     """
     with file_errors("--out", "cannot be written"):
@@ -263,11 +263,11 @@ def check_domain(receipt: Receipt, workload: Workload) -> None:
     """Refuse a workload that a release cannot answer.
 
     Raises:
-        PolicyError: the workload has another domain.
+        UsageError: the workload has another domain.
     """
     if receipt.domain_digest != domain_digest(workload.attributes):
         names = ", ".join(attribute["name"] for attribute in receipt.domain)
-        raise PolicyError(
+        raise UsageError(
             "domain",
             f"is not the release's ({names}): names, values, edges and their order must be the "
             "same",

@@ -178,11 +178,13 @@ class History:
         for charge in more:
             self.check_unit(charge)
         if self.limit is not None and not self.within(more):
-            cost, number = self.account.cost_with(more, *self.limit), len(self.charges)
+            (epsilon, delta), number = self.limit, len(self.charges)
+            short, cost = self.account.shortage(more, delta)
             raise PolicyError(
                 "account.limit",
-                f"is epsilon {exact(self.limit[0])} at delta {exact(self.limit[1])}; with the "
-                f"{number} charge{'s' * (number != 1)} before, this would spend {cost}",
+                f"is epsilon {exact(epsilon)} at delta {exact(delta)}, and its {short} is too "
+                f"small: with the {number} charge{'s' * (number != 1)} before, this would spend "
+                f"{cost}",
                 f"spend less, continue a run on its own store, or {self.raising(more)}",
             )
 

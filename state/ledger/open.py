@@ -93,14 +93,16 @@ def check_names(data_set: str, id_: str | None) -> None:
         )
 
 
-def limit_of(epsilon: float, delta: float, field: str = "--epsilon") -> Limit:
+def limit_of(epsilon: float, delta: float) -> Limit:
     """Return a limit.
 
     Raises:
         UsageError: the figures are not a limit.
     """
-    if not (0 < epsilon < float("inf") and 0 < delta < 1):
-        raise UsageError(field, "a limit is epsilon > 0 and 0 < delta < 1", "correct it")
+    if not 0 < epsilon < float("inf"):
+        raise UsageError("--epsilon", "must be positive and finite", "write e.g. --epsilon 8")
+    if not 0 < delta < 1:
+        raise UsageError("--delta", "must be above 0 and below 1", "write e.g. --delta 1e-6")
     return float(epsilon), float(delta)
 
 

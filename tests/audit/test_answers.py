@@ -201,7 +201,7 @@ def test_a_singular_mix_is_refused_before_a_charge(tmp_path: Path) -> None:
         done = call("workload", "answer", tmp_path / "asked.json", "--project", tmp_path,
                     "--over-time", "--out", tmp_path / "out", "--cache",
                     tmp_path / "cache")  # fmt: skip
-    assert done.exit_code == 3 and "invertible" in done.output
+    assert done.exit_code == 2 and "invertible" in done.output
     assert accounts.charges(tmp_path / "ledger.db") == [] and not (tmp_path / "out").exists()
 
 

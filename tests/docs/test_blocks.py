@@ -94,7 +94,7 @@ def test_what_is_marked_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         {f.name: f.read_bytes() for f in sorted((tmp_path / d).rglob("trigger-*"))}
         for d in ("again", "releases/daily")
     )
-    assert len(releases) == 4 and again == releases and (tmp_path / "report.html").exists()
+    assert len(releases) == 4 and again == releases and (tmp_path / "daily.report.html").exists()
     first_job = Path("dpstream.toml").read_text()
     for path in (README, *AFTER_README):
         # A guide adds data sets, and commands of the next need --data-set where there are several.

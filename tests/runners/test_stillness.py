@@ -80,5 +80,5 @@ def test_a_stream_that_hangs_is_told_of(
         finally:
             stuck.cancel()
     assert len(warnings) == 1 and "has not done a step" in warnings[0]
-    assert f"warning: {warnings[0]}\n" in capfd.readouterr().err
+    assert f"Warning: {warnings[0]}\n" in capfd.readouterr().err
     stores.close_all()

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_MIXED_CELLS, MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.climb import sure_sum
@@ -317,10 +317,10 @@ def auto(workload: Workload, objective: str = "total", tolerance: float = 1e-3) 
     """Return the best strategy known for an objective, to a relative gap where there is a floor.
 
     Raises:
-        PolicyError: an objective that there is not, or a domain beyond what is solved.
+        UsageError: an objective that there is not, or a domain beyond what is solved.
     """
     if objective not in OBJECTIVES:
-        raise PolicyError("objective", f"an objective is one of {', '.join(OBJECTIVES)}", "use one")
+        raise UsageError("objective", f"an objective is one of {', '.join(OBJECTIVES)}", "use one")
     with one_thread():
         if objective == "worst":
             return _worst(workload, tolerance)
@@ -394,7 +394,7 @@ def named(workload: Workload, name: str) -> CellStrategy:
     """Return a strategy by its name.
 
     Raises:
-        PolicyError: it needs a matrix over more cells than a limit.
+        UsageError: it needs a matrix over more cells than a limit.
     """
     return _MAKERS[name](workload)
 
@@ -403,11 +403,11 @@ def largest(workload: Workload, strategy: CellStrategy) -> float:
     """Return the largest weighted variance of a query at mu = 1.
 
     Raises:
-        PolicyError: more queries than are computed one by one, of a strategy that is no product.
+        UsageError: more queries than are computed one by one, of a strategy that is no product.
     """
     spreads = strategy.spreads(workload)
     if any(spread.most is None for spread in spreads):
-        raise PolicyError("objective", "worst needs the error of each query", "ask fewer queries")
+        raise UsageError("objective", "worst needs the error of each query", "ask fewer queries")
     return max(
         product.weight * (spread.most or 0.0)
         for product, spread in zip(workload.products, spreads, strict=True)

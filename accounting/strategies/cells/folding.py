@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64, kron
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.workloads.attributes import Factor
 from dpstream.accounting.workloads.workload import Workload
@@ -152,10 +152,10 @@ def folding_of(workload: Workload) -> Folding:
     """Return a folding of every axis that all products allow to fold.
 
     Raises:
-        PolicyError: more cells than one matrix is made for.
+        UsageError: more cells than one matrix is made for.
     """
     if workload.cells > MAX_SOLVED_CELLS:
-        raise PolicyError(
+        raise UsageError(
             "strategy",
             f"needs one matrix over all cells, of which it may have {MAX_SOLVED_CELLS:,}",
             "choose another --strategy, or use coarser cells",

@@ -19,7 +19,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import PolicyError, instance
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.mixing import Mixing
@@ -41,7 +41,7 @@ def mixed(strategy: CellStrategy, sizes: tuple[int, ...]) -> Mixing:
     """Return the certified mix of a strategy over a domain: L, or one for each axis.
 
     Raises:
-        PolicyError, UsageError: a strategy that is one matrix over more cells than a limit, or no
+        UsageError: a strategy that is one matrix over more cells than a limit, or no
             invertible mix.
     """
     roots = [_factored(matrix) for matrix in matrices(strategy, sizes)]
@@ -57,7 +57,7 @@ def matrices(strategy: CellStrategy, sizes: tuple[int, ...]) -> list[Float64]:
     if isinstance(gram, Identity) and max(sizes) <= MAX_SOLVED_CELLS:
         return [np.eye(size) for size in sizes]
     if math.prod(sizes) > MAX_SOLVED_CELLS or isinstance(gram, Identity):
-        raise PolicyError(
+        raise UsageError(
             "strategy",
             f"a strategy that is no product is mixed over at most {MAX_SOLVED_CELLS} cells",
             "publish residual tables, or ask one product",
@@ -93,10 +93,10 @@ def inverse_norm2(mix: Float64) -> float:
     """Return an upper bound of max_c |L^-1 e_c|^2, for this very matrix.
 
     Raises:
-        PolicyError: L is singular or too nearly so for a bound.
+        UsageError: L is singular or too nearly so for a bound.
     """
     size = len(mix)
-    refused = PolicyError(
+    refused = UsageError(
         "strategy", "the mix of a strategy must be invertible", "mix the identity in"
     )
     if mix.shape != (size, size) or not np.isfinite(mix).all():

@@ -31,7 +31,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.errors import PolicyError, instance
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.climb import (
     Point,
@@ -248,7 +248,7 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Solve
     The product of the minimax strategies of a product is minimax.
 
     Raises:
-        PolicyError: a query matrix beyond the limit.
+        UsageError: a query matrix beyond the limit.
     """
     if len(workload.products) == 1 and len(workload.sizes) > 1:
         [product] = workload.products
@@ -261,7 +261,7 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Solve
         grams = [instance(solution.strategy.gram, Blocks) for solution in solutions]
         return joined("worst", grams, solutions, product.weight)
     if workload.queries * workload.cells > MAX_WORST:
-        raise PolicyError(
+        raise UsageError(
             "objective",
             f"worst needs a query matrix of at most {MAX_WORST} numbers",
             "ask for the total, or fewer queries",

@@ -25,7 +25,7 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import PolicyError, instance
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
@@ -332,7 +332,7 @@ def _floor(part: Workload, tolerance: float) -> float:
 def _axis(part: Workload, tolerance: float) -> Solved:
     """The optimum of one axis' workload, as a product of one factor."""
     if part.cells > MAX_SOLVED_CELLS:
-        raise PolicyError(
+        raise UsageError(
             "domain",
             f"an attribute of a product has at most {MAX_SOLVED_CELLS} cells",
             "use coarser ones",

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.strategy import Kron, dense_gram, tree, wavelet
 from dpstream.accounting.workloads.workload import Workload
@@ -99,10 +99,10 @@ def pure(workload: Workload, bits: int | None = None) -> PureStrategy:
         bits: of the lattice that it will be rounded to, by which the choice is made.
 
     Raises:
-        PolicyError: a union over several axes, or an axis beyond the limit.
+        UsageError: a union over several axes, or an axis beyond the limit.
     """
     if len(workload.products) > 1 and len(workload.sizes) > 1:
-        raise PolicyError(
+        raise UsageError(
             "privacy",
             "pure epsilon answers one product of queries, or one attribute",
             "use --mechanism gaussian with --delta, or auto",
@@ -122,7 +122,7 @@ def _best(part: Workload, bits: int | None) -> PureStrategy:
     if not any(product.axes for product in part.products):
         return PureStrategy("total", (np.ones((1, part.cells)),))
     if part.cells > MAX_PURE_CELLS:
-        raise PolicyError(
+        raise UsageError(
             "domain",
             f"pure epsilon needs attributes of at most {MAX_PURE_CELLS} cells",
             "merge cells",

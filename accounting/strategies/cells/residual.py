@@ -23,7 +23,7 @@ import numpy as np
 from typing_extensions import override
 
 from dpstream.accounting.arrays import Bool, Float64, Int64, kron
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_RESIDUAL_PARTS, MAX_RESIDUAL_SPACES
 from dpstream.accounting.strategies.cells.bases import Basis, Even
 from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
@@ -98,13 +98,13 @@ def spaces_of(workload: Workload) -> Spaces:
     They are computed once for a plan and its comparisons.
 
     Raises:
-        PolicyError: more parts or spaces than a limit.
+        UsageError: more parts or spaces than a limit.
     """
     ways: dict[int, list[int]] = {}
     for number, product in enumerate(workload.products):
         ways.setdefault(len(product.axes), []).append(number)
     if sum(len(numbers) << way for way, numbers in ways.items()) > MAX_RESIDUAL_PARTS:
-        raise PolicyError(
+        raise UsageError(
             "queries", f"tables and their subsets are at most {MAX_RESIDUAL_PARTS}", "ask fewer"
         )
     _check_number(1 << max(ways))
@@ -149,7 +149,7 @@ def _subsets(way: int, most: int) -> Iterator[Int64]:
 
 def _check_number(spaces: int) -> None:
     if spaces > MAX_RESIDUAL_SPACES:
-        raise PolicyError(
+        raise UsageError(
             "queries",
             f"have parts on at most {MAX_RESIDUAL_SPACES:,} residual spaces, of which a product "
             "has one for each subset of its attributes",
@@ -337,7 +337,7 @@ def worst_table(workload: Workload, tolerance: float = 1e-4) -> Solved:
     slopes.
     """
     if not workload.marginal:
-        raise PolicyError("objective", "worst is for tables of counts here", "use total")
+        raise UsageError("objective", "worst is for tables of counts here", "use total")
     spaces = spaces_of(workload)
     rows = np.array(workload.rows, np.float64)
     scale = workload.weights / rows

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.gaussian import cdp_eps, epsilon_of
 from dpstream.accounting.tabulation.parameters import PR_LEVELS, US_LEVELS, Level
 from dpstream.accounting.tabulation.plan import TablePlan, stability
@@ -119,7 +119,7 @@ def test_a_code_in_two_iterations_of_a_kind_is_refused(kind: int) -> None:
     """The closed form would be too small there; validation refuses such lists before."""
     lists = [pairs("ab"), pairs("ab"), pairs("ab")]
     lists[kind] = pairs("ab", "bc")
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         stability(lists[0], lists[1], lists[2], 2)
 
 

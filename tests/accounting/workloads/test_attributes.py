@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_ATTRIBUTE_CELLS
 from dpstream.accounting.workloads import attributes as module
 from dpstream.accounting.workloads.attributes import (
@@ -60,7 +60,7 @@ def test_values_keep_their_order() -> None:
     ],
 )
 def test_refusals_name_the_rule_and_no_value(make: Callable[[], object]) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         make()
     assert caught.value.field.startswith("domain") and caught.value.fix
     assert "secret" not in str(caught.value)
@@ -148,7 +148,7 @@ def test_answers_in_integers_are_exact() -> None:
     ],
 )
 def test_refusals(make: Callable[[], object]) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         make()
     assert caught.value.field.startswith("queries.factors") and "secret" not in str(caught.value)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.workloads.attributes import interval, of_size, of_values
 from dpstream.accounting.workloads.workload import (
     codes,
@@ -51,7 +51,7 @@ def test_large_unions_stay_implicit() -> None:
     assert len(workload.products) == 161_700 and workload.queries == 161_700_000
     assert workload.cells == 10**100 and workload.marginal
     assert over([64] * 4, ["range"] * 4).queries == 2080**4
-    with pytest.raises(PolicyError, match="histogram"):
+    with pytest.raises(UsageError, match="histogram"):
         workload.apply(np.zeros(1))
 
 
@@ -75,12 +75,12 @@ def test_hashes_are_stable_and_tell_workloads_apart() -> None:
     "weight", [0, -1, float("nan"), float("inf"), True, "1", None, 1e-300, 1e300]
 )
 def test_weights_that_are_refused(weight: Any) -> None:
-    with pytest.raises(PolicyError, match="weight"):
+    with pytest.raises(UsageError, match="weight"):
         workload_of(attributes(2), [(weight, {})])
 
 
 def test_a_workload_asks_something() -> None:
-    with pytest.raises(PolicyError, match="1 to"):
+    with pytest.raises(UsageError, match="1 to"):
         workload_of([of_size("a", 2)], [])
 
 
@@ -208,20 +208,20 @@ BAD = [
      {"name": "a", "edges": [0, 10**400]}, {"name": "a", "edges": [float("-inf"), 0]}],
 )  # fmt: skip
 def test_what_no_record_can_hold_is_refused(entry: dict[str, Any]) -> None:
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         from_dict({"domain": [entry], "queries": [{"factors": {}}]})
 
 
 @pytest.mark.parametrize("row", [[5e-324, 0], [0, 1e-170], [10**400, 1]])
 def test_rows_whose_squares_floats_lose_are_refused(row: list[float]) -> None:
     queries = [{"factors": {"a": {"matrix": [[1, 1], row]}}}]
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         from_dict({"domain": [{"name": "a", "size": 2}], "queries": queries})
 
 
 @pytest.mark.parametrize("text", BAD)
 def test_bad_input_is_refused_by_field_rule_and_fix(text: Any) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         from_dict(text)
     assert re.split(r"[.\[]", caught.value.field)[0] in ("workload", "domain", "queries")
     assert caught.value.rule and caught.value.fix
@@ -239,14 +239,14 @@ def test_bad_input_is_refused_by_field_rule_and_fix(text: Any) -> None:
 def test_a_wrong_key_is_named_with_the_nearest_one(
     wrong: tuple[str | int, ...], field: str, name: str, fix: str
 ) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         from_dict(mended(*wrong, value="range"))
     assert caught.value.field == field and repr(name) in caught.value.rule
     assert caught.value.fix.startswith(f"did you mean {fix}")
 
 
 def test_a_wrong_factor_is_named_with_the_nearest_one() -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         from_dict(mended("queries", 0, "factors", "age", value="rnage"))
     assert caught.value.field == "queries[0].factors.age" and "'rnage'" in caught.value.rule
     assert caught.value.fix == "did you mean 'range'? known here: identity, prefix, range, total"
@@ -269,14 +269,14 @@ def test_a_wrong_factor_is_named_with_the_nearest_one() -> None:
     ],
 )
 def test_bad_arrays(arrays: dict[str, Any]) -> None:
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         from_arrays(arrays)
 
 
 def test_more_sets_of_attributes_than_a_workload_may_have() -> None:
     """Half of 100 attributes: 10^29 sets, none of which is made."""
     domain = [{"name": f"a{k}", "size": 2} for k in range(100)]
-    with pytest.raises(PolicyError) as refused:
+    with pytest.raises(UsageError) as refused:
         from_dict({"domain": domain, "queries": [{"ways": 50}]})
     assert refused.value.field == "queries[0].ways"
 
@@ -284,6 +284,6 @@ def test_more_sets_of_attributes_than_a_workload_may_have() -> None:
 def test_more_queries_than_a_float_counts() -> None:
     domain = [{"name": f"a{k}", "size": 50} for k in range(100)]
     factors = {f"a{k}": "range" for k in range(100)}
-    with pytest.raises(PolicyError) as refused:
+    with pytest.raises(UsageError) as refused:
         from_dict({"domain": domain, "queries": [{"factors": factors}]})
     assert refused.value.field == "queries"

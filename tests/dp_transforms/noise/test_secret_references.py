@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, parse_reference, read_secret
 from tests.audit.leaks import contents, printed
@@ -68,7 +68,7 @@ def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
 
 @pytest.mark.parametrize("version", ["latest", "current", "0", "01", "-1", "1 ", "", "1/2", "٣"])
 def test_versions_that_can_move_are_refused(version: str) -> None:
-    with pytest.raises(PolicyError, match="by its number"):
+    with pytest.raises(UsageError, match="by its number"):
         SecretSource(f"{VERSION}/{version}")
 
 
@@ -104,7 +104,7 @@ def test_a_key_is_read(
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o620, 0o601, 0o610, 0o777])
 def test_a_file_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> None:
     error = refusal(secret_file(tmp_path, KEY.hex(), mode))
-    assert isinstance(error, PolicyError) and "chmod 600" in error.fix
+    assert isinstance(error, UsageError) and "chmod 600" in error.fix
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_is_no_key_is_refused_and_not_repeated(
 def test_placeholders_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DPSTREAM_TEST_KEY", text)
     error = refusal("env:DPSTREAM_TEST_KEY")
-    assert isinstance(error, PolicyError) and text not in str(error)
+    assert isinstance(error, UsageError) and text not in str(error)
 
 
 def test_random_keys_are_no_placeholders(monkeypatch: pytest.MonkeyPatch) -> None:

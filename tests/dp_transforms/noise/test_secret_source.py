@@ -211,7 +211,7 @@ def test_a_stand_in_on_another_machine_is_refused(
 ) -> None:
     monkeypatch.setenv(secret_source.EMULATOR, host)
     error = refusal(host)
-    assert isinstance(error, PolicyError) and error.field == secret_source.EMULATOR
+    assert isinstance(error, UsageError) and error.field == secret_source.EMULATOR
 
 
 def test_a_stand_in_may_have_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[To
 
 def test_an_expired_credential(account: type[Tokens]) -> None:
     error = refusal("invalid_grant", "assertion")
-    assert isinstance(error, PolicyError)
+    assert isinstance(error, UsageError)
     assert "RefreshError" in error.rule and "renew" in error.fix
 
 
@@ -336,7 +336,7 @@ def test_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     error = refusal()
-    assert isinstance(error, PolicyError) and "DefaultCredentialsError" in error.rule
+    assert isinstance(error, UsageError) and "DefaultCredentialsError" in error.rule
 
 
 # --- the client's own log ------------------------------------------------------------------------

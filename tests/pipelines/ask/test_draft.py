@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.ask.draft import (
     MANIFEST,
     File,
@@ -44,7 +44,7 @@ def test_what_stands_is_an_output_or_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert existing_manifest(out) is None
     out.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(PolicyError, match="no output of this command"):
+    with pytest.raises(UsageError, match="no output of this command"):
         existing_manifest(out)
     out.unlink()
     out.mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of, is_written
 
 NAMES = ["a.csv", "deep/er/b.csv"]
@@ -80,12 +80,12 @@ def test_what_else_stands_there_is_not_touched(tmp_path: Path) -> None:
     files = archived(archive)
     out.mkdir()
     (out / "mine").write_text("mine")
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         published(archive, out, files)
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         Output(out, "manifest").check(None)
     (out / "manifest").write_bytes(b"another receipt")
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         published(archive, out, files)
     assert (out / "mine").read_text() == "mine" and hidden(tmp_path) == []
 
@@ -97,7 +97,7 @@ def test_the_output_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest").write_bytes(b'{"run_id": "%s"}' % mine)
     output.check(mine.decode())
     for run_id in (other.decode(), "", None):
-        with pytest.raises(PolicyError):
+        with pytest.raises(UsageError):
             output.check(run_id)
 
 

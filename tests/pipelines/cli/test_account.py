@@ -3,6 +3,8 @@
 ``dpstream secret``: a new key is for its owner only, and never written over.
 """
 
+import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +123,36 @@ def test_a_new_key_is_the_owners_alone(tmp_path: Path) -> None:
 def test_a_test_key_is_told(make_job: Callable[..., Job]) -> None:
     output = call("secret", "check", "--project", make_job().path).output
     assert "INSECURE" in output and "0f0f" not in output
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    example = "`dpstream account create shop.account.db --unit customer"
+    for given, names in (
+        ((), "PATH, --unit, --epsilon, --delta"),
+        (("a.db", "--unit=user"), "--epsilon, --delta"),
+        (("a.db", "--unit", "user", "--epsilon", "1"), "--delta"),
+    ):
+        assert f"{names} must be given, as in {example}" in refused("account", "create", *given)
+        error = json.loads(refused("account", "create", *given, "--json"))
+        assert error["field"] == names and error["rule"].startswith("must be given, as in")
+
+
+@pytest.mark.parametrize(
+    ("limit", "short", "cost"),
+    [
+        (("1", "1e-5"), "epsilon", r"epsilon [\d.]+ at that delta"),
+        (("99", "1e-12"), "delta", r"delta [\de.-]+ or more at every epsilon"),
+    ],
+)
+def test_the_figure_of_a_limit_that_is_too_small(
+    tmp_path: Path, limit: tuple[str, str], short: str, cost: str
+) -> None:
+    project = ("--project", job(tmp_path, 40.0).path)
+    figures = ("--epsilon", limit[0], "--delta", limit[1])
+    assert call("account", "limit", *project, *figures).exit_code == 0
+    error = refused("run", *project, "--quiet", code=3)
+    assert f"its {short} is too small: with the 0 charges before, this would spend " in error
+    assert re.search(cost, error)
+    fix = re.search(r"`dpstream (account limit [^`]*)`", error)
+    assert fix is not None and call(*fix[1].split(), *project).exit_code == 0
+    assert call("run", *project, "--quiet").exit_code == 0

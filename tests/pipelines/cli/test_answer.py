@@ -72,12 +72,18 @@ def test_a_workload_leaves_the_run_of_its_job_alone(tmp_path: Path) -> None:
         words = (*ANSWER, file, *given, "--out", tmp_path / f"out{number}")
         before = call("account", "show", *project).stdout
         message = " ".join(refused(*words, code=3).split())
-        assert "or it is the run of the job itself" in message
+        assert "of a job, and this is a workload" in message and "--fresh" not in message
         assert call("account", "show", *project).stdout == before
         options = message.partition(" and add ")[2].partition(" to this command")[0].split()
         assert options[1] == f"job.people.store=people-{number}.store.db"
         assert call(*words, *options).exit_code == 0
         assert json.loads(call(*words, *options, "--json").stdout)["resumed"]
+        theirs: tuple[str | Path, ...] = ("plan", "people", *project, *options)
+        decision = json.loads(call(*theirs, "--json").stdout)["acceptance"]["refusal"]
+        assert "of a workload, and this is a job" in decision["rule"]
+        assert "--fresh" not in decision["fix"]
+        own = decision["fix"].partition(" and add ")[2].partition(" to this command")[0].split()
+        assert call(*theirs, *own).exit_code == 0
         assert not (tmp_path / f"people-{number}" / "run.json").samefile(
             tmp_path / "releases" / "run.json"
         )
@@ -136,7 +142,7 @@ def test_pure_and_tables(made: Path) -> None:
     outcome = call(*ANSWER, ranges, "--from", made / "tables")
     assert len(outcome.stdout.splitlines()) == 31
     refused(*given, "--out", made / "x", "--over-time")
-    refused(*ANSWER, tables, "--from", made / "tables", "--covariance", made / "c.npy", code=3)
+    refused(*ANSWER, tables, "--from", made / "tables", "--covariance", made / "c.npy")
 
 
 def test_what_is_drawn_once_takes_no_runner_and_no_triggers(made: Path) -> None:
@@ -156,7 +162,7 @@ def test_what_is_drawn_once_takes_no_runner_and_no_triggers(made: Path) -> None:
 def test_refused(made: Path, tmp_path: Path) -> None:
     queries, project = made / "asked.json", ("--project", made)
     turned = write(tmp_path / "t.json", domain=[DOMAIN[0], {"name": "sex", "values": ["m", "f"]}])
-    assert "release's" in refused(*ANSWER, turned, "--from", made / "out", code=3)
+    assert "release's" in refused(*ANSWER, turned, "--from", made / "out")
     assert "--job" in refused(*ANSWER, queries, "--job", "people", "--from", made / "out")
     assert "no job 'nobody'" in refused(
         *ANSWER, queries, *project, "--job", "nobody", "--out", tmp_path / "o"

@@ -15,8 +15,15 @@ def test_examples() -> None:
 
 def test_a_name_for_the_answer_is_needed(tmp_path: Path) -> None:
     project = ("--project", write_project(tmp_path))
-    assert "--as" in refused("choose", *project)
-    assert "--first" in refused("choose", *project, "--dry-run")
+    for flags, missing in (
+        ((), "--as, --first, --epsilon"),
+        (("--dry-run",), "--first, --epsilon"),
+        (("--dry-run", "--epsilon", "1"), "--first"),
+        (("--proxy", "old.csv"), "--as"),
+    ):
+        error = refused("choose", *project, *flags)
+        assert f"usage: {missing}: " in error
+        assert "`dpstream choose daily --first 2h --epsilon 0.5 --as chosen --project" in error
 
 
 def test_a_job_of_any_name_can_be_looked_at(tmp_path: Path) -> None:

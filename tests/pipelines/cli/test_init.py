@@ -65,11 +65,21 @@ def test_for_machines_and_twice(data: Path) -> None:
     assert first["job"] == "commits" and first["secret_made"] and not first["values_read"]
     again = ("init", data, *FLAGS, "--json")
     before = Path("dpstream.toml").read_text()
-    fix = json.loads(refused(*again, code=3))
+    fix = json.loads(refused(*again))
     assert fix["field"] == "--job" and "--job commits2" in fix["fix"]
-    assert json.loads(refused(*again, "--job", "b"))["field"] == "--data-set"
+    other = data.with_name(f"other{data.suffix}")
+    other.write_bytes(data.read_bytes())
+    for given, names in (
+        (("--job", "b", *FLAGS), "--data-set"),
+        (("--job", "commits", *FLAGS), "--job, --data-set"),
+        (("--job", "commits", *FLAGS[2:]), f"--job, --data-set, {FLAGS[0]}"),
+    ):
+        error = json.loads(refused("init", other, *given, "--json"))
+        assert error["field"] == names
+        assert "add --data-set commits for the same people" in error["fix"]
+        assert ("add --job commits2" in error["fix"]) is ("--job," in names)
     assert Path("dpstream.toml").read_text() == before
-    second = json.loads(call(*again, "--job", "b", "--data-set", "commits").stdout)
+    second = json.loads(call(*again, "--job", "b").stdout)  # the same file and unit
     assert second["next"] == "dpstream plan b" and second["account"] is None
     assert second["table"] == "commits" and not second["secret_made"]
     third = json.loads(call(*again, "--job", "c", "--data-set", "others").stdout)

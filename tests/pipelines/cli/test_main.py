@@ -21,6 +21,7 @@ from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job
 from tests.pipelines.cli.called import printed
+from tests.pipelines.cli.mistakes import visits
 from tests.written import read_dead_letters
 
 MakeJob = Callable[..., Job]
@@ -177,11 +178,78 @@ def test_key_new(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert secret not in result.output
     again = call("secret", "new", path)
-    assert again.exit_code == 3
+    assert again.exit_code == 2
     assert path.read_text().strip() == secret and secret not in again.output
     assert printed(call("secret", "new", tmp_path / "b.key", "--json").stdout) == {
         "created": "b.key"
     }
+
+
+def _init(*flags: str) -> Result:
+    days = ("--start", "2024-01-01", "--end", "2024-01-03", "--window", "day")
+    columns = ("--unit", "user", "--key", "page", "--time", "at")
+    return call("init", "visits.parquet", *columns, *days, "--epsilon", "1", *flags)
+
+
+def _damage(name: str) -> None:
+    data = Path(name).read_bytes()
+    Path(name).write_bytes(data[:4096] + bytes(len(data) - 4096))
+
+
+def _replace(old: str, new: str) -> None:
+    path = Path("dpstream.toml")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def _workload(text: str) -> None:
+    Path("ages.json").write_text(text)
+
+
+_AGES = ("workload", "plan", "ages.json")
+#: What is wrong, the command that meets it, and the exit code.
+CAUSES: list[tuple[str, Callable[[], object], tuple[str, ...], int]] = [
+    ("no command", lambda: None, ("rnu",), 2),
+    ("no option", lambda: None, ("run", "--fersh"), 2),
+    ("no job", lambda: None, ("run", "dayly"), 2),
+    ("no data", lambda: Path("visits.parquet").unlink(), ("run",), 2),
+    ("a field's name", lambda: _replace("window =", "widnow ="), ("run",), 2),
+    ("no secret", lambda: Path("visits.secret").unlink(), ("run",), 2),
+    ("an open secret", lambda: Path("visits.secret").chmod(0o644), ("run",), 2),
+    ("no secret's text", lambda: Path("visits.secret").write_text("none"), ("run",), 2),
+    ("no account", lambda: Path("visits.account.db").unlink(), ("run",), 2),
+    ("a workload's name", lambda: _workload('{"domian": []}'), _AGES, 2),
+    ("a workload's value", lambda: _workload('{"domain": 1, "queries": []}'), _AGES, 2),
+    ("a job's name is taken", lambda: None, ("init", "visits.parquet"), 2),
+    ("a secret's name is taken", lambda: None, ("secret", "new", "visits.secret"), 2),
+    ("an account's name is taken", lambda: None,
+     ("account", "create", "visits.account.db", "--unit", "user", "--epsilon", "1", "--delta",
+      "1e-9"), 2),
+    ("a damaged account", lambda: _damage("visits.account.db"), ("run",), 3),
+    ("the limit", lambda: _replace("epsilon = 1.0", "epsilon = 4.0"),
+     ("run", "--fresh"), 3),
+    ("a damaged store", lambda: _damage("visits.store.db"), ("run",), 3),
+    ("another plan's store", lambda: _replace("= 10\n", "= 9\n"), ("run",), 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mistake", "command", "code"), [c[1:] for c in CAUSES],
+                         ids=[c[0] for c in CAUSES])  # fmt: skip
+def test_like_causes_have_one_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: Callable[[], object],
+    command: tuple[str, ...],
+    code: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(visits(), "visits.parquet")
+    assert _init().exit_code == 0
+    if code == 3:  # there is something that the state can forbid
+        assert call("run").exit_code == 0
+    mistake()
+    result = call(*command)
+    assert (result.exit_code, "Traceback" in result.output) == (code, False), result.output
 
 
 def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

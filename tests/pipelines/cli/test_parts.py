@@ -5,12 +5,14 @@ import signal
 import click
 import pytest
 
+from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.cli.parts import (
     Bar,
     examples,
     options,
     stop_signals,
 )
+from tests.pipelines.cli.called import call
 
 
 def test_options_stand_in_their_order() -> None:
@@ -21,6 +23,16 @@ def test_options_stand_in_their_order() -> None:
 
     assert [option.name for option in two.params] == ["first", "second"]
     assert examples("a", "b").endswith("Examples:\n  a\n  b")
+
+
+def test_no_description_of_a_command_is_cut_off() -> None:
+    groups = {(): cli} | {(name,): command for name, command in cli.commands.items()}
+    for words, group in groups.items():
+        if isinstance(group, click.Group):
+            text = " ".join(call(*words, "--help").stdout.split())
+            assert "..." not in text.partition("Commands:")[2]
+            for command in group.commands.values():
+                assert command.get_short_help_str(1_000) in text
 
 
 def test_signals_stop_while_the_block_runs_and_then_do_what_they_did() -> None:

@@ -180,7 +180,7 @@ def test_a_fresh_answer_keeps_the_old_one(tmp_path: Path) -> None:
     of = answer(tmp_path, "--format", "csv")
     assert call(*of.ask).exit_code == 0
     old = (tmp_path / "a" / "answers.csv").read_bytes()
-    assert call(*of.free, "--fresh").exit_code == 3  # its folder is taken
+    assert call(*of.free, "--fresh").exit_code == 2  # its folder is taken
     assert call(*of.fresh, "--fresh").exit_code == 0 and charges(tmp_path) == 2
     assert (tmp_path / "a" / "answers.csv").read_bytes() == old
     assert (tmp_path / "b" / "answers.csv").read_bytes() != old

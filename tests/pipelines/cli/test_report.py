@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.jobs.job import Job
 from tests.pipelines.cli.called import call, examples_of, refused
@@ -37,6 +39,18 @@ def test_a_page_that_cannot_be_written(make_job: Callable[..., Job], tmp_path: P
     assert "--out" in refused(
         "report", "--project", make_job().path, "--out", out, code=RunError.exit_code
     )
+
+
+def test_each_job_has_a_page_of_its_own(
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = make_job()
+    (tmp_path / "releases").mkdir()
+    assert call("report", "--project", job.path).exit_code == 0
+    assert (tmp_path / f"{job.name}.report.html").exists()
+    error = refused("report", "--project", job.path, "--out", "x.txt")
+    assert ".html" in error and "type --out x.html" in error and not Path("x.txt").exists()
 
 
 def test_flags_that_do_not_go_together(make_job: Callable[..., Job]) -> None:

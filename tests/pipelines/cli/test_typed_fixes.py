@@ -105,7 +105,7 @@ def test_a_budget_that_covers_too_much(hour: Hour) -> None:
     hour.edit('path = "visits.parquet"', 'data_set = "v"\npath = "visits.parquet"')
     taken = call(*draft, "--job", "daily")
     fix = re.search(r"Fix: add (--job \S+), or edit", taken.output)
-    assert taken.exit_code == 3 and fix is not None
+    assert taken.exit_code == 2 and fix is not None
     assert call(*draft, *fix[1].split()).exit_code == 0
     more = ("plan", fix[1].split()[1], "--units", "1000", "--records", "3000")
     covers = re.search(r'budget\.covers = "window"', call(*more).output)
@@ -121,7 +121,7 @@ def test_a_strategy_that_needs_too_large_a_matrix(tmp_path: Path) -> None:
     file.write_text(json.dumps({"domain": domain, "queries": queries}))
     plan = ("workload", "plan", file, "--mu", "1", "--cache", tmp_path / "cache")
     refused = call(*plan, "--strategy", "eigen")
-    assert refused.exit_code == 3 and "choose another --strategy" in refused.output
+    assert refused.exit_code == 2 and "choose another --strategy" in refused.output
     assert call(*plan, "--strategy", "identity").exit_code == 0
 
 

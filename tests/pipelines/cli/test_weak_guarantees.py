@@ -79,6 +79,8 @@ def test_streams(place: Callable[..., Path], tmp_path: Path) -> None:
     done = call("run", *project, "--quiet")
     assert done.exit_code == 0 and done.stderr.count(WEAK) == 2
     assert sum(WEAK in w for w in of_json("run", *project, "--quiet")) == 2
+    assert WEAK not in call("run", *project, "--quiet").stderr  # nothing is charged again
+    assert call("run", *project, "--quiet", "--fresh").stderr.count(WEAK) == 2
 
 
 def test_a_large_delta_of_a_job(place: Callable[..., Path], tmp_path: Path) -> None:
@@ -152,6 +154,8 @@ def test_sql_answers(tmp_path: Path) -> None:
     done = call("sql", *project, text)
     assert done.exit_code == 0, done.output
     assert done.stderr.count(WEAK) == len(of_json("sql", *project, text)) == 1
+    assert WEAK not in call("sql", *project, text).stderr
+    assert WEAK in call("sql", *project, text, "--fresh").stderr
 
 
 def test_the_limit_of_an_account(tmp_path: Path) -> None:
@@ -228,6 +232,7 @@ def test_census_tables(tmp_path: Path) -> None:
     assert call(*plan, "--delta", "0.02", "--allow-large-delta").exit_code == 0
     out = ("census", "execute", *given, "--out", tmp_path / "out")
     assert WEAK in call(*out).stderr
+    assert WEAK not in call(*out).stderr
     assert len(of_json(*out)) == 1
     project(tmp_path, made, secret="file:noise.secret", limit=(30.0, 0.02))
     assert call(*plan).stdout.count(WEAK) == 3
@@ -259,5 +264,6 @@ def test_workloads(tmp_path: Path) -> None:
     done = call(*answer, tmp_path / "out")
     assert done.exit_code in (0, 3), done.output
     assert done.stderr.count(WEAK) == 2  # of the job and of its ledger's limit
+    assert WEAK not in call(*answer, tmp_path / "out").stderr
     again = (*answer, tmp_path / "again")
     assert len(of_json(*again, "--dry-run", "--fresh")) == 1

@@ -109,9 +109,12 @@ class Typist:
 
 def test_a_person_is_asked_until_it_will_do(tmp_path: Path) -> None:
     who = Typist("nobody", "", "author", "path, sha", "epoch", "", "lines", "5 0", "0 5",
-                 "2023", "2023-01-01", "2023-01-01", "2024-01-01", "", "x", "")  # fmt: skip
+                 "2023", "2023-01-01", "2023-01-01", "2024-01-01", "", "x", "-3", "")  # fmt: skip
     replies = answered(tmp_path, Person(who.ask, who.messages.append))
-    assert who.typed == [] and len(who.messages) == 1 + 7
+    assert who.typed == [] and len(who.messages) == 1 + 8
+    refusals = "\n".join(who.messages[1:])
+    for typed in ("nobody", "author", "epoch", "5 0", "2023", "2023-01-01", "x", "-3"):
+        assert f"'{typed}'" in refusals
     assert who.messages[0] == "Columns: sha, author, path, when, lines, epoch, nested"
     assert [f.column for f in replies.key] == ["path", "sha"] and replies.unit.type == "int"
     assert (replies.time, replies.values, replies.epsilon) == ("when", (("lines", 0, 5),), 1.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.ask import Given, Person, answers
 from dpstream.pipelines.drafting.draft import Answers, Target
@@ -49,7 +49,7 @@ def test_what_is_there_is_met_with_a_free_name(there: str, tmp_path: Path) -> No
         path, _, project = project_at(tmp_path)
     else:
         (tmp_path / there).touch()
-    with pytest.raises(PolicyError, match="add --job daily3"):
+    with pytest.raises(UsageError, match="add --job daily3"):
         check_job(path, project, "daily")
     check_job(path, project, "daily3")
 

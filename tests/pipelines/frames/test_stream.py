@@ -234,7 +234,7 @@ def test_public_keys_are_published_with_or_without_records(tmp_path: Path) -> No
     listed = a_job(tmp_path, more='public_keys = "keys.csv"\n')
     again = released(listed, dpstream.ReadTable(pd.DataFrame(dicts()), listed))
     assert again.equals(releases)
-    with pytest.raises(PolicyError, match="others than the job's"):
+    with pytest.raises(UsageError, match="others than the job's"):
         dpstream.DPStream(listed, public_keys=["p1"])
 
 

@@ -388,7 +388,7 @@ def test_secrets(tmp_path: Path) -> None:
     new_secret(path)
     assert os.stat(path).st_mode & 0o777 == 0o600
     first = fingerprint(path)
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         new_secret(path)
     assert fingerprint(path) == first
     new_secret(tmp_path / "other.secret")

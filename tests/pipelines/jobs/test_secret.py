@@ -110,7 +110,7 @@ def test_jobs_that_name_no_key_or_two(tmp_path: Path, line: str, field: str) -> 
 def test_a_moving_version_is_refused_before_anything_is_done(
     tmp_path: Path, server: SecretServer
 ) -> None:
-    with pytest.raises(PolicyError, match="by its number"):
+    with pytest.raises(UsageError, match="by its number"):
         make_job(tmp_path, f'secret = "{REFERENCE.rpartition("/")[0]}/latest"')
     assert server.calls == []
 
@@ -255,5 +255,5 @@ def test_a_key_that_cannot_be_flushed_is_no_key(number: int, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
     new_secret(path)
     assert len(path.read_text()) == 65 and path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         new_secret(path)

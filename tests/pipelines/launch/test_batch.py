@@ -76,7 +76,7 @@ def test_the_answer_is_that_of_this_process(table: Made, tmp_path: Path) -> None
     public = (out / BATCH).read_bytes()
     for part in read_manifest(table.folder, table.table).usable():  # nothing of records is there
         assert part.digest.encode() not in public and part.digest.encode() in asked_data(request)
-    with pytest.raises(PolicyError, match="another batch"):
+    with pytest.raises(UsageError, match="another batch"):
         begin(asked_of(table, tmp_path, run="6b" * 16))
     (tmp_path / f"{RUN}.json").unlink()
     with pytest.raises(UsageError, match="--ticket"):

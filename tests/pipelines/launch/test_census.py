@@ -73,7 +73,7 @@ def test_tables_are_those_of_this_process(own: Office, tmp_path: Path) -> None:
     assert files == content(here) and set(files) == set(manifest.files)
     assert begin(request).done
     own.spoil("person-records.txt", lambda lines: lines[:-1])
-    with pytest.raises(PolicyError, match="another execution"):
+    with pytest.raises(UsageError, match="another execution"):
         begin(request)
 
 

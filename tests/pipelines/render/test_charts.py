@@ -6,8 +6,10 @@ Templates: all texts escaped, what they include too, and nothing missing in sile
 """
 
 import json
+import re
 
 import numpy as np
+import pytest
 from markupsafe import Markup
 
 from dpstream.pipelines.render.charts import (
@@ -15,11 +17,14 @@ from dpstream.pipelines.render.charts import (
     LINE_POINTS,
     ChartLine,
     Picture,
+    axes_of,
+    counts,
     drawn_positions,
     lines,
     picture_fields,
     relative_noise,
     swatches,
+    values_axis,
 )
 
 
@@ -35,6 +40,30 @@ def test_pictures_of_one_page_have_ids_of_their_own() -> None:
     values, sds = np.array([1.0, -5.0]), np.array([0.1, 2.0])
     one, other = (relative_noise(name, values, sds, "w").svg for name in ("a", "b"))
     assert 'id="a-' in one and 'id="b-' not in one and 'id="b-' in other
+
+
+def ticks(picture: Picture) -> list[str]:
+    return re.findall(r"<text[^>]*>([\d.,]+)</text>", picture.svg)
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 3, 7, 30])
+def test_ticks_of_integers_are_integers(triggers: int) -> None:
+    values = np.full(triggers, 0.5)
+    labels = ticks(lines("n", [ChartLine("x", values)], "w", "a", "u"))
+    height = labels.index("0", 1)  # where the labels of the other axis begin
+    keys = ticks(counts("n", np.arange(triggers) + 1, np.ones(triggers, np.int64), "w", "a"))
+    for numbers in (labels[:height], keys[: keys.index("0", 1)]):
+        assert numbers and all(number.isdigit() for number in numbers)
+        assert len(numbers) == len({*numbers})
+
+
+def test_values_shown_without_fractions_have_no_label_twice() -> None:
+    _, axes = axes_of(3.6, 2.2)
+    for low, high in ((1_000.0, 1_001.5), (2_000.2, 2_003.0), (0.2, 0.9)):
+        axes.set_ylim(low, high)
+        values_axis(axes.yaxis)
+        labels = [axes.yaxis.get_major_formatter()(at) for at in axes.yaxis.get_majorticklocs()]
+        assert len(labels) == len({*labels}) > 1
 
 
 def test_a_long_line_keeps_its_extremes() -> None:

@@ -7,7 +7,7 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.pipelines.render.page import begins_with, mark_of, pages, write_own
+from dpstream.pipelines.render.page import begins_with, ending_of, mark_of, pages, write_own
 from dpstream.state.durable import PRIVATE
 
 
@@ -43,3 +43,11 @@ def test_only_files_of_its_own_are_replaced(tmp_path: Path) -> None:
 def test_what_is_not_private_is_for_its_owner_alone(tmp_path: Path) -> None:
     write_own(tmp_path / "a.html", mark_of("report"), mark_of("report"), PRIVATE)
     assert (tmp_path / "a.html").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_name_has_one_of_the_endings() -> None:
+    assert ending_of(Path("a/x.PNG"), ("html", "png")) == "png"
+    for name in ("a/x.svg", "a/x", "a/.png"):
+        with pytest.raises(UsageError, match=r"must end in \.html or \.png") as error:
+            ending_of(Path(name), ("html", "png"), "--picture")
+        assert error.value.field == "--picture" and "type --picture " in error.value.fix

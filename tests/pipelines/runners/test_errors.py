@@ -115,4 +115,4 @@ def test_the_field_of_a_worker_elsewhere_is_told(field: str) -> None:
 
 def test_a_warning_is_one_line_of_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     say("plain words")
-    assert capsys.readouterr() == ("", "warning: plain words\n")
+    assert capsys.readouterr() == ("", "Warning: plain words\n")

@@ -8,7 +8,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.session.ask import SessionRequest
@@ -142,6 +142,6 @@ def test_another_file_stays(session: Session, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     out.write_text("mine")
     request = session.where("epsilon >= 1").request((COUNT,), 0.5)
-    with pytest.raises(PolicyError, match="something else"):
+    with pytest.raises(UsageError, match="something else"):
         hand_out(session.open_table, request, out)
     assert out.read_text() == "mine" and session.open_table.account.history() == []

@@ -113,10 +113,10 @@ def _changed(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("changes", "field", "kind"), [
-    ({"table__users__unit_column": None}, "table.users", PolicyError),
-    ({"table__users__public": True}, "table.users", PolicyError),
-    ({"table__pages__unit_column": "uid"}, "table.pages", PolicyError),
-    ({"data_set__shop__unit__type": "string"}, "table.users.unit_column", PolicyError),
+    ({"table__users__unit_column": None}, "table.users", UsageError),
+    ({"table__users__public": True}, "table.users", UsageError),
+    ({"table__pages__unit_column": "uid"}, "table.pages", UsageError),
+    ({"data_set__shop__unit__type": "string"}, "table.users.unit_column", UsageError),
     ({"table__users__unit_column": "user"}, "table.users.unit_column", UsageError),
     ({"table__released": {"path": "x.csv", "public": True}}, "table.released", UsageError),
     ({"table__a-b": {"path": "x.csv", "public": True}}, "table.a-b", UsageError),
@@ -137,7 +137,7 @@ def _changed(**changes: Any) -> dict[str, Any]:
     ({"table__orders__unit_via": {"table": "items", "on": [["order_id", "order_id"]]}},
      "table.orders.unit_via", UsageError),
     ({"table__orders__unit_via": {"table": "depts", "on": [["customer_id", "floor"]]}},
-     "table.orders.unit_via", PolicyError),
+     "table.orders.unit_via", UsageError),
     ({"table__orders__unit_via": {"table": "users", "on": []}},
      "table.orders.unit_via.on", UsageError),
     ({"table__orders__unit_via": {"table": "users", "on": [["customer_id", "dept"]]}},

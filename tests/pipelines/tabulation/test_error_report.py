@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation.parameters import AGE_BINS
 from dpstream.pipelines.tabulation.config import Choice
@@ -274,7 +274,7 @@ def test_what_is_refused(lively: Office, runs: tuple[Path, Path], tmp_path: Path
     with pytest.raises(UsageError, match="--run"):
         tried(PERSONS, [], tmp_path / "out")
     for inside in (runs[0] / "report", lively.data / "report"):
-        with pytest.raises(PolicyError, match="keep what is not private elsewhere"):
+        with pytest.raises(UsageError, match="keep what is not private elsewhere"):
             tried(PERSONS, [runs[0]], inside)
         assert not inside.exists()
     (tmp_path / "mine").mkdir()

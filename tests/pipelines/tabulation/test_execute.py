@@ -55,7 +55,7 @@ def test_an_execution_is_charged_once_and_answered_from_what_stands(
 def test_fresh_is_other_noise_and_another_charge(made: Office, tmp_path: Path) -> None:
     place = ledger_of(tmp_path)
     executed(made, tmp_path / "a", ledger=place)
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         executed(made, tmp_path / "a", ledger=place, fresh=True)
     assert caught.value.field == "OUT"
     assert len(charges(tmp_path)) == 1
@@ -144,7 +144,7 @@ def test_something_else_at_the_place_is_not_touched(made: Office, tmp_path: Path
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("dear to me")
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         executed(made, out, ledger=ledger_of(tmp_path))
     assert caught.value.field == "OUT"
     assert (out / "mine").read_text() == "dear to me" and charges(tmp_path) == []
@@ -154,7 +154,7 @@ def test_other_keys_are_other_executions(made: Office, tmp_path: Path) -> None:
     place = ledger_of(tmp_path)
     executed(made, tmp_path / "a", ledger=place)
     other = order(made, tmp_path / "a", ledger=place)._replace(secret=SecretSource(None, "1f" * 32))
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(UsageError) as caught:
         execute(other)
     assert caught.value.field == "OUT"
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.bases import Even, difference_matrix, reduced
@@ -55,7 +55,7 @@ def test_against_matrices(query_set: Workload, monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_covariance_of_many() -> None:
     query_set = over([200], ["range"])
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         covariance(query_set, [np.eye(200)])
 
 
@@ -150,9 +150,9 @@ def test_stored() -> None:
 
 
 def test_what_was_not_measured() -> None:
-    with pytest.raises(PolicyError, match="not measured"):
+    with pytest.raises(UsageError, match="not measured"):
         list(table_estimate(1).answers(WORKLOAD))
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         list(table_estimate().answers(WORKLOAD, consistent=True))
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         table_estimate().covariance(WORKLOAD)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.dp_transforms.noise import mixing as noise
@@ -160,7 +160,7 @@ def test_the_identity_is_a_workload_too(tmp_path: Path) -> None:
 
 def test_refused_before_a_charge(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir(parents=True)
-    with pytest.raises(PolicyError, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         answered(tmp_path)
     with pytest.raises(PolicyError):
         answered(tmp_path, "much", epsilon=950.0)
@@ -171,7 +171,7 @@ def test_refused_before_a_charge(tmp_path: Path) -> None:
 def test_the_place_of_another_answer_costs_nothing(tmp_path: Path) -> None:
     answered(tmp_path / "first", "out")
     other = tmp_path / "other"
-    with pytest.raises(PolicyError, match="not of this answer"):
+    with pytest.raises(UsageError, match="not of this answer"):
         answered(other, "../first/out", strategy=haar(workload()))
     assert not (other / "ledger.db").exists() or charges(other) == []
 

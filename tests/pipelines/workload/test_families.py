@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from dpstream.accounting.composition import Limit, Total
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.strategies.cells.auto import Plan, auto
@@ -115,7 +115,7 @@ def test_one_that_cannot_answer(tmp_path: Path) -> None:
     assert families.taken == "gaussian" and families.geometric is None and families.refused
     assert [f["taken"] for f in families.described()] == [True, False]
     assert "gaussian (taken) RMSE" in families_line(families.described())
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         families_of(workload, auto(workload), Budget(1.0, 0.0, 1), tmp_path)
 
 

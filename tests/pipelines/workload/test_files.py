@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.strategies.cells.auto import STRATEGIES, largest
 from dpstream.accounting.workloads.workload import over
 from dpstream.pipelines.workload import files
@@ -54,7 +54,7 @@ def test_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError):
         read_workload(tmp_path / "o.npz")
     np.savez(tmp_path / "v.npz", V=np.eye(2))
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         read_workload(tmp_path / "v.npz")
     monkeypatch.setattr(files, "MAX_WORKLOAD_TEXT_BYTES", 10)
     with pytest.raises(UsageError, match="too large"):
@@ -125,7 +125,7 @@ def test_what_there_is_not(tmp_path: Path) -> None:
             solved(workload(), tmp_path, objective, strategy)
     with pytest.raises(UsageError, match=r"workload file ages.json: cannot be read"):
         read_workload(tmp_path / "ages.json")
-    with pytest.raises(PolicyError, match="at most"):
+    with pytest.raises(UsageError, match="at most"):
         solved(over([16385], ["prefix"]), tmp_path)
 
 

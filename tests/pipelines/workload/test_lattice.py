@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
 from dpstream.accounting.workloads.workload import over
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
@@ -45,9 +45,9 @@ def test_without_noise_least_squares_is_exact() -> None:
     [answers] = plan.answers(QUERY_SET)
     exact = np.concatenate([a.ravel() for a in QUERY_SET.apply(CELLS)])
     assert np.allclose(answers.estimates, exact)
-    with pytest.raises(PolicyError, match="only totals"):
+    with pytest.raises(UsageError, match="only totals"):
         list(plan.answers(over([12, 3], ["range", "identity"])))
-    with pytest.raises(PolicyError, match="all cells"):
+    with pytest.raises(UsageError, match="all cells"):
         list(plan.answers(QUERY_SET, consistent=True))
 
 
@@ -65,7 +65,7 @@ def test_errors_are_those_that_are_said() -> None:
 
 
 def test_noise_that_is_not_drawn() -> None:
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         lattice_of(pure(QUERY_SET).lattice(), 1e-12, 1)
     assert lattice_of(pure(workload([{"factors": {}}])).lattice(), 1.0, 1).sd > 0
 
@@ -79,7 +79,7 @@ def test_plan(tmp_path: Path) -> None:
     [answers] = estimate_of(LATTICE, noiseless).answers(QUERY_SET)
     assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(plan["rmse"], rel=5e-3)
     for epsilon in (0.0, math.inf, -1.0):
-        with pytest.raises(PolicyError):
+        with pytest.raises(UsageError):
             planned_purely(QUERY_SET, epsilon, 1, tmp_path)
 
 

@@ -108,5 +108,5 @@ def test_a_stream_without_end_has_no_one_answer(tmp_path: Path) -> None:
 def test_texts_that_are_one() -> None:
     """Records have them in normal form; the workload itself refuses, so that plans do."""
     domain = [DOMAIN[0], {"name": "sex", "values": ["é", "e\u0301"]}]
-    with pytest.raises(PolicyError, match="normal form"):
+    with pytest.raises(UsageError, match="normal form"):
         workload(domain=domain)

@@ -212,7 +212,7 @@ def test_what_cannot_be_written_is_not_charged(kind: str, tmp_path: Path) -> Non
     if kind == "pure":  # of the sexes only totals are measured
         query_set = workload([{"factors": {"age": "range"}}])
         chosen = pure_mechanism(query_set, job, strategies(job))
-    with pytest.raises(PolicyError, match="all cells"):
+    with pytest.raises(UsageError, match="all cells"):
         answer_once(query_set, job, chosen, tmp_path / "out", partial=True, nonnegative=True)
     absent = workload([{"ways": 1}], [*DOMAIN, {"name": "absent", "size": 2}])
     chosen = table_mechanism(absent, residual(absent)[0], job)
@@ -220,7 +220,7 @@ def test_what_cannot_be_written_is_not_charged(kind: str, tmp_path: Path) -> Non
         answer_once(absent, job, chosen, tmp_path / "out", partial=True)
     assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
     answered(tmp_path, "pure" if kind == "tables" else "tables")
-    with pytest.raises(PolicyError, match="not of this answer"):
+    with pytest.raises(UsageError, match="not of this answer"):
         answered(tmp_path, kind)
     assert len(charges(tmp_path)) == 1
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_written_is_not_charged(kind: str, tmp_path: Path) -> Non
 def test_tables_too_large_to_be_noised(sizes: tuple[int, ...], tmp_path: Path) -> None:
     domain = [{"name": f"a{k}", "size": size} for k, size in enumerate(sizes)]
     large = workload([{"ways": len(sizes)}], [*domain, {"name": "b", "size": 2}])
-    with pytest.raises(PolicyError, match="smaller tables"):
+    with pytest.raises(UsageError, match="smaller tables"):
         table_mechanism(large, residual(large)[0], survey(tmp_path))
 
 
@@ -239,10 +239,10 @@ def test_strategies_and_places_that_do_not_fit(tmp_path: Path) -> None:
         table_mechanism(TABLES, identity(TABLES), job)
     with (
         mock.patch.object(planning, "MAX_PUBLISHED", 3),
-        pytest.raises(PolicyError, match="published"),
+        pytest.raises(UsageError, match="published"),
     ):
         mechanism("tables", job)
     (tmp_path / "out").mkdir()
-    with pytest.raises(PolicyError, match="exists"):
+    with pytest.raises(UsageError, match="exists"):
         answered(tmp_path, "pure")
     assert charges(tmp_path) == []

@@ -70,10 +70,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_another_answer_stands_there(tmp_path: Path) -> None:
     written(tmp_path / "out")
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         written(tmp_path / "out", run_id="ef" * 16)
     (tmp_path / "file").touch()
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         written(tmp_path / "file")
     with pytest.raises(RunError):
         written(tmp_path / "file" / "below")
@@ -100,7 +100,7 @@ def test_receipts_of_later_programs(tmp_path: Path) -> None:
 def test_another_domain(tmp_path: Path) -> None:
     turned = [DOMAIN[0], {"name": "sex", "values": ["m", "f"]}]
     for domain in (turned, [DOMAIN[1], DOMAIN[0]]):
-        with pytest.raises(PolicyError, match="release's"):
+        with pytest.raises(UsageError, match="release's"):
             check_domain(receipt(), workload(domain=domain))
 
 

@@ -98,5 +98,6 @@ def test_names_and_limits() -> None:
         assert caught.value.field == field
     assert limit_of(1, 1e-6) == (1.0, 1e-6)
     for pair in ((0, 1e-6), (-1, 1e-6), (1, 0), (1, 1), (float("inf"), 0.1), (float("nan"), 0.1)):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as caught:
             limit_of(*pair)
+        assert caught.value.field == ("--delta" if pair[0] == 1 else "--epsilon")

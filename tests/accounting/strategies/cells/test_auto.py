@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells import auto as module
 from dpstream.accounting.strategies.cells import products as products_module
 from dpstream.accounting.strategies.cells.auto import (
@@ -223,7 +223,7 @@ def test_many_ranges_of_many_attributes() -> None:
 
 
 def test_objectives_there_are() -> None:
-    with pytest.raises(PolicyError, match="objective"):
+    with pytest.raises(UsageError, match="objective"):
         auto(small()["ranges"], "secret")
 
 
@@ -231,7 +231,7 @@ def test_an_attribute_too_large_to_list_its_queries_is_refused_at_once() -> None
     # Nearly 2 billion ranges: their list alone would take 30 GB.
     with (
         mock.patch.object(module, "residual", side_effect=AssertionError),
-        pytest.raises(PolicyError, match="8192"),
+        pytest.raises(UsageError, match="8192"),
     ):
         auto(over([60_000, 60_000], ["range", "total"]))
 
@@ -310,7 +310,7 @@ def test_every_strategy_of_a_small_domain(name: str) -> None:
 def test_a_strategy_is_refused_where_it_cannot_be_made() -> None:
     workload = marginals(attributes(*[10] * 20), [2], "range")
     for name in ("optimum", "eigen"):
-        with pytest.raises(PolicyError):
+        with pytest.raises(UsageError):
             named(workload, name)
     assert named(over([100] * 3, ["range"] * 3), "optimum").sensitivity2 > 0
 
@@ -318,5 +318,5 @@ def test_a_strategy_is_refused_where_it_cannot_be_made() -> None:
 def test_the_largest_variance_without_a_list_of_queries() -> None:
     workload = over([100] * 3, ["range"] * 3)  # 128,787,625,000 queries
     assert largest(workload, identity(workload)) == pytest.approx(100.0**3)
-    with pytest.raises(PolicyError):
+    with pytest.raises(UsageError):
         largest(workload, residual(workload)[0])

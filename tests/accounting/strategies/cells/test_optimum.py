@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from dpstream.accounting.arrays import Float64, kron
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
 from dpstream.accounting.strategies.cells.optimum import finer, optimum, rows_of, worst
 from dpstream.accounting.strategies.cells.residual import worst_table
@@ -118,5 +118,5 @@ def test_rows_are_written_out(name: str) -> None:
 
 
 def test_too_many_queries() -> None:
-    with pytest.raises(PolicyError, match="query matrix"):
+    with pytest.raises(UsageError, match="query matrix"):
         worst(over([512], ["range"]))

@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg
 
 from dpstream.accounting.arrays import kron
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.eigen import spectrum
 from dpstream.accounting.strategies.cells.optimum import optimum
 from dpstream.accounting.strategies.cells.products import (
@@ -127,7 +127,7 @@ def test_unions_take_turns() -> None:
 
 
 def test_an_axis_beyond_the_limit() -> None:
-    with pytest.raises(PolicyError, match="coarser"):
+    with pytest.raises(UsageError, match="coarser"):
         product_optimum(over([8193], ["range"]))
-    with pytest.raises(PolicyError, match="coarser"):
+    with pytest.raises(UsageError, match="coarser"):
         floor_of(marginals(attributes(8193, 2), [1], "range"))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells import pure as module
 from dpstream.accounting.strategies.cells.pure import (
     PureStrategy,
@@ -88,9 +88,9 @@ def test_a_total_is_one_query_and_cells_are_cells() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(PolicyError, match="one product"):
+    with pytest.raises(UsageError, match="one product"):
         pure(small()["range marginals"])
-    with pytest.raises(PolicyError, match="cells"):
+    with pytest.raises(UsageError, match="cells"):
         pure(over([1025], ["range"]))
     assert pure(marginals(attributes(8), [0, 1], "range")).sensitivity1 == pytest.approx(
         1, rel=1e-9
@@ -100,7 +100,7 @@ def test_refusals() -> None:
 def test_an_attribute_of_the_most_cells_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PURE_CELLS", 9)
     assert pure(over([9], ["range"])).factors[0].shape[1] == 9
-    with pytest.raises(PolicyError, match="cells"):
+    with pytest.raises(UsageError, match="cells"):
         pure(over([10], ["range"]))
 
 

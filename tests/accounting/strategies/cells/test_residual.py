@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.residual import (
     Residual,
     residual,
@@ -121,9 +121,9 @@ def test_more_than_eight_attributes_at_once() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(PolicyError, match="subsets"):
+    with pytest.raises(UsageError, match="subsets"):
         spaces_of(marginals(attributes(*[2] * 26), [25]))
-    with pytest.raises(PolicyError, match="worst"):
+    with pytest.raises(UsageError, match="worst"):
         worst_table(small()["range marginals"])
 
 
