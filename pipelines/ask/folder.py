@@ -175,7 +175,7 @@ class Output:
                 return
         if run_id is None:
             rule = "exists and is not of this answer: the question was not answered before"
-            raise PolicyError(self._field, rule, "name a new folder: the answer is a new charge")
+            raise UsageError(self._field, rule, "name a new folder: the answer is a new charge")
         raise self._foreign()
 
     def publish(self, manifest: bytes, files: Mapping[str, Written], fill: Fill) -> list[str]:

@@ -258,8 +258,8 @@ def _normalized(text: str) -> str:
     that the parts between are normalized alone.
     """
     parts = f"[nfc_normalize(part) FOR part IN string_split({text}, chr(0))]"
-    whole = f"array_to_string({parts}, chr(0))"
-    return f"CASE WHEN contains({text}, chr(0)) THEN {whole} ELSE nfc_normalize({text}) END"
+    apart = f"array_to_string({parts}, chr(0))"
+    return f"CASE WHEN contains({text}, chr(0)) THEN {apart} ELSE nfc_normalize({text}) END"
 
 
 def _timely(table: Table, column: str, item: str) -> str:
