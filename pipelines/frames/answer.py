@@ -199,12 +199,12 @@ class TableQuestion(NamedTuple):
     Attributes:
         question: the checked question.
         columns: PRIVATE; the table's columns.
-        unit: the name of the privacy unit in the account; ``None``: the column's name.
+        unit: the name of the privacy unit in the account.
     """
 
     question: Question
     columns: Mapping[str, pa.ChunkedArray]
-    unit: str | None = None
+    unit: str
 
     @property
     def kind(self) -> ChargeKind:
@@ -248,14 +248,15 @@ def ask(
         how: whether to ask again at a new charge, and about which state of the data.
 
     Raises:
-        DpstreamError: the charge exceeds the limit, or the secret cannot be read.
+        DpstreamError: the unit's column is not declared to hold the account's unit, the charge
+            exceeds the limit, or the secret cannot be read.
     """
     account = checked_account(account, how)
     if account is None:
-        receipt = ask_uncharged(TableQuestion(question, columns))
+        receipt = ask_uncharged(TableQuestion(question, columns, question.unit))
         return private_table(question, decoded(Answer("", receipt, "", False), False), None)
     place, source = account.place, account.secret
-    table_question = TableQuestion(question, columns, place.unit)
+    table_question = TableQuestion(question, columns, place.unit_in(question.unit))
     with (
         source.ring() as ring,
         contextlib.closing(open_ledger(place)) as opened,

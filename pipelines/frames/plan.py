@@ -120,7 +120,7 @@ def planned(
     except DpstreamError as error:
         return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
     plan, limit = question.gridded.plan, None
-    charge = question.charge(_NO_RUN, question.identity(None))
+    charge = question.charge(_NO_RUN, question.identity(question.unit))
     acceptance = Acceptance(None, (charge.epsilon, charge.delta), None, None)
     try:
         check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
@@ -128,7 +128,8 @@ def planned(
         if account is not None:
             limit = _limit(account)
             question = question.taking(question.families.taken(limit))
-            charge = question.charge(_NO_RUN, question.identity(account.place.unit))
+            unit = account.place.unit_in(question.unit)
+            charge = question.charge(_NO_RUN, question.identity(unit))
             acceptance = _acceptance(question, charge, account, how)
             if acceptance.cost is None and acceptance.run_id is not None:  # charged before
                 charge = required(

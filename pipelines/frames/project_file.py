@@ -89,20 +89,18 @@ def account(
     data_set: str,
     *,
     id: str = "",
-    unit: str | None = None,
     secret: str | SecretSource | None = None,
 ) -> DataSetAccount:
     """Return the account of a data set that is not described in a project file.
 
     ``dpstream account create`` makes the account, with its limit, and prints its id.  With a
-    project file, ``dpstream.project().account(NAME)`` returns the account of a data set.
+    project file, ``dpstream.project().account(NAME)`` returns the account of a data set.  Without
+    one the unit's column must have the name of the account's unit.
 
     Args:
         path: the account's file or URL.
         data_set: the name of the data set in the account.
         id: the account's id.
-        unit: the name of the privacy unit in the account, where tables have the same units in
-            columns of different names (default: the unit's column).
         secret: a reference to the data set's secret: ``file:PATH``, ``env:NAME`` or ``gcp:...``.
             Paths start in the folder that is current now, whatever it is later.
 
@@ -120,7 +118,7 @@ def account(
     place = place_below(Path.cwd(), str(path))
     keep_beside(place)
     source = SecretSource.of(secret).below(Path.cwd())
-    return DataSetAccount(AccountPlace(place, data_set, id, unit), source)
+    return DataSetAccount(AccountPlace(place, data_set, id), source)
 
 
 def checked_account(given: DataSetAccount | None, how: Asking) -> DataSetAccount | None:

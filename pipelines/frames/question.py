@@ -119,16 +119,12 @@ class Question(NamedTuple):
         """
         return [self.digest.encode()]
 
-    def identity(self, unit: str | None) -> UnitIdentity:
-        """Return the unit as the account names it.
-
-        Args:
-            unit: the unit's name in the account; ``None``: the column's name.
-        """
+    def identity(self, unit: str) -> UnitIdentity:
+        """Return the unit by its name in the account."""
         kind = self.kinds[0]
         if kind not in _UNITS:
             raise InvariantError("kind in _UNITS")
-        return UnitIdentity(unit or self.unit, kind)
+        return UnitIdentity(unit, kind)
 
     def taking(self, gridded: Gridded) -> "Question":
         """Return the same question with the plan of one of its families."""

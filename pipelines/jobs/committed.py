@@ -63,8 +63,13 @@ class HasAccount(Protocol):
 
 
 def unit_of(job: HasAccount) -> UnitIdentity:
-    """Return the privacy unit as the job's account names it."""
-    return identity_of(job.plan, None if job.ledger is None else job.ledger.unit)
+    """Return the privacy unit as the job's account names it.
+
+    Raises:
+        PolicyError: the plan's column is not declared to hold the account's unit.
+    """
+    name = None if job.ledger is None else job.ledger.unit_in(job.plan.unit.column)
+    return identity_of(job.plan, name)
 
 
 def tuned_of(job: "Job") -> Tuned | None:

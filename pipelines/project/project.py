@@ -432,7 +432,10 @@ def account_of(project: Project, name: str, to_make: bool = False) -> AccountPla
                 raise UsageError(field, "must not be empty", "write a name")
         check_names(name, account.id)
         place = place_below(project.folder, account.path)
-        return AccountPlace(place, name, account.id or "", unit, str(project.path))
+        tables = _tables_of(project, name).values()
+        columns = sorted({table.unit_column for table in tables if table.unit_column})
+        file = str(project.path)
+        return AccountPlace(place, name, account.id or "", unit, file, tuple(columns))
 
 
 def _making(project: Project, name: str) -> str:
@@ -450,11 +453,15 @@ def is_session_table(table: TableSection) -> bool:
 
 def _session_table(project: Project, data_set: str) -> str | None:
     """Return the name of a data set's table whose records have their own budgets, if any."""
-    only = next(iter(project.sections.data_set)) if len(project.sections.data_set) == 1 else None
-    for name, table in project.sections.table.items():
-        if is_session_table(table) and (table.data_set or only) == data_set:
-            return name
-    return None
+    tables = _tables_of(project, data_set)
+    return next((name for name, table in tables.items() if is_session_table(table)), None)
+
+
+def _tables_of(project: Project, data_set: str) -> dict[str, TableSection]:
+    """Return the tables of a data set: those that name it, and if it is the only one, all."""
+    only = len(project.sections.data_set) == 1
+    tables = project.sections.table.items()
+    return {n: table for n, table in tables if (table.data_set or (only and data_set)) == data_set}
 
 
 def secret_of(project: Project, name: str) -> SecretSource:

@@ -242,6 +242,6 @@ class History:
                 "unit.name",
                 f"protects another privacy unit than the account, whose unit is {own.unit} "
                 f"({own.type})",
-                "name that unit's column; where it has another name here, declare the account's "
-                "name for it (unit.name)",
+                "name that unit's column; where it has another name, rename it, or declare it as "
+                "unit_column of a table, with the account's name of the unit (unit.name)",
             )

@@ -46,8 +46,9 @@ class AccountPlace(msgspec.Struct, frozen=True):
         path: its file, or its URL.
         data_set: the data set's name.
         id: the account's id.
-        unit: the name of the privacy unit in the account, if the data's column has another name.
+        unit: the name of the privacy unit in the account; ``None``: the account alone knows it.
         file: absolute path of the file that names it; ``None``: a call or an option does.
+        unit_columns: the columns that this file declares to hold the unit.
     """
 
     path: str
@@ -55,6 +56,28 @@ class AccountPlace(msgspec.Struct, frozen=True):
     id: str
     unit: str | None = None
     file: str | None = None
+    unit_columns: tuple[str, ...] = ()
+
+    def unit_in(self, column: str) -> str:
+        """Return the name by which the ids of a column are charged.
+
+        Only a declared column has the unit's name: any other would be charged as the unit and
+        protect something else, e.g. each visit of a user instead of the user.  Without a file the
+        column's own name is compared with the account's (`history.History.check_unit`).
+
+        Raises:
+            PolicyError: the file does not declare that the column holds the unit.
+        """
+        declared = sorted({self.unit or column, *self.unit_columns})
+        if self.unit is None or column in declared:
+            return self.unit or column
+        raise PolicyError(
+            "unit",
+            f"is column '{column}', which is not declared to hold the unit '{self.unit}' of data "
+            f"set '{self.data_set}'; declared: {', '.join(declared)}",
+            f"name one of these; if '{column}' identifies the same units, write unit_column = "
+            f"\"{column}\" in a table of data set '{self.data_set}' in {PROJECT_FILE}",
+        )
 
 
 def refuse_limit(tables: dict[str, Any]) -> None:

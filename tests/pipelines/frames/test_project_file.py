@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.fields import Field
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
@@ -222,6 +225,53 @@ def test_a_table_in_memory_is_charged_in_the_data_set(tmp_path: Path) -> None:
     assert answer.charged and len(asking.charges(tmp_path)) == 1
     with pytest.raises(UsageError):
         project.account("none")
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_a_column_that_is_not_the_unit_is_not_charged_as_it(
+    tmp_path: Path, described: bool
+) -> None:
+    """As the unit's it would protect one row of a user, and its charge would say all of them."""
+    project, path = dpstream.project(asking.data_set(tmp_path)), tmp_path / "ledger.db"
+    account = project.account()
+    if not described:
+        account = dpstream.account(path, "shop", id=accounts.ID, secret=account.secret)
+    visits = asking.visits()
+    rows = visits.append_column("visit", [list(range(len(visits)))])
+    given: dict[str, Any] = {"unit": "visit", "epsilon": 1.0, "account": account}
+    with pytest.raises(PolicyError, match=r"unit.*uid") as caught:
+        dpstream.count(rows, **given)
+    assert "unit_column" in caught.value.fix and asking.charges(tmp_path) == []
+    refusal = dpstream.plan("count", rows, **given).refusal
+    assert refusal is not None and str(refusal) == str(caught.value)
+    assert dpstream.plan("count", rows, **given | {"unit": "uid"}).accepted
+
+
+def test_a_column_of_another_name_holds_the_unit_if_a_table_says_so(tmp_path: Path) -> None:
+    file = asking.data_set(tmp_path)
+    pq.write_table(asking.visits().rename_columns({"uid": "member"}), tmp_path / "visits.parquet")
+    declared = file.read_text().replace('unit_column = "uid"', 'unit_column = "member"')
+    file.write_text(declared)
+    answer = dpstream.count(
+        pq.read_table(tmp_path / "visits.parquet"), unit="member", epsilon=1.0,
+        account=dpstream.project(file).account(),
+    )  # fmt: skip
+    [charge] = asking.charges(tmp_path)
+    assert answer.charged and UnitIdentity.read(charge.identity).name == "uid"
+
+
+def test_a_stream_of_another_unit_is_not_charged_as_it(place: Place) -> None:
+    plan, store = place.job().plan, f"sqlite:{place.folder / 'own.db'}"
+    other = msgspec.structs.replace(plan, unit=Field("page2", plan.unit.type))
+    given: dict[str, Any] = {
+        "secret": f"file:{place.folder / 'noise.secret'}", "store": store,
+        "source": "visits, version 1", "account": dpstream.project(place.folder).account(),
+    }  # fmt: skip
+    with pytest.raises(PolicyError, match="declared: user"):
+        dpstream.DPStream(other, **given)
+    assert place.entries() == [] and not (place.folder / "own.db").exists()
+    dpstream.DPStream(plan, **given)
+    assert len(place.entries()) == 1
 
 
 def test_a_setting_moves_a_place(tmp_path: Path) -> None:

@@ -30,9 +30,12 @@ def tuned(job: Job, **fields: Any) -> Job:
 
 
 def test_the_unit_by_name(job: Job) -> None:
-    ledger = AccountPlace("book.db", "data", accounts.ID, unit="person")
+    ledger = AccountPlace("book.db", "data", accounts.ID, unit="person", unit_columns=("user",))
     assert unit_of(job).name == "user"
     assert unit_of(msgspec.structs.replace(job, ledger=ledger)).name == "person"
+    other = AccountPlace("book.db", "data", accounts.ID, unit="person", unit_columns=("visitor",))
+    with pytest.raises(PolicyError, match="declared: person, visitor"):
+        unit_of(msgspec.structs.replace(job, ledger=other))
 
 
 @pytest.mark.parametrize(
