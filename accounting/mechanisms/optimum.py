@@ -219,8 +219,9 @@ class SelectionOptimum:
         return max(1, int(turn))
 
     def _edges(self) -> Ids:
-        # The last chance may be delta or less below 1.
-        edges, zeros = [], max(0, -math.frexp(self.delta)[1])
+        # The last chances may be delta, or e^-epsilon, or less below 1.
+        zeros = max(-math.frexp(self.delta)[1], math.ceil(self.epsilon / math.log(2)), 0)
+        edges = []
         with precision(_PRECISION + 2 * zeros):
             for count in range(1, MOST_COUNTS + 2):
                 chance = self.chance(count)

@@ -233,7 +233,7 @@ def test_a_precision_that_decides_nothing_is_doubled(monkeypatch: pytest.MonkeyP
 
 SETTINGS = [
     (1.0, 1e-5), (math.log(3), 1e-9), (6.0, 1e-9), (0.1, 1e-6), (1.0, 0.3), (0.5, 0.95),
-    (700.0, 1e-300), (2.0, 1e-12),
+    (700.0, 1e-300), (2.0, 1e-12), (300.0, 1e-9), (1000.0, 1e-9), (600.0, 1e-60),
 ]  # fmt: skip
 
 
