@@ -39,7 +39,7 @@ from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.dp_transforms.ingest.columns import identity, instant, measure
+from dpstream.dp_transforms.ingest.columns import decoded, identity, instant, measure
 from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
 from dpstream.pipelines.statements.row_local import (
     KEYED,
@@ -371,7 +371,8 @@ def _rows(column: pa.ChunkedArray, size: int) -> tuple[pa.Array, pa.Array | None
 def typed(column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array:
     """Return a column for a query that declares it of ``kind``.
 
-    Dates and decimals in text stay text, which the query casts.
+    Dates and decimals in text stay text, which the query casts; decimals of 256 bits become text,
+    because DuckDB takes none of Arrow: a query would fail on the first batch, after the charge.
 
     Args:
         kind: one of `columns.TYPES`.
@@ -386,6 +387,9 @@ def typed(column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array:
         zone = "UTC" if kind == "TIMESTAMP" else None
         return pa.array(ticks, mask=~ok).cast(pa.timestamp("us", zone))
     if kind in _CAST:
+        column = decoded(column)
+        if pa.types.is_decimal256(column.type):
+            column = column.cast(pa.string())
         text, ok = identity(column, "string")
         if not ok.any():
             return _with_nulls(*identity(column, _CAST[kind]))

@@ -403,6 +403,19 @@ def test_values(kind: str, values: list[Any], wanted: list[Any]) -> None:
     assert [one.to_pylist()[0] for one in alone] == wanted
 
 
+def test_decimals_of_256_bits_are_counted(tmp_path: Path) -> None:
+    """A schema allows them and DuckDB reads none: what fails on rows fails after the charge."""
+    with_text(tmp_path, "SELECT page, day + 1 AS x FROM visits")
+    job = _edited(tmp_path, ('day = "DATE"', 'day = "NUMERIC"'))
+    rows, wide = all_rows(job).slice(0, 4), pa.decimal256(60, 2)
+    values = [Decimal("1.25"), Decimal(10) ** 50, None, Decimal(-3)]
+    for day in (pa.array(values, wide), pa.array(values, wide).dictionary_encode()):
+        batch = rows.set_column(rows.schema.get_field_index("day"), "day", day)
+        answers = [row["x"] for row in through(job, [batch])]
+        assert answers == [Decimal("2.25"), None, None, Decimal(-2)]
+        assert [row["x"] for row in through(job, list(one_by_one(batch)))] == answers
+
+
 def test_text_that_is_not_utf8_is_null() -> None:
     raw = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
     assert typed(raw, "STRING").to_pylist() == ["a", None]
