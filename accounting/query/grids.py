@@ -155,7 +155,8 @@ def grid_of(column: QueryColumn, integral: bool, bits: int) -> float:
     """Return the step of a column, its bounds given or not.
 
     Args:
-        integral: its values are whole numbers.
+        integral: its values are declared to be whole numbers.  A type that a row can change, e.g.
+            of a DataFrame's column, is no declaration: the step shows in every figure.
     """
     if column.kind in ("count", "units"):
         return 1.0

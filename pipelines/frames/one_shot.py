@@ -173,6 +173,7 @@ def sum(
     value: str,
     epsilon: float,
     bounds: tuple[float, float] | Literal["auto"] = "auto",
+    whole_numbers: bool = False,
     key: str | Sequence[str] | None = None,
     delta: float = DELTA,
     max_keys: int | None = None,
@@ -193,6 +194,10 @@ def sum(
             bound.  Choose them from public knowledge, without looking at the rows: they decide
             the noise.  ``"auto"`` chooses bounds of a unit's sum in a key, privately, with half
             of the budget; ``max_rows`` has no effect then.
+        whole_numbers: whether values are whole numbers, so that fractions are rounded, sums are
+            whole, and chosen bounds reach 2^28 instead of 2^20.  The column's type does not
+            decide this, because it depends on rows: one missing value makes floats of whole
+            numbers in pandas, and the answer would show that.
         max_rows: about the most rows of one unit in a key that count: the unit's sum there is
             limited to so many times the bounds; unless given, the number is chosen privately.
 
@@ -215,6 +220,7 @@ def mean(
     value: str,
     epsilon: float,
     bounds: tuple[float, float] | Literal["auto"] = "auto",
+    whole_numbers: bool = False,
     key: str | Sequence[str] | None = None,
     delta: float = DELTA,
     max_keys: int | None = None,
@@ -233,7 +239,8 @@ def mean(
     count is below 1.
 
     Args:
-        value, bounds: see `sum`; ``"auto"`` chooses bounds of a unit's own mean in a key.
+        value, bounds, whole_numbers: see `sum`; ``"auto"`` chooses bounds of a unit's own mean in
+            a key.
         max_rows: the most rows of one unit in a key that count; if it has more, their mean counts
             so many times; unless given, the number is chosen privately.
 
@@ -255,7 +262,7 @@ def plan(
     """Return the cost of a question, whether it would be answered, and the errors of the answer.
 
     The plan charges nothing, writes nothing and counts no row.  It uses only the names and types
-    of the table's columns (the type of a pandas column of objects is inferred from its values).
+    of the table's columns (the type of a pandas column can depend on its values).
     So the plan is the same for every table with these columns, and may be published.
 
         dpstream.plan("count", visits, unit="user", key="page", epsilon=1.0)
@@ -307,6 +314,7 @@ def _arguments(kind: "Figure", call: Mapping[str, Any]) -> "Arguments":
         "kind": kind,
         **dict.fromkeys(("value", "bounds", "public_keys")),
         "max_rows": 1,
+        "whole_numbers": False,
     }
     given |= call
     given["charged"] = call["account"] is not None

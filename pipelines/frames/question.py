@@ -2,6 +2,11 @@
 
 A question is a query (``accounting.query``) of one column.  Its digest covers everything except the
 rows, so that an account recognises the same question.
+
+The type of a column of numbers decides nothing: whether it is of whole numbers or of floats may
+depend on one row (pandas makes floats of whole numbers where one is missing, readers of text where
+one has a fraction), and the grid shows in every figure.  Types of unit and key decide only whether
+a question is refused.
 """
 
 import hashlib
@@ -50,6 +55,7 @@ class Arguments(NamedTuple):
             ``keys`` for the keys alone.
         unit, key, value: names of columns; ``key`` is empty for one figure of all rows.
         bounds: lower and upper bound of each value; ``None`` where none are needed.
+        whole_numbers: whether steps of a sum are whole, by declaration alone.
         max_keys, max_rows: the most keys of a unit, and rows of a unit in each, that count;
             ``None``: chosen privately.
         public_keys: all keys that are published, whatever the rows hold.
@@ -63,6 +69,7 @@ class Arguments(NamedTuple):
     key: Any
     value: Any
     bounds: Any
+    whole_numbers: Any
     epsilon: Any
     delta: Any
     max_keys: Any
@@ -156,12 +163,10 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
         )
     kinds += [kind_of("key", columns[name].type) for name in key]
     value = request.value if request.kind in ("sum", "mean") else None
-    integral = False
     if value is not None:
         check_numbers("value", columns[value].type)
-        integral = pa.types.is_integer(columns[value].type)
     public = _public(request.public_keys, key, kinds[1:])
-    families = _families(request, bool(key), public is not None, integral)
+    families = _families(request, bool(key), public is not None)
     names = [request.unit, key, value]
     parts = [msgspec.json.encode([names, kinds]), families.digest.encode(), _digest(public)]
     digest = hashlib.blake2b(
@@ -197,7 +202,7 @@ def _names(request: Arguments) -> list[str]:
     return key
 
 
-def _families(request: Arguments, grouped: bool, public: bool, integral: bool) -> Families:
+def _families(request: Arguments, grouped: bool, public: bool) -> Families:
     """Return the plan of the question in each family of noise, with its grid."""
     mechanism: Mechanism = _word("mechanism", request.mechanism, get_args(Mechanism))
     optimise = _optimise(request)
@@ -233,7 +238,8 @@ def _families(request: Arguments, grouped: bool, public: bool, integral: bool) -
     def on_grid(bits: int) -> tuple[QueryColumn, ...]:
         if column is None:
             return ()
-        return (msgspec.structs.replace(column, grid=grid_of(column, integral, bits)),)
+        step = grid_of(column, bool(request.whole_numbers), bits)
+        return (msgspec.structs.replace(column, grid=step),)
 
     def plan_of(bits: int) -> QueryPlan:
         return QueryPlan(

@@ -143,7 +143,8 @@ def question_of(text: str, catalog: Catalog) -> Question:
     """
     statement = statement_of(text, catalog)
     distinct, outputs = _shared(statement)
-    families = families_of(lambda bits: _plan(distinct, bits), statement.options.optimise)
+    typed = _declares_types(statement, catalog)
+    families = families_of(lambda bits: _plan(distinct, bits, typed), statement.options.optimise)
     parts = [canonical(statement), catalog.digest, families.digest]
     named = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"dpstream-sql-ask")
     return Question(statement, distinct, families, families.taken(), outputs, named.hexdigest())
@@ -183,7 +184,17 @@ def _canonical_options(options: Options) -> dict[str, Any]:
     }
 
 
-def _plan(statement: Statement, bits: int) -> QueryPlan:
+def _declares_types(statement: Statement, catalog: Catalog) -> bool:
+    """Return whether the project file declares the types of all private columns that are read.
+
+    Those of Parquet may depend on a row (pandas writes whole numbers as DOUBLE where one is
+    missing), and whether steps are whole shows in every figure.
+    """
+    tables = [catalog.tables[name] for name in named_tables([statement.source], catalog)]
+    return all(t.unit is None or t.kind != "parquet" or bool(t.fields) for t in tables)
+
+
+def _plan(statement: Statement, bits: int, typed: bool) -> QueryPlan:
     options = statement.options
     return QueryPlan(
         epsilon=options.epsilon,
@@ -193,11 +204,11 @@ def _plan(statement: Statement, bits: int) -> QueryPlan:
         mechanism=options.mechanism,
         selects=bool(statement.groups) and options.selection == "thresholds",
         min_units=options.min_units,
-        columns=tuple(_column(f, options.rows, bits) for f in statement.functions),
+        columns=tuple(_column(f, options.rows, bits, typed) for f in statement.functions),
     )
 
 
-def _column(function: Function, rows: int, bits: int) -> QueryColumn:
+def _column(function: Function, rows: int, bits: int, typed: bool) -> QueryColumn:
     column = QueryColumn(
         function.name,
         function.kind,
@@ -208,7 +219,8 @@ def _column(function: Function, rows: int, bits: int) -> QueryColumn:
         at=function.at,
         norm=function.norm,
     )
-    integer = function.argument is not None and type_of(function.argument) == exp.DType.BIGINT
+    argument = function.argument
+    integer = typed and argument is not None and type_of(argument) == exp.DType.BIGINT
     return msgspec.structs.replace(column, grid=grid_of(column, integer, bits))
 
 

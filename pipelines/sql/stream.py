@@ -178,9 +178,9 @@ def _filled(
     filled = copy.deepcopy(section)
     columns, query = _columns(parsed, job_tables)
     filled["key"] = [{"column": columns[g.name], "type": KEYS[g.type]} for g in parsed.groups]
-    filled["aggregate"] = {
-        function.name: _aggregate(function, columns, bits) for function in parsed.functions
-    }
+    # As for questions (`query_plan`), types that only a Parquet file says do not decide.
+    typed = bool(job_tables.tables.rows.fields)
+    filled["aggregate"] = {f.name: _aggregate(f, columns, bits, typed) for f in parsed.functions}
     options = parsed.options
     require(options.rows or "contributions" in filled, "stream-contributions")
     budget = filled.setdefault("budget", {})
@@ -252,12 +252,15 @@ def _number(node: exp.Expr) -> exp.Expr:
     return exp.Cast(this=node.copy(), to=exp.DataType.build("DOUBLE"))
 
 
-def _aggregate(function: Function, columns: dict[str, str], bits: int) -> dict[str, Any]:
+def _aggregate(
+    function: Function, columns: dict[str, str], bits: int, typed: bool
+) -> dict[str, Any]:
     """Return one published column, as the project file has it."""
     aggregate: dict[str, Any] = {"kind": KINDS[function.kind]}
     if function.low is not None and function.high is not None:
         low, high = function.low, function.high
-        integer = type_of(function.argument) == exp.DType.BIGINT if function.argument else False
+        argument = function.argument
+        integer = typed and argument is not None and type_of(argument) == exp.DType.BIGINT
         aggregate |= {"column": columns[function.name], "bounds": [low, high]}
         grid = grid_of(low, high, bits, integer)
         if grid != 1.0:

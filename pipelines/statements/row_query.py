@@ -210,7 +210,8 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     source_name = config.table.lower()
     if not source_name.isidentifier() or not source_name.isascii():
         raise UsageError("table", "is not a usable name in SQL", "use letters, digits and _")
-    rows = Table(source_name, "stream", "", types, own, units=(own,))
+    fields = tuple(declared or ())
+    rows = Table(source_name, "stream", "", types, own, units=(own,), fields=fields)
     named_tables, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
     for one in config.look_up:
         table = look_up_table(one, folder)

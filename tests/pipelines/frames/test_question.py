@@ -1,5 +1,6 @@
 """Questions are checked and priced before a row is looked at."""
 
+import io
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+import dpstream
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.query.calibration import mu_of_query
 from tests.pipelines.frames.visits import as_pandas, as_polars, question, visits
@@ -100,10 +102,36 @@ def test_tables_of_different_libraries_are_one_question() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize("bounds", [(0, 3), "auto"])
+def test_a_missing_number_makes_no_other_question(kind: str, bounds: Any) -> None:
+    """pandas makes floats of a column of whole numbers for it: the grid would show that."""
+    rows = "user,page,v\n" + "".join(f"u{n},p{n % 2},{n % 3}\n" for n in range(20))
+    integers, floats = (pd.read_csv(io.StringIO(rows + more)) for more in ("", "victim,p1,\n"))
+    assert integers["v"].dtype == np.int64 and floats["v"].dtype == np.float64
+    given: dict[str, Any] = {"kind": kind, "value": "v", "bounds": bounds}
+    one, other = (question(table, **given)[0] for table in (integers, floats))
+    assert one == other and (one.column is not None and one.column.grid < 1)
+    declared = [question(t, **given, whole_numbers=True)[0] for t in (integers, floats)]
+    assert declared[0] == declared[1]
+    if kind == "sum" or bounds == "auto":
+        assert declared[0].column is not None and declared[0].column.grid == 1
+        assert declared[0].digest != one.digest
+
+
+def test_whole_numbers_are_answered_whole() -> None:
+    given: dict[str, Any] = {"unit": "user", "value": "seconds", "bounds": (0, 80), "epsilon": 1.0}
+    answer = dpstream.sum(TABLE, **given, max_rows=2, whole_numbers=True)
+    [value] = answer.table["sum"].to_pylist()
+    assert value == int(value)
+    plan = dpstream.plan("sum", TABLE, **given, whole_numbers=True)
+    assert plan.accepted
+
+
 def test_delta_of_0_is_pure() -> None:
     for given in ({"key": None}, {"public_keys": ["p1"]}):
         query, _ = question(TABLE, delta=0, **given)
-        charge = query.charge("ab" * 16, query.identity(None))
+        charge = query.charge("ab" * 16, query.identity("user"))
         assert (charge.mu, charge.delta, charge.threshold_delta) == (None, 0, 0)
     assert "public_keys" in refused(delta=0).fix
 

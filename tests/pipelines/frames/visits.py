@@ -19,6 +19,7 @@ from tests import accounts
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 DEFAULTS: dict[str, Any] = {
     "kind": "units", "unit": "user", "key": "page", "value": None, "bounds": None, "epsilon": 1.0,
+    "whole_numbers": False,
     "delta": 1e-9, "max_keys": 8, "max_rows": 5, "public_keys": None,
     "mechanism": "auto", "optimise": None, "charged": False,
 }  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
@@ -37,7 +38,7 @@ from dpstream.pipelines.statements.statement import Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
 from tests.lanes import few_first
-from tests.pipelines.sql.asking import COUNTED, data_set, dp
+from tests.pipelines.sql.asking import COUNTED, data_set, dp, visits
 from tests.pipelines.sql.rows import Rows, answers, database, stage_text, ugly_rows
 from tests.pipelines.sql.shop import shop
 from tests.structs import changed, leaves
@@ -70,11 +71,29 @@ def test_a_grid_is_the_largest_step_with_enough_of_them(
     assert lo * column.grid >= low and hi * column.grid <= high
 
 
-def test_whole_numbers_and_counts_have_whole_steps(catalog: Catalog) -> None:
+def test_whole_numbers_and_counts_have_whole_steps(tmp_path: Path) -> None:
+    catalog = load_catalog(data_set(tmp_path, kind="csv"))
     bounds = "contribution_bounds_per_group => (0, 9)"
     assert _column(catalog, f"SUM(n, {bounds})").grid == 1
     assert _column(catalog, f"AVG(n, {bounds})").grid < 1  # a unit's own mean is no whole number
     assert _column(catalog, "COUNT(*)").grid == 1
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_missing_number_in_parquet_changes_no_plan(tmp_path: Path, declared: bool) -> None:
+    """Of pandas it makes DOUBLE of INT64: only types in the project file decide about steps."""
+    bounds = "contribution_bounds_per_row => (0, 9)"
+    items = ["SUM(n)", "AVG(n)", *(f"{f}(n, {bounds})" for f in ("SUM", "AVG", "MEDIAN", "VAR"))]
+    project, rows = data_set(tmp_path), visits()
+    if declared:
+        columns = 'columns = { uid = "INT64", page = "STRING", n = "INT64" }\n[table.pages]'
+        project.write_text(project.read_text().replace("[table.pages]", columns))
+    plans = []
+    for n in (pa.int64(), pa.float64()):
+        table = rows.set_column(3, "n", rows["n"].cast(n))
+        pq.write_table(table, tmp_path / "visits.parquet")
+        plans.append([_column(load_catalog(project), item) for item in items])
+    assert plans[0] == plans[1] and (plans[0][2].grid == 1) is declared
 
 
 def test_tiny_budgets_have_coarser_grids(catalog: Catalog) -> None:

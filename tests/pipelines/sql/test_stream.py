@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -103,6 +104,19 @@ def test_what_is_emitted_runs_and_gives_the_same_bytes(items: str, tmp_path: Pat
     with pytest.raises(UsageError, match="--emit"):
         write_job(load_project(path), changed, "live")
     assert path.read_bytes() == before
+
+
+def test_a_missing_number_in_parquet_changes_no_job(tmp_path: Path) -> None:
+    """Of pandas it makes DOUBLE of INT64."""
+    columns = next(line for line in PROJECT.splitlines() if line.startswith("columns"))
+    text = PROJECT.replace(f"{columns}\n", "", 1).replace("in/*.csv", "in/*.parquet")
+    path, plans = folder_with(tmp_path / "a", text), []
+    for n in (pa.int64(), pa.float64()):
+        table = pa.table({"user": ["u"], "page": ["p"], "at": ["x"], "n": pa.array([1], n)})
+        pq.write_table(table, tmp_path / "a" / "in" / "a.parquet")
+        items = "page, SUM(n, contribution_bounds_per_row => (0, 5)) AS s FROM visits GROUP BY page"
+        plans.append(stream_job(load_project(path), "daily", dp(items)).job.plan)
+    assert plans[0] == plans[1]
 
 
 def folder_with(path: Path, text: str) -> Path:
