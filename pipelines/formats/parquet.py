@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -151,7 +150,7 @@ def coded_batches(
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
     """Yield (number of rows, batches) of one row group of an open file in bounded memory.
 
-    Columns of text may be codes of a dictionary (see `portions`), and nested ones are null.
+    Columns of text may be codes of a dictionary, and nested ones are null.
 
     Raises:
         OSError, pa.ArrowException: it cannot be read.
@@ -225,21 +224,6 @@ def _longest_word(source: Any, meta: pq.FileMetaData, name: str, group: int) -> 
             if len(words):
                 return int(pc.max(pc.binary_length(words)).as_py() or 0)
     return 0
-
-
-def portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield runs of rows whose dictionaries decode to about `DECODE_BYTES` at most."""
-    ends = np.zeros(batch.num_rows, np.int64)
-    for column in map(_stored, batch.columns):
-        if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
-            sizes = pc.binary_length(column.dictionary).take(column.indices)
-            ends += np.cumsum(sizes.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
-    begin = 0
-    while begin < batch.num_rows:
-        most = DECODE_BYTES + (ends[begin - 1] if begin else 0)
-        end = max(begin + 1, int(np.searchsorted(ends, most, "right")))
-        yield batch.slice(begin, end - begin)
-        begin = end
 
 
 def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int) -> Iterator[Part]:

@@ -4,6 +4,10 @@ The module does not import pandas or Polars: a table lists its ``columns``, retu
 ``table[names]``, and exports itself by ``__arrow_c_stream__`` (Arrow's protocol of capsules).  Only
 the columns that a question needs are read: other columns may have values without an Arrow type.
 The libraries' errors quote values, so their texts are not passed on.
+
+A pandas column of objects is text and nothing else: it has no type but what its values are, and one
+row would decide how all others are read (a ``bytes`` among texts makes bytes of all, a ``Decimal``
+of 40 digits makes all others none).
 """
 
 from collections.abc import Mapping, Sequence
@@ -138,11 +142,31 @@ def _given(data: Any, wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
             _stream(_narrowed(data, [name]), argument)
         raise
     for name, argument in wanted.items():
+        kind, stored = stream.column(name).type, _stored(data[name])
         # Polars gives the addresses of objects that it does not know.
-        unknown = str(getattr(data[name], "dtype", "")) == "Object"
-        if unknown and pa.types.is_fixed_size_binary(stream.column(name).type):
+        if stored == "Object" and pa.types.is_fixed_size_binary(kind):
             raise _unknown(argument)
+        if stored == "object" and not _is_text(kind):
+            raise UsageError(
+                argument,
+                "is a pandas column of objects that are not text: one row would decide its type",
+                "give it a type: .astype('Int64'), .astype('float'), pandas.to_datetime(column), or"
+                " .astype(pandas.ArrowDtype(pyarrow.binary())) and the like",
+            )
     return {name: stream.column(name) for name in wanted}
+
+
+def _stored(column: Any) -> str:
+    """The library's name of a column's type, or of its categories'."""
+    kind = getattr(column, "dtype", "")
+    return str(getattr(getattr(kind, "categories", None), "dtype", kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
 def _narrowed(data: Any, names: list[str]) -> Any:

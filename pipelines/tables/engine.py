@@ -8,19 +8,14 @@ does not fit its type is NULL.  DuckDB's own error texts quote values and never 
 """
 
 import contextlib
-import itertools
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlglot import exp
-from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.pipelines.formats.parquet import coded_batches, portions
 from dpstream.pipelines.formats.rows import Reason, Rows
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
@@ -41,41 +36,17 @@ from dpstream.pipelines.tables.files import (
 )
 from dpstream.state.closing import Closing
 
-# Parquet and rows of databases with texts as bytes, one of which may be no UTF-8.
-#
-# DuckDB does not read a column of Parquet that has one such text.  As bytes they are decoded one by
-# one, and what is none is NULL.  It is slower, and asked for when DuckDB failed.
-
-
-class Scanned(ABC):
-    """Rows that DuckDB scans through Arrow's protocol of capsules; each scan begins anew."""
-
-    schema: pa.Schema
-    #: The error that ended a scan before its end; DuckDB reports it in words of its own.
-    failure: Exception | None = None
-
-    @abstractmethod
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, of the schema."""
-
-    def _noted(self) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self.batches()
-        except Exception as error:
-            self.failure = error
-            raise
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A new stream."""
-        reader = pa.RecordBatchReader.from_batches(self.schema, self._noted())
-        return reader.__arrow_c_stream__(requested_schema)
-
-
 _CUT_OFF = {Reason.UNREADABLE_FILE.value, Reason.UNREADABLE_REST.value}
 
 
-class TextRows(Scanned):
-    """A table's files of CSV or JSON Lines, or one of them, every column as text."""
+class TextRows:
+    """A table's files of CSV or JSON Lines, or one of them, every column as text.
+
+    DuckDB scans it through Arrow's protocol of capsules; each scan begins anew.
+    """
+
+    #: The error that ended a scan before its end; DuckDB reports it in words of its own.
+    failure: Exception | None = None
 
     def __init__(self, table: Table, piece: Piece | None) -> None:
         self._table = table
@@ -83,68 +54,25 @@ class TextRows(Scanned):
         check_columns(table, self._paths)
         self.schema = pa.schema([(column, pa.string()) for column in table.columns])
 
-    @override
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """A new stream."""
+        reader = pa.RecordBatchReader.from_batches(self.schema, self._noted())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _noted(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._batches()
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
         for path in self._paths:
             for part in text_parts(self._table, path):
                 if isinstance(part, Rows):
                     yield pa.RecordBatch.from_arrays(part.batch.columns, schema=self.schema)
                 elif _CUT_OFF & {*part.reasons}:  # its rest would be missing in the answer
                     raise unreadable(self._table)
-
-
-class Decoded(Scanned):
-    """A Parquet table's files, or a piece of them, with texts as bytes.
-
-    A column that a file does not have is NULL there.
-    """
-
-    def __init__(self, table: Table, piece: Piece | None) -> None:
-        self._table, self._piece = table, piece
-        self._paths = files_of(table) if piece is None else [piece.path]
-        nothing = pa.schema([(column, pa.null()) for column in table.columns])
-        schemas = [
-            pa.schema(
-                [
-                    (f.name.lower(), _as_bytes(f.type))
-                    for f in pq.read_schema(path)
-                    if f.name.lower() in table.columns
-                ]
-            )
-            for path in self._paths
-        ]
-        self.schema = pa.unify_schemas([nothing, *schemas], promote_options="permissive")
-
-    @property
-    def texts(self) -> set[str]:
-        """Columns that are given as bytes though they are texts."""
-        kinds = self._table.columns
-        names = [f.name for f in self.schema if pa.types.is_binary(f.type)]
-        return {column for column in names if kinds[column] != "BYTES"}
-
-    @override
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        for path in self._paths:
-            with pq.ParquetFile(path) as file:
-                names = {n.lower(): n for n in reversed(file.schema_arrow.names)}
-                groups = _groups(file, self._piece)
-            there = {c: names[c] for c in self._table.columns if c in names}
-            for group in groups:
-                with coded_batches(path, list(there.values()), group) as (_, batches):
-                    for batch in itertools.chain.from_iterable(map(portions, batches)):
-                        yield self._fitted(batch, there)
-
-    def _fitted(self, batch: pa.RecordBatch, there: dict[str, str]) -> pa.RecordBatch:
-        columns = []
-        for field in self.schema:
-            if field.name not in there:
-                columns.append(pa.nulls(batch.num_rows, field.type))
-                continue
-            column = batch.column(there[field.name])
-            if pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            columns.append(column.cast(field.type))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[str]]:
@@ -161,16 +89,6 @@ def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[st
         old.name for old, new in zip(reader.schema, schema, strict=True) if old.type != new.type
     }
     return pa.RecordBatchReader.from_batches(schema, batches), texts
-
-
-def _groups(file: pq.ParquetFile, piece: Piece | None) -> list[int]:
-    """Numbers of the row groups that a piece is made of."""
-    numbers, first = [], 0
-    for number in range(file.metadata.num_row_groups):
-        if piece is None or not piece.rows or piece.first <= first < piece.first + piece.rows:
-            numbers.append(number)
-        first += file.metadata.row_group(number).num_rows
-    return numbers
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
@@ -230,11 +148,12 @@ class Engine(Closing):
     ) -> None:
         self._piece, self._given = piece, rows
         self._other: duckdb.DuckDBPyConnection | None = None
-        self._files: set[str] = set()
         self._texts = list[TextRows]()
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
+        threads = threads or max(1, min(8, os.cpu_count() or 1))
+        self._lots = 1 if ordered else threads
         config: dict[str, str | bool | int | float | list[str]] = {
-            "threads": threads or max(1, min(8, os.cpu_count() or 1)),
+            "threads": threads,
             "memory_limit": memory,
             "preserve_insertion_order": ordered,
             "autoinstall_known_extensions": False,
@@ -280,21 +199,13 @@ class Engine(Closing):
             each.failure = None  # of an earlier query
         try:
             with _coded():
-                return self._run(text)
+                return self._db.sql(text).to_arrow_table()
         except RunError as error:
             failures = [each.failure for each in self._texts]
             if any(isinstance(failure, MemoryError) for failure in failures):
                 raise too_large() from None
             own = next((each for each in failures if isinstance(each, DpstreamError)), error)
         raise own
-
-    def _run(self, text: str) -> pa.Table:
-        try:
-            return self._db.sql(text).to_arrow_table()
-        except duckdb.InvalidInputException:
-            if not self._decode():
-                raise
-            return self._db.sql(text).to_arrow_table()
 
     @property
     def rows(self) -> int:
@@ -325,8 +236,7 @@ class Engine(Closing):
                 self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
             elif table.kind == "parquet":
                 check_columns(table, files_of(table) if self._piece is None else [self._piece.path])
-                self._files.add(name)
-                select = parquet_view(table, self._piece)
+                select = parquet_view(table, self._piece, self._lots)
                 self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
             else:
                 text_name, text_rows = f"text of {name}", TextRows(table, self._piece)
@@ -336,19 +246,6 @@ class Engine(Closing):
                 self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
         if databases and not empty:
             self._copy(databases)
-
-    def _decode(self) -> bool:
-        """Read texts of Parquet as bytes: a column with one that is none fails as it is."""
-        undecoded = [t for name, t in self._tables.items() if name in self._files]
-        self._files = set()
-        for table in undecoded:
-            rows = Decoded(table, self._piece)
-            self._db.register(f"bytes of {table.name}", rows)
-            self._db.execute(
-                f"CREATE OR REPLACE VIEW {quoted(table.name)} AS SELECT "
-                f"{casts(table, encoded=rows.texts)} FROM {quoted(f'bytes of {table.name}')}"
-            )
-        return bool(undecoded)
 
     def _copy(self, tables: dict[str, Table]) -> None:
         with readers(tables) as streams:

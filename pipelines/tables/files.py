@@ -10,6 +10,15 @@ row, or is too long, is lost by itself and changes no other; so is a line break 
 because one stray quote would take the rows of other units into a field (`registration` tells the
 owner).  The header of CSV is public; how a compressed file is recognised: `formats.compression`.
 
+**Parquet.**
+
+How a column is read depends on its file's footer, never on a row.  A failure must not choose
+another reader: one text that is not UTF-8 would change what the rows of other units are.  DuckDB
+fails at such a text, or changes it: its bytes become question marks, or are left out.  So files
+with texts are scanned twice, side by side, and a text is NULL where the two differ.  Such a scan
+has one thread; `_lots` divides it.  Files of different types are SELECTs of their own: a type that
+they have in common need not hold the values of each (an INT64 in a DOUBLE).
+
 **What tells one state of the files from another.**  A question is known by where its tables lie,
 never by their rows.  The content of files is digested only for the notes of declared keys
 (`registration`).
@@ -22,7 +31,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow as pa
@@ -409,21 +418,103 @@ def rows_of(table: Table) -> int:
     return rows
 
 
-def parquet_view(table: Table, piece: Piece | None) -> str:
+class _Layout(NamedTuple):
+    """What the footer of a Parquet file says about a table's columns.
+
+    Attributes:
+        columns: those that the file has; texts: those of them that hold texts.
+        types: of their parts.
+    """
+
+    columns: frozenset[str]
+    texts: frozenset[str]
+    types: tuple[tuple[Any, ...], ...]
+
+
+def _layout(table: Table, path: str) -> _Layout:
+    schema = pq.read_metadata(path).schema
+    texts, types = set[str](), list[tuple[Any, ...]]()
+    for part in map(schema.column, range(len(schema))):
+        column = (part.path if part.path == part.name else part.path.split(".")[0]).lower()
+        if column not in table.columns:
+            continue
+        kind = (part.physical_type, str(part.logical_type), part.converted_type)
+        size = (part.length, part.precision, part.scale, part.max_repetition_level)
+        types.append((column, part.path.lower(), *kind, *size))
+        if kind[0] == "BYTE_ARRAY" and (part.logical_type.type, kind[2]) != ("NONE", "NONE"):
+            texts.add(column)
+    return _Layout(frozenset(column for column, *_ in types), frozenset(texts), (*types,))
+
+
+def parquet_view(table: Table, piece: Piece | None, lots: int) -> str:
     """Return a SELECT of a table's files of Parquet with the catalog's types.
 
     Args:
         piece: only this part of them.
+        lots: about how many threads scan files with texts.
     """
-    paths = files_of(table) if piece is None else [piece.path]
-    condition = (
-        ""
-        if piece is None or not piece.rows
-        else (f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}")
+    alike = dict[_Layout, list[str]]()
+    for path in files_of(table) if piece is None else [piece.path]:
+        alike.setdefault(_layout(table, path), []).append(path)
+    return " UNION ALL ".join(
+        f"SELECT {casts(table)} FROM ({_rows_query(table, layout, *lot)})"
+        for layout, paths in alike.items()
+        for lot in _lots(table, paths, piece, lots if layout.texts else 1)
     )
+
+
+def _lots(
+    table: Table, paths: list[str], piece: Piece | None, lots: int
+) -> Iterator[tuple[list[str], str]]:
+    """Yield (files, condition on the number of a row), which DuckDB scans side by side."""
+    if piece is not None:
+        yield paths, _rows_of_piece(piece)
+        return
+    size = -(-len(paths) // lots)
+    if size > 1 or lots == 1:
+        yield from ((paths[i : i + size], "") for i in range(0, len(paths), size))
+        return
+    for path in paths:
+        meta = pq.read_metadata(path)
+        groups = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+        each = max(1, -(-len(groups) * len(paths) // lots))
+        if each >= len(groups) or not divisible(table, path):
+            yield [path], ""
+            continue
+        for i in range(0, len(groups), each):
+            rows = Piece(table.name, path, sum(groups[:i]), sum(groups[i : i + each]))
+            if rows.rows:
+                yield [path], _rows_of_piece(rows)
+
+
+def _rows_of_piece(piece: Piece) -> str:
+    if not piece.rows:
+        return ""
+    return f" WHERE {_NUMBER} >= {piece.first} AND {_NUMBER} < {piece.first + piece.rows}"
+
+
+def _rows_query(table: Table, layout: _Layout, paths: list[str], condition: str) -> str:
+    """A SELECT of files of one layout, a text that is not UTF-8 as NULL."""
     more = f", {_NUMBER} = true" if condition else ""
-    read = read_parquet(paths, f", union_by_name = true{more}")
-    return f"SELECT {casts(table)} FROM {read}{condition}"
+
+    def read(mode: str) -> str:
+        rows = read_parquet(paths, f", union_by_name = true{more}{mode}")
+        return f"(FROM {rows}{condition})" if condition else rows
+
+    items = []
+    for column in table.columns:
+        name = quoted(column)
+        item = f"a.{name}" if column in layout.columns else "NULL"
+        if column in layout.texts:
+            item = f"CASE WHEN a.{name} = b.{name} THEN a.{name} END"
+        items.append(f"{item} AS {name}")
+    source = f"{read('')} AS a"
+    if layout.texts:
+        replaced, ignored = (
+            read(f", utf8_validation = '{mode}'") for mode in ("replace", "ignore")
+        )
+        source = f"{replaced} AS a POSITIONAL JOIN {ignored} AS b"
+    return f"SELECT {', '.join(items)} FROM {source}"
 
 
 def check_columns(table: Table, paths: Iterable[str], unpacked: bool = True) -> None:

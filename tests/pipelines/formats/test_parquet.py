@@ -17,9 +17,7 @@ from dpstream.accounting.errors import UsageError, instance
 from dpstream.pipelines.formats.parquet import (
     MAX_UNPACKED,
     UnpacksTooLargeError,
-    coded_batches,
     is_os_error,
-    portions,
     read_row_group,
     row_groups,
 )
@@ -138,18 +136,6 @@ def test_nested_columns_are_null_and_never_decoded(tmp_path: Path) -> None:
     given = read(tmp_path / "x.parquet", ["d", "a", "b", "c.e"])
     assert given == {"d": [1, 2], "a": [None] * 2, "b": [None] * 2, "c.e": [3, 4]}
     assert read(tmp_path / "x.parquet", ["a"]) == {"a": [None] * 2}
-
-
-def test_portions_decode_to_bounded_bytes(tmp_path: Path) -> None:
-    codes = pa.array([0, 1, None] * 200, pa.int32())
-    table = pa.table({"a": pa.DictionaryArray.from_arrays(codes, [LONG, "b"]), "n": range(600)})
-    pq.write_table(table, tmp_path / "x.parquet")
-    with coded_batches(str(tmp_path / "x.parquet"), ["a", "n"], 0) as (rows, batches):
-        [batch] = batches
-        parts = list(portions(batch))
-    assert rows == 600 and [n for part in parts for n in part["n"].to_pylist()] == list(range(600))
-    sizes = [part["a"].dictionary_decode().nbytes for part in parts]
-    assert len(sizes) > 3 and max(sizes) < 66 << 20
 
 
 def small_bomb(path: Path, layout: str) -> Path:

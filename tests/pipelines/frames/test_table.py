@@ -85,6 +85,28 @@ def test_values_of_several_types_are_refused_without_being_quoted() -> None:
     assert error.value.__context__ is None or SECRET not in str(error.value.__context__)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [b"b", decimal.Decimal("1E+40"), datetime.date(2024, 1, 1), 7, 2.5, True, SECRET.encode()],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["object", "category"])
+def test_a_row_of_a_pandas_column_of_objects_does_not_decide_its_type(
+    other: Any, dtype: str
+) -> None:
+    """Bytes among texts would make bytes of all, whose spellings are not made one."""
+    texts = ["a", "e\u0301", None]
+    data = pd.DataFrame({"user": pd.Series(texts, dtype="object").astype(dtype)})
+    columns = columns_of(data, {"unit": ["user"]})
+    assert columns["user"].cast(pa.string()).to_pylist() == texts
+    alone = [[other], [other, None]] if dtype == "object" else []  # pandas types its categories
+    for values in ([*texts, other], [other, *texts], *alone):
+        data = pd.DataFrame({"user": pd.Series(values, dtype="object").astype(dtype)})
+        with pytest.raises(UsageError) as error:
+            columns_of(data, {"unit": ["user"]})
+        assert error.value.field == "unit" and SECRET not in str(error.value)
+
+
 def test_objects_of_polars_are_refused_not_their_addresses() -> None:
     data = pl.DataFrame({"user": [1], "page": pl.Series([object()], dtype=pl.Object)})
     with pytest.raises(UsageError, match="does not know"):
