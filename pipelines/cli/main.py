@@ -79,8 +79,10 @@ class Coded(click.Group):
             if _reader_left():  # `| head`: click ends the command without a message
                 raise
             coded = unexpected(f"dpstream {ctx.invoked_subcommand}", error)
-        except (KeyboardInterrupt, click.Abort):
+        except KeyboardInterrupt:
             coded = RunError("run", "was interrupted", "run it again on the same state to go on")
+        except click.Abort:  # at a prompt
+            coded = RunError("command", "was interrupted", "type it again")
         except Exception as error:
             stage = f"dpstream {ctx.invoked_subcommand}"
             absent = missing_extra(error, stage) if isinstance(error, ImportError) else None

@@ -157,7 +157,7 @@ def asker(
         return subspace(session, table, where, inside)
     from dpstream.pipelines.session import names
 
-    points = session.allotment(names.allotment(session.open_table.config, run_id))
+    points = session.allotment(run_id)
     if inside is not None:
         points = points.where(_named(session, table, inside))
     return points.where(where) if where else points

@@ -53,7 +53,8 @@ def ending_of(file: Path, endings: Sequence[str], option: str = "--out") -> str:
     ending = file.suffix.lower().removeprefix(".")
     if ending not in endings:
         allowed = " or ".join(f".{each}" for each in endings)
-        fix = f"type {option} {file.with_suffix('.' + endings[0])}"
+        named = file.with_suffix(f".{endings[0]}") if file.name else f"page.{endings[0]}"
+        fix = f"type {option} {named}"
         raise UsageError(option, f"must end in {allowed}, and {file.name} does not", fix)
     return ending
 

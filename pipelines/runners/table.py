@@ -485,5 +485,6 @@ def refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
     for argument in beam_args:
         flag = argument.lstrip("-").partition("=")[0]
         if argument.startswith("--") and flag not in known_flags:
-            fix = nearest(flag, known_flags) or "leave it out"
+            dashed = [f"--{name}" for name in known_flags]
+            fix = nearest(f"--{flag}", dashed) or "leave it out"
             raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix.rstrip("? "))

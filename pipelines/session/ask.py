@@ -329,7 +329,9 @@ def arrival_of(space: Space, name: str) -> int:
     place, ordered = space.place(name), (Timestamp, Integer, Real)
     if not isinstance(space.dimensions[place], ordered):
         names = ", ".join(d.name for d in space.dimensions if isinstance(d, ordered))
-        raise UsageError("--arrival", f"{name!r} is not of instants or numbers", f"use {names}")
+        raise UsageError(
+            "--arrival", f"{name!r} holds neither instants nor numbers", f"use {names}"
+        )
     return place
 
 

@@ -113,15 +113,19 @@ class Session(Closing):
     def allotment(self, run_id: str) -> "Allotment":
         """Return an allotment that was made before, perhaps by another program.
 
+        Args:
+            run_id: of the allotment, or its name.
+
         Raises:
             PolicyError: there is no such allotment.
         """
+        run_id = names.allotment(self.open_table.config, run_id)
         for entry, charge in self.open_table.account.history():
             if entry == run_id and charge.allots and charge.budget != "closed":
                 selection = Selection(self.open_table.space).cut_to(charge.read)
                 return Allotment(self, selection, run_id, charge.budget, charge.amount)
         named = closest(run_id, names.read(self.open_table.config).allotments)
-        fix = f"{named}; make it: `dpstream session allot`, as_pinq in Python"
+        fix = f"{named}; make one with `dpstream session allot`, or as_pinq in Python"
         raise PolicyError("allotment", f"no allotment {run_id!r} is in the account", fix)
 
     def close(self) -> None:

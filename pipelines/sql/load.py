@@ -113,7 +113,7 @@ def _only_data_set(project: Project) -> str | None:
     if len(names) > 1:
         raise UsageError(
             "--data-set",
-            f"{PROJECT_FILE} has several with tables for SQL: {', '.join(names)}",
+            f"{PROJECT_FILE} has several data sets with tables for SQL: {', '.join(names)}",
             f"name one of them: `dpstream sql --data-set {names[0]}`",
         )
     return names[0] if names else None

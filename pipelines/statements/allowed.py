@@ -290,6 +290,8 @@ def require(holds: object, code: str, node: exp.Expr | None = None) -> None:
         raise refusal(code, at)
     text, meta = node.root().meta.get("text", ""), node.meta
     name = text[meta["start"] : meta["end"] + 1].upper() if "start" in meta else ""
+    if not name or (code == "function" and name in FUNCTIONS):  # a part of it is refused
+        raise refusal(code, at)
     raise refusal(code, at, name, FUNCTIONS if code == "function" else ())
 
 
@@ -347,6 +349,9 @@ def parsed(text: str) -> exp.Query:
         require(len(trees) == 1, "one-statement")
         [tree] = trees
         tree.meta["text"] = text
+        for name in tree.find_all(exp.Identifier):
+            first = text[name.meta["start"]] if "start" in name.meta else ""
+            name.meta["named"] = first == "`" or first.isidentifier()  # else it is a literal
         require(isinstance(tree, exp.Query), "select-only")
         check_nodes(tree)
     except SqlglotError as error:
@@ -442,7 +447,7 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
     """
     for table in tree.find_all(exp.Table):
         if table.name not in schema:
-            raise refusal("unknown-table", position(table), table.name, schema)
+            raise refusal("unknown-table", position(table), _name_of(table), schema)
     plain = {table: dict(columns) for table, columns in schema.items()}
     mapping = MappingSchema(plain, dialect=_DIALECT, normalize=False)
     try:
@@ -482,6 +487,15 @@ def _unresolved(tree: exp.Expr, schema: Mapping[str, Mapping[str, str]]) -> Dpst
     return refusal("unknown-column")
 
 
+def _name_of(node: exp.Column | exp.Table) -> str:
+    """Return a written name for an error; nothing if a part of it is a literal."""
+    parts = list(node.find_all(exp.Identifier))
+    named = [part.meta.get("named", "start" not in part.meta) for part in parts]
+    if not all(named) or not node.this.meta.get("named"):
+        return ""
+    return f"{node.table}.{node.name}" if isinstance(node, exp.Column) and node.table else node.name
+
+
 def unknown_column(node: exp.Column, sources: Mapping[str, Iterable[str]]) -> DpstreamError:
     """Return the refusal of a column that no relation has, or that several have.
 
@@ -498,6 +512,6 @@ def unknown_column(node: exp.Column, sources: Mapping[str, Iterable[str]]) -> Dp
             for name in names
             for column in (sources[name] if node.table else [node.name])
         }
-    written = f"{node.table}.{node.name}" if node.table else node.name
+    written = _name_of(node)
     code = "ambiguous-column" if owners and not node.table else "unknown-column"
     return refusal(code, position(node), written, choices)

@@ -135,7 +135,9 @@ class DpParser(BigQueryParser):
 
     def _at(self, name: exp.Expr, token: Token) -> exp.Expr:
         """Give a name its place; a literal is none, because errors repeat names."""
-        if token.token_type in (TokenType.STRING, TokenType.NUMBER):
+        kind = token.token_type
+        first = self.sql[token.start]
+        if kind.name.endswith("STRING") or not (first == "`" or first.isidentifier()):
             self.raise_error("Expected a name", token)
         return name.update_positions(token)
 

@@ -242,6 +242,7 @@ class History:
                 "unit.name",
                 f"protects another privacy unit than the account, whose unit is {own.unit} "
                 f"({own.type})",
-                "name that unit's column; where it has another name, rename it, or declare it as "
-                "unit_column of a table, with the account's name of the unit (unit.name)",
+                "name that unit's column; if it has another name here, rename it, or write "
+                "unit_column = \"COLUMN\" in a table of a data set whose unit.name is the "
+                "account's unit",
             )

@@ -65,6 +65,7 @@ PLANS: dict[str, Plan] = {
     "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
     "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
     "rounds long": make_plan(mode="rounds", triggers=40, windows=1),
+    "blt units": make_plan(strategy="blt", aggregates=(COUNT, UNITS)),
     "blt long rounds": make_plan(strategy="blt", mode="rounds", triggers=40, windows=1),
     "blt": make_plan(strategy="blt", aggregates=(COUNT, SUM)),
     "dense": make_plan(strategy="dense", aggregates=(COUNT, MEAN)),

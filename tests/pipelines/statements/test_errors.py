@@ -89,6 +89,20 @@ def test_a_literal_is_no_name(text: str) -> None:
     assert caught.value.position == Position(1, text.index("'") + 1)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("literal", ["r'{}'", "b'{}'", '"{}"', "$${}$$", "0x{}", "{}1"])
+@pytest.mark.parametrize("text", [
+    "OPTIONS({} = 1) COUNT(*) AS n FROM users",
+    "OPTIONS(epsilon = 1) SUM(age, {} => (0, 1)) AS n FROM users",
+    "OPTIONS(epsilon = 1) COUNT(*) AS n FROM {}",
+    "OPTIONS(epsilon = 1) COUNT(*) AS n FROM users WHERE users.{} = age",
+])  # fmt: skip
+def test_no_spelling_of_a_literal_is_a_name(text: str, literal: str) -> None:
+    private = literal.format("919191")
+    with pytest.raises(DpstreamError) as caught:
+        statement_of(f"SELECT WITH DIFFERENTIAL_PRIVACY {text.format(private)}", _CATALOG)
+    assert "919191" not in str(caught.value)
+
+
 def test_every_refusal_is_whole_and_pickles() -> None:
     for code, rule in RULES.items():
         error = refusal(code, Position(3, 7))
