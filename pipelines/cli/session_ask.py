@@ -155,7 +155,6 @@ def asker(
     """Return the points to ask about, or the allotment to spend from."""
     if run_id is None:
         return subspace(session, table, where, inside)
-    from dpstream.pipelines.session import names
 
     points = session.allotment(run_id)
     if inside is not None:

@@ -243,6 +243,6 @@ class History:
                 f"protects another privacy unit than the account, whose unit is {own.unit} "
                 f"({own.type})",
                 "name that unit's column; if it has another name here, rename it, or write "
-                "unit_column = \"COLUMN\" in a table of a data set whose unit.name is the "
+                'unit_column = "COLUMN" in a table of a data set whose unit.name is the '
                 "account's unit",
             )
