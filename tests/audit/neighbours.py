@@ -87,6 +87,7 @@ def plans() -> dict[str, Plan]:
             COUNT, triggers=8, strategy="blt", refresh_every=2, select_every=3, **late, **both
         ),
         "single": plan(COUNT, triggers=8, contributions=1),
+        "blt_count": plan(COUNT, triggers=8, strategy="blt"),
         "dense_rounds": plan(COUNT, SUM, triggers=7, mode="rounds", strategy="dense"),
         "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
         "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
