@@ -238,7 +238,7 @@ def _families(request: Arguments, grouped: bool, public: bool) -> Families:
     def on_grid(bits: int) -> tuple[QueryColumn, ...]:
         if column is None:
             return ()
-        step = grid_of(column, bool(request.whole_numbers), bits)
+        step = grid_of(column, _switch("whole_numbers", request.whole_numbers), bits)
         return (msgspec.structs.replace(column, grid=step),)
 
     def plan_of(bits: int) -> QueryPlan:
@@ -324,6 +324,12 @@ def _word(argument: str, given: Any, words: Sequence[str]) -> Any:
     if not isinstance(given, str) or given not in words:
         listed = ", ".join(map(repr, words))
         raise UsageError(argument, f"must be one of {listed}", f"write {argument}={words[0]!r}")
+    return given
+
+
+def _switch(argument: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise UsageError(argument, "must be True or False", f"write {argument}=True")
     return given
 
 

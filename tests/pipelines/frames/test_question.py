@@ -119,6 +119,13 @@ def test_a_missing_number_makes_no_other_question(kind: str, bounds: Any) -> Non
         assert declared[0].digest != one.digest
 
 
+def test_whole_numbers_are_declared_by_a_switch() -> None:
+    given: dict[str, Any] = {"unit": "user", "value": "seconds", "bounds": (0, 80), "epsilon": 1.0}
+    for switch in ("no", 1, None):
+        with pytest.raises(UsageError, match="whole_numbers"):
+            dpstream.sum(TABLE, **given | {"whole_numbers": switch})
+
+
 def test_whole_numbers_are_answered_whole() -> None:
     given: dict[str, Any] = {"unit": "user", "value": "seconds", "bounds": (0, 80), "epsilon": 1.0}
     answer = dpstream.sum(TABLE, **given, max_rows=2, whole_numbers=True)
