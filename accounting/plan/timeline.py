@@ -110,8 +110,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the timeline of one answer: all of its time as one window with one trigger.
 
         Raises:
-            UsageError: it has no end.
-            UsageError: every period has a budget of its own.
+            UsageError: it has no end, or every period has a budget of its own.
         """
         if self.end is None:
             raise UsageError(

@@ -155,10 +155,6 @@ class BltStrategy(Strategy):
                 bottom[k + 1] += omega * term
         return top, bottom
 
-    def _inverse(self) -> Sequence[Any]:
-        """(T,) balls of 1/c(x) at the current precision."""
-        return series_quotient(*self._polynomials(), self.triggers)
-
     @functools.cached_property
     def decoder(self) -> Float64:
         """(T,) b_k, each within 1e-10 of the exact number."""
@@ -172,7 +168,8 @@ class BltStrategy(Strategy):
     def decoder_balls(self, bits: int) -> list[Any]:
         """Return (T,) b_k as balls of that precision."""
         with precision(bits):
-            return list(itertools.accumulate(self._inverse()))
+            inverse = series_quotient(*self._polynomials(), self.triggers)
+            return list(itertools.accumulate(inverse))
 
     @functools.cached_property
     def _balls(self) -> list[Any]:

@@ -80,8 +80,8 @@ def parse_reference(text: str) -> tuple[str, str]:
     """Return (scheme, place) of a reference; nothing is read.
 
     Raises:
-        UsageError: not of the grammar; the text is not repeated, because it may be a secret.
-        UsageError: a version of a secret by a name that can move (``latest``, an alias).
+        UsageError: it is not of the grammar (the text is not repeated, because it may be a secret),
+            or names a version that can move (``latest``, an alias).
     """
     scheme, _, place = text.partition(":")
     if scheme == "file" and place and "\0" not in place:

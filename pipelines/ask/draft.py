@@ -112,7 +112,7 @@ def decoded(data: bytes) -> Manifest:
     """Return the manifest of its bytes.
 
     Raises:
-        UsageError: the bytes have another form.
+        PolicyError: the bytes have another form.
     """
     return header_of(data, Manifest, MANIFEST)
 
@@ -121,7 +121,7 @@ def existing_manifest(out: Path) -> Manifest | None:
     """Return the manifest of an existing output; ``None`` if there is nothing at its path.
 
     Raises:
-        UsageError: something else is at the path.
+        UsageError: something else is at the path; PolicyError: its manifest has another form.
     """
     if not out.exists() and not out.is_symlink():
         return None

@@ -53,8 +53,7 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
         query: the text of its query; ``None``: that of the file which the job names, if any.
 
     Raises:
-        UsageError: a required section is absent or lacks a field.
-        UsageError: its table is public.
+        UsageError: a required section is absent or lacks a field, or its table is public.
     """
     _, job = project.job(name)
     table, data_set_name, data_set, unit = described(project, name, job.table)

@@ -83,8 +83,8 @@ def begin(options: BatchParameters) -> Begin:
     """Check the ticket and write its name into the output, unless it is there.
 
     Raises:
-        UsageError: there is no ticket.
-        UsageError: the ticket was not made with this secret, or the output is another's.
+        UsageError: there is no ticket, it was not made with this secret, or the output is
+            another's.
     """
     folder, _, name = options.ticket.rpartition("/")
     data = get(folder, name)

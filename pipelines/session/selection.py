@@ -314,8 +314,9 @@ class _Reader:
     def _place(self, column: exp.Column) -> int:
         place = self._names.get(column.name, self._folded.get(column.name.lower()))
         if place is None:
-            rule = f"names no dimension of the table: {column.name!r}"
-            _refuse(column, rule, closest(column.name, self._names))
+            name = "" if column.this.args.get("quoted") else column.name  # "Ann" may be a value
+            rule = f"names no dimension of the table{f': {name!r}' if name else ''}"
+            _refuse(column, rule, closest(name, self._names))
         return place
 
     def _true(self, place: int, sign: str, node: exp.Expr) -> Ranges:

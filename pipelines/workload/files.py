@@ -54,8 +54,7 @@ def read_workload(path: Path) -> Workload:
     """Return the workload of a file: NPZ by its ending, else JSON.
 
     Raises:
-        UsageError: the file cannot be read, or is neither.
-        UsageError: its content is not a valid workload.
+        UsageError: the file cannot be read, is neither, or holds no valid workload.
     """
     refuse_url(str(path), _FIELD)
     try:
@@ -133,8 +132,8 @@ def solved(
     A search that takes minutes is announced on stderr.
 
     Raises:
-        UsageError: the domain or the objective is too large to be solved.
-        UsageError: there is no such strategy or objective.
+        UsageError: there is no such strategy or objective, or the workload is too large to be
+            solved.
     """
     if strategy not in STRATEGIES:
         raise UsageError("--strategy", f"no strategy {strategy!r}", closest(strategy, STRATEGIES))

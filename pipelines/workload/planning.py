@@ -126,8 +126,7 @@ def guarantee_of(
     """Return the guarantee of a command's options.
 
     Raises:
-        UsageError: both forms are given, or half of one.
-        UsageError: a budget that is not positive and finite.
+        UsageError: both forms are given, or half of one, or the budget is not positive and finite.
     """
     if (mu is None) == (epsilon is None and delta is None):
         raise UsageError("--epsilon", "with --delta, or --mu, is required", "give one of the two")

@@ -197,8 +197,7 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     """Return residual tables: Gaussian noise of whole differences, no histogram of all cells.
 
     Raises:
-        UsageError: the strategy is not one of residual tables.
-        UsageError: too many numbers to publish.
+        UsageError: the strategy is not one of residual tables, or would publish too many numbers.
     """
     gram, sizes = strategy.gram, workload.sizes
     if not isinstance(gram, Tables):

@@ -1,6 +1,5 @@
 """BLT: exact rounding, its coefficients, and those of a run begun before."""
 
-import itertools
 from fractions import Fraction
 
 import flint
@@ -41,16 +40,6 @@ def _coefficient(strategy: BltStrategy, lag: int) -> Fraction:
         return Fraction(1)
     pairs = zip(strategy.theta, strategy.omega, strict=True)
     return sum((Fraction(o) * Fraction(t) ** (lag - 1) for t, o in pairs), Fraction(0))
-
-
-def test_float_error_is_within_what_fold_assumes() -> None:
-    """Every prefix settled exactly equals the one the floats gave, also far along a path."""
-    triggers = 700
-    strategy = BltStrategy(triggers)
-    noise = noise_of(strategy, 3, 5000.0)
-    prefixes = fold(strategy, noise)
-    for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
-        assert strategy.exact(balls(noise[row]), t) == prefixes[row, t - 1]
 
 
 def test_no_dyadic_number_lies_on_the_rounding_boundary() -> None:
@@ -103,26 +92,6 @@ def test_gram_entries_have_the_bits_of_scipys_convolution(triggers: int) -> None
     column = strategy.coefficients()
     lags = fftconvolve(column, column[::-1])[triggers - 1 :]
     assert np.asarray(lags + lags[0] * 1e-10).tobytes() == strategy._gram.tobytes()
-
-
-def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
-    """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
-    strategy = BltStrategy(50)
-    noise = noise_of(strategy, 200, 300.0)
-    expected, open_rows = fold(strategy, noise), []
-    zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
-
-    def exact(row: int, nodes: int) -> ExactNoise:
-        open_rows.append(row)
-        return balls(noise[row, :nodes])
-
-    for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
-        stack = np.zeros((200, strategy.state_columns))
-        open_rows.clear()
-        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
-        strategy.fold(Ranges(*path, error))
-        assert least <= len(open_rows) <= most
-        assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize("triggers", [1 << 13, 1 << 17])

@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.limits import MAX_DENSE_TRIGGERS
-from dpstream.accounting.strategies import STRATEGIES, make_strategy
+from dpstream.accounting.strategies import (
+    STRATEGIES,
+    BltStrategy,
+    DenseStrategy,
+    make_strategy,
+)
+from dpstream.accounting.strategies.base import ExactNoise, Ranges
 from tests.accounting.strategies.dense import (
     SCALE,
+    balls,
     decode_matrix,
     fold,
     noise_of,
@@ -119,3 +126,40 @@ def test_names_and_refusals() -> None:
     with pytest.raises(ValueError, match="too many"):
         make_strategy("dense", MAX_DENSE_TRIGGERS + 1)
     assert make_strategy("blt", 1 << 20).sd_factors[-1] < 6
+
+
+#: Strategies with real nodes, whose floats are settled exactly.
+REAL = pytest.mark.parametrize("kind", [BltStrategy, DenseStrategy], ids=["blt", "dense"])
+
+
+@REAL
+def test_float_error_is_within_what_fold_assumes(kind: type[BltStrategy | DenseStrategy]) -> None:
+    """Every prefix settled exactly equals the one the floats gave, also far along a path."""
+    strategy = kind(700)
+    noise = noise_of(strategy, 3, 5000.0)
+    prefixes = fold(strategy, noise)
+    for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
+        assert strategy.exact(balls(noise[row]), t) == prefixes[row, t - 1]
+
+
+@REAL
+def test_prefixes_that_noise_error_leaves_open_are_reported(
+    kind: type[BltStrategy | DenseStrategy],
+) -> None:
+    """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
+    strategy = kind(50)
+    noise = noise_of(strategy, 200, 300.0)
+    expected, open_rows = fold(strategy, noise), []
+    zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
+
+    def exact(row: int, nodes: int) -> ExactNoise:
+        open_rows.append(row)
+        return balls(noise[row, :nodes])
+
+    for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
+        stack = np.zeros((200, strategy.state_columns))
+        open_rows.clear()
+        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
+        strategy.fold(Ranges(*path, error))
+        assert least <= len(open_rows) <= most
+        assert np.array_equal(out, expected)

@@ -130,35 +130,6 @@ def test_rounding_is_that_of_the_exact_number(triggers: int) -> None:
             assert prefixes[row, t] == (sum(solved) * SCALE + up).__floor__()
 
 
-def test_float_error_is_within_what_fold_assumes() -> None:
-    """Every prefix settled exactly equals the one the floats gave, also far along a path."""
-    strategy = DenseStrategy(700)
-    noise = noise_of(strategy, 3, 5000.0)
-    prefixes = fold(strategy, noise)
-    for row, t in itertools.product(range(3), (1, 2, 333, 699, 700)):
-        assert strategy.exact(balls(noise[row]), t) == prefixes[row, t - 1]
-
-
-def test_prefixes_that_noise_error_leaves_open_are_reported() -> None:
-    """With noise known only to 1e-3 of a lattice step about 2e-3 of all roundings are open."""
-    strategy = DenseStrategy(50)
-    noise = noise_of(strategy, 200, 300.0)
-    expected, open_rows = fold(strategy, noise), []
-    zero, end, out = np.zeros(200, np.int64), np.full(200, 50), np.zeros((200, 50), np.int64)
-
-    def exact(row: int, nodes: int) -> ExactNoise:
-        open_rows.append(row)
-        return balls(noise[row, :nodes])
-
-    for error, least, most in ((0.0, 0, 0), (1e-3 / SCALE / strategy.reach, 5, 50)):
-        stack = np.zeros((200, strategy.state_columns))
-        open_rows.clear()
-        path = (noise.reshape(-1), np.arange(200) * 50, zero, end, stack, out, exact)
-        strategy.fold(Ranges(*path, error))
-        assert least <= len(open_rows) <= most
-        assert np.array_equal(out, expected)
-
-
 def test_a_run_keeps_the_numbers_that_it_was_begun_with() -> None:
     parameters = np.array([0.0, 0.5, 1.0, 1.0, 0.25, 0.5, 1.0, 2.0])
     strategy = DenseStrategy(2, parameters)

@@ -384,6 +384,7 @@ def test_whatever_is_taken_means_in_duckdb_what_it_means_here(
 
 @pytest.mark.parametrize(
     "text", ["vendor = 'secret7'", "hour = 'secret7'", "day < 'secret7'",
+             'vendor = "secret7"', '"secret7" = 1',
              "f(secret7)", "hour = 1 secret7 'secret7", "x < 0.7777"]
 )  # fmt: skip
 def test_a_refusal_quotes_no_value(text: str) -> None:
