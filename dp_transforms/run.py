@@ -135,9 +135,9 @@ def begin_run(
     mixing = _checked_cells(plan, public, mixing)
     with keys.ring() as ring:
         fingerprint, source_fingerprint = ring.fingerprint, ring.source_fingerprint(source)
-    resumed = stores.exists(store)
-    if account is not None and not resumed:
-        account.check(plan)  # a refused charge leaves no store behind
+    resumed = stores.check_new(  # a refused charge leaves no store behind
+        store, lambda: None if account is None else account.check(plan)
+    )
     identity = RunIdentity(
         plan_hash=plan.hash,
         run_id=run_id or new_run_id(),

@@ -236,6 +236,26 @@ def exists(url: str) -> bool:
     return backend(url).exists()
 
 
+def check_new(url: str, check: Callable[[], object]) -> bool:
+    """Call the check of a run that may begin, if the store does not exist; return whether it does.
+
+    A refusal holds only if no other process has begun the run meanwhile: the charge or manifest
+    that the check met is then this run's own.
+
+    Raises:
+        PolicyError: the check refuses, and the store does not exist.
+    """
+    if exists(url):
+        return True
+    try:
+        check()
+    except PolicyError:
+        if not exists(url):
+            raise
+        return True
+    return False
+
+
 def initialise(
     url: str, identity: "RunIdentity", calibrate: "Calibrate | None" = None
 ) -> "RunIdentity":

@@ -57,6 +57,19 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
     """
     refuse_exposed(job)
     identity = None if fresh else store_identity(job)
+    try:
+        return _check_begin(job, identity, fresh, accept)
+    except PolicyError:
+        begun = None if fresh or identity is not None else store_identity(job)
+        if begun is None:
+            raise
+        # Another process has begun the run meanwhile: the charge and releases are this run's own.
+        return _check_begin(job, begun, fresh, accept)
+
+
+def _check_begin(
+    job: Job, identity: "RunIdentity | None", fresh: bool, accept: Accept | None
+) -> Expected:
     if identity is not None and identity.plan_hash != job.plan.hash:
         raise _other_run(job, identity)
     folder = job.sink.folder

@@ -94,10 +94,8 @@ def prepare(
     parts = (source or ()) if own is None else own.identity()
     url = job.state.store or ""
     sink = sink_of(job)
-    if not stores.exists(url):
-        refuse_lost_store(sink)
-        if own is not None:
-            check_types(job)
+    if not stores.check_new(url, lambda: refuse_lost_store(sink)) and own is not None:
+        check_types(job)
     if plan.public_keys is not None and public is None:
         public = canonical_public_keys(plan, read_public_keys(job))
     run, resumed = begin_run(

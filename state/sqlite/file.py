@@ -143,7 +143,8 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
     if not store_exists(path):
         return None
     with _read_only(path) as db:
-        _own_tables(db)
+        if not _own_tables(db):  # another process is making it
+            return None
         check_format(db)
         text = read_meta(db, "identity")
     with reading():
@@ -159,6 +160,8 @@ def peek_note(path: str | Path, name: str) -> str | None:
     if not store_exists(path):
         return None
     with _read_only(path) as db:
+        if not _own_tables(db):  # another process is making it
+            return None
         check_format(db)
         return read_meta(db, NOTE + name)
 

@@ -6,6 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.jobs import charging
 from dpstream.pipelines.jobs.charging import check_begin, check_charge, folder_used, store_identity
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.secret import new_secret
@@ -15,12 +17,12 @@ from tests import accounts
 from tests.pipelines.cli.mistakes import PROJECT, visits, with_account
 
 
-def job(folder: Path, limit: float = 8.0, contributions: int = 4) -> Job:
-    """A job on real visits."""
+def job(folder: Path, limit: float | None = 8.0, contributions: int = 4) -> Job:
+    """A job on real visits; without a limit, it has no account."""
     if not (folder / "noise.secret").exists():
         pq.write_table(visits(), folder / "visits.parquet")
         new_secret(folder / "noise.secret")
-    text = with_account(limit)
+    text = PROJECT if limit is None else with_account(limit)
     text = text.replace("contributions = 4", f"contributions = {contributions}")
     accounts.write(folder / "dpstream.toml", text)
     return load_job(folder)
@@ -79,6 +81,26 @@ def test_a_run_that_was_begun_costs_nothing_more(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="this would spend"):
         check_charge(tight)
     assert len(accounts.charges(tmp_path / "ledger.db")) == 1
+
+
+@pytest.mark.parametrize("limit", [6.1, None])
+@pytest.mark.parametrize("place", [(charging, "store_identity"), (FileSink, "used")])
+def test_another_process_begins_the_run_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[object, str], limit: float | None
+) -> None:
+    """Its charge, and its releases, are this run's own and refuse nothing."""
+    one, begun = job(tmp_path, limit), list[str]()
+    look = getattr(*place)
+
+    def look_while_another_begins(*arguments: object) -> object:
+        before = look(*arguments)
+        monkeypatch.undo()
+        begun.append(ran(one))
+        return before if place[1] == "store_identity" else look(*arguments)
+
+    monkeypatch.setattr(*place, look_while_another_begins)
+    assert check_begin(one).run_id in (None, *begun)
+    assert ran(one) == begun[0]
 
 
 def test_a_changed_job_and_a_lost_store(tmp_path: Path) -> None:

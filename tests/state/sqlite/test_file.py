@@ -5,6 +5,8 @@ The format of a store, and rows of meta that are what was put there.
 Notes of the embedded store: changed by comparison, apart from its own rows, checked.
 """
 
+import contextlib
+import threading
 from pathlib import Path
 
 import msgspec
@@ -161,6 +163,22 @@ def test_a_begin_that_was_cut_off_is_no_store(tmp_path: Path) -> None:
     held.execute("BEGIN EXCLUSIVE")
     assert store_exists(path)
     held.close()
+
+
+def test_a_store_that_is_being_made_is_not_damaged(tmp_path: Path) -> None:
+    """Its file exists, and is locked, before its tables are committed."""
+    path = tmp_path / "s.db"
+    with contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as maker:
+        maker.execute("BEGIN EXCLUSIVE")
+        later = threading.Timer(0.3, maker.rollback)
+        later.start()
+        assert peek_identity(path) is None
+        later.join()
+        maker.execute("BEGIN EXCLUSIVE")
+        later = threading.Timer(0.3, maker.rollback)
+        later.start()
+        assert peek_note(path, "account") is None
+        later.join()
 
 
 def test_what_an_operator_adds_is_no_damage(bench: SqliteBench) -> None:
