@@ -21,7 +21,15 @@ _NUMBERS = itertools.count()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the lists leave out, before markers select."""
+    """Mark what the lists leave out, before markers select; refuse a test that has no fixture.
+
+    A slow test would show only once it runs that its fixture is elsewhere now.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function):
+            missing = {*item.fixturenames} - {*item._fixtureinfo.name2fixturedefs, "request"}
+            if missing:
+                raise pytest.UsageError(f"{item.nodeid}: no fixture {', '.join(missing)} is here")
     if config.option.markexpr in config.getini("addopts") and any("::" in a for a in config.args):
         config.option.markexpr = "not slow"  # an extended test that is named runs
     for path, mark in ((SLOW, pytest.mark.slow), (EXTENDED, pytest.mark.extended)):

@@ -247,11 +247,11 @@ def causes_of(job: Job) -> dict[str, Cause]:
     )
     keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)
     columns = ", ".join(f"'{a.column}'" for a in plan.aggregates if a.column is not None)
-    unit, its_type = plan.unit.column, "write the type that it has, and texts as UTF-8"
+    its_type = "write the type that it has, and texts as UTF-8"
     texts = {
         "unit": (
-            f"table.unit_column: column '{unit}' holds no {plan.unit.type}",
-            f'{its_type}; for texts: unit = {{ name = "{unit}", type = "string" }}',
+            f"table.unit_column: column '{plan.unit.column}' holds no {plan.unit.type}",
+            f'{its_type}; for texts, write type = "string" in the unit of the data set',
         ),
         "key": (f"key: a column of {keys} holds no value of its type", its_type),
         "time": (

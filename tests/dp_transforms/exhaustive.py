@@ -161,7 +161,7 @@ def tests_of(plan: Plan) -> list[int]:
     if isinstance(privacy.tests, tuple):
         return list(privacy.tests)
     if privacy.tests or skips(plan):
-        n = min(privacy.tests or 15, last)
+        n = min(privacy.tests or (10 if privacy.combine else 16), last)
         return sorted({math.ceil(Fraction(last) * Fraction(j, n) ** 2) for j in range(1, n + 1)})
     every = 1 if plan.design.restarts else privacy.select_every or refreshes_every(plan)
     return [t for t in range(1, last + 1) if t % every == 0 or t == last]

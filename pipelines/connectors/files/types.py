@@ -119,7 +119,7 @@ def _schema(path: str) -> pa.Schema | None:
 def _roles(job: Job) -> Iterator[_Role]:
     """The columns that come from the files as they are; others go through the job's query."""
     plan, source = job.plan, job.source
-    yield _identity("table.unit_column", "unit = %s", plan.unit, job)
+    yield _identity("table.unit_column", None, plan.unit, job)
     if plan.record_id is not None:
         yield _identity("table.record_id", "record_id = %s", plan.record_id, job)
     micros = job.schema.event_time.type == "micros"
@@ -135,10 +135,19 @@ def _roles(job: Job) -> Iterator[_Role]:
             yield _number(aggregate.column, job)
 
 
-def _identity(where: str, form: str, field: Field, job: Job) -> _Role:
+def _identity(where: str, form: str | None, field: Field, job: Job) -> _Role:
+    """Return the role of a column of identities.
+
+    Args:
+        form: the line of the job that declares the column, with ``%s`` for its table; ``None``: the
+            data set's unit has its type.
+    """
+
     def fix(kind: pa.DataType) -> str:
         declared = _declared(kind)
-        if declared is not None:
+        if declared is not None and form is None:
+            return f'write type = "{declared}" in the unit of the data set'
+        if declared is not None and form is not None:
             table = f'{{ column = "{field.column}", type = "{declared}" }}'
             return f"write {form % table}"
         if _types.is_struct(kind) and kind.num_fields:

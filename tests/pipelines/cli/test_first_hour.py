@@ -95,8 +95,12 @@ def int_users(hour: Hour) -> None:
     hour.column("user", pa.array(range(2_400)).cast(pa.int64()))
 
 
+#: The type of a data set's unit, as a fix writes it.
+TYPE = r'type = "\w+"'
+
+
 def declared(hour: Hour) -> None:
-    hour.edit('unit = { name = "user" }', hour.fix_part(r"unit = \{.*\}"))
+    hour.edit('unit = { name = "user" }', f'unit = {{ name = "user", {hour.fix_part(TYPE)} }}')
 
 
 def packed(kind: str, ending: str) -> Step:
@@ -324,7 +328,7 @@ MISTAKES = {
         edit("contributions = 4\n", ""), 2, ("contributions", "is required"),
         lambda hour: hour.edit("budget =", hour.fix_part(r"contributions = \d+") + "\nbudget =")),
     "no secret": Mistake(no_key, 2, ("secret", "is required to run"), a_key),
-    "a key that others can read": Mistake(opened_key, 3, ("secret",), closed_key),
+    "a key that others can read": Mistake(opened_key, 2, ("secret",), closed_key),
     "a key among the releases": Mistake(
         key_inside, 3, ("secret", "folder of the releases", "elsewhere"), key_outside),
     "an edited job": Mistake(
@@ -392,7 +396,7 @@ EMPTY = {
     "few units": (few, ("no key has enough units", "dpstream plan daily"), again),
     "a type of text": (
         text_int, ("table.unit_column: column 'user' holds no int", 'type = "string"'), lambda hour:
-        hour.edit('unit = { name = "user", type = "int" }', hour.fix_part(r"unit = \{.*\}"))),
+        hour.edit('type = "int"', hour.fix_part(TYPE))),
     "an array of JSON": (array_of_json, ("source: there is no readable row",), lines_of_json),
 }  # fmt: skip
 

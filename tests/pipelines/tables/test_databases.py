@@ -1,7 +1,7 @@
 """Tables of a SQLite file and of a real PostgreSQL server, as Arrow."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from tests.pipelines.sql.asking import (
     dp,
 )
 from tests.pipelines.sql.test_ask import BEFORE_NOISE
-from tests.postgresql import postgresql_server
 
 _COLUMNS = {"uid": "INT64", "page": "STRING", "f": "FLOAT64", "d": "NUMERIC", "b": "BYTES",
             "day": "DATE", "at": "TIMESTAMP"}  # fmt: skip
@@ -165,13 +164,6 @@ def test_sqlite(tmp_path: Path) -> None:
 def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="visits"):
         ask(_catalog(tmp_path, f"sqlite:///{tmp_path}/none.db"), dp(f"page, {COUNTED} AS n"))
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """Address of a server of its own."""
-    with postgresql_server() as address:
-        yield address
 
 
 def test_postgresql(server: str, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_identities_are_refused_where_no_row_would_be_one(
     """Held against the ingest itself."""
     job, array = make_job("parquet"), ARRAYS[name]
     unit = msgspec.structs.replace(job.plan.unit, type=declared)
-    role = types._identity("table.unit_column", "unit = %s", unit, job)
+    role = types._identity("table.unit_column", None, unit, job)
     assert fits(role, array) is bool(columns.identity(array, declared)[1].any())
     if not pa.types.is_nested(array.type):
         assert fits(role, array.dictionary_encode()) is fits(role, array)
