@@ -70,11 +70,14 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.rows if self.per == "row" else 1
 
     @property
+    def takes_bounds(self) -> bool:
+        """Return whether the column has bounds, given or chosen; units and rows have none."""
+        return self.kind in BOUNDED or (self.kind == "count" and self.per == "group")
+
+    @property
     def automatic(self) -> bool:
         """Return whether the query chooses the bounds of this column."""
-        if self.low is not None or self.high is not None:
-            return False
-        return self.kind in BOUNDED or (self.kind == "count" and self.per == "group")
+        return self.takes_bounds and self.low is None and self.high is None
 
     @property
     def rows_histogram(self) -> str:
@@ -262,15 +265,11 @@ def check_column(column: QueryColumn, where: str) -> None:
     if not 0 < column.grid < math.inf:
         raise UsageError(f"{where}.grid", "must be a positive number", "write e.g. 0.001")
     _check_quantiles(column, where)
-    if column.automatic or column.kind == "units" or _counts_rows(column):
+    if column.automatic or not column.takes_bounds:
         if column.low is not None or column.high is not None:
             raise UsageError(f"{where}.bounds", "have no meaning for this function", "omit them")
         return
     _check_values(column, where)
-
-
-def _counts_rows(column: QueryColumn) -> bool:
-    return column.kind == "count" and column.per == "row"
 
 
 def _check_quantiles(column: QueryColumn, where: str) -> None:

@@ -25,7 +25,7 @@ from dpstream.accounting.limits import SINK_THREADS
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, make_folder, publish_folder, sync, sync_tree
 from dpstream.state.ledger.open import file_of
-from dpstream.state.locks import private_folder
+from dpstream.state.locks import private_folder, sweep
 
 #: What an error of the system means for either folder.
 _CANNOT = "cannot be written or read back"
@@ -197,6 +197,7 @@ class Output:
             raise self._foreign()
         damaged = [name for name, of in files.items() if not is_written(self._out / name, of)]
         if current is not None and not damaged:
+            sweep(self._out.parent)  # whoever made it may have been killed before it tidied up
             return []
         with file_errors(self._field, _CANNOT):
             make_folder(self._out.parent)

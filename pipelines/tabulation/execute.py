@@ -55,7 +55,7 @@ from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger
-from dpstream.state.locks import private_folder
+from dpstream.state.locks import private_folder, sweep
 from dpstream.state.private_log import keep_beside
 
 
@@ -203,6 +203,7 @@ def _uncharged(
         if manifest.plan_hash != setup.plan.hash or order.how.fresh:
             raise UsageError("OUT", "exists and is another execution's", "name a new folder")
         if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
+            sweep(order.out.parent)
             return Execution(manifest, False, False)
         raise PolicyError(
             "OUT",

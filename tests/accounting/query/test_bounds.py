@@ -1,6 +1,7 @@
 """Automatic bounds: what histograms cost, and what is read off them."""
 
 import math
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from dpstream.accounting.query.bounds import (
     settled,
 )
 from dpstream.accounting.query.calibration import allocate_query, noise_by_bound
-from dpstream.accounting.query.plan import GROUPS, QueryColumn, QueryPlan
+from dpstream.accounting.query.plan import GROUPS, ColumnKind, QueryColumn, QueryPlan
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix, histogram, magnitudes
 from tests.accounting.query.losses import loss
 from tests.queries import COUNT, MEAN, ROWS, SUM, UNITS, query
@@ -273,6 +274,20 @@ def test_noise_is_proportional_to_the_bound() -> None:
         settled_plan = settled(plan, design, exact(design, [40] * 50_000)).plan
         [noise, _] = allocate_query(settled_plan, design.reserved).parts
         assert noise.sd / noise.part.most == pytest.approx(by_bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", get_args(ColumnKind))
+@pytest.mark.parametrize("per", ["group", "row"])
+def test_bounds_are_chosen_beside_any_column(
+    kind: ColumnKind, per: Literal["group", "row"]
+) -> None:
+    at = (0.5,) if kind == "quantiles" else ()
+    beside = QueryColumn("b", kind, per="row" if at else per, at=at)
+    plan = query(QueryColumn("c", "sum", per="group"), beside, groups=1, selects=False)
+    design = designed(plan)
+    values = [[40] * 50_000 for _ in design.histograms]
+    columns = settled(plan, design, exact(design, *values)).plan.columns
+    assert all(not column.automatic for column in columns)
 
 
 def test_the_lower_bound_of_a_sum_costs_no_noise_and_is_as_wide() -> None:

@@ -71,6 +71,8 @@ _PUBLIC = OPTIONS + ", group_selection_strategy = PUBLIC_GROUPS"
 _ROWS = "(SELECT * FROM visits WHERE {where}) AS v"
 #: Statements of every kind, on some rows or on none.
 _EMPTIED = {
+    "no groups": dp("SUM(n) AS s, MIN(seconds) AS lo, COUNT(DISTINCT uid) AS u", f"FROM {_ROWS}",
+                    "epsilon = 2, delta = 1e-9"),
     "thresholds": dp(f"page, seconds > 1 AS late, {COUNTED} AS n, COUNT(DISTINCT uid) AS u",
                      f"FROM {_ROWS} GROUP BY page, late"),
     "every function": dp(
@@ -95,8 +97,6 @@ _EMPTIED = {
                            f"FROM {_ROWS} RIGHT JOIN (SELECT DISTINCT page FROM pages "
                            "WHERE title = 'none') AS p ON v.page = p.page GROUP BY p.page",
                            _PUBLIC),
-    "no groups": dp("SUM(n) AS s, MIN(seconds) AS lo, COUNT(DISTINCT uid) AS u", f"FROM {_ROWS}",
-                    "epsilon = 2, delta = 1e-9"),
 }  # fmt: skip
 
 
