@@ -50,6 +50,10 @@ class Backend(ABC):
         """Return whether a run was begun in it."""
 
     @abstractmethod
+    def identity(self) -> "RunIdentity | None":
+        """Return the run in it, of whatever plan; ``None`` if none was begun."""
+
+    @abstractmethod
     def sweep(self) -> None:
         """Remove temporary files of killed commands beside the store."""
 
@@ -94,6 +98,12 @@ class SqliteBackend(Backend):
         from dpstream.state.sqlite.file import store_exists
 
         return store_exists(self.path)
+
+    @override
+    def identity(self) -> "RunIdentity | None":
+        from dpstream.state.sqlite.file import peek_identity
+
+        return peek_identity(self.path)
 
     @override
     def sweep(self) -> None:
@@ -141,6 +151,13 @@ class SpannerBackend(Backend):
         from dpstream.state.spanner.schema import has_identity
 
         return has_identity(self._connect())
+
+    @override
+    def identity(self) -> "RunIdentity | None":
+        from dpstream.state.spanner.schema import has_identity, read_identity
+
+        database = self._connect()
+        return read_identity(database)[0] if has_identity(database) else None
 
     @override
     def sweep(self) -> None:

@@ -43,7 +43,8 @@ class Expected(NamedTuple):
 def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> Expected:
     """Refuse now what `begin` would refuse, as far as public files and the account show it.
 
-    A store or sink that is a database or a topic is not connected to: only `begin` checks it.
+    Only `begin` checks a sink that is a database or a topic, and what a store that is a database
+    has seen of the account.
 
     Args:
         fresh: a new run is asked for: the existing store and releases are moved away.
@@ -96,10 +97,13 @@ def _other_run(job: Job, identity: "RunIdentity") -> PolicyError:
     why = "the job was changed since"
     if of_workload:
         why += ", or it is the run of another workload"
+    rule = f"{run}, which was begun with another plan: {why}"
+    if job.state.path is None or job.sink.folder is None:  # a service, which is not moved away
+        return PolicyError("store", rule, f"{places}; or restore the old job")
     places = f"{places}; or " if of_workload else ""
     return PolicyError(
         "store",
-        f"{run}, which was begun with another plan: {why}",
+        rule,
         f"{places}type {fresh_command(job)}, which begins a new run at a new charge "
         "and keeps the old store and releases beside the new ones; or restore the old job",
     )
@@ -124,13 +128,17 @@ def fresh_command(job: Job) -> str:
 
 
 def store_identity(job: Job) -> "RunIdentity | None":
-    """Return the run in the store's file, of whatever plan; ``None`` also for a database."""
-    path = job.state.path
-    if path is None or not Path(path).exists():
-        return None
-    from dpstream.state.sqlite.file import peek_identity  # not needed to plan
+    """Return the run in the job's store, of whatever plan; ``None`` if none was begun.
 
-    return peek_identity(path)
+    Raises:
+        RunError: the store is a database that cannot be reached.
+    """
+    path, store = job.state.path, job.state.store
+    if store is None or (path is not None and not Path(path).exists()):
+        return None  # without an import that a plan does not need
+    from dpstream.state.open import backend
+
+    return backend(store).identity()
 
 
 def ledger_seen(job: Job) -> "Head | None":

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import grpc
@@ -80,13 +82,22 @@ def test_a_job_runs_on_spanner_by_its_url(tmp_path: Path, url: str) -> None:
 
 
 def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
-    """Token and ledger's end live in the database: charged once, an older one is refused."""
+    """Token and ledger's end live in the database: charged once, an older one is refused.
+
+    The limit has no room for a second charge.
+    """
     there = write_job(tmp_path / "job", url)
-    accounts.write(there, with_account((30.0, 0.05), "book/ledger.db", there.read_text()))
+    accounts.write(there, with_account((20.0, 0.01), "book/ledger.db", there.read_text()))
     create_tables(connect(url))
     for resumed in (False, True):
         assert call("run", there)["resumed"] is resumed
         assert call("account", "show", there)["charges"] == 1
+    assert call("plan", there)["acceptance"]["charged"] is None  # type: ignore[index]
+    text = there.read_text()
+    there.write_text(re.sub("contributions = [0-9]+", "contributions = 8", text))
+    changed = call("run", there, code=3)
+    assert changed["field"] == "store" and "--fresh" not in str(changed["fix"])
+    there.write_text(text)
     name = named(0, "token")
     token = swap_metadata(connect(url), name, read_metadata(connect(url), name), "0" * 32)
     assert token and "older or forked" in str(call("run", there, code=3)["rule"])
@@ -177,8 +188,8 @@ def test_a_run_that_was_not_stopped_publishes_on(tmp_path: Path, url: str) -> No
     call("state", "init", path)
     shards = load_job(path).state.shards
 
-    def resharded(job: Job) -> object:
-        begun = begin(job)
+    def resharded(job: Job, *given: Any, **more: Any) -> object:
+        begun = begin(job, *given, **more)
         subprocess.run(
             [sys.executable, "-m", "dpstream", "state", "reshard", "--project", str(path),
              "--shards", "5"],

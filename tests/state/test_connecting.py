@@ -171,11 +171,11 @@ def test_one_line_on_a_terminal_alone(
 
 @pytest.mark.slow
 def test_a_real_command_ends_within_twenty_seconds() -> None:
-    """A command whose ledger is on a Spanner that does not answer."""
+    """A command whose account is on a Spanner that does not answer."""
     begun = time.monotonic()
     place = "spanner://project/instance/database"
     done = subprocess.run(
-        [sys.executable, "-m", "dpstream.pipelines.cli.main", "ledger", "init", place, "--json"],
+        [sys.executable, "-m", "dpstream.pipelines.cli.main", "account", "show", place, "--json"],
         capture_output=True, text=True, check=False,
         env={**os.environ, EMULATORS["Cloud Spanner"]: NOWHERE},
     )  # fmt: skip
