@@ -100,6 +100,11 @@ def time_text(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+def second_text(micros: int) -> str:
+    """Return an instant of microseconds since 1970, to the second, as RFC 3339 has it."""
+    return time_text(moment_of(micros - micros % 1_000_000))
+
+
 def human(number: float | None) -> str:
     """Return a number with three significant digits: ``12,346``, ``4.57``, ``1e-9``."""
     if number is None or not math.isfinite(number):

@@ -7,6 +7,7 @@ the account, and writes the file with the account's id in the limit's place.
 import contextlib
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -63,6 +64,11 @@ def events(path: str | Path) -> list[Event]:
 def charges(path: str | Path) -> list[Charge]:
     """Charges of an account; none where there is no account."""
     return [event for event in events(path) if isinstance(event, Charge)]
+
+
+def undated(charged: Iterable[Charge]) -> list[Charge]:
+    """Charges as they were before an account dated them."""
+    return [msgspec.structs.replace(charge, at=msgspec.UNSET) for charge in charged]
 
 
 def write(path: Path, text: str, id_: str = ID) -> None:

@@ -4,13 +4,13 @@ the same when the exact numbers change, for tests of sensitivity and of laws."""
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from unittest import mock
 
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.pipelines.formats import receipt
-from dpstream.state.ledger import events
+from dpstream.state.ledger import contract, events
 
 #: A digest of exact numbers, for tests that draw by name and have none.
 INPUTS = bytes(range(16))
@@ -32,9 +32,13 @@ def fixed_run_ids(draw: Callable[[], str] | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fixed_date() -> Iterator[None]:
-    """Every answer of this process has one date."""
+    """Every answer and every charge of this process has one date."""
     clock = SimpleNamespace(now=lambda zone: datetime(2024, 1, 5, tzinfo=zone))
-    with mock.patch.object(receipt, "datetime", clock):
+    instant = int(clock.now(UTC).timestamp() * 1e6)
+    with (
+        mock.patch.object(receipt, "datetime", clock),
+        mock.patch.object(contract, "now_micros", lambda: instant),
+    ):
         yield
 
 

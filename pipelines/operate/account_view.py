@@ -13,6 +13,7 @@ import msgspec
 
 from dpstream.accounting.composition import epsilon_spent, left_within
 from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.figures import second_text
 from dpstream.accounting.plan.unit import composed
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
@@ -126,7 +127,7 @@ def _fields_of(account: History) -> dict[str, Any]:
     delta = account.limit[1] if account.limit else math.fsum(s.delta for s in unit.spends)
     spent = epsilon_spent(unit.spends, delta) if charges else 0.0
     events = [
-        {"seq": e.seq, **msgspec.to_builtins(e.event), **_counted_as(e.event, counted)}
+        {"seq": e.seq, **msgspec.to_builtins(e.event), **_of_charge(e.event, counted)}
         for e in account.entries
     ]
     return {
@@ -148,8 +149,12 @@ def _fields_of(account: History) -> dict[str, Any]:
     }
 
 
-def _counted_as(event: Event, counted: dict[str, int]) -> dict[str, int]:
-    return {"counted_as": counted[event.name]} if isinstance(event, Charge) else {}
+def _of_charge(event: Event, counted: dict[str, int]) -> dict[str, Any]:
+    """Return how often a charge counts, and when it was made; nothing of other events."""
+    if not isinstance(event, Charge):
+        return {}
+    at = None if event.instant is None else second_text(event.instant)
+    return {"counted_as": counted[event.name], "at": at}
 
 
 def _pair(limit: Limit) -> dict[str, float]:

@@ -172,7 +172,7 @@ def _event(entry: dict[str, Any]) -> str:
                 if entry[name] is not None
             )
             return (
-                f"{entry['kind']:<8} {entry['run_id']}{epoch}  "
+                f"{entry['kind']:<8} {entry['run_id']}{epoch}  {entry['at'] or '–'}  "
                 f"{guarantee_pair(entry['epsilon'], entry['delta'])}{noise}{_counted(entry)}"
             )
         case "receipt":

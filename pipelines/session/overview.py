@@ -18,7 +18,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import InvariantError, UsageError, instance
-from dpstream.accounting.figures import moment_of, time_text
+from dpstream.accounting.figures import second_text
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, volumes
 from dpstream.accounting.regions.charging import charge
@@ -317,7 +317,7 @@ def _line(open_table: OpenTable, run_id: str, charge: RegionCharge, name: str) -
     else:
         what = DRAWN if charge.draws_on else QUESTION
     return Line(
-        at=time_text(moment_of(charge.at - charge.at % MICRO)),
+        at=second_text(charge.at),
         run_id=run_id,
         analyst=charge.analyst,
         what=what,

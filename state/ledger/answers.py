@@ -121,7 +121,7 @@ class AnswerLog:
             if account.find(charge.name) is not None:
                 raise PolicyError("account.path", "has this run id already", "draw another one")
             account.check([charge])
-            self._ledger.append(charge)
+            charge = self._ledger.append_charge(charge)
             self._ledger.ask(charge.run_id, request)
             if receipt is not None:
                 digest = self._digest(charge.run_id, receipt)

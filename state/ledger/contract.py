@@ -16,11 +16,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
-from dpstream.state.ledger.events import Charge, Event, Head, Limit, LimitChanged, TableNamed
+from dpstream.state.ledger.events import (
+    Charge,
+    Event,
+    Head,
+    Limit,
+    LimitChanged,
+    TableNamed,
+    now_micros,
+)
 from dpstream.state.ledger.head import HeadFile, end_of
 from dpstream.state.ledger.history import Accept, History
 
@@ -252,8 +262,18 @@ class Ledger(abc.ABC):
         if accept is not None:
             accept(account)
         account.check([charge])
-        self.append(charge)
+        self.append_charge(charge)
         return True
+
+    def append_charge(self, charge: Charge) -> Charge:
+        """Append a charge with the present instant, in a transaction that has checked it.
+
+        Returns:
+            The charge as it is in the account.
+        """
+        dated = msgspec.structs.replace(charge, at=now_micros())
+        self.append(dated)
+        return dated
 
     def set_limit(self, limit: Limit) -> Limit:
         """Change the limit by an entry of its own; return the limit before.

@@ -32,6 +32,7 @@ import binascii
 import hashlib
 import math
 import secrets
+import time
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -179,6 +180,8 @@ class Charge(
         regions: of a session: which points pay, and with what.
         threshold_delta: part of delta its thresholds use (C b).
         kind: what was run.
+        at: when it was charged, microseconds since 1970, by the clock of whoever charged it; absent
+            before it is in an account, and where ``regions`` has it.
         epoch: 0, or how often the run was restored without a replay.
 
     Raises:
@@ -198,6 +201,7 @@ class Charge(
     together: int | None = 1
     rho: float | None = None
     regions: RegionCharge | msgspec.UnsetType = msgspec.UNSET
+    at: int | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         noise = (self.mu or 0.0, self.rho or 0.0)
@@ -215,6 +219,12 @@ class Charge(
     def name(self) -> str:
         """The name of the charge within its data set: run id and epoch."""
         return self.run_id if self.epoch == 0 else f"{self.run_id}/{self.epoch}"
+
+    @property
+    def instant(self) -> int | None:
+        """When it was charged, microseconds since 1970; ``None`` before it is in an account."""
+        at = self.at if isinstance(self.regions, msgspec.UnsetType) else self.regions.at
+        return None if isinstance(at, msgspec.UnsetType) else at
 
 
 class _Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event"):
@@ -390,6 +400,11 @@ def new_run_id() -> str:
     can fix them by one replacement; no argument, setting or environment variable does.
     """
     return secrets.token_hex(16)
+
+
+def now_micros() -> int:
+    """Return the machine's clock, microseconds since 1970; charges are dated by it."""
+    return time.time_ns() // 1_000
 
 
 def new_id() -> str:

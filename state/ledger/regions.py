@@ -18,7 +18,6 @@ spent.  A state in memory has committed entries alone.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from dpstream.state.ledger.balances import (
     write_snapshot,
 )
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Charge, RegionCharge, RegionKind, new_run_id
+from dpstream.state.ledger.events import Charge, RegionCharge, RegionKind, new_run_id, now_micros
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import (
     Kind,
@@ -133,11 +132,6 @@ _EVERY, _EVERY_TIME = 100, 10
 _DELTA = 1e-9
 #: Relative error allowed for a sum, a product and a root.
 _UP = 1 + 1e-12
-
-
-def now_micros() -> int:
-    """Return the machine's clock, microseconds since 1970."""
-    return time.time_ns() // 1_000
 
 
 class RegionAccount:

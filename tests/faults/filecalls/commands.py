@@ -322,7 +322,7 @@ class Command:
             return left, unanswered(folder / self.charged)
         return left, (
             process.code,
-            re.sub(r'"at": [0-9]+|"digest": "[0-9a-f]+"', "", process.stdout),
+            re.sub(r'"at": (?:[0-9]+|"[^"]*")|"digest": "[0-9a-f]+"', "", process.stdout),
         )  # when it was asked
 
 

@@ -101,7 +101,7 @@ def test_what_is_left() -> None:
 def test_events_are_listed_in_order() -> None:
     charge = {
         "event": "charge", "kind": "stream", "run_id": "ab", "epoch": 1, "epsilon": 1.0,
-        "delta": 1e-9, "mu": 0.21291, "rho": None, "counted_as": 1,
+        "delta": 1e-9, "mu": 0.21291, "rho": None, "counted_as": 1, "at": "2024-01-01T00:00:00Z",
     }  # fmt: skip
     events: list[dict[str, Any]] = [
         {"event": "created", "limit": [8.0, 1e-5]}, charge, {"event": "receipt", "run_id": "ab"},
@@ -117,7 +117,7 @@ def test_events_are_listed_in_order() -> None:
     assert view_text(figures).splitlines() == [
         "Account     a7", "Data set    shop", "Unit        user (string)",
         "      0     created  limit epsilon 8, delta 1e-05",
-        "      1     stream   ab epoch 1  (1, 1e-09), mu 0.213",
+        "      1     stream   ab epoch 1  2024-01-01T00:00:00Z  (1, 1e-09), mu 0.213",
         "      2     answered ab",
         "      3     limit    limit epsilon 9, delta 1e-05",
         "      4     closed   ab, cd",
