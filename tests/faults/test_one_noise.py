@@ -20,7 +20,8 @@ from tests.faults.one_noise import (
 from tests.pipelines.ask.kinds import KINDS, Kind, emptied, within, world
 from tests.postgresql import postgresql_server
 
-#: What is put back: the account from a backup, or all that is not an input.
+#: What is put back: the account from a backup (its head file, which would tell, is lost then), or
+#: all that is not an input.
 BACKUPS = {"account": "account", "store": "state", "clone": "."}
 FAST = [("frame", "drawn", "account"), ("session", "charged", "clone")]
 ALL = [
@@ -46,6 +47,9 @@ def attempts(kind: Kind, window: str, what: str, folder: Path) -> list[Attempt]:
         out = [attempt(kind, "same")]
     for rows in ("same", "neighbour"):
         put_back(copy, home / BACKUPS[what])
+        if what == "account":
+            for head in home.glob("dpstream-*.head"):
+                head.unlink()
         with within(home):
             emptied(kind)
             kind.change(rows)

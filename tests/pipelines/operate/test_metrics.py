@@ -226,7 +226,7 @@ def run(*args, **options):
     print([line for line in text.splitlines() if "committed_total" in line][-1])
     return result
 stream.run_job = run
-cli.cli(["run", sys.argv[1], "--quiet", "--metrics-port", str(port)])
+cli.cli(["run", "--project", sys.argv[1], "--quiet", "--metrics-port", str(port)])
 """
 
 
