@@ -73,6 +73,11 @@ class Place(NamedTuple):
         finally:
             ledger.close()
 
+    def lose_head(self) -> None:
+        """Lose the account's head file."""
+        for head in self.folder.glob("dpstream-*.head"):
+            head.unlink()
+
     def copy(self, old: str, new: str) -> None:
         """Copy a store or a sink, as `cp -r` does."""
         stores.close_all()
