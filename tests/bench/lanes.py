@@ -8,9 +8,9 @@ All tests but the slow ones run with coverage by test, and the CPU seconds of ea
 ``make test`` keeps
 
 * the first cases of each test (in the order of `tests.lanes.in_order`) while each takes less than
-  0.05 CPU seconds; all of sabotage and of some folders (`ALWAYS`), of the modules whose figures
-  stand in a document, and `KILLERS`;
-* one case of each test whose id has a word of `ONE_CASE`, if it takes less than 8 CPU seconds;
+  0.05 CPU seconds; those of less than 5 CPU seconds of sabotage and of some folders (`ALWAYS`);
+  all of the modules whose figures stand in a document, and `KILLERS`;
+* one case of each test whose id has a word of `ONE_CASE`, if it takes less than 5 CPU seconds;
 * and of the others, by lines for a CPU second, those that reach a line which none before reached.
 
 So each line that any of these tests runs in its own process is run by ``make test``.  What only
@@ -37,7 +37,7 @@ import pytest
 from dpstream.accounting.arrays import Bool
 from tests.lanes import EXTENDED, in_order
 
-#: Tests that all stay: leaks, released bytes, documentation, oracles, and sabotage anywhere.
+#: Tests that stay unless they are long: leaks, released bytes, documentation, oracles, sabotage.
 ALWAYS = re.compile(r"tests/(audit/|golden/|test_|docs/|statistical/|oracle/)|.*sabotage")
 #: Tests that alone killed a mutant of a sample of 300: lines do not show what they hold.
 KILLERS = re.compile(
@@ -52,7 +52,7 @@ ONE_CASE = re.compile(
     "damage|changes_nothing|restored|lost|two_runs|at_once|other_noise|one_noise|power_noise|"
     "every_path|overspend|within_the_budget|is_seen|is_noticed|is_caught"
 )
-CHEAP_SECONDS, ONE_CASE_SECONDS = 0.05, 8.0
+CHEAP_SECONDS, LONG_SECONDS = 0.05, 5.0
 FIGURES = Path(__file__).with_name("figures.json")
 _FOLDER = "DPSTREAM_LANES_FOLDER"
 _SOURCE = ("accounting", "state", "dp_transforms", "pipelines")
@@ -151,7 +151,7 @@ def chosen(measured: Measured) -> Iterator[tuple[str, int]]:
 
     for function, tests in cases.items():
         while staying[function] < len(tests) and (
-            ALWAYS.match(function)
+            (ALWAYS.match(function) and measured.seconds[tests[staying[function]]] < LONG_SECONDS)
             or KILLERS.search(function)
             or function.partition("::")[0] in cited
             or measured.seconds[tests[staying[function]]] < CHEAP_SECONDS
@@ -188,7 +188,7 @@ def chosen(measured: Measured) -> Iterator[tuple[str, int]]:
 
 def _deserves_one(function: str, seconds: float) -> bool:
     """Whether one case of a test stays whatever lines it reaches."""
-    return ONE_CASE.search(function) is not None and seconds < ONE_CASE_SECONDS
+    return ONE_CASE.search(function) is not None and seconds < LONG_SECONDS
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ TESTS: dict[str, tuple[float, set[int]]] = {
     "tests/state/test_x.py::test_quick": (1.0, {1, 3}),
     "tests/state/test_x.py::test_slow_and_no_more": (4.0, {1, 3}),
     "tests/state/test_x.py::test_sabotage": (4.0, {1}),
-    "tests/state/test_x.py::test_killed": (7.0, {1}),
+    "tests/state/test_x.py::test_killed": (4.5, {1}),
     "tests/state/test_x.py::test_killed_for_long": (9.0, {1}),
     "tests/audit/test_y.py::test_of_the_audit": (4.0, {0}),
+    "tests/audit/test_y.py::test_of_the_audit_for_long": (9.0, {0}),
     **{test: (1.0, {2}) for test in ALIKE},
     ALIKE[2]: (1.0, {9}),
 }
@@ -32,6 +33,7 @@ def test_what_is_left_out_reaches_no_line_of_its_own() -> None:
     assert out == {
         "tests/state/test_x.py::test_slow_and_no_more",
         "tests/state/test_x.py::test_killed_for_long",
+        "tests/audit/test_y.py::test_of_the_audit_for_long",
         ALIKE[3],  # the third alone reaches a line, and the first ones come before it
     }
     stay = set.union(*(reached for test, (_, reached) in TESTS.items() if test not in out))

@@ -1,5 +1,6 @@
 """References to keys: the grammar, the file, the variable, and refusals that quote nothing."""
 
+import contextlib
 import os
 import pickle
 from collections.abc import Iterator
@@ -158,19 +159,21 @@ def test_missing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         SecretSource(None).ring()
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def ordinary_user() -> Iterator[None]:
-    """The superuser may read every file: be somebody else while the test runs."""
+    """The superuser may read every file: be somebody else in the block."""
     superuser = os.geteuid() == 0
     if superuser:
         os.seteuid(65534)
-    yield
-    if superuser:
-        os.seteuid(0)
+    try:
+        yield
+    finally:
+        if superuser:
+            os.seteuid(0)
 
 
-def test_a_file_without_permission(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_file_without_permission(tmp_path: Path) -> None:
     reference = secret_file(tmp_path, KEY.hex(), 0o000)
-    request.getfixturevalue("ordinary_user")
-    error = refusal(reference)
+    with ordinary_user():
+        error = refusal(reference)
     assert isinstance(error, UsageError) and "may not be read" in error.rule
