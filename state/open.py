@@ -51,7 +51,11 @@ class Backend(ABC):
 
     @abstractmethod
     def identity(self) -> "RunIdentity | None":
-        """Return the run in it, of whatever plan; ``None`` if none was begun."""
+        """Return the run in it, of whatever plan; ``None`` if none was begun.
+
+        Raises:
+            PolicyError: it is damaged, or of another format; RunError: it cannot be read.
+        """
 
     @abstractmethod
     def sweep(self) -> None:
@@ -154,10 +158,9 @@ class SpannerBackend(Backend):
 
     @override
     def identity(self) -> "RunIdentity | None":
-        from dpstream.state.spanner.schema import has_identity, read_identity
+        from dpstream.state.spanner.schema import begun_identity
 
-        database = self._connect()
-        return read_identity(database)[0] if has_identity(database) else None
+        return begun_identity(self._connect())
 
     @override
     def sweep(self) -> None:
@@ -254,20 +257,21 @@ def exists(url: str) -> bool:
 
 
 def check_new(url: str, check: Callable[[], object]) -> bool:
-    """Call the check of a run that may begin, if the store does not exist; return whether it does.
+    """Check a run that may begin, unless the store has a run; return whether the store has one.
 
-    A refusal holds only if no other process has begun the run meanwhile: the charge or manifest
-    that the check met is then this run's own.
+    A refusal holds only if no other process has begun the run meanwhile.  Otherwise the charge or
+    the manifest that the check refused belongs to this very run.
 
     Raises:
-        PolicyError: the check refuses, and the store does not exist.
+        PolicyError: the check refuses, and the store has no run; or the store cannot be read.
     """
-    if exists(url):
+    store = backend(url)
+    if store.identity() is not None:
         return True
     try:
         check()
     except PolicyError:
-        if not exists(url):
+        if store.identity() is None:
             raise
         return True
     return False

@@ -23,7 +23,7 @@ _NUMBERS = itertools.count()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what the lists leave out, before markers select; refuse a test that has no fixture.
 
-    A slow test would show only once it runs that its fixture is elsewhere now.
+    Otherwise the error appears only when the test runs, which may be a slow one.
     """
     for item in items:
         if isinstance(item, pytest.Function):

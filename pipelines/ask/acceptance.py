@@ -126,24 +126,24 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
     Args:
         fresh: with ``--fresh``: a new run at a new charge.
     """
-    from dpstream.pipelines.jobs.charging import check_begin, store_identity  # with solvers
+    from dpstream.pipelines.jobs.charging import check_begin  # with solvers
     from dpstream.pipelines.jobs.secret import secret_source
     from dpstream.state.open import refuse_other_secret
 
     expected, refusal = None, None
     try:
         expected = check_begin(job, fresh)
-        identity = None if fresh else store_identity(job)
-        if identity is None:
+        if expected.identity is None:
             secret_source(job).check_readable()
         else:
             with secret_source(job).ring() as ring:
-                refuse_other_secret(identity, ring.fingerprint)
+                refuse_other_secret(expected.identity, ring.fingerprint)
     except DpstreamError as error:
         refusal = error
     more = [] if expected is None or expected.charged else [expected.charge]
     cost = (more[0].epsilon, more[0].delta) if more and refusal is None else None
-    run_id = None if expected is None or refusal is not None else expected.run_id
+    goes_on = None if expected is None or refusal is not None else expected.identity
+    run_id = None if goes_on is None else goes_on.run_id
     if job.ledger is None:
         return Acceptance(refusal, cost, run_id, None)
     return Acceptance(refusal, cost, run_id, *_account(job.ledger, more))

@@ -137,7 +137,7 @@ def plan(
     If `dpstream run` would be refused now, the exit code is that of the refusal.
 
     The line with a star is the best mechanism for the job as it is, on a public reference shape.
-    If a run was begun in the job's store file, the figures are those that this run committed.
+    If a run was begun in the job's store, the figures are those that this run committed.
     """
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe

@@ -153,7 +153,7 @@ def run_checked(
     """
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.connectors.replay.source import parse_speed
-    from dpstream.pipelines.jobs.charging import store_identity
+    from dpstream.pipelines.jobs.committed import store_identity
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on

@@ -1,7 +1,7 @@
 """The cost of a run of a job, and its acceptance: one rule for `dpstream run` and `dpstream plan`.
 
-It uses only public parts: the job, the run's identity in the store's file, the names of files in
-the folder of releases, and the account.  It writes nothing and imports no runner.
+It uses only public parts: the job, the run's identity in the store, the names of files in the
+folder of releases, and the account.  It writes nothing and imports no runner.
 """
 
 from itertools import count
@@ -14,7 +14,7 @@ from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
-from dpstream.pipelines.jobs.committed import HasAccount, unit_of
+from dpstream.pipelines.jobs.committed import HasAccount, store_identity, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
@@ -30,21 +30,21 @@ class Expected(NamedTuple):
     """The run that a job would begin or continue.
 
     Attributes:
-        run_id: the run that continues; ``None``: a new one begins.
+        identity: the run that continues; ``None``: a new one begins.
         charge: what the run costs.
         charged: whether the charge is in the account already, so that nothing more is charged.
     """
 
-    run_id: str | None
+    identity: "RunIdentity | None"
     charge: Charge
     charged: bool
 
 
 def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> Expected:
-    """Refuse now what `begin` would refuse, as far as public files and the account show it.
+    """Refuse now what `begin` would refuse, as far as public files, the store and the account show.
 
-    Only `begin` checks a sink that is a database or a topic, and what a store that is a database
-    has seen of the account.
+    Only `begin` checks a sink that is a database or a topic.  Only `begin` compares the account
+    with the end of it that a store in a database has seen.
 
     Args:
         fresh: a new run is asked for: the existing store and releases are moved away.
@@ -53,8 +53,8 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
     Raises:
         PolicyError: the store holds another plan's run, it was lost, the account's limit does
             not allow the charge, or a private file lies in the folder of the releases or in git.
-        UsageError: account and store are the same file or database.
-        RunError: a file cannot be read.
+        UsageError: account and store are the same file or database, or a database may not be used.
+        RunError: a file or a database cannot be read.
     """
     refuse_exposed(job)
     identity = None if fresh else store_identity(job)
@@ -116,7 +116,8 @@ def _other_places(job: Job) -> str:
     new, sink = next(unused), job.sink
     field = "path" if sink.path else "topic" if sink.topic else "table"
     place = new if sink.path else f"{sink.topic or sink.table}{new.removeprefix(name)}"
-    options = f"--set job.{name}.store={new}.store.db --set job.{name}.sink.{field}={place}"
+    store = f"{job.state.store}-2" if job.state.path is None else f"{new}.store.db"
+    options = f"--set job.{name}.store={store} --set job.{name}.sink.{field}={place}"
     return f"add {options} to this command"
 
 
@@ -125,20 +126,6 @@ def fresh_command(job: Job) -> str:
     if job.cells is not None:
         return "`dpstream workload answer` as before with --fresh and a new --out"
     return f"`dpstream run {job.name} --fresh`"
-
-
-def store_identity(job: Job) -> "RunIdentity | None":
-    """Return the run in the job's store, of whatever plan; ``None`` if none was begun.
-
-    Raises:
-        RunError: the store is a database that cannot be reached.
-    """
-    path, store = job.state.path, job.state.store
-    if store is None or (path is not None and not Path(path).exists()):
-        return None  # without an import that a plan does not need
-    from dpstream.state.open import backend
-
-    return backend(store).identity()
 
 
 def ledger_seen(job: Job) -> "Head | None":
@@ -209,7 +196,7 @@ def check_charge(
             if accept is not None:
                 accept(account)
             account.check([spend])
-    return Expected(None if identity is None else identity.run_id, spend, charged)
+    return Expected(identity, spend, charged)
 
 
 def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Charge:

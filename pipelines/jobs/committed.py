@@ -6,9 +6,8 @@ released may be used freely; a figure that was written by hand in its place may 
 looking at the data, without a charge.
 
 **The run in the store.**  Commands show the figures in force, which are those that the run was
-begun
-with.  Only public parts are read.  A database is not connected to for this, and a file that cannot
-be read counts as absent: `dpstream run` reports it.
+begun with.  Only public parts are read.  A store that cannot be read counts as absent here:
+`dpstream run` and `dpstream plan` report it.
 """
 
 import contextlib
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.project.job_section import ChoiceSection
     from dpstream.state.ledger.open import AccountPlace
+    from dpstream.state.store import RunIdentity
 
 _AGAIN = "run `dpstream choose` on the data set's account, or restore the section it wrote"
 
@@ -189,15 +189,26 @@ class Committed(NamedTuple):
     budget: Budget
 
 
-def committed(job: "Job") -> Committed | None:
-    """Return the run in the store's file; ``None`` without one, or if it has another plan."""
-    path = job.state.path
-    if path is None or not Path(path).exists():
-        return None
-    from dpstream.state.sqlite.file import peek_identity  # not needed to plan
+def store_identity(job: "Job") -> "RunIdentity | None":
+    """Return the run in the job's store, of whatever plan; ``None`` if none was begun.
 
+    Raises:
+        PolicyError: the store is damaged, or of another format.
+        UsageError: the store is a database that may not be used.
+        RunError: the store cannot be read, or its database cannot be reached.
+    """
+    path, store = job.state.path, job.state.store
+    if store is None or (path is not None and not Path(path).exists()):
+        return None  # without an import that a plan does not need
+    from dpstream.state.open import backend
+
+    return backend(store).identity()
+
+
+def committed(job: "Job") -> Committed | None:
+    """Return the run in the store; ``None`` without one, or if it has another plan."""
     try:
-        identity = peek_identity(path)
+        identity = store_identity(job)
         if identity is None or identity.plan_hash != job.plan.hash:
             return None
         return Committed(identity.run_id, *calibrated(job.plan, identity.calibration))

@@ -59,7 +59,7 @@ def check_secret(job: Job) -> dict[str, str]:
     keys, url, store = secret_source(job), job.state.store or "", "new"
     with keys.ring() as ring:
         fingerprint = ring.fingerprint
-    if stores.exists(url):
+    if stores.backend(url).identity() is not None:
         stores.refuse_other_secret(stores.identity_of(url, job.plan), fingerprint)
         store = "fits"
     return {"where": keys.kind, "store": store, "fingerprint": fingerprint}

@@ -55,7 +55,7 @@ def open_job_store(job: Job) -> Store:
         PolicyError: it belongs to another plan.
     """
     url = job.state.store or ""
-    if not stores.exists(url):
+    if stores.backend(url).identity() is None:
         raise UsageError("store", "holds no run yet", "run the job, or correct store")
     return stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
 

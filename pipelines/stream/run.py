@@ -49,7 +49,8 @@ from dpstream.pipelines.connectors.write import (
     WriteReleases,
     dead_letter_folder,
 )
-from dpstream.pipelines.jobs.charging import check_begin, folder_used, store_identity
+from dpstream.pipelines.jobs.charging import check_begin, folder_used
+from dpstream.pipelines.jobs.committed import store_identity
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.text import duration_micros

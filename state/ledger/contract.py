@@ -266,14 +266,16 @@ class Ledger(abc.ABC):
         return True
 
     def append_charge(self, charge: Charge) -> Charge:
-        """Append a charge with the present instant, in a transaction that has checked it.
+        """Append a charge in a transaction that has checked it, with the present instant if it has
+        none.
 
         Returns:
             The charge as it is in the account.
         """
-        dated = msgspec.structs.replace(charge, at=now_micros())
-        self.append(dated)
-        return dated
+        if charge.instant is None:
+            charge = msgspec.structs.replace(charge, at=now_micros())
+        self.append(charge)
+        return charge
 
     def set_limit(self, limit: Limit) -> Limit:
         """Change the limit by an entry of its own; return the limit before.

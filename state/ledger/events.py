@@ -180,8 +180,9 @@ class Charge(
         regions: of a session: which points pay, and with what.
         threshold_delta: part of delta its thresholds use (C b).
         kind: what was run.
-        at: when it was charged, microseconds since 1970, by the clock of whoever charged it; absent
-            before it is in an account, and where ``regions`` has it.
+        at: when it was charged, microseconds since 1970, by the clock of whoever charged it. Absent
+            before it is in an account, where ``regions`` has the instant, and in accounts of older
+            builds.  A charge that a recovery adds has the instant of the charge that it repeats.
         epoch: 0, or how often the run was restored without a replay.
 
     Raises:
@@ -222,7 +223,7 @@ class Charge(
 
     @property
     def instant(self) -> int | None:
-        """When it was charged, microseconds since 1970; ``None`` before it is in an account."""
+        """When it was charged, microseconds since 1970; ``None`` if it has no instant (``at``)."""
         at = self.at if isinstance(self.regions, msgspec.UnsetType) else self.regions.at
         return None if isinstance(at, msgspec.UnsetType) else at
 

@@ -213,6 +213,22 @@ def has_identity(database: Database) -> bool:
         return False
 
 
+def begun_identity(database: Database) -> RunIdentity | None:
+    """Return the run that was begun on the database; ``None`` also where there are no tables.
+
+    Raises:
+        PolicyError: another format, or damaged.
+    """
+    try:
+        meta = _meta(database)
+    except NothingThereError:
+        return None
+    if "identity" not in meta:
+        return None
+    with reading():
+        return _identity_of(meta)
+
+
 def generation_of(database: Database) -> int | None:
     """Return the generation of the state that is in force, ``None`` if no run was begun."""
     meta = _meta(database)

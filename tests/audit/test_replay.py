@@ -278,6 +278,18 @@ def test_a_replay_is_refused(place: Place, name: str) -> None:
         assert attack.rule not in refusal(place, attack.ledger)
 
 
+@pytest.mark.filterwarnings("ignore::dpstream.accounting.errors.AccountWarning")
+@pytest.mark.parametrize("name", ["an older ledger", "a shorter ledger"])
+def test_the_charge_itself_refuses_an_older_ledger(place: Place, name: str) -> None:
+    """What a store in a database has seen of the account is known only then."""
+    attack = ATTACKS[name]
+    attack.prepare(place)
+    with mock.patch.object(charging, "ledger_seen", lambda _: None):
+        assert attack.rule in refusal(place, attack.ledger)
+        with mock.patch.object(Ledger, "refuse_older", lambda *_: None):
+            assert attack.rule not in refusal(place, attack.ledger)
+
+
 def test_a_copy_taken_while_it_ran_is_refused_once_it_has_ended(place: Place) -> None:
     leave = tokens.leave
 

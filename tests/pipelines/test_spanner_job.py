@@ -92,11 +92,13 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
     for resumed in (False, True):
         assert call("run", there)["resumed"] is resumed
         assert call("account", "show", there)["charges"] == 1
-    assert call("plan", there)["acceptance"]["charged"] is None  # type: ignore[index]
+    plan = call("plan", there)
+    assert plan["acceptance"]["charged"] is None and plan["run_id"]  # type: ignore[index]
     text = there.read_text()
     there.write_text(re.sub("contributions = [0-9]+", "contributions = 8", text))
     changed = call("run", there, code=3)
     assert changed["field"] == "store" and "--fresh" not in str(changed["fix"])
+    assert f".store={url}-2 " in str(changed["fix"])
     there.write_text(text)
     name = named(0, "token")
     token = swap_metadata(connect(url), name, read_metadata(connect(url), name), "0" * 32)

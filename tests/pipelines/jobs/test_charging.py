@@ -8,7 +8,8 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.jobs import charging
-from dpstream.pipelines.jobs.charging import check_begin, check_charge, folder_used, store_identity
+from dpstream.pipelines.jobs.charging import Expected, check_begin, check_charge, folder_used
+from dpstream.pipelines.jobs.committed import store_identity
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.stream.run import run_job
@@ -28,6 +29,11 @@ def job(folder: Path, limit: float | None = 8.0, contributions: int = 4) -> Job:
     return load_job(folder)
 
 
+def id_of(expected: Expected) -> str | None:
+    """The id of the run that would go on."""
+    return None if expected.identity is None else expected.identity.run_id
+
+
 def ran(one: Job) -> str:
     try:
         return run_job(one).run_id
@@ -39,7 +45,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     one = job(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     decision = check_begin(one)
-    assert (decision.run_id, decision.charged) == (None, False)
+    assert (decision.identity, decision.charged) == (None, False)
     assert (decision.charge.epsilon, decision.charge.delta) == (6.0, 1e-6)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -71,7 +77,7 @@ def test_a_run_that_was_begun_costs_nothing_more(tmp_path: Path) -> None:
     one = job(tmp_path)
     run_id = ran(one)
     decision = check_begin(one)
-    assert (decision.run_id, decision.charged) == (run_id, True)
+    assert (id_of(decision), decision.charged) == (run_id, True)
     assert store_identity(one) is not None and folder_used(tmp_path / "releases")
     # A lower limit refuses no run that was charged, but a new one.
     tight = job(tmp_path, 6.0)
@@ -99,7 +105,7 @@ def test_another_process_begins_the_run_meanwhile(
         return before if place[1] == "store_identity" else look(*arguments)
 
     monkeypatch.setattr(*place, look_while_another_begins)
-    assert check_begin(one).run_id in (None, *begun)
+    assert id_of(check_begin(one)) in (None, *begun)
     assert ran(one) == begun[0]
 
 
@@ -110,7 +116,7 @@ def test_a_changed_job_and_a_lost_store(tmp_path: Path) -> None:
         with pytest.raises(PolicyError) as error:
             act(changed)
         assert error.value.field == "store" and "--fresh" in error.value.fix
-    assert check_begin(changed, fresh=True).run_id is None
+    assert check_begin(changed, fresh=True).identity is None
     (tmp_path / "daily.store.db").unlink()
     for act in (check_begin, ran):
         with pytest.raises(PolicyError) as error:

@@ -13,9 +13,11 @@ from dpstream.accounting.composition import within
 from dpstream.accounting.figures import down
 from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.pipelines.cli.main import cli
+from dpstream.state.ledger.answers import AnswerLog, Decision
 from dpstream.state.ledger.events import Charge
 from tests import accounts
 from tests.audit.replays import text_of
+from tests.fixed import fixed_date
 
 MU = mu_of(1.0, 0.6e-3)
 
@@ -47,6 +49,22 @@ def view_of(*args: object) -> dict[str, Any]:
     result = call(*args, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def test_a_charge_has_the_date_of_its_entry(tmp_path: Path) -> None:
+    """Of a run and of an answer; a charge that an older build wrote has none."""
+    place = tmp_path / "book" / "ledger.db"
+    ledger = accounts.opened(place, "visits", limit=(4.0, 0.004))
+    with fixed_date():
+        ledger.charge(stream(1))
+        answered = AnswerLog(ledger, "table").begin("q", lambda _, __: Decision(TABLE))
+    with ledger.transaction():
+        ledger.append(stream(2))
+    assert answered.charge == ledger.entries()[1]
+    ledger.close()
+    dates = [entry["at"] for entry in view_of(place)["entries"][1:]]
+    assert dates == ["2024-01-05T00:00:00Z", "2024-01-05T00:00:00Z", None]
+    assert call(place).stdout.count("  2024-01-05T00:00:00Z  (") == 2
 
 
 def test_what_an_account_holds(path: Path) -> None:

@@ -5,10 +5,12 @@ import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.state.ledger.events import RegionCharge
 from dpstream.state.ledger.orders import Order
 from dpstream.state.ledger.regions import allotted
 from tests import accounts
@@ -27,6 +29,16 @@ def account(tmp_path: Path) -> Iterator[Payer]:
 def allot(account: Payer, amount: int = 500_000, request: str = "a") -> str:
     order = Order("epsilon", amount, "alice", lambda _: YOUNG, allot=True)
     return account.pay(request, order).run_id
+
+
+def test_an_entry_of_a_session_has_one_date(account: Payer, tmp_path: Path) -> None:
+    run_id = allot(account)
+    account.draw("d", run_id, "epsilon", 200_000, "alice", lambda _, of: of)
+    charges = accounts.charges(tmp_path / "ledger.db")
+    assert len(charges) == 2
+    for charge in charges:
+        assert isinstance(charge.regions, RegionCharge)
+        assert charge.at is msgspec.UNSET and charge.instant == charge.regions.at
 
 
 def test_draws_use_it_up_and_charge_no_point(account: Payer) -> None:
