@@ -82,7 +82,7 @@ def test_it_costs_what_the_jobs_run_costs(place: Place) -> None:
     begin(place.job())
     (other,) = place.entries()
     assert one.run_id != other.run_id
-    assert msgspec.structs.replace(one, run_id=other.run_id) == other
+    assert msgspec.structs.replace(one, run_id=other.run_id, at=other.at) == other
 
 
 def test_the_secret_comes_with_the_account(place: Place) -> None:
