@@ -210,8 +210,8 @@ def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, 
     columns = []
     for column in plan.columns:
         most = 1.0 if column.kind == "count" else _STEPS * column.grid
-        high = {"low": 0.0, "high": most} if column.takes_bounds else {}
-        columns.append(msgspec.structs.replace(column, **high, rows=1))
+        bounds = {"low": 0.0, "high": most} if column.takes_bounds else {}
+        columns.append(msgspec.structs.replace(column, **bounds, rows=1))
     budget = allocate_query(msgspec.structs.replace(plan, columns=tuple(columns)), reserved)
     kinds = ("count", "sum")
     first = [noise for noise in reversed(budget.parts) if noise.part.what in kinds]

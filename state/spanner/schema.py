@@ -195,8 +195,9 @@ def create_identity(
         calibrate: its calibration, asked for only if none is there.
     """
     if calibrate is not None:
-        if has_identity(database):
-            return read_identity(database)[0]
+        begun = begun_identity(database)
+        if begun is not None:
+            return begun
         identity = msgspec.structs.replace(identity, calibration=calibrate())
     rows = [("format", FORMAT), ("generation", "0"), *_pieces(identity)]
     # A row that is there may be an earlier attempt's, or another process's: the same run.

@@ -145,9 +145,9 @@ def _identity(where: str, form: str | None, field: Field, job: Job) -> _Role:
 
     def fix(kind: pa.DataType) -> str:
         declared = _declared(kind)
-        if declared is not None and form is None:
-            return f'write type = "{declared}" in the unit of the data set'
-        if declared is not None and form is not None:
+        if declared is not None:
+            if form is None:
+                return f'write type = "{declared}" in the unit of the data set'
             table = f'{{ column = "{field.column}", type = "{declared}" }}'
             return f"write {form % table}"
         if _types.is_struct(kind) and kind.num_fields:
