@@ -273,6 +273,7 @@ def execute(
         Asking(fresh, as_of),
         strict,
         dead_letter,
+        of.name,
     )
     print_account(of.account, of.project, census.environment)
     done = run(order)

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 
 class Charged(NamedTuple):
-    """A plan, and the account that its runs are charged in; either with a job or without one."""
+    """A plan, and the account that its runs are charged in; a plan of Python has no name."""
 
     plan: "Plan"
     ledger: AccountPlace | None
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

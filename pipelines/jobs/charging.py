@@ -222,6 +222,7 @@ def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Ch
         identity=unit_of(job).text,
         periods=plan.timeline.periods,
         together=together(plan),
+        label=job.name,
     )
 
 

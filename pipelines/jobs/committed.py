@@ -54,6 +54,10 @@ class HasAccount(Protocol):
     """Something with a plan, and an account that its runs are charged in: a job, for example."""
 
     @property
+    def name(self) -> str:
+        """The public name in the project file."""
+
+    @property
     def plan(self) -> Plan:
         """The public plan."""
 

@@ -150,11 +150,12 @@ def _fields_of(account: History) -> dict[str, Any]:
 
 
 def _of_charge(event: Event, counted: dict[str, int]) -> dict[str, Any]:
-    """Return how often a charge counts, and when it was made; nothing of other events."""
+    """Return how often a charge counts, when it was made and for what; nothing of other events."""
     if not isinstance(event, Charge):
         return {}
     at = None if event.instant is None else second_text(event.instant)
-    return {"counted_as": counted[event.name], "at": at}
+    label = event.label or (event.regions.analyst if event.regions else "")
+    return {"counted_as": counted[event.name], "at": at, "label": label}
 
 
 def _pair(limit: Limit) -> dict[str, float]:

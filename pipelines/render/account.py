@@ -12,6 +12,8 @@ from dpstream.accounting.figures import decimal_text, exact, guarantee_pair, lef
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.render.layout import count, each, labelled, page
 
+#: Longer labels of charges (many tables) move the rest of their line.
+_LABEL = 24
 _NO_ACCOUNT = "none: without an account the budgets spent on these data are not added up"
 
 
@@ -145,8 +147,9 @@ def view_text(figures: dict[str, Any]) -> str:
         *labelled("Data set", figures["data_set"]),
         *labelled("Unit", figures["common_unit"] or unit),
     ]
+    width = min(max(len(entry.get("label", "")) for entry in figures["entries"]), _LABEL)
     for entry in figures["entries"]:
-        lines += labelled(f"{entry['seq']:>7}", _event(entry))
+        lines += labelled(f"{entry['seq']:>7}", _event(entry, width))
     lines += labelled("Spent", f"{epsilon} at delta {delta} per unit, all together")
     if figures["limit"] is None:
         lines += labelled("Limit", "none: each record has a budget of its own")
@@ -161,10 +164,11 @@ def _limit(limit: dict[str, float], of: str = "") -> list[str]:
     )
 
 
-def _event(entry: dict[str, Any]) -> str:
-    """Return one event as text."""
+def _event(entry: dict[str, Any], width: int) -> str:
+    """Return one event as text; names of jobs and tables take ``width`` characters."""
     match entry["event"]:
         case "charge":
+            label = f"{entry['label']:<{width}}  " if width else ""
             epoch = f" epoch {entry['epoch']}" if entry["epoch"] else ""
             noise = "".join(
                 f", {name} {up(entry[name], 4)}"
@@ -172,7 +176,7 @@ def _event(entry: dict[str, Any]) -> str:
                 if entry[name] is not None
             )
             return (
-                f"{entry['kind']:<8} {entry['run_id']}{epoch}  {entry['at'] or '–'}  "
+                f"{entry['kind']:<8} {label}{entry['run_id']}{epoch}  {entry['at'] or '–'}  "
                 f"{guarantee_pair(entry['epsilon'], entry['delta'])}{noise}{_counted(entry)}"
             )
         case "receipt":

@@ -124,7 +124,9 @@ class Question(NamedTuple):
         """Return the charge of one run."""
         cost = cost_of(self.plan)
         figures = (cost.epsilon, cost.delta, cost.mu, cost.threshold_delta)
-        return Charge(run_id, self.digest, catalog.unit.text, *figures, kind=self.kind)
+        tables = ", ".join(sorted(named_tables([self.statement.source], catalog)))
+        unit = catalog.unit.text
+        return Charge(run_id, self.digest, unit, *figures, kind=self.kind, label=tables)
 
     def budget(self, plan: QueryPlan) -> QueryBudget:
         """Return noise and thresholds of the plan with its bounds."""

@@ -64,6 +64,7 @@ class Order(NamedTuple):
 
     Attributes:
         inputs: the files; out: the folder that is made.
+        name: of the census tables in the project file; empty without one.
         secret: where the secret is.
         ledger: that is charged, ``None``: none is kept.
         runner: whose workers do the work, ``None``: this process.  No byte depends on it.
@@ -80,6 +81,7 @@ class Order(NamedTuple):
     how: Asking = ONCE
     strict: bool = False
     dead_letter: Path | None = None
+    name: str = ""
 
     @property
     def letters(self) -> Path | None:
@@ -107,7 +109,8 @@ class TablesQuestion:
     """The tables of a plan, for `ask.sequence`.
 
     Args:
-        order: what is asked, and how; found: what follows from its public files.
+        order: what is asked, and how.
+        setup: what follows from its public files.
         archive: keeps the files.
 
     Attributes:
@@ -136,7 +139,7 @@ class TablesQuestion:
         """
         plan = self._setup.plan
         cost = Cost(0.0, 0.0) if self._order.ledger is None else plan.cost()
-        return Decision(charge_of(plan, run_id, cost))
+        return Decision(charge_of(plan, run_id, cost, self._order.name))
 
     def stamp(self) -> object:
         """Return the stamp as in `ask.question.Question`."""
@@ -262,7 +265,7 @@ def acceptance(
     return accepted.unless(lambda: Output(out, MANIFEST).check(accepted.run_id))
 
 
-def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
+def charge_of(plan: TablePlan, run_id: str, cost: Cost, label: str = "") -> Charge:
     """Return the charge of a run of a plan for a person, or a household."""
     return Charge(
         run_id,
@@ -274,6 +277,7 @@ def charge_of(plan: TablePlan, run_id: str, cost: Cost) -> Charge:
         0.0,
         kind="table",
         rho=cost.rho,
+        label=label,
     )
 
 

@@ -354,7 +354,7 @@ def _spend(tuning: CheckedRequest, run_id: str) -> Charge:
     identity = unit_of(tuning.job).text
     paid = (question.epsilon, question.delta, tuning.design.mu, 0.0)
     # The first hours lie in one period: nobody has two units in them.
-    return Charge(run_id, tuning.digest, identity, *paid, kind="choice")
+    return Charge(run_id, tuning.digest, identity, *paid, kind="choice", label=tuning.job.name)
 
 
 def _draw(tuning: CheckedRequest, ring: KeyRing, run_id: str) -> Figures:

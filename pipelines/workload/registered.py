@@ -287,7 +287,8 @@ class WorkloadQuestion:
             self._accept(account)
         unit, of = unit_of(self._job).text, self._mechanism
         cost = of.epsilon, of.delta, of.mu, 0.0
-        return Decision(Charge(run_id, self.plan_hash, unit, *cost, kind="workload"))
+        name = self._job.name
+        return Decision(Charge(run_id, self.plan_hash, unit, *cost, kind="workload", label=name))
 
     def stamp(self) -> object:
         """Return names, sizes and times of the job's files; see `ask.question.Question`."""

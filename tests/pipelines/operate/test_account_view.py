@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -65,6 +66,21 @@ def test_a_charge_has_the_date_of_its_entry(tmp_path: Path) -> None:
     dates = [entry["at"] for entry in view_of(place)["entries"][1:]]
     assert dates == ["2024-01-05T00:00:00Z", "2024-01-05T00:00:00Z", None]
     assert call(place).stdout.count("  2024-01-05T00:00:00Z  (") == 2
+
+
+def test_a_charge_is_named_after_what_was_run(tmp_path: Path) -> None:
+    """A job, tables or an analyst: in a column of its own, which an account without names lacks."""
+    place = tmp_path / "ledger.db"
+    ledger = accounts.opened(place, "visits", limit=(4.0, 0.004))
+    ledger.charge(TABLE)
+    assert not view_of(place)["entries"][1]["label"]
+    without = call(place).stdout
+    ledger.charge(msgspec.structs.replace(stream(1), label="daily"))
+    ledger.close()
+    assert [entry["label"] for entry in view_of(place)["entries"][1:]] == ["", "daily"]
+    lines = {line.split()[1]: line for line in call(place).stdout.splitlines() if " (" in line}
+    assert lines["stream"].index(f"{1:032x}") == lines["table"].index(TABLE.run_id)
+    assert f"stream   daily  {1:032x}" in lines["stream"] and f"table    {TABLE.run_id}" in without
 
 
 def test_what_an_account_holds(path: Path) -> None:
