@@ -52,6 +52,7 @@ DEVICE = Cause(
     "check the disk (`dmesg`) and its quota, then run the same command again",
 )
 MEMORY = Cause("there is not enough memory", "free memory, then run the same command again")
+_CANNOT_WRITE = "cannot be written"
 #: What no other cause fits.
 UNKNOWN = Cause("the system refused", "check the path, the disk and the rights")
 
@@ -201,6 +202,30 @@ def unreadable(field: str, error: OSError) -> UsageError:
     """
     cause = cause_of(error)
     return UsageError(field, f"cannot be read: {cause.reason}", cause.fix)
+
+
+def require_folder(field: str, folder: Path) -> None:
+    """Refuse a folder in which no file can be made, whether it is there or will be made.
+
+    A charge follows, so what is known now is not left to the first write.
+
+    Args:
+        field: the public name of the folder.
+
+    Raises:
+        RunError: a file is at its path or above it, or this user may not write there.
+    """
+    place = folder
+    while not place.exists() and not place.is_symlink() and place != place.parent:
+        place = place.parent
+    cause = None if place.is_dir() else _CAUSES[errno.EEXIST]
+    with file_errors(field, _CANNOT_WRITE):
+        if cause is None and os.statvfs(place).f_flag & os.ST_RDONLY:
+            cause = READ_ONLY
+        if cause is None and not os.access(place, os.W_OK | os.X_OK):
+            cause = RIGHTS
+    if cause is not None:
+        raise RunError(field, f"{_CANNOT_WRITE}: {cause.reason}", cause.fix)
 
 
 def cause_at(path: Path) -> Cause | None:

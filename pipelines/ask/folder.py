@@ -22,7 +22,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
-from dpstream.state.disk_errors import file_errors
+from dpstream.state.disk_errors import file_errors, require_folder
 from dpstream.state.durable import PRIVATE, make_folder, publish_folder, sync, sync_tree
 from dpstream.state.ledger.open import file_of
 from dpstream.state.locks import private_folder, sweep
@@ -166,9 +166,11 @@ class Output:
 
         Raises:
             UsageError: something else is at the path.
+            RunError: no folder can be made there.
         """
         current = self.existing_manifest()
         if current is None:
+            require_folder(self._field, self._out)
             return
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
             if run_id and msgspec.json.decode(current, type=_Named).run_id == run_id:

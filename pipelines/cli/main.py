@@ -80,7 +80,9 @@ class Coded(click.Group):
                 raise
             coded = unexpected(f"dpstream {ctx.invoked_subcommand}", error)
         except KeyboardInterrupt:
-            coded = RunError("run", "was interrupted", "run it again on the same state to go on")
+            again = "type it again without --fresh" if "--fresh" in words else "type it again"
+            more = "what it has charged goes on then, at no further charge"
+            coded = RunError("command", "was interrupted", f"{again}; {more}")
         except click.Abort:  # at a prompt
             coded = RunError("command", "was interrupted", "type it again")
         except Exception as error:

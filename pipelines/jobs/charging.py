@@ -16,6 +16,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import together
 from dpstream.pipelines.jobs.committed import HasAccount, store_identity, unit_of
 from dpstream.pipelines.jobs.job import Job
+from dpstream.state.disk_errors import require_folder
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
 from dpstream.state.ledger.open import file_of, read_history
@@ -78,6 +79,10 @@ def _check_begin(
     if new and folder is not None and folder_used(folder):
         again = f"type {fresh_command(job)}, which moves the old releases away"
         raise lost_store("sink.path", f"an empty folder; or {again}")
+    if identity is None:
+        for field, place in (("sink.path", folder), ("dead_letter", job.sink.dead_letter)):
+            if place is not None:
+                require_folder(field, Path(place))
     seen = ledger_seen(job)
     if job.ledger is None:
         if seen is not None and not fresh:

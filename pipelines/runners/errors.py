@@ -65,12 +65,17 @@ def coded(error: BaseException, errors: Iterable[DpstreamError] = ()) -> Dpstrea
     Args:
         errors: errors that workers may raise, all of whose words are public: one that stands in the
             text as it is, class and all, is the error; the first of several.
+
+    Raises:
+        KeyboardInterrupt: the user has interrupted the runner, which wraps that as well.
     """
     seen: BaseException | None = error
     memory = False
     while seen is not None:
         if isinstance(seen, DpstreamError):
             return seen
+        if isinstance(seen, KeyboardInterrupt):
+            raise seen
         memory |= out_of_memory(seen)
         seen = seen.__cause__ or seen.__context__
     worker_error = first_error()

@@ -50,6 +50,7 @@ from dpstream.pipelines.tabulation.work import (
     pairs_of,
     parts_of,
 )
+from dpstream.state.disk_errors import require_folder
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
@@ -128,8 +129,10 @@ class TablesQuestion:
         return identity_of(self._order.inputs, self._setup.plan)
 
     def check(self, ring: KeyRing) -> None:
-        """Check nothing: the public files were checked when they were read."""
+        """Check where files are written; the public files were checked when they were read."""
         Output(self._order.out, MANIFEST).check(None)
+        if self._order.letters is not None:
+            require_folder("--dead-letter", self._order.letters)
         content_of(self._order.inputs.records)  # there, and readable
 
     def decide(self, run_id: str, account: History) -> Decision:

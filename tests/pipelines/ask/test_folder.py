@@ -101,6 +101,14 @@ def test_the_output_of_another_run_is_refused(tmp_path: Path) -> None:
             output.check(run_id)
 
 
+def test_a_place_where_no_folder_can_be_made_is_refused_before_the_charge(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError):
+        Output(tmp_path / "file" / "below" / "out", "manifest").check(None)
+    Output(tmp_path / "below" / "out", "manifest").check(None)
+    assert hidden(tmp_path) == [] and len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_an_archive_that_is_lost_is_refused(tmp_path: Path, damage: str) -> None:
     archive, out = Archive(tmp_path / "answers"), tmp_path / "out"

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from unittest import mock
 
+import apache_beam as beam
 import duckdb
 import pyarrow as pa
 import pytest
@@ -32,6 +33,21 @@ def test_a_coded_cause_is_found_however_deep() -> None:
     outer = RuntimeError("of a runner")
     outer.__cause__ = middle
     assert coded(outer) is cause
+
+
+class _Interrupted(beam.DoFn):
+    """What Ctrl-C does while a stage waits."""
+
+    def process(self, element: int) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_is_none_of_the_runners_failures() -> None:
+    """Beam wraps it in an error of its own, as it does every exception of a stage."""
+    with pytest.raises(RuntimeError) as wrapped, beam.Pipeline("FnApiRunner") as pipeline:
+        pipeline | beam.Create([1]) | beam.ParDo(_Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        coded(wrapped.value)
 
 
 def test_a_workers_error_comes_first_where_the_exception_says_nothing(
