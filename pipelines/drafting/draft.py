@@ -234,7 +234,7 @@ def _typed(answers: Answers) -> str:
         columns = usable_names(roles)
     if not columns:
         return ""
-    declared = ", ".join(f'{name} = "{roles.get(name, "STRING")}"' for name in columns)
+    declared = ", ".join(f'{_key(name)} = "{roles.get(name, "STRING")}"' for name in columns)
     return f"\ncolumns = {{ {declared} }}  # for SQL; write FLOAT64, INT64 or BOOL where it is one"
 
 
@@ -331,7 +331,7 @@ def _aggregates(answers: Answers) -> str:
             if not {n, f"{n}_sd"} & used and not n.startswith("_")
         )
         used.update((name, f"{name}_sd"))
-        return name if _BARE.fullmatch(name) else _quoted(name)
+        return _key(name)
 
     lines.append(
         f'aggregate.{named("records", "count")} = {{ kind = "count" }}'
@@ -366,6 +366,11 @@ def _column(field: Field) -> str:
     if field.type == "string":
         return _quoted(field.column)
     return f"{{ column = {_quoted(field.column)}, type = {_quoted(field.type)} }}"
+
+
+def _key(name: str) -> str:
+    """Return a name as a key of TOML."""
+    return name if _BARE.fullmatch(name) else _quoted(name)
 
 
 def _quoted(text: str) -> str:

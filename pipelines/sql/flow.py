@@ -36,7 +36,7 @@ from dpstream.state.numbers import numbers, values_of
 #: Rows of a batch between stages.
 BATCH_ROWS = 50_000
 #: Columns on the way; no column of a table is called so (a space).
-_SHARD, _ID = "dpstream shard", "dpstream id"
+_SHARD, _ID = "dpstream:shard", "dpstream:id"
 #: (shard or bucket, (number of a table or side, rows)).
 Routed = tuple[int, tuple[int, pa.RecordBatch]]
 

@@ -41,7 +41,7 @@ from dpstream.pipelines.statements.statement import UNFORESEEN
 from dpstream.pipelines.tables.catalog import Table, Tables
 
 #: The number of a row in its batch: no column that a text can name is called so.
-ROW = "row number"
+ROW = "row:number"
 #: Types whose values are equal only if they are the same bytes, in DuckDB as in the proof.
 KEYED = {
     exp.DType.BIGINT,

@@ -34,7 +34,9 @@ UNIT_TYPES: dict[FieldType, str] = {
     "bytes": "BYTES",
 }
 MAX_COLUMNS = 1024
-_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+#: Names of columns, which statements write in backticks where they are no plain words.  Quotes, the
+#: point of a path and the colon of the program's own columns are in none.
+_NAME = re.compile(r"\w[\w /()#%&+$€°-]*")
 _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
 
 
@@ -102,8 +104,12 @@ def file_columns(
     types = {name.lower(): kind.upper() for name, kind in declared.items()}
     if len(types) < len(declared):
         raise UsageError(f"{where}.columns", "differ in case only", "rename one")
-    if not all(map(_NAME.fullmatch, types)):
-        raise UsageError(f"{where}.columns", "have unusable names", "use letters, digits and _")
+    if not all(map(_is_usable, declared)):
+        raise UsageError(
+            f"{where}.columns",
+            "have unusable names",
+            "use letters, digits, spaces and _ /()#%&+$€°- (beyond ASCII, lower case only)",
+        )
     if set(types.values()) - TYPES.keys():
         raise UsageError(
             f"{where}.columns", "have an unknown type", f"use {', '.join(sorted(TYPES))}"
@@ -115,7 +121,13 @@ def usable_names(names: Iterable[str]) -> list[str]:
     """Return the names of columns that statements can use: each once, whatever its case."""
     names = list(names)
     times = Counter(name.lower() for name in names)
-    return [name for name in names if times[name.lower()] == 1 and _NAME.fullmatch(name.lower())]
+    return [name for name in names if times[name.lower()] == 1 and _is_usable(name)]
+
+
+def _is_usable(name: str) -> bool:
+    """Return whether statements can use a column's name; DuckDB ignores the case of ASCII alone."""
+    same = all(character.isascii() or character.lower() == character for character in name)
+    return same and _NAME.fullmatch(name) is not None
 
 
 def _parquet(where: str, place: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from dpstream.state.private_log import what_next
 
 #: A first row fixes the types of SQLite's columns, which have none of their own; it is told by a
 #: column that no table has (a space).
-SENTINEL = '"dpstream first"'
+SENTINEL = '"dpstream:first"'
 _SQLITE: dict[str, tuple[str, str]] = {
     "INT64": ("CASE WHEN typeof({c}) = 'integer' THEN {c} END", "0"),
     "FLOAT64": ("CASE WHEN typeof({c}) IN ('integer', 'real') THEN CAST({c} AS REAL) END", "0.5"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -96,6 +97,30 @@ def test_without_noise_it_is_duckdb_s_own_answer(
             assert row["a"] is None and row["m"] is None
         else:
             assert math.isclose(row["a"], float(a), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_columns_may_have_any_name_in_backticks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shards: int
+) -> None:
+    """Of spaces, signs and upper case, also those that the program once used itself."""
+    without_noise(monkeypatch)
+    names = {"uid": "User ID", "page": "row number", "seconds": "cost (€/min)", "n": "1st #"}
+    answers = list[Any]()
+    for folder, named in ((tmp_path / "plain", {}), (tmp_path / "named", names)):
+        folder.mkdir()
+        project = data_set(folder, visits().rename_columns(named), kind)
+        text, statement = project.read_text(), dp(ALL, "FROM visits WHERE n > 0 GROUP BY page")
+        for old, new in named.items():
+            text = text.replace(f'unit_column = "{old}"', f'unit_column = "{new}"')
+            text = re.sub(rf"(?<=[{{,]) {old} (?== \"[A-Z])", f' "{new}" ', text, count=1)
+            statement = re.sub(rf"\b{old}\b(?! =)", f"`{new.lower()}`", statement)
+        project.write_text(text)
+        released = answer_to(folder, statement.replace("AS `1st #`", "AS n"), shards=shards).table
+        columns = released.drop_columns("m").to_pydict().values()  # the median samples rows
+        answers.append(sorted(zip(*columns, strict=True)))
+    assert answers[0] == answers[1] and len(answers[0]) > 5
 
 
 def test_laplace_is_charged_plain_and_needs_no_groups(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def _changed(**changes: Any) -> dict[str, Any]:
     ({"table__users__columns": {"uid": "LIST"}}, "table.users.columns", UsageError),
     ({"table__users__columns": {"uid": "INT64", "UID": "INT64"}},
      "table.users.columns", UsageError),
-    ({"table__users__columns": {"uid": "INT64", "a b": "INT64"}},
+    ({"table__users__columns": {"uid": "INT64", "a:b": "INT64"}},
      "table.users.columns", UsageError),
     ({"table__orders__unit_via": {"table": "nobody", "on": [["customer_id", "uid"]]}},
      "table.orders.unit_via", UsageError),

@@ -45,7 +45,8 @@ def test_declared_types_are_in_one_case() -> None:
 
 @pytest.mark.parametrize(
     "declared",
-    [None, {}, {"a": "INT64", "A": "INT64"}, {"1a": "INT64"}, {"a": "JSON"}, {"a b": "STRING"},
+    [None, {}, {"a": "INT64", "A": "INT64"}, {"a.b": "INT64"}, {"a": "JSON"}, {"a:b": "STRING"},
+     {"": "INT64"}, {" a": "INT64"}, {'a"b': "INT64"}, {"a`b": "INT64"}, {"Ärzte": "INT64"},
      {f"c{n}": "BOOL" for n in range(MAX_COLUMNS + 1)}],
 )  # fmt: skip
 def test_declared_types_that_cannot_be_used(declared: dict[str, str] | None) -> None:
@@ -60,12 +61,17 @@ def test_parquet_says_its_own_types(tmp_path: Path) -> None:
         "n": pa.array([1]),
         "list": pa.array([[1]]),
         "s": pa.array(["x"]).dictionary_encode(),
-        "bike type": pa.array(["x"]),  # no statement can write these three
+        "Bike Type": pa.array(["x"]),
+        "cost €": pa.array([1]),
+        "bike.type": pa.array(["x"]),  # no statement can write these four
+        "Ärzte": pa.array([1]),
         "Id": pa.array([1]),
         "id": pa.array([1]),
     }
     pq.write_table(pa.table(columns), path)
-    assert file_columns("t", "parquet", str(path), None) == {"n": "INT64", "s": "STRING"}
+    assert file_columns("t", "parquet", str(path), None) == {
+        "n": "INT64", "s": "STRING", "bike type": "STRING", "cost €": "INT64",
+    }  # fmt: skip
     path.write_bytes(b"no parquet")
     for place in (path, tmp_path / "none.parquet"):
         with pytest.raises(UsageError) as error:
