@@ -13,6 +13,10 @@ Value = TypeVar("Value")
 _COMPARED, _LISTED = 100, 50
 
 
+#: What begins a run anew, for the fix of an error.
+NEW_RUN = "begin a new run, which is charged again: `dpstream run JOB --fresh`"
+
+
 class DpstreamError(Exception):
     """Base of all coded errors.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from dpstream.accounting.budget.calibration import begun
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import NEW_RUN, PolicyError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.places import below
 from dpstream.accounting.plan.design import Design
@@ -303,19 +303,22 @@ def initialise(
         raise PolicyError(
             "store",
             "holds the state of a job with another plan",
-            "use a new store (a new run, charged again) or restore the old job",
+            f"restore the old job, or {NEW_RUN}",
         )
     refuse_other_secret(stored_identity, identity.secret_fingerprint)
     if stored_identity.source_fingerprint != identity.source_fingerprint:
         raise PolicyError(
             "source",
             "the input is not the one this store was begun with",
-            "bring the old input back, or use a new store: other input is a new run with fresh"
-            " noise and its own charge; files join only a run that was begun with `--through`",
+            f"bring the old input back, or {NEW_RUN}; files join only a run that was begun with"
+            " `--through`",
         )
     if stored_identity.shards != identity.shards:
         raise PolicyError(
-            "shards", "the number of shards is fixed in the store", "restore the old number"
+            "shards",
+            f"the store has {stored_identity.shards}",
+            f"write shards = {stored_identity.shards}, or change the store by `dpstream state"
+            " reshard`",
         )
     return stored_identity
 
@@ -333,7 +336,7 @@ def refuse_other_secret(identity: "RunIdentity", fingerprint: str) -> None:
         raise PolicyError(
             "secret",
             "is not the one this store was begun with",
-            "use the run's own secret; to rotate it, begin a new run: a new store, charged again",
+            f"use the run's own secret; to rotate it, {NEW_RUN}",
         )
 
 
@@ -350,7 +353,7 @@ def open_store(url: str, plan: Plan, run_id: str) -> "Store":
             _OPEN[url] = store
         if (store.identity.plan_hash, store.identity.run_id) != (plan.hash, run_id):
             _OPEN.pop(url).close()
-            raise PolicyError("store", "holds the state of another plan or run", "use a new store")
+            raise PolicyError("store", "holds the state of another plan or run", NEW_RUN)
         return store
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import NEW_RUN, PolicyError
 
 #: Bytes of a digest.
 SIZE = 16
@@ -104,5 +104,5 @@ def other_format(format: str) -> PolicyError:
     return PolicyError(
         "store",
         f"its format is not {format}, the one of this program",
-        "use the program that wrote it, or name a new store: a new run, charged again",
+        f"use the program that wrote it, or {NEW_RUN}",
     )

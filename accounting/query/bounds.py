@@ -101,8 +101,9 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The values outside one bound, or a pair of bounds; public, an estimate.
 
     Attributes:
-        of: ``groups`` of a unit, ``rows`` of a unit in a group, ``values``, or how many times given
-            ``bounds`` a unit's sum in a group is.
+        of: ``groups`` of a unit, ``rows`` of a unit in a group, ``values``, values of whose
+            distances the ``squares`` count (variances), or how many times given ``bounds`` a unit's
+            sum in a group is.
         low, high: the bounds.
         below, above: shares of values beyond each; within: what they err by at most, at 95%.
         amount: share of all groups, all rows, or of the size of all values, that is beyond;
@@ -397,7 +398,7 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
             added = column.kind != "mean"
             cuts[of.name] = cut_of(of, estimate, what, (0, made.rows), 1.0, added)
         if column.automatic and column.name in chosen:
-            what = "rows" if column.kind == "count" else "values"
+            what = {"count": "rows", "variance": "squares"}.get(column.kind, "values")
             of, estimate = estimates[column.name]
             if made.low is None or made.high is None:
                 raise InvariantError("made.low is not None and made.high is not None")

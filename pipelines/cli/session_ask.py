@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import decimal_text, human
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
@@ -79,8 +80,6 @@ def budget_of(epsilon: str | None, rho: str | None) -> tuple[str, str]:
     Raises:
         UsageError: none or both are given.
     """
-    from dpstream.accounting.errors import UsageError
-
     if (epsilon is None) == (rho is None):
         rule = "is required" if epsilon is None else "is given, and --rho too"
         raise UsageError("--epsilon", rule, "pay with one of --epsilon and --rho")
@@ -243,6 +242,10 @@ def ask(
     before it is shown.  The same question gets the same bytes, at no further charge.
     """
     where_to = runner_of(runner, parallelism, beam_flag)
+    for option, given in (("--by", by), ("--from", allotment), ("--ticket", ticket)):
+        if union and given:
+            rule = "cannot be combined with --union, which adds up whole answers"
+            raise UsageError(option, rule, "leave one of the two out")
     with opened(table, analyst, where_to, charging=not union) as session:
         if union:
             _union(session, table, figures, where, inside, as_json)

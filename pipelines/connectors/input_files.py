@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.formats.rows import unreadable
@@ -337,7 +337,7 @@ def refuse(store: Store) -> None:
             "table.path",
             "a file changed while a run read it, so this store's noise would belong to two inputs;"
             " nothing that was read after the change is published",
-            "begin a new run, which is charged again: `dpstream run JOB --fresh`",
+            NEW_RUN,
         )
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.budget.calibration import begun, calibrated
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
 from dpstream.accounting.places import FileKind
@@ -114,8 +114,7 @@ def _refuse_other_input(job: Job, store: Store) -> None:
         raise PolicyError(
             "table.path",
             "its files are not those that the run was reading when it was cut off",
-            "bring them back and go on with `dpstream run JOB`, or begin a new run, which is"
-            " charged again: `dpstream run JOB --fresh`",
+            f"bring them back and go on with `dpstream run JOB`, or {NEW_RUN}",
         )
 
 

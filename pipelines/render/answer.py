@@ -12,9 +12,10 @@ from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.render.layout import table_text, value_text, with_interval
 
 INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."
-#: After the share of values beyond the bounds of a variance, for which sizes do not add up.
+#: After the share of values beyond bounds for whose figures sizes do not add up.
+_AS_BOUND = ", each of which is counted as the bound"
 _SQUARED = (
-    ", each of which is counted as the bound; a variance weighs the squares of distances, so that a"
+    f"{_AS_BOUND}; a variance weighs the squares of distances, so that a"
     " few far values can make most of it: it may be much too small"
 )
 
@@ -106,12 +107,13 @@ def cut_lines(
 
 def _cut(name: str, cut: Cut, unit: str, group: str) -> str:
     within = f"(to within {_share(cut.within)} of them, at 95%)"
-    if cut.of == "values":
+    if cut.of in ("values", "squares"):
         head = f"Bounds of {name}, chosen privately: {human(cut.low)} to {human(cut.high)}"
         beyond = (
             f"about {_share(cut.below)} of values are below, {_share(cut.above)} above {within}"
         )
-        return f"{head}; {beyond}{_amount(cut, 'their size') or _SQUARED}."
+        amount = _SQUARED if cut.of == "squares" else _amount(cut, "their size") or _AS_BOUND
+        return f"{head}; {beyond}{amount}."
     if cut.of == "bounds":
         each, times = f" in a {group}" * bool(group), f"{human(cut.high)} times " * (cut.high != 1)
         head = f"The sum of one {unit}{each} counts up to {times}the given bounds"

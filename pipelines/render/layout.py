@@ -70,16 +70,25 @@ def value_text(value: Any) -> str:
 def with_interval(value: Any, low: Any, high: Any) -> str:
     """Return a value with the half-width of its interval, at the digits of that: ``100.2 ±19.6``.
 
-    A value that has no interval is returned as `value_text` does.
+    Where the value is not in the middle (of a median, or at a bound) the ends are named:
+    ``9.1 [9, 12]``.  A value that has no interval is returned as `value_text` does.
     """
     if not isinstance(low, float) or not isinstance(high, float) or not math.isfinite(high - low):
         return value_text(value)
     half = (high - low) / 2
-    text = value_text(value)
-    if isinstance(value, float) and math.isfinite(value) and 1e-3 <= half < 1e12:
-        text = f"{value:,.{max(0, 2 - math.floor(math.log10(half)))}f}"
-        text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{text} ±{human(half)}"
+    digits = 2 - math.floor(math.log10(half)) if 1e-3 <= half < 1e12 else None
+
+    def text(number: Any) -> str:
+        if digits is None or not isinstance(number, float) or not math.isfinite(number):
+            return value_text(number)
+        plain = f"{number:,.{max(0, digits)}f}"
+        return plain.rstrip("0").rstrip(".") if "." in plain else plain
+
+    rounding = 1.0 if isinstance(value, int) else 0.0
+    middle = high + low - 2 * value if isinstance(value, float | int) else 0.0
+    if abs(middle) > max(rounding, 0.02 * (high - low)):
+        return f"{text(value)} [{text(low)}, {text(high)}]"
+    return f"{text(value)} ±{human(half)}"
 
 
 def table_text(

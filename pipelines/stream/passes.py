@@ -31,7 +31,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
+from dpstream.accounting.errors import (
+    NEW_RUN,
+    DpstreamError,
+    PolicyError,
+    RunError,
+    UsageError,
+    required,
+)
 from dpstream.accounting.figures import EPOCH, moment_of, time_text
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.pacing import waiting_partitions
@@ -317,8 +324,7 @@ def commit(run: Run, pass_: Due) -> Run:
             raise PolicyError(
                 FLAG,
                 "is for runs that were begun with it, and this one reads its input as a whole",
-                "leave it out to go on with this run; for input that grows begin a new run on a"
-                " new store",
+                f"leave it out to go on with this run; for input that grows {NEW_RUN}",
             )
     before, after = _encoded(pass_.noted), _encoded(pass_.passes)
     swapped = before == after or store.swap_metadata(_NOTE, before, after)
@@ -380,7 +386,7 @@ def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
         raise PolicyError(
             "table.path" if new else FLAG,
             "comes too late: everything through end is released",
-            "take the new files away, or begin a new run with a later end on a new store",
+            f"take the new files away, or write a later end and {NEW_RUN}",
         )
     after = _text(timeline, noted.done)
     if upto is None:

@@ -99,16 +99,23 @@ class Planned(NamedTuple):
 _NOTHING_LEFT = "ask other points: `dpstream session budget` shows which have budget left"
 
 
+_DROP = "leave those points out (--drop)"
+
+
 class SessionRefusedError(PolicyError):
     """Signals that a query is refused because points lack budget.
 
     Attributes:
         decision: which boxes lack how much, and the largest amount that would be accepted; public.
         figures: of the decision, for machines.
+
+    Args:
+        enough: a condition on initial budgets; empty if there is none.
+        allot: whether an allotment is refused, which leaves no points out.
     """
 
-    def __init__(self, decision: Decision, enough: str = "") -> None:
-        self.decision, self.enough = decision, enough
+    def __init__(self, decision: Decision, enough: str = "", allot: bool = False) -> None:
+        self.decision, self.enough, self.allot = decision, enough, allot
         if len(decision.boxes):
             boxes = f"{len(decision.lacking)} box{'es' * (len(decision.lacking) != 1)}"
             rule = f"points that the query asks, in {boxes}, have too little left"
@@ -116,7 +123,7 @@ class SessionRefusedError(PolicyError):
                 f"ask for at most {down(decision.largest / MICRO, 10)}" * (decision.largest > 0),
                 f'ask only points with enough (--where "{enough}", and what else is asked)'
                 * bool(enough),
-                "leave those points out (--drop)"
+                ("allot the points that a selection has `--with-epsilon`" if allot else _DROP)
                 * (points(decision.lacking) < points(decision.boxes)),
             ]
             fix = ", or ".join(way for way in ways if way) or _NOTHING_LEFT
@@ -126,7 +133,7 @@ class SessionRefusedError(PolicyError):
         self.figures: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.decision, self.enough)
+        return type(self), (self.decision, self.enough, self.allot)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the error with the figures of the decision."""
@@ -147,11 +154,13 @@ def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
     return f"{dimension.name} >= {down(least * dimension.step / MICRO, 10)}"
 
 
-def refusal_of(space: Space, kind: Kind, decision: Decision) -> SessionRefusedError | None:
+def refusal_of(
+    space: Space, kind: Kind, decision: Decision, allot: bool = False
+) -> SessionRefusedError | None:
     """Return the error of a refused query, asked or planned; ``None``: it is accepted."""
     if decision.accepted:
         return None
-    return SessionRefusedError(decision, enough_of(space, kind, decision))
+    return SessionRefusedError(decision, enough_of(space, kind, decision), allot)
 
 
 def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:

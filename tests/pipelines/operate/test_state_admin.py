@@ -490,8 +490,9 @@ def test_reshard_changes_no_release(job: Path, tmp_path: Path, calm: Any) -> Non
     assert Path(old_store).exists()
     from dpstream.accounting.errors import PolicyError
 
-    with pytest.raises(PolicyError, match="number of shards"):
+    with pytest.raises(PolicyError) as other:
         run(job)
+    assert other.value.field == "shards" and "shards = 5" in other.value.fix
     accounts.write(job, TEXT.replace("shards = 2", "shards = 5"))
     stop_after(job, 4)
     refused("shards", 2, "reshard", job, "--shards", 5)

@@ -49,8 +49,11 @@ def test_an_interval_is_its_half_width() -> None:
     assert with_interval(28.0607, 22.38, 33.74) == "28.06 ±5.68"
     assert with_interval(0.1, 0.1, 0.1) == "0.1 ±0"
     assert with_interval(5.5, 4.5, 6.5) == "5.5 ±1" and value_text(-0.0) == "0"
-    assert with_interval(1_234.567, 1_000.0, 1_500.0) == "1,235 ±250"
-    assert with_interval(0.0123456, 0.0121, 0.0125) == "0.0123456 ±2e-4"
+    assert with_interval(1_234.567, 984.6, 1_484.6) == "1,235 ±250"
+    # Of a median, and of a value that a bound has cut.
+    assert with_interval(9.13, 9.048, 12.0) == "9.13 [9.05, 12]"
+    assert with_interval(20, 16.4, 20.0) == "20 [16.4, 20]"
+    assert with_interval(0.0123456, 0.0121456, 0.0125456) == "0.0123456 ±2e-4"
     assert (
         with_interval(7, 5.0, 9.5) == "7 ±2.25" and with_interval([1.5], 1.0, 2.0) == "[1.5] ±0.5"
     )
