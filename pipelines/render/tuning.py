@@ -13,6 +13,7 @@ from dpstream.pipelines.render.layout import count, each, labelled, page
 def choice_text(public: dict[str, Any]) -> str:
     """Return cost and expected accuracy of a choice."""
     rule = [*labelled("Rule", f"C is {public['rule']}"), *labelled("Bias", public["bias"])]
+    rule = [*labelled("Reads", "records from {} to {}".format(*public["reads"])), *rule]
     if public["how"] == "proxy":
         return page([*labelled("Cost", "none: other data, read without noise"), *rule])
     pair = guarantee_pair(public["epsilon"], public["delta"])

@@ -19,6 +19,7 @@ import msgspec
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.fields import Aggregate
+from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.accounting.tuning.answer import BIAS, KEY_RECORDS, expectation, rule_text
@@ -43,7 +44,7 @@ from dpstream.pipelines.project.copying import (
 )
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project
-from dpstream.pipelines.project.text import duration_micros
+from dpstream.pipelines.project.text import duration_micros, instant_micros
 
 
 def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[str, ...]]:
@@ -240,12 +241,20 @@ class CheckedRequest(NamedTuple):
         parts = msgspec.json.encode(form, order="sorted")
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
+    @property
+    def start(self) -> int:
+        """Return the instant from which records are read, microseconds since 1970."""
+        if self.request.proxy_start is None:
+            return self.job.plan.timeline.start
+        return instant_micros("--proxy-start", self.request.proxy_start)
+
     def describe(self) -> dict[str, Any]:
         """Return its cost and the accuracy to expect; public, no data read."""
-        question = self.question
+        question, start = self.question, self.start
         return {
             "how": "private" if self.private else "proxy",
             "first_micros": question.first,
+            "reads": [time_text(moment_of(at)) for at in (start, start + question.first)],
             "rule": rule_text(question),
             "bias": BIAS,
             "epsilon": question.epsilon if self.private else None,

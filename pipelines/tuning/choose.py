@@ -65,10 +65,9 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.copying import sink_of_copy
 from dpstream.pipelines.project.job_section import ChoiceSection
-from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, render, write
 from dpstream.state.disk_errors import file_error
-from dpstream.state.ledger.answers import Answer, Decision
+from dpstream.state.ledger.answers import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
@@ -328,12 +327,19 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
         return Acceptance(None, None, None, None)
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
     secret, question = tuning.job.privacy.secret, TuningQuestion(tuning)
-    return of_requests(
+    accepted = of_requests(
         place,
         [request_for(spend, lambda: question.identity, secret, how.as_of)],
         how.fresh,
         lambda account: refuse_useless(tuning, account, spend),
     )
+    run_id = accepted.run_id
+    if not accepted.answered or run_id is None:
+        return accepted
+    with contextlib.closing(open_ledger(place, looking=True)) as ledger:
+        answer = AnswerLog(ledger, question.kind).read(run_id)
+    given = required(answer, "a question that was answered has its answer")
+    return accepted.unless(lambda: _figures_of(header_of(given.receipt, Receipt)))
 
 
 def refuse_useless(tuning: CheckedRequest, account: History, spend: Charge) -> None:
@@ -377,18 +383,28 @@ def _receipt(tuning: CheckedRequest, spend: Charge, figures: Figures) -> bytes:
     return encoded(header)
 
 
-def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
-    """Write the job of a committed answer."""
-    receipt = header_of(answer.receipt, Receipt)
+def _figures_of(receipt: Receipt) -> Figures:
+    """Return the figures of a committed answer.
+
+    Raises:
+        PolicyError: there were too few units for one.
+    """
     figures = receipt.figures
     if figures.unanswered is not None:
         raise PolicyError(
             "--first",
             f"the noisy count of units for '{figures.unanswered}' is too small to choose by, and "
             "the charge stands",
-            "check the job's columns and types, use a longer --first or a larger --epsilon (a new "
-            "charge), or choose by --proxy",
+            "check the job's start, columns and types, use a longer --first or a larger --epsilon "
+            "(a new charge), or choose by --proxy",
         )
+    return figures
+
+
+def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
+    """Write the job of a committed answer."""
+    receipt = header_of(answer.receipt, Receipt)
+    figures = _figures_of(receipt)
     table = ChoiceSection(
         how="private",
         first=tuning.request.first,
@@ -409,9 +425,7 @@ def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
 def _proxy(tuning: CheckedRequest) -> Outcome:
     """Compute the same histograms of other data, exactly; marked as such, not charged."""
     request, timeline = tuning.request, tuning.job.plan.timeline
-    start = timeline.start
-    if request.proxy_start is not None:
-        start = instant_micros("--proxy-start", request.proxy_start)
+    start = tuning.start
     moved = msgspec.structs.replace(timeline, start=start, end=start + tuning.question.first)
     pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
     job = recorded(tuning.job, pattern, "--proxy")

@@ -17,11 +17,13 @@ def fields(outcome: Outcome) -> dict[str, Any]:
 def test_words_say_what_it_costs() -> None:
     public = {
         "how": "private", "rule": "R", "bias": "B", "epsilon": 0.5, "delta": 1e-9, "mu": 0.1,
+        "reads": ["2024-01-01T00:00:00Z", "2024-01-03T00:00:00Z"],
         "histograms": [{"name": "pairs", "candidates": 7, "rank_error_95": 12.0,
                         "units_for_5_points": 1000, "no_answer_below": 30}], "warnings": [],
     }  # fmt: skip
     rendered = choice_text(public)
     assert rendered.startswith("Cost        (0.5") and "good from 1,000 units" in rendered
+    assert "\nReads       records from 2024-01-01T00:00:00Z to 2024-01-03T00:00:00Z\n" in rendered
     assert "without noise" in choice_text({**public, "how": "proxy"})
 
 

@@ -319,6 +319,9 @@ def test_too_few_units_say_nothing_of_how_few(project: Path) -> None:
     assert len(set(errors)) == 1 and "too small to choose by" in errors[0]
     again = choose(project, "new")
     assert again.stderr == errors[0] and entries(project) == 1
+    dry = choose(project, "new", "--dry-run")
+    assert dry.exit_code == 3 and "too small to choose by" in dry.stdout
+    assert "from 2" in dry.stdout and entries(project) == 1
 
 
 def test_units_beyond_the_largest_candidate_take_it(project: Path) -> None:
