@@ -11,8 +11,8 @@ embed the one in the other, and a wider table of the head file takes its place w
 it.  Else recovery is refused, and changes nothing: what was spent in dimensions that the account's
 table does not have cannot be charged to its points.
 
-Receipts and requests are not in the chain.  So every charge whose receipt the account has not is
-closed: its answer may have been shown, and whoever asks the question again is charged again.  Where
+Receipts and requests are not in the chain.  So every charge of a question whose receipt the account
+has not is closed: its answer may have been shown, and whoever asks the question again is charged again.  Where
 somebody without this head file has got another answer for it meanwhile, two were shown, and it is
 charged a second time.
 """
@@ -86,7 +86,8 @@ def recover(ledger: Ledger) -> Recovered:
                 ledger.drop_token(run_id, token)
             for token, previous in chain.tokens[run_id][-1].items():
                 ledger.add_token(run_id, token, previous)
-        closed = tuple(run_id for run_id in ledger.unanswered() if run_id not in account.closed)
+        unanswered = [*ledger.unanswered(), *_lost_requests(missing, ledger)]
+        closed = tuple(run_id for run_id in unanswered if run_id not in account.closed)
         if closed:
             ledger.append(Closed(closed))
         charges = sum(isinstance(event, Charge) for event in missing)
@@ -102,6 +103,19 @@ def recover(ledger: Ledger) -> Recovered:
     else:
         ledger.keep_head()
     return done
+
+
+def _lost_requests(missing: Sequence[Event], ledger: Ledger) -> Iterator[str]:
+    """Yield the run ids of answered questions whose request went with the answer.
+
+    An allotment has an empty receipt, and is drawn on by its run id as before.
+    """
+    for event in missing:
+        if not isinstance(event, Received) or ledger.request_of(event.run_id) is not None:
+            continue
+        charge = ledger.history().find(event.run_id)
+        if charge is not None and not (charge.regions and charge.regions.allots):
+            yield event.run_id
 
 
 def _answered_twice(events: Sequence[Event], account: History) -> Iterator[Charge]:
