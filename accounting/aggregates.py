@@ -150,11 +150,14 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
             f"kind '{aggregate.kind}' needs a column and public bounds",
             "add column = '...' and bounds = [low, high]",
         )
-    if (
-        not all(math.isfinite(x) for x in (*aggregate.bounds, aggregate.grid))
-        or aggregate.grid <= 0
-    ):
-        raise UsageError(where, "bounds and grid must be finite and grid positive", "correct them")
+    sizes = (*aggregate.bounds, aggregate.grid)
+    if not all(map(limits.has_usable_size, sizes)) or aggregate.grid <= 0:
+        raise UsageError(
+            where,
+            f"bounds must be 0 or {limits.LEAST_SIZE:g} to {limits.MOST_SIZE:g} in size, and grid "
+            "as large and positive",
+            "correct them",
+        )
     if aggregate.bounds[0] > aggregate.bounds[1]:
         low, high = aggregate.bounds[1], aggregate.bounds[0]
         raise UsageError(

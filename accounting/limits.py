@@ -51,6 +51,8 @@ MAX_REAL_SIGMA = 2.0**40
 #: Draws a real-noise prefix may cost beyond floats on average: the share of prefixes whose
 #: rounding floats leave open times T (one such prefix is settled in about T times 20 us).
 MAX_OPEN_DRAWS = 10.0
+#: Sizes of bounds, grids and norms other than 0: their squares, also of many steps, are floats.
+LEAST_SIZE, MOST_SIZE = 1e-60, 1e60
 #: |value| on the grid: prefix sums times 2^DECODE_BITS must stay far from 2^63.
 MAX_GRID_VALUE = 1 << 32
 #: Admitted pairs the integer bounds are checked for (decode must not wrap).
@@ -149,3 +151,8 @@ MAX_SUMMED = 1 << 31
 MAX_LEAVES = 1 << 24
 #: Chances of the coins of truncated noise are whole numbers of 2^-COIN_BITS.
 COIN_BITS = 32
+
+
+def has_usable_size(number: float) -> bool:
+    """Return whether a bound or a norm is 0 or of a size that can be computed with."""
+    return number == 0 or LEAST_SIZE <= abs(number) <= MOST_SIZE

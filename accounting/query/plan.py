@@ -228,8 +228,9 @@ def _check_bounds(plan: QueryPlan) -> None:
             "write e.g. max_groups_contributed = 10, or give contribution_norm",
         )
     given = [norm for norm in norms if norm is not None]
-    if not all(0 < norm < math.inf for norm in given):
-        raise UsageError("contribution_norm", "must be a positive number", "write e.g. 8")
+    if not all(norm > 0 and limits.has_usable_size(norm) for norm in given):
+        sizes = f"from {limits.LEAST_SIZE:g} to {limits.MOST_SIZE:g}"
+        raise UsageError("contribution_norm", f"must be a number {sizes}", "write e.g. 8")
     if given and plan.mechanism == "geometric" and plan.selects:
         raise UsageError(
             "contribution_norm",
@@ -286,9 +287,13 @@ def _check_quantiles(column: QueryColumn, where: str) -> None:
 
 def _check_values(column: QueryColumn, where: str) -> None:
     low, high = column.low, column.high
-    if low is None or high is None or not -math.inf < low < high < math.inf:
+    sizes = () if low is None or high is None else (low, high, column.grid)
+    if low is None or high is None or not low < high or not all(map(limits.has_usable_size, sizes)):
         raise UsageError(
-            f"{where}.bounds", "must be two numbers, the lower one first", "write e.g. (0, 100)"
+            f"{where}.bounds",
+            f"must be two numbers, the lower one first, each 0 or {limits.LEAST_SIZE:g} to "
+            f"{limits.MOST_SIZE:g} in size, as the grid is",
+            "write e.g. (0, 100)",
         )
     lo, hi = column.grid_bounds()
     most = max(abs(lo), abs(hi), hi - lo) * column.most_rows

@@ -32,7 +32,7 @@ from typing import Literal
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.limits import MAX_EPSILON, MAX_PAIRS, MIN_DELTA
+from dpstream.accounting.limits import MAX_EPSILON, MAX_PAIRS, MIN_DELTA, has_usable_size
 from dpstream.accounting.query.families import Optimise
 from dpstream.accounting.query.plan import MAX_GROUPS, MAX_QUANTILES, Mechanism
 from dpstream.accounting.strength import refuses
@@ -41,8 +41,6 @@ from dpstream.pipelines.statements.dialect import Clamped, Private, WithReport
 from dpstream.pipelines.statements.errors import position, refusal
 from dpstream.pipelines.statements.ownership import Scope, type_of
 
-#: Sizes of bounds and norms.
-LEAST_BOUND, MAX_BOUND = 1e-60, 1e60
 #: Rows of a unit in a group, unless given; and the most: each is held in memory.
 DEFAULT_ROWS, MAX_ROWS = 5, 1_000
 MAX_MIN_UNITS = MAX_PAIRS
@@ -133,13 +131,6 @@ def number(node: exp.Expr | None) -> float | None:
     return None
 
 
-def usable(value: float | None) -> bool:
-    """Return whether a bound or a norm is one: squares of it and of its grid's steps are numbers
-    too.
-    """
-    return value is not None and (value == 0 or LEAST_BOUND <= abs(value) <= MAX_BOUND)
-
-
 def integer_literal(node: exp.Expr | None, low: int, high: int) -> int | None:
     """Return the value of a literal of digits within a range; ``None`` if it is none."""
     if isinstance(node, exp.Literal) and not node.is_string and node.this.isascii():
@@ -154,7 +145,7 @@ def pair(node: exp.Expr | None) -> tuple[float, float] | None:
     if not isinstance(node, exp.Tuple) or len(node.expressions) != 2:
         return None
     low, high = (number(part) for part in node.expressions)
-    if low is None or high is None or not (usable(low) and usable(high)):
+    if low is None or high is None or not (has_usable_size(low) and has_usable_size(high)):
         return None
     return (low, high) if low < high else None
 
@@ -223,7 +214,7 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     at = given.get("delta", node)
     require(not refuses(delta or 0.0, bool(allow.this)), "large-delta", at)
     norm = number(given.get("contribution_norm"))
-    bad = "contribution_norm" in given and (norm is None or norm <= 0 or not usable(norm))
+    bad = "contribution_norm" in given and (norm is None or norm <= 0 or not has_usable_size(norm))
     require(not bad, "norm", given.get("contribution_norm", node))
     at = given.get("min_privacy_units_per_group", node)
     units = integer_literal(given.get("min_privacy_units_per_group"), 1, MAX_MIN_UNITS)
@@ -342,7 +333,7 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
         elif part.name.lower() == "contribution_norm":
             require(norm is None, "norm", node)
             norm = number(part.expression)
-            require(norm is not None and norm > 0 and usable(norm), "norm", node)
+            require(norm is not None and norm > 0 and has_usable_size(norm), "norm", node)
         else:
             bounds.append((pair(part.expression), _per(part, kind)))
     plain, positional = _legacy_bounds(plain, called, kind) if legacy else (plain, [])

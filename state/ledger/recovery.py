@@ -12,9 +12,9 @@ it.  Else recovery is refused, and changes nothing: what was spent in dimensions
 table does not have cannot be charged to its points.
 
 Receipts and requests are not in the chain.  So every charge of a question whose receipt the account
-has not is closed: its answer may have been shown, and whoever asks the question again is charged again.  Where
-somebody without this head file has got another answer for it meanwhile, two were shown, and it is
-charged a second time.
+has not is closed: its answer may have been shown, and whoever asks the question again is charged
+again.  Where somebody without this head file has got another answer for it meanwhile, two were
+shown, and it is charged a second time.
 """
 
 import hashlib

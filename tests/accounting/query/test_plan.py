@@ -76,6 +76,8 @@ REFUSED: list[tuple[str, QueryPlan]] = [
     ("column[0].bounds", replaced(SUM, low=5.0)),
     ("column[0].bounds", replaced(SUM, low=None)),
     ("column[0].bounds", replaced(SUM, high=float("inf"))),
+    ("column[0].bounds", replaced(SUM, high=1e61)),
+    ("column[0].bounds", replaced(SUM, high=1e-61)),
     ("column[0].bounds", replaced(UNITS, low=0.0, high=1.0)),
     ("column[0].bounds", replaced(COUNT, low=-1.0)),
     ("column[0].grid", replaced(MEAN, kind="var", grid=1e-5)),
