@@ -466,9 +466,28 @@ def target_of(
     if there:
         _refuse_flags(choice)
     else:
+        _refuse_second_budget(path.parent, project, answers, choice)
         name, new = _new_data_set(path.parent, project, answers, choice, name, person)
     table, new_table = _table(project, name, answers, choice.name, path.parent)
     return Target(path, before, choice.job, table, name, new, new_table)
+
+
+def _refuse_second_budget(
+    folder: Path, project: Project | None, answers: Answers, choice: Choice
+) -> None:
+    """Refuse a new account for a file whose rows have one, unless it is asked for."""
+    if project is None or choice.new_account or choice.account is not None:
+        return
+    path = source_path(answers.file.given, folder)
+    for table in project.written.table.values():
+        if table.path == path and table.unit_column is not None:
+            owner = table.data_set or next(iter(_units(project)))
+            raise UsageError(
+                "--data-set",
+                f"is new, and the file is a table of data set {owner}: an account of its own would "
+                "be a second budget of the same people",
+                f"add --data-set {owner}, or --new-account for other people",
+            )
 
 
 def made(target: Target, answers: Answers) -> tuple[Target, bool]:

@@ -82,7 +82,10 @@ def test_for_machines_and_twice(data: Path) -> None:
     second = json.loads(call(*again, "--job", "b").stdout)  # the same file and unit
     assert second["next"] == "dpstream plan b" and second["account"] is None
     assert second["table"] == "commits" and not second["secret_made"]
-    third = json.loads(call(*again, "--job", "c", "--data-set", "others").stdout)
+    others = (*again, "--job", "c", "--data-set", "others")
+    error = json.loads(refused(*others))  # a second budget of the same people, by a slip perhaps
+    assert error["field"] == "--data-set" and "--data-set commits" in error["fix"]
+    third = json.loads(call(*others, "--new-account").stdout)
     assert third["secret_made"] and third["account"]["id"] != first["account"]["id"]
     assert third["table"] == "commits2"
     text = Path("dpstream.toml").read_text()

@@ -101,7 +101,7 @@ def test_a_plan_of_a_changed_job(hour: Hour) -> None:
 def test_a_budget_that_covers_too_much(hour: Hour) -> None:
     draft = ["init", "visits.parquet", "--unit", "user", "--key", "page", "--time", "at",
              "--start", "2024-01-01", "--end", "2024-12-30", "--window", "week", "--epsilon", "1",
-             "--data-set", "year", "--covers", "lifetime"]  # fmt: skip
+             "--data-set", "year", "--new-account", "--covers", "lifetime"]  # fmt: skip
     hour.edit('path = "visits.parquet"', 'data_set = "v"\npath = "visits.parquet"')
     taken = call(*draft, "--job", "daily")
     fix = re.search(r"Fix: add (--job \S+), or edit", taken.output)
