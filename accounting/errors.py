@@ -80,6 +80,16 @@ def closest(name: str, candidates: Iterable[str]) -> str:
     return f"{nearest(name, names)}known here: {', '.join(names[:_LISTED]) or 'none'}{more}"
 
 
+def column_list(names: Iterable[str]) -> str:
+    """Return names of columns to choose from, in order; quoted where they are no plain words.
+
+    Long names and those that cannot be printed are left out, and all but the first ones.
+    """
+    plain = [n for n in names if n.isprintable() and 0 < len(n) <= _COMPARED]
+    more = ", ..." if len(plain) > _LISTED else ""
+    return ", ".join(n if n.isidentifier() else repr(n) for n in plain[:_LISTED]) + more
+
+
 class AccountWarning(UserWarning):
     """Warns whoever charges an account; issued by the Python interface."""
 

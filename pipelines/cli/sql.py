@@ -182,14 +182,17 @@ def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
 
 def _read(path: Path) -> str:
     from dpstream.accounting.errors import UsageError
+    from dpstream.state.disk_errors import unreadable
 
     if path == Path("-") and sys.stdin is None:
         raise UsageError("--file", "is stdin, which is closed", "name a file")
     try:
         with click.open_file(str(path), encoding="utf-8") as file:
             return str(file.read(1 << 22))
-    except (OSError, UnicodeDecodeError):
-        raise UsageError("--file", f"{path} cannot be read as UTF-8", "check its path") from None
+    except OSError as error:
+        raise unreadable("--file", error) from None
+    except UnicodeDecodeError:
+        raise UsageError("--file", "is not UTF-8", "save the statement as UTF-8") from None
 
 
 def _answer(

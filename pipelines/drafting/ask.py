@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import InvariantError, UsageError, column_list
 from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import moment_of
 from dpstream.accounting.limits import MAX_EPSILON
@@ -44,8 +44,6 @@ _TIME = re.compile(
     r"(?i)(.*_)?(time|timestamp|date|datetime|day|at|when|ts|created|occurred)(_.*)?"
 )
 _ID = re.compile(r"(?i)(.*_)?(id|uuid|guid|hash|sha|index|row)")
-#: Names that an error lists; more would hide the message.
-_LISTED = 20
 
 
 def field_of(name: str, columns: Sequence[Column] | None, flag: str) -> Field:
@@ -110,8 +108,7 @@ def value_of(name: str, columns: Sequence[Column] | None) -> str:
 
 def listed(columns: Sequence[Column] | None, fits: Callable[[Column], object]) -> str:
     """Return names to choose from, for an error; empty without a schema or without a plain name."""
-    names = [c.name for c in columns or () if fits(c) and c.listed and c.name.isidentifier()]
-    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+    return column_list(c.name for c in columns or () if fits(c) and c.listed)
 
 
 def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | None:
@@ -125,6 +122,9 @@ def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | 
     if named:
         problem = f"the file has {len(named)} columns '{name}'"
         raise UsageError(flag, problem, "rename all but one of them in the file")
+    if len(columns) == 1 and any(sign in columns[0].name for sign in ";\t|"):
+        rule = "the file has one column: its first line has no comma"
+        raise UsageError(flag, rule, "separate the fields of the file by commas")
     choices = listed(columns, lambda c: True)
     raise UsageError(
         flag,

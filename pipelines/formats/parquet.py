@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, column_list
 from dpstream.accounting.limits import MAX_KEY_BYTES
 from dpstream.pipelines.formats.rows import Part, Reason, Rows, refuse, repair_text
 from dpstream.state.disk_errors import out_of_memory
@@ -81,11 +81,10 @@ def row_groups(
         return None
     for column in columns:
         if names.count(column) != 1:
-            plain = sorted({n for n in names if n.isidentifier() and len(n) <= 64})
             raise UsageError(
                 f"column '{column}'",
                 "is not, or not just once, in the schema of a Parquet file",
-                f"choose from the columns there are: {', '.join(plain)}",
+                f"choose from the columns there are: {column_list(sorted(set(names)))}",
             )
     if any(not 0 <= n < _MAX_ROWS for n in sizes):
         return None

@@ -241,13 +241,13 @@ def decode_project(
     refuse_limit(tables)
     written = _sections(tables)
     _check_names(written)
-    changes = dict[str, Any]()
+    changes = dict[_Field, Any]()
     if environment is not None:
         if environment not in written.env:
             raise UsageError("--env", f"no [env.{environment}]", closest(environment, written.env))
-        changes |= dict(_leaves(f"env.{environment}", "", written.env[environment]))
+        changes |= dict(_leaves((), written.env[environment]))
     for name in written.env:
-        for field, _ in _leaves(f"env.{name}", "", written.env[name]):
+        for field, _ in _leaves((), written.env[name]):
             _check_place(f"env.{name}", field)
     for setting in settings:
         field, value = _setting("--set", setting)
@@ -290,20 +290,28 @@ def _check_names(sections: ProjectSections) -> None:
                 )
 
 
-def _leaves(where: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """Yield the dotted fields of an environment with their values."""
+#: The names of a field of the project file, from the outermost table on.
+_Field = tuple[str, ...]
+
+
+def _leaves(field: _Field, value: Any) -> Iterable[tuple[_Field, Any]]:
+    """Yield the fields of an environment with their values."""
     if isinstance(value, dict):
         for name, part in value.items():
-            yield from _leaves(where, f"{field}.{name}" if field else name, part)
+            yield from _leaves((*field, name), part)
     else:
         yield field, value
 
 
-def _setting(option: str, text: str) -> tuple[str, Any]:
-    """Parse ``FIELD=VALUE``; the value is TOML, or a text without quotes."""
-    field, equals, value = text.partition("=")
-    field = field.strip()
-    if not equals or len(field.split(".")) < 3:
+def _setting(option: str, text: str) -> tuple[_Field, Any]:
+    """Parse ``FIELD=VALUE``; both are TOML, or a text without quotes."""
+    written, equals, value = text.partition("=")
+    try:
+        fields = [field for field, _ in _leaves((), tomllib.loads(f"{written} = 0"))]
+    except tomllib.TOMLDecodeError:
+        fields = [tuple(written.strip().split("."))]
+    field = fields[0] if fields else ()
+    if not equals or len(field) < 3:
         raise UsageError(option, "is not FIELD=VALUE", "write it like job.daily.store=daily.db")
     try:
         return field, tomllib.loads(f"value = {value}")["value"]
@@ -311,28 +319,29 @@ def _setting(option: str, text: str) -> tuple[str, Any]:
         return field, value
 
 
-def _check_place(where: str, field: str) -> None:
-    if not any(pattern.fullmatch(field) for pattern in PLACES):
+def _check_place(where: str, field: _Field) -> None:
+    written = ".".join(field)
+    if not any(pattern.fullmatch(written) for pattern in PLACES):
         raise UsageError(
             where,
-            f"{field} is not a place: an environment changes where data, secret, store, account "
+            f"{written} is not a place: an environment changes where data, secret, store, account "
             "and releases are, never what a plan promises",
             "change it in the file itself, or look at it with `dpstream plan --try`",
         )
 
 
-def _put(tables: dict[str, Any], field: str, value: Any) -> None:
-    """Write a value at a dotted field of decoded TOML."""
-    *parents, last = field.split(".")
+def _put(tables: dict[str, Any], field: _Field, value: Any) -> None:
+    """Write a value at a field of decoded TOML."""
+    *parents, last = field
     if parents[1] not in _tables(tables.get(parents[0])):
         raise UsageError(
-            field, f"no {parents[0]} '{parents[1]}' in {PROJECT_FILE}", "correct the name"
+            ".".join(field), f"no {parents[0]} '{parents[1]}' in {PROJECT_FILE}", "correct the name"
         )
     table = tables
     for name in parents:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise UsageError(field, "is in no table", "correct the field")
+            raise UsageError(".".join(field), "is in no table", "correct the field")
     table[last] = value
 
 

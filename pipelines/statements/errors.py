@@ -195,7 +195,8 @@ RULES: dict[str, Rule] = {
     ),
     # Ownership of rows: Table 4.3.
     "no-private-table": Rule(
-        "has only public tables in its private relation", "ask it without DIFFERENTIAL_PRIVACY"
+        "has only public tables in its private relation",
+        "join a private table; public tables alone need no privacy: ask DuckDB directly",
     ),
     "private-outside": Rule(
         "reads a private table outside of the differentially private SELECT",

@@ -250,13 +250,13 @@ def causes_of(job: Job) -> dict[str, Cause]:
     its_type = "write the type that it has, and texts as UTF-8"
     texts = {
         "unit": (
-            f"table.unit_column: column '{plan.unit.column}' holds no {plan.unit.type}",
+            f"table.unit_column: column '{plan.unit.column}' holds no {plan.unit.type}, or is null",
             f'{its_type}; for texts, write type = "string" in the unit of the data set',
         ),
-        "key": (f"key: a column of {keys} holds no value of its type", its_type),
+        "key": (f"key: a column of {keys} holds no value of its type, or is null", its_type),
         "time": (
-            f"table.time_column: '{plan.event_time}' holds no time, or a time before {start}Z or"
-            f" not before {end}Z",
+            f"table.time_column: '{plan.event_time}' holds no time, is null, or is a time before"
+            f" {start}Z or not before {end}Z",
             "set start and end around the data, or name the column of its times",
         ),
         "late": (
@@ -264,14 +264,18 @@ def causes_of(job: Job) -> dict[str, Cause]:
             'write stamp = "event_time", or a longer allowed_lateness',
         ),
         "value": (
-            f"aggregate.column: {columns} holds no number",
-            "write plain numbers, such as 12.5, or name a column of numbers",
+            f"aggregate.column: {columns} holds no number, or is null",
+            "write plain numbers, such as 12.5, also for what is missing, or name a column of"
+            " numbers",
         ),
         "not_public": (
             "public_keys: no record has one of the public keys",
             "correct the list, or the types of key",
         ),
-        "record_id": ("table.record_id: the column holds no value of its type", its_type),
+        "record_id": (
+            "table.record_id: the column holds no value of its type, or is null",
+            its_type,
+        ),
         "source": (
             f"source: there is no readable row of {job.source.kind}",
             "correct table.format, or the files",

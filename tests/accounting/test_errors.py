@@ -9,6 +9,7 @@ from dpstream.accounting.errors import (
     RunError,
     UsageError,
     closest,
+    column_list,
     instance,
     required,
 )
@@ -30,6 +31,8 @@ def test_a_near_name_is_suggested_and_the_others_are_listed() -> None:
     fix = "did you mean 'epsilon'? known here: delta, epsilon"
     assert closest("epsilom", ["epsilon", "delta"]) == fix
     assert closest("zzz", ["b", "a"]) == "known here: a, b"
+    assert column_list(["Patient ID", "ward", "", "a\nb", "x" * 101]) == "'Patient ID', ward"
+    assert column_list(f"c{n}" for n in range(60)).endswith("c49, ...")
     assert closest("zzz", []) == "known here: none"
     assert closest("zzz", (f"c{k:04}" for k in range(1_050))).endswith("c0049, and 1,000 more")
 

@@ -173,7 +173,7 @@ def _time(where: str, column: str, micros: bool, job: Job) -> _Role:
             also = (
                 f'if it counts microseconds, write time_column = {{ column = "{column}", type ='
                 ' "micros" }; '
-                if _types.is_integer(kind)
+                if _types.is_int64(kind) or _types.is_uint64(kind)
                 else ""
             )
             return f"{also}if seconds, {seconds}; if milliseconds, the same with epoch_ms"

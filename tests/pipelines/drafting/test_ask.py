@@ -70,6 +70,9 @@ def test_names_of_a_text_file_are_not_listed() -> None:
     with pytest.raises(UsageError) as error:
         field_of("user", [text_column("alice")], "--unit")
     assert "alice" not in str(error.value)
+    with pytest.raises(UsageError, match="commas") as error:
+        field_of("user", [text_column("user;alice")], "--unit")
+    assert "alice" not in str(error.value)
 
 
 def test_guesses() -> None:

@@ -85,6 +85,13 @@ def test_a_trial_changes_any_field(tmp_path: Path) -> None:
     project = load_project(path, tries=["job.daily.contributions=80", "job.daily.window=12 hours"])
     assert project.sections == project.written
     assert (project.job()[1].contributions, project.job()[1].window) == (80, "12 hours")
+    for name in ('"length of stay"', '"ward.beds"', "length of stay"):  # as TOML, or without quotes
+        given = f'job.daily.aggregate.{name}={{ kind = "count" }}'
+        _, job = load_project(path, tries=[given]).job()
+        assert name.strip('"') in job.aggregate and len(job.aggregate) > 1
+    for nothing in ("=2", "#=2", "job=2", "job.daily"):
+        with pytest.raises(UsageError, match="FIELD=VALUE"):
+            load_project(path, tries=[nothing])
 
 
 @pytest.mark.parametrize("setting", ["store=x", "job.daily.store", "job.weekly.store=x", ""])
