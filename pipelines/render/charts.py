@@ -218,6 +218,9 @@ def _numbers(axes: Any, across: str, up: str) -> None:
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     for axis in (axes.xaxis, axes.yaxis):
+        low, high = axis.get_view_interval()
+        if axis.get_scale() == "log" and high < 10 * low:  # which may hold no power of ten
+            axis.set_major_locator(MaxNLocator(4))
         axis.set_major_formatter(FuncFormatter(lambda value, _: human(value)))
         axis.set_minor_formatter(NullFormatter())
 

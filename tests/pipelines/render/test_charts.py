@@ -66,6 +66,15 @@ def test_values_shown_without_fractions_have_no_label_twice() -> None:
         assert len(labels) == len({*labels}) > 1
 
 
+@pytest.mark.parametrize("scale", [1.0, 1.6, 5.0, 40.0, 1e4])
+def test_values_near_each_other_have_labels_too(scale: float) -> None:
+    """Also where no power of ten is among them."""
+    values = np.linspace(210.0, 210.0 * scale + 1, 5)
+    picture = relative_noise("n", values, values / 8, "w")
+    numbers = [float(label.replace(",", "")) for label in ticks(picture)]
+    assert sum(200 <= number <= 1.2 * values[-1] for number in numbers) >= 2
+
+
 def test_a_long_line_keeps_its_extremes() -> None:
     assert drawn_positions(np.zeros(LINE_POINTS)).tolist() == list(range(LINE_POINTS))
     values = np.random.default_rng(1).standard_normal(10 * LINE_POINTS)
