@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import apache_beam as beam
 
@@ -22,6 +22,18 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.telemetry import Counts, add_counts, counted_apart, guarded
 
 Tool = TypeVar("Tool")
+Task = TypeVar("Task")
+
+
+class HasKeys(Protocol):
+    """The task of a stage that needs the secret."""
+
+    @property
+    def keys(self) -> SecretSource:
+        """The reference to the secret, bound to the run."""
+
+
+NeedsKeys = TypeVar("NeedsKeys", bound=HasKeys)
 _LOCK = threading.Lock()
 
 
@@ -151,22 +163,23 @@ def stop_workers(run_id: str) -> None:
             workers.stop()
 
 
-class Keyed(beam.DoFn):
+class Tasked(beam.DoFn, Generic[Task]):
+    """A stage with the public task that every worker of it has."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+
+class Keyed(Tasked[NeedsKeys]):
     """Reads the secret when a worker begins, and destroys its key ring when the worker ends.
 
-    Only the reference to the secret is pickled, never the secret.
-
-    Args:
-        keys: the reference to the secret, bound to the run.
+    Only the reference to the secret is pickled, with the task, never the secret.
     """
-
-    def __init__(self, keys: SecretSource) -> None:
-        self._keys = keys
 
     @guarded("release")
     def setup(self) -> None:
         """Read the secret."""
-        self._ring = self._keys.ring()
+        self._ring = self._task.keys.ring()
 
     def teardown(self) -> None:
         """Destroy the key ring."""

@@ -141,9 +141,9 @@ def _write(project: Project, data_set: str, path: str, id_: str) -> None:
 def _with_line(text: str, data_set: str, line: str, id_: str) -> str:
     document: Any = tomlkit.parse(text)
     section = document["data_set"][data_set]
-    if "account" not in section:
+    if "account" in section:
+        set_field(section, "account", "id", id_)
+    else:
         newline = "\r\n" if "\r\n" in text else "\n"
         section["account"] = tomlkit.parse(line + newline)["account"]
-        return tomlkit.dumps(document)
-    set_field(section, "account", "id", id_)
     return tomlkit.dumps(document)

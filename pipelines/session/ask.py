@@ -363,10 +363,9 @@ def tick(open_table: OpenTable, query: SlidingQuestion, until: int, name: str) -
     question = query.question
 
     def window(views: Views) -> Int64:
-        own = None
-        quota = open_table.config.rules.quotas.of(question.kind, open_table.analyst)
-        if quota is not None:
-            own = Own(open_table.account.analyst_spent(question.kind, open_table.analyst), quota)
+        kind, analyst = question.kind, open_table.analyst
+        quota = open_table.config.rules.quotas.of(kind, analyst)
+        own = None if quota is None else Own(open_table.account.analyst_spent(kind, analyst), quota)
         return first_window(open_table.space, query, views, until, own)
 
     # What makes the request: the query without the window that is chosen, and the tick.

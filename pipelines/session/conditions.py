@@ -184,7 +184,7 @@ def _levelled(level: Level, spent: Spent) -> Int64:
         good = np.zeros(len(spent.amounts), np.bool_)
         for low, high in level.ranges:
             good |= (spent.amounts >= low) & (spent.amounts < high)
-        return _few(taken(spent.boxes, good))
+        return _at_most(MAX_PARTS, taken(spent.boxes, good))
     parts = [spent.boxes[:0]]
     for low, high in level.ranges:
         if high <= 0:
@@ -196,13 +196,13 @@ def _levelled(level: Level, spent: Spent) -> Int64:
         edges[:, 1] = np.minimum(edges[:, 1], -(-(spent.amounts + high) // spent.step))
         boxes[:, spent.place] = edges
         parts.append(taken(boxes, edges[:, 0] < edges[:, 1]))
-    return _few(stacked(parts))
+    return _at_most(MAX_PARTS, stacked(parts))
 
 
 def _met(one: Int64, other: Int64) -> Int64:
     """Return the disjoint boxes of the points that both have; each argument is disjoint."""
     small, large = sorted((one, other), key=len)
-    _side(small)
+    _at_most(MAX_SIDE, small)
     parts, count = [large[:0]], 0
     for box in small:
         parts.append(cut(taken(large, overlapped(large, box)), box))
@@ -217,19 +217,25 @@ def _either(one: Int64, other: Int64) -> Int64:
     small, large = sorted((one, other), key=len)
     if not len(small):
         return large
-    _side(small)
-    return _few(stacked([without(large, small), small]))
+    _at_most(MAX_SIDE, small)
+    return _at_most(MAX_PARTS, stacked([without(large, small), small]))
 
 
-def _few(boxes: Int64) -> Int64:
-    if len(boxes) > MAX_PARTS:
+def _at_most(most: int, boxes: Int64) -> Int64:
+    if len(boxes) > most:
         raise too_many()
     return boxes
 
 
-def _side(boxes: Int64) -> None:
-    if len(boxes) > MAX_SIDE:
-        raise too_many()
+def nonempty(boxes: Int64) -> Int64:
+    """Return boxes after a check that there is one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not len(boxes):
+        raise UsageError("where", "is true nowhere", "name at least one point")
+    return boxes
 
 
 def too_many() -> UsageError:

@@ -104,7 +104,8 @@ class OpenTable(Closing):
             raise InvariantError("no record is read where nothing is asked")
         manifest = self.manifest()
         if self._scan is not None:
-            if self._scan.is_of(manifest):
+            # Versions alone do not decide it: they begin again when a table is made again.
+            if self._scan.manifest == manifest:
                 return self._scan
             self._scan.close()
         self._scan = Scan(self.config.folder, self.table, held=self.held)

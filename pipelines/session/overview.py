@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import InvariantError, UsageError, instance
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import second_text
 from dpstream.accounting.regions.amounts import MICRO, MOST
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, volumes
@@ -26,6 +26,7 @@ from dpstream.accounting.regions.space import Budget, Space
 from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.pipelines.session import names, sentences
+from dpstream.pipelines.session.conditions import Kind, nonempty
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import header_of, is_answer
 from dpstream.pipelines.session.selection import Selection
@@ -43,9 +44,7 @@ def overview(open_table: OpenTable, selection: Selection) -> dict[str, Any]:
     Raises:
         UsageError: the selection has no point.
     """
-    boxes = selection.boxes(open_table.account)
-    if not len(boxes):
-        raise UsageError("where", "is true nowhere", "name at least one point")
+    boxes = nonempty(selection.boxes(open_table.account))
     return {
         "table": open_table.config.name,
         "digest": open_table.table.digest,
@@ -53,7 +52,7 @@ def overview(open_table: OpenTable, selection: Selection) -> dict[str, Any]:
         "unit": "one record",
         "entries": len(open_table.account.history()),
         "budgets": {
-            kind: _budget(open_table.space, open_table.account.spent(kind), boxes)  # type: ignore[arg-type]
+            kind: _budget(open_table.space, open_table.account.spent(kind), boxes)
             for kind in kinds(open_table.space)
         },
         "quotas": _quotas(open_table),
@@ -65,15 +64,12 @@ def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
     regions, amounts = _met(spent, boxes)
     closed = amounts >= MOST
     counted = amounts[~closed] if not closed.all() else np.zeros(1, np.int64)
-    place = spent.place
-    dimension = space.dimensions[place]
-    dimension = instance(dimension, Budget)
     order = np.lexsort((np.arange(len(amounts)), -amounts))[: sentences.MOST_LISTED]
     return {
         "most_spent": int(counted.max()) / MICRO,
         "least_spent": int(counted.min()) / MICRO,
         "closed_boxes": int(closed.sum()),
-        "most_initial": (dimension.values - 1) * dimension.step / MICRO,
+        "most_initial": most_initial(spent) / MICRO,
         "regions": len(spent.amounts),
         "rows": [
             {
@@ -83,6 +79,11 @@ def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
             for i in order.tolist()
         ],
     }
+
+
+def most_initial(spent: Spent) -> int:
+    """Return the most that a record can have of a kind of budget, in millionths."""
+    return (int(spent.space.values[spent.place]) - 1) * spent.step
 
 
 def _met(spent: Spent, boxes: Int64) -> tuple[Int64, Int64]:
@@ -101,7 +102,7 @@ def _quotas(open_table: OpenTable) -> dict[str, Any]:
     for kind in kinds(open_table.space):
         quota = open_table.config.rules.quotas.of(kind, open_table.analyst)
         if quota is not None:
-            mine = open_table.account.analyst_spent(kind, open_table.analyst)  # type: ignore[arg-type]
+            mine = open_table.account.analyst_spent(kind, open_table.analyst)
             charged = mine.amounts[mine.amounts < MOST]  # the rest is closed
             most = int(charged.max(initial=0)) / MICRO
             quotas[kind] = {
@@ -155,11 +156,8 @@ def heat_map(
     columns, rows = _edges(frame[x]), _edges(frame[y])
     at = None
     if place not in (x, y):
-        dimension = space.dimensions[place]
-        dimension = instance(dimension, Budget)
-        top = (dimension.values - 1) * dimension.step
-        at = (top if initial is None else initial) // dimension.step
-        if not 0 <= at < dimension.values:
+        at = (most_initial(spent) if initial is None else initial) // spent.step
+        if not 0 <= at < space.values[place]:
             raise UsageError("--epsilon", "is no initial budget of the table", "use a smaller one")
         frame[place] = at, at + 1
     highest = _highest(spent, frame, (x, columns), (y, rows))
@@ -224,12 +222,10 @@ class Moment(NamedTuple):
 
 
 def over_time(
-    table: SessionTable, kind: str, history: list[tuple[str, RegionCharge]]
+    table: SessionTable, kind: Kind, history: list[tuple[str, RegionCharge]]
 ) -> list[Moment]:
     """Return the states of the account for one kind of budget, one after each of its entries."""
-    if kind not in ("epsilon", "rho"):
-        raise InvariantError("kind in ('epsilon', 'rho')")
-    spent = untouched(table.space, kind, table.cap)  # type: ignore[arg-type]
+    spent = untouched(table.space, kind, table.cap)
     volume = float(volumes(table.space.everything)[0])
     moments = list[Moment]()
     for _, entry in history:
@@ -242,7 +238,7 @@ def over_time(
     return moments
 
 
-def kinds(space: Space) -> list[str]:
+def kinds(space: Space) -> list[Kind]:
     """Return the kinds of budget that records have."""
     return [d.kind for d in space.dimensions if isinstance(d, Budget)]
 

@@ -20,9 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import UsageError, instance
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, moment_of
-from dpstream.accounting.regions import amounts
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Budget, Category, Dimension, Space, Timestamp
 from dpstream.accounting.regions.spent import Spent
@@ -30,12 +29,14 @@ from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.charts import Picture, picture_fields
 from dpstream.pipelines.render.page import mark_of, pages, write_own
 from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session.conditions import Kind, nonempty
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.overview import (
     HeatMap,
     Moment,
     heat_map,
     kinds,
+    most_initial,
     over_time,
     overview,
     transcript,
@@ -76,25 +77,15 @@ def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
         (float(np.nanmin(heat_map.left)), _top(heat_map)) if not blank.all() else (0.0, 0.0)
     )
     closed = "; what is blank has nothing left for ever" if blank.any() else ""
-    of = (
-        ""
-        if heat_map.initial is None
-        else f" of an initial {sentences.amount(_micro(heat_map.initial))}"
-    )
+    of = "" if heat_map.initial is None else f" of an initial {_amount(heat_map.initial)}"
     return (
         f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
-        f"dimensions are: from {sentences.amount(_micro(least))} to "
-        f"{sentences.amount(_micro(most))}"
-        f"{closed}"
+        f"dimensions are: from {_amount(least)} to {_amount(most)}{closed}"
     )
 
 
 def _top(heat_map: HeatMap) -> float:
     return float(np.max(heat_map.left, where=~np.isnan(heat_map.left), initial=0.0))
-
-
-def _micro(budget: float) -> int:
-    return round(budget * 1e6)
 
 
 def _heat(space: Space, heat_map: HeatMap, kind: str) -> Figure:
@@ -115,7 +106,7 @@ def _heat(space: Space, heat_map: HeatMap, kind: str) -> Figure:
         rasterized=True,
     )
     bar = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda v, _: human(v)))
-    of = "" if heat_map.initial is None else f" of {sentences.amount(_micro(heat_map.initial))}"
+    of = "" if heat_map.initial is None else f" of {_amount(heat_map.initial)}"
     bar.set_label(f"{kind} left{of}, at least")
     bar.outline.set_visible(False)
     _labels(axes.xaxis, space.dimensions[heat_map.across], columns, places[0])
@@ -187,7 +178,7 @@ def spending_text(moments: Sequence[Moment], kind: str) -> str:
     last = moments[-1]
     return (
         f"Spent {kind} by a point after each of {len(moments):,} charges: at most "
-        f"{sentences.amount(_micro(last.most))}, on average over the space {human(last.mean)}"
+        f"{_amount(last.most)}, on average over the space {human(last.mean)}"
     )
 
 
@@ -277,23 +268,13 @@ def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((across, up) for across, up in pairs)
 
 
-def initial_of(text: str | None) -> int | None:
-    """Return an initial budget in millionths.
-
-    Raises:
-        UsageError: the text is not a budget.
-    """
-    return None if text is None else amounts.initial_of(text, "--epsilon")
-
-
 def frame_of(boxes: Int64) -> Int64:
     """Return (d, 2) the least box with all boxes in it.
 
     Raises:
         UsageError: there is no box.
     """
-    if not len(boxes):
-        raise UsageError("where", "is true nowhere", "name at least one point")
+    nonempty(boxes)
     return np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], axis=1)
 
 
@@ -308,14 +289,14 @@ def png(open_table: OpenTable, chosen: Chosen) -> bytes:
     Raises:
         UsageError: the table has one dimension or not such budgets, or several maps are chosen.
     """
-    kind = chosen.kind or kinds(open_table.space)[0]
+    kind: Any = chosen.kind or kinds(open_table.space)[0]
     open_table.space.budget_place(kind)
     if chosen.over_time:
         return spending_png(over_time(open_table.table, kind, open_table.account.history()), kind)
     by = chosen.by or default_by(open_table)
     if len(by) != 1:
         raise UsageError("--by", "must be one pair of dimensions for a .png", "name one pair")
-    spent = open_table.account.spent(kind)  # type: ignore[arg-type]
+    spent = open_table.account.spent(kind)
     heat = heat_map(spent, *by[0], chosen.initial, chosen.within)
     return heat_png(open_table.space, heat, kind)
 
@@ -348,9 +329,9 @@ def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
 
 
 def _kind(
-    open_table: OpenTable, kind: str, budget: dict[str, Any], chosen: Chosen
+    open_table: OpenTable, kind: Kind, budget: dict[str, Any], chosen: Chosen
 ) -> dict[str, Any]:
-    spent = open_table.account.spent(kind)  # type: ignore[arg-type]
+    spent = open_table.account.spent(kind)
     maps = [
         heat_picture(
             open_table.space,
@@ -378,10 +359,8 @@ def _kind(
 
 def _shown_initial(spent: Spent, chosen: Chosen) -> int | None:
     """Return the chosen initial budget, if records can have it of this kind; else the most."""
-    dimension = spent.space.dimensions[spent.place]
-    dimension = instance(dimension, Budget)
-    most = (dimension.values - 1) * dimension.step
-    return chosen.initial if chosen.initial is None or chosen.initial <= most else None
+    fits = chosen.initial is None or chosen.initial <= most_initial(spent)
+    return chosen.initial if fits else None
 
 
 def _amount(budget: float) -> str:

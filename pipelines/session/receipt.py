@@ -101,14 +101,11 @@ def check(header: Header) -> None:
     try:
         msgspec.json.decode(msgspec.json.encode(header), type=Header)
     except (TypeError, ValueError, NotImplementedError, msgspec.MsgspecError):
-        failure = UsageError(
+        raise UsageError(
             "question",
             "has a part of another type, or a text that is none",
             "use plain texts, numbers and True or False",
-        )
-    else:
-        return
-    raise failure from None
+        ) from None
 
 
 def header_of(committed: bytes) -> Header:

@@ -7,6 +7,7 @@ table's model, queries, answers and the account.
 
 import re
 from collections.abc import Iterable, Sequence
+from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 from typing import Any
 
@@ -35,6 +36,8 @@ from dpstream.accounting.sessions.aggregates import (
 )
 
 EVERYTHING = "everything"
+#: More than the decimal of any float, or of any number of its steps, has.
+_MOST_DIGITS = 2_000
 #: Further boxes are only counted.
 MOST_LISTED = 8
 
@@ -46,19 +49,9 @@ def amount(micro: int) -> str:
 
 def decimal(number: Fraction) -> str:
     """Return a fraction that has a finite decimal as that decimal."""
-    if number.denominator == 1:
-        return str(number.numerator)
-    digits, power = 0, number.denominator
-    while power % 10 == 0:
-        digits, power = digits + 1, power // 10
-    while power > 1:
-        power = power // 2 if power % 2 == 0 else power // 5 if power % 5 == 0 else 0
-        digits += 1
-        if power == 0:  # none: as a float
-            return repr(float(number))
-    text = f"{abs(number.numerator) * 10**digits // number.denominator:0{digits + 1}d}"
-    text = f"{text[:-digits]}.{text[-digits:]}".rstrip("0").rstrip(".")
-    return f"-{text}" if number < 0 else text
+    exactly = Context(prec=_MOST_DIGITS)
+    quotient = exactly.divide(Decimal(number.numerator), Decimal(number.denominator))
+    return repr(float(number)) if exactly.flags[Inexact] else f"{quotient:f}"
 
 
 def line(dimension: Dimension, coordinate: int) -> str:

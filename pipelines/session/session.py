@@ -36,6 +36,7 @@ from dpstream.accounting.strength import WeakGuaranteeWarning
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session import names
 from dpstream.pipelines.session.ask import AllotmentQuestion, SessionRequest
+from dpstream.pipelines.session.conditions import nonempty
 from dpstream.pipelines.session.config import Config, load_config
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer
@@ -242,9 +243,7 @@ def cells_of(
     predicate depends on consumption: what the points have spent must not change the question.
     """
     space, axes = open_table.space, list[Axis]()
-    boxes = space.everything if selection.moves else selection.boxes()
-    if not len(boxes):
-        raise UsageError("where", "is true nowhere", "name at least one point")
+    boxes = space.everything if selection.moves else nonempty(selection.boxes())
     for name, edges in by.items():
         if edges is not None and not isinstance(edges, int):
             axes.append(along(space, name, edges))

@@ -38,6 +38,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Aggregate, Cells
 from dpstream.pipelines.render.layout import value_text
 from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session.conditions import nonempty
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, decoded, is_answer
 from dpstream.state.ledger.events import RegionCharge
@@ -116,9 +117,7 @@ def assembled(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Union:
     if figure.what not in ("count", "sum"):
         raise UsageError("union", "is for counts and sums", "ask the points themselves")
     figure.check(open_table.space)
-    boxes = without(boxes, open_table.space.without_budget)  # no question asks them
-    if not len(boxes):
-        raise UsageError("where", "is true nowhere", "name at least one point")
+    boxes = nonempty(without(boxes, open_table.space.without_budget))  # no question asks the rest
     parts = list(_parts(open_table, boxes, figure))
     if not parts:
         raise _uncovered(open_table.space, boxes, parts)

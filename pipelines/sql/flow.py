@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.errors import required
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.batches import split_by_shard
-from dpstream.dp_transforms.beam.workers import Keyed
+from dpstream.dp_transforms.beam.workers import Keyed, Tasked
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import aggregated
 from dpstream.dp_transforms.one_shot.groups import keyed
@@ -104,8 +104,7 @@ def _owned(
     if column is not None:
         own = Own(task, column)
         return rows | f"Own{number}" >> beam.ParDo(own).with_output_types(pa.RecordBatch)
-    via = table.via
-    via = required(via, "via is there")
+    via = required(table.via, "via is there")
     pairs = sorted((theirs, mine) for mine, theirs in via.on)
     sides = [
         (owned[via.table], via.table, tuple(theirs for theirs, _ in pairs)),
@@ -128,14 +127,6 @@ def unit_of(table: Table) -> str | None:
     return next((column for column in table.units if column in table.columns), None)
 
 
-class _Keyed(Keyed):
-    """A stage of a statement that needs the secret."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task.keys)
-        self._task = task
-
-
 class Begin(beam.DoFn):
     """Emits an element for every shard, so that each shard writes its file."""
 
@@ -148,11 +139,8 @@ class Begin(beam.DoFn):
         yield shard, (self._number, empty)
 
 
-class Read(beam.DoFn):
+class Read(Tasked[Task]):
     """Reads the rows of a piece of a table, as statements see them."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
 
     @guarded("query")
     def process(self, encoded: str) -> Iterator[pa.RecordBatch]:
@@ -164,7 +152,7 @@ class Read(beam.DoFn):
         yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
 
-class Own(_Keyed):
+class Own(Keyed[Task]):
     """Adds the shard to rows that have their unit; drops rows without a unit."""
 
     def __init__(self, task: Task, column: str) -> None:
@@ -182,7 +170,7 @@ class Own(_Keyed):
             yield rows.append_column(_SHARD, numbers(shard))
 
 
-class ToKey(_Keyed):
+class ToKey(Keyed[Task]):
     """Routes rows by a key that they share: owners (side 0) and rows (side 1)."""
 
     def __init__(self, task: Task, side: int, table: str, columns: tuple[str, ...]) -> None:
@@ -247,7 +235,7 @@ class ToShard(beam.DoFn):
             yield number, (self._number, batch)
 
 
-class DoWork(_Keyed):
+class DoWork(Keyed[Task]):
     """Computes stage 1 and the bounds of a shard's units, and their sums by group."""
 
     @guarded("query")

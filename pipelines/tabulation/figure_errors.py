@@ -23,6 +23,7 @@ from dpstream.accounting.tabulation.parameters import Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.expand import Counts
 from dpstream.dp_transforms.tabulation.release import GROUP_COLUMNS, Output, Row, outputs
+from dpstream.pipelines.tabulation.public_files import places_of
 from dpstream.pipelines.tabulation.text import SEPARATOR
 
 
@@ -71,13 +72,13 @@ def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, 
     if not paths:
         raise _foreign(output.folder)
     table = pa.concat_tables([_table(path, output) for path in paths]).unify_dictionaries()
-    region = _places(table["REGION_ID"], level.regions)
-    iteration = _places(table["ITERATION_CODE"], level.iterations)
+    region = places_of(table["REGION_ID"].combine_chunks(), level.regions)
+    iteration = places_of(table["ITERATION_CODE"].combine_chunks(), level.iterations)
     label = np.zeros(table.num_rows, np.int64)
     if output.columns:
         texts = [table[name].cast(pa.string()) for name in output.columns]
-        joined = pc.binary_join_element_wise(*texts, SEPARATOR).dictionary_encode()
-        label = _places(joined, pa.array(_every_label(output)))
+        joined = pc.binary_join_element_wise(*texts, SEPARATOR).combine_chunks()
+        label = places_of(joined.dictionary_encode(), pa.array(_every_label(output)))
     groups = region * len(level.iterations) + iteration
     if (
         any(len(p) and p.min() < 0 for p in (region, iteration, label))
@@ -102,16 +103,6 @@ def _table(path: Path, output: Output) -> pa.Table:
     if table.column_names != names:
         raise _foreign(output.folder)
     return table
-
-
-def _places(column: pa.ChunkedArray, names: pa.StringArray) -> Int64:
-    """(n,) the place of each text among known ones, -1: none."""
-    parts = [np.zeros(0, np.int64)]
-    for chunk in column.chunks:
-        place = pc.index_in(chunk.dictionary, value_set=names).fill_null(-1)
-        of = np.asarray(place.to_numpy(zero_copy_only=False), np.int64)
-        parts.append(of[chunk.indices.to_numpy()])
-    return np.concatenate(parts)
 
 
 def _every_label(output: Output) -> list[str]:

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.batches import numbers
-from dpstream.dp_transforms.beam.workers import Keyed
+from dpstream.dp_transforms.beam.workers import Keyed, Tasked
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.tabulation.expand import NONE, Pairs, summed
@@ -116,11 +116,8 @@ def _pairs(batch: pa.RecordBatch) -> Pairs:
     return Pairs(*(numbers(column) for column in batch))
 
 
-class Count(beam.DoFn):
+class Count(Tasked[Task]):
     """Counts a piece exactly, by part."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
 
     @guarded("records")
     def process(self, encoded: str) -> Iterator[Routed]:
@@ -144,12 +141,8 @@ class Sum(beam.DoFn):
         yield met[0], _batch(summed([_pairs(batch) for batch in met[1]]))
 
 
-class Digest(Keyed):
+class Digest(Keyed[Task]):
     """Computes the digest of a part's counts, for the name of the noise."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task.keys)
-        self._task = task
 
     @guarded("release")
     def process(self, routed: Routed) -> Iterator[tuple[int, bytes]]:
@@ -159,12 +152,8 @@ class Digest(Keyed):
         yield 0, counts_digest(setup, part, _pairs(routed[1]), self._ring)
 
 
-class Publish(Keyed):
+class Publish(Keyed[Task]):
     """Measures a part and writes its files."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task.keys)
-        self._task = task
 
     @guarded("release")
     def process(self, routed: Routed, inputs: bytes) -> Iterator[str]:
@@ -179,9 +168,7 @@ class Publish(Keyed):
             UsageError: another execution took the output.
         """
         task, (number, batch) = self._task, routed
-        if task.stamp is not None:
-            check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
-            _check_run(task)
+        _check_unchanged(task)
         setup, written = prepared(task.inputs), {}
         part, pairs = parts_of(setup)[number], _pairs(batch)
         for file in finished(setup, part, pairs, self._ring, task.run_id, inputs):
@@ -189,8 +176,13 @@ class Publish(Keyed):
         yield msgspec.json.encode(written).decode()
 
 
-def _check_run(task: Task) -> None:
-    """Refuse to publish where another launcher began at the same time: its run id stands."""
+def _check_unchanged(task: Task) -> None:
+    """Refuse to publish into a store what was counted of records that changed since, or where
+    another launcher began at the same time: its run id stands.
+    """
+    if task.stamp is None:
+        return
+    check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
     begun = get(task.folder, RUN)
     if begun is None or msgspec.json.decode(begun, type=Begun).run_id != task.run_id:
         raise UsageError("out_folder", "is another execution's", "name a new folder")
@@ -216,9 +208,7 @@ class Seal(beam.DoFn):
         setup = prepared(task.inputs)
         if files.keys() != set(names_of(setup)):
             raise RunError("runner", "has not handed over a part of the tables", "run again")
-        if task.stamp is not None:
-            check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
-            _check_run(task)
+        _check_unchanged(task)
         head = {"run_id": task.run_id, "plan_hash": setup.plan.hash}  # sealed again, it is the same
         receipt = manifest_of(setup.plan, head, self._insecure, files, task.request)
         put(task.folder, File(MANIFEST, encoded(receipt)))

@@ -197,8 +197,5 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
     """A file that appears whole or not at all."""
     with file_errors(path.name, "cannot be written"):
         make_folder(path.parent)
-        with replacing(path) as draft, open(draft, "wb", buffering=0) as file:
-            for part in parts:
-                left = memoryview(part)
-                while left:
-                    left = left[file.write(left) :]
+        with replacing(path) as draft, open(draft, "wb") as file:
+            file.writelines(parts)

@@ -253,10 +253,9 @@ def content_of(path: Path) -> bytes:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
             return f"{path.name}\0{file.tell()}\0{digest.hexdigest()}\0".encode()
     except FileNotFoundError:
-        error: UsageError | RunError = UsageError(path.name, "is missing", "put it into its folder")
+        raise UsageError(path.name, "is missing", "put it into its folder") from None
     except OSError as refused:
-        error = file_error(path.name, "cannot be read", refused)
-    raise error
+        raise file_error(path.name, "cannot be read", refused) from None
 
 
 def stamps(inputs: Inputs) -> list[tuple[str, int, int, int, int]]:

@@ -182,8 +182,7 @@ def invent_groups(shape: Shape, seed: int) -> Groups:
     lists = _Lists(names)
     lists.races(shape, race, of_race, broad_of)
     lists.ethnicities(shape, ethnicity, of_ethnicity, ethnic_broad)
-    rows = {**lists.rows}
-    rows[CODES] = [(str(code), next(names)) for code in codes.tolist()]
+    rows = lists.rows | {CODES: [(str(code), next(names)) for code in codes.tolist()]}
     weights = _weights(of_race, shape.detailed)
     most = 0.82
     ethnic = np.append(_weights(of_ethnicity, shape.ethnic) * (1 - most), most)

@@ -36,7 +36,7 @@ from dpstream.dp_transforms.tabulation.expand import RACES, Int8, Records
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, split, too_long, with_nul
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.tabulation.config import states_of
-from dpstream.pipelines.tabulation.public_files import BLOCK, BLOCK_DIGITS, is_in
+from dpstream.pipelines.tabulation.public_files import BLOCK, BLOCK_DIGITS, is_in, searched
 from dpstream.pipelines.tabulation.text import (
     field_counts,
     numbers_of,
@@ -345,8 +345,8 @@ class _Columns:
                 outside = well & ~is_in(part, self._lookup.states)
             good &= well
             block = block * 10**width + part
-        at, present = _search(block, self._lookup.blocks)
-        self._block = at
+        at, present = searched(block, self._lookup.blocks)
+        self._block = at.astype(np.int32)
         return ~good, ~present, outside
 
     def _races(self) -> dict[Rule, Bool]:
@@ -404,14 +404,6 @@ _AGE_TEXTS, _AGE_LEAVES = _ages()
 def _index(column: pa.StringArray, values: pa.StringArray) -> Int32:
     """(n,) the place of each text among values, -1 where it is none of them."""
     return np.asarray(pc.index_in(column, values).fill_null(-1).to_numpy(), np.int32)
-
-
-def _search(values: Int64, ordered: Int64) -> tuple[Int32, Bool]:
-    """(n,) the place of each value among sorted ones, and which are there."""
-    at = np.searchsorted(ordered, values)
-    at = np.minimum(at, max(len(ordered) - 1, 0))
-    present = ordered[at] == values if len(ordered) else np.zeros(len(values), np.bool_)
-    return at.astype(np.int32), np.asarray(present)
 
 
 def dead_letter_folder(out: Path) -> Path:

@@ -287,12 +287,17 @@ def _part(rows: Rows, within: Int64, faults: Faults) -> tuple[Int64, Int64, Int6
     return block[inside], place[inside], area[inside], rows.numbers[inside]
 
 
+def searched(values: Int64, ordered: Int64) -> tuple[Int64, Bool]:
+    """Return (n,) the place of each value among sorted ones, and (n,) whether it is there."""
+    if not len(ordered):
+        return np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return at, np.asarray(ordered[at] == values)
+
+
 def is_in(values: Int64, ordered: Int64) -> Bool:
     """Return (n,) whether each value is among sorted ones."""
-    if not len(ordered):
-        return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return np.asarray(ordered[at] == values)
+    return searched(values, ordered)[1]
 
 
 def _table(block: Int64, place: Int64, area: Int64) -> pa.Table:
@@ -390,11 +395,7 @@ def read_totals(
 
 def _again(groups: list[Int64], where: list[tuple[Faults, Int64]]) -> Iterator[Fault]:
     """Faults of groups that are there before, in whichever file."""
-    every = np.concatenate([*groups, np.zeros(0, np.int64)])
-    order = np.argsort(every, kind="stable")
-    ordered = every[order]
-    again = np.zeros(len(every), np.bool_)
-    again[order[1:]] = ordered[1:] == ordered[:-1]
+    again = repeated(pa.chunked_array([*groups, np.zeros(0, np.int64)]))
     begin = 0
     for group, (faults, numbers) in zip(groups, where, strict=True):
         own = Faults(faults.file)
@@ -434,7 +435,7 @@ class _Domain:
         listed = _bool(pc.is_in(types, self.all_types))[of_type]
         fix = f"use {', '.join(self.all_types.to_pylist())}"
         faults.rows(~listed, numbers, "REGION_TYPE", "is no region type", fix)
-        code = _places(texts["ITERATION_CODE"], self.codes)
+        code = places_of(texts["ITERATION_CODE"], self.codes)
         faults.rows(
             code < 0,
             numbers,
@@ -444,7 +445,7 @@ class _Domain:
         )
         count, well = _counts(rows.table["COUNT"].combine_chunks())
         faults.rows(~well, numbers, "COUNT", "is not a whole number", "correct it")
-        kind = _places(texts["REGION_TYPE"], self.types)
+        kind = places_of(texts["REGION_TYPE"], self.types)
         ids, of_id = texts["REGION_ID"].dictionary, _indices(texts["REGION_ID"])
         numbered = [self._numbered(place, ids) for place in range(len(self.types))]
         # One row more: types that do not run have no regions.
@@ -531,8 +532,8 @@ def _index(texts: pa.StringArray, values: pa.StringArray) -> Int64:
     return np.asarray(pc.index_in(texts, values).fill_null(-1).to_numpy(), np.int64)
 
 
-def _places(column: pa.DictionaryArray, values: pa.StringArray) -> Int64:
-    """(n,) the same of the rows of a column."""
+def places_of(column: pa.DictionaryArray, values: pa.StringArray) -> Int64:
+    """Return (n,) the place of each row's text among values, -1 where it is none of them."""
     return np.asarray(_index(column.dictionary, values)[_indices(column)])
 
 

@@ -156,10 +156,9 @@ def _read(folder: str, name: str, most: int = -1) -> bytes:
         with Folder(folder).stream(name) as file:
             return file.read(most)
     except FileNotFoundError:
-        error: UsageError | RunError = UsageError(name, "is missing", "put it into its folder")
+        raise UsageError(name, "is missing", "put it into its folder") from None
     except OSError:
-        error = _unreadable(name)
-    raise error
+        raise _unreadable(name) from None
 
 
 def _unreadable(name: str) -> RunError:

@@ -10,9 +10,9 @@ wrong file may have been put in their place: so a fault names rows and columns a
 value.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,10 +49,6 @@ class Fault(NamedTuple):
         where += [self.column] if self.column else []
         return f"{', '.join(where)}: {self.rule}. Fix: {self.fix}."
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fault for machines."""
-        return self._asdict()
-
 
 class Faults:
     """Gathers the faults of one file, in the order in which they are found.
@@ -82,13 +78,12 @@ class Faults:
             self.add(column, f"{rule} (and {len(at) - MAX_LISTED:,} more rows)", fix)
 
 
-def refuse(fault_stream: Iterable[Fault]) -> None:
+def refuse(faults: Sequence[Fault]) -> None:
     """Refuse public files that have faults; nothing is charged for them.
 
     Raises:
         UsageError: there is one; shows the first and how many there are.
     """
-    faults = list(fault_stream)
     if faults:
         first = faults[0]
         more = f" ({len(faults):,} faults)" if len(faults) > 1 else ""
@@ -282,29 +277,24 @@ def usable_header(
     return names if len(faults.faults) == before else None
 
 
-def line_faults(lines: pa.BinaryArray, width: int) -> list[tuple[Bool, str, str]]:
-    """Return (which lines, rule, fix) for each thing that can be wrong with a line; no line has
+def line_faults(lines: pa.BinaryArray, width: int) -> Iterator[tuple[Bool, str, str]]:
+    """Yield (which lines, rule, fix) for each thing that can be wrong with a line; no line has
     two.
     """
-    longer = too_long(lines)
-    broken = stray_returns(lines) & ~longer
-    nul = with_nul(lines) & ~longer & ~broken
-    counted = field_counts(lines) != width
     foreign = np.zeros(len(lines), np.bool_)
     if not is_utf8(lines):
         foreign = np.array([not _decodes(line.as_py()) for line in lines], np.bool_)
-    miscounted = counted & ~longer & ~broken & ~nul
-    return [
-        (longer, f"is longer than {MAX_LINE_BYTES:,} bytes", "shorten the line"),
-        (broken, "has a carriage return inside", "end lines in a line feed"),
-        (nul, "has a NUL byte", "remove it"),
+    miscounted = field_counts(lines) != width
+    good = np.ones(len(lines), np.bool_)
+    for bad, rule, fix in (
+        (too_long(lines), f"is longer than {MAX_LINE_BYTES:,} bytes", "shorten the line"),
+        (stray_returns(lines), "has a carriage return inside", "end lines in a line feed"),
+        (with_nul(lines), "has a NUL byte", "remove it"),
         (miscounted, f"does not have {width} fields, as the header has", "correct the line"),
-        (
-            foreign & ~longer & ~broken & ~nul & ~miscounted,
-            "is not UTF-8",
-            "write the file in UTF-8",
-        ),
-    ]
+        (foreign, "is not UTF-8", "write the file in UTF-8"),
+    ):
+        yield bad & good, rule, fix
+        good &= ~bad
 
 
 def field_counts(lines: pa.BinaryArray) -> Int64:

@@ -147,8 +147,10 @@ def finished(
     """
     parameters = setup.plan.parameters
     table, level = parameters.tables[part.table], setup.domain.levels[part.shard.level]
-    kinds = draws(parameters, table, level.level, level.stability.groups)
-    kinds = required(kinds, "a part is of a level that is on")
+    kinds = required(
+        draws(parameters, table, level.level, level.stability.groups),
+        "a part is of a level that is on",
+    )
     measured = perturbed(
         level,
         table,

@@ -39,7 +39,7 @@ from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Needs, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
-from dpstream.dp_transforms.beam.workers import Keyed
+from dpstream.dp_transforms.beam.workers import Keyed, Tasked
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.session import (
@@ -154,11 +154,8 @@ def build(pipeline: beam.Pipeline, task: Task, parts: Sequence[Part]) -> beam.PC
     )
 
 
-class Tally(beam.DoFn):
+class Tally(Tasked[Task]):
     """Computes exact sums of a part, by shard."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
 
     @guarded("records")
     def process(self, part: str) -> Iterator[Routed]:
@@ -197,11 +194,8 @@ def totals_of(task: Task, part: Part) -> Totals:
     return totals
 
 
-class Gather(beam.DoFn):
+class Gather(Tasked[Task]):
     """Adds up the parts' sums of a shard of cells."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
 
     @guarded("records")
     def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Routed]:
@@ -209,15 +203,11 @@ class Gather(beam.DoFn):
         yield met[0], merged(met[1], *self._task.cells_of(met[0]), self._task.needs)
 
 
-class Digest(Keyed):
+class Digest(Keyed[Task]):
     """Computes the digest of a shard's totals, for the name of the noise of every shard.
 
     It is passed on by the shuffle: as a side input it failed on Flink (ClassCastException).
     """
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task.keys)
-        self._task = task
 
     @guarded("release")
     def process(self, routed: Routed) -> Iterator[Routed]:
@@ -228,12 +218,8 @@ class Digest(Keyed):
             yield shard, pa.RecordBatch.from_arrays([column], schema=_DIGEST)
 
 
-class Measure(Keyed):
+class Measure(Keyed[Task]):
     """Draws the noise of a shard of cells."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task.keys)
-        self._task = task
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[tuple[int, Routed]]:
@@ -253,11 +239,8 @@ class Measure(Keyed):
         yield 0, (met[0], packed(noisy))
 
 
-class Release(beam.DoFn):
+class Release(Tasked[Task]):
     """Writes the released table of all cells."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
 
     @guarded("release")
     def process(self, met: tuple[int, Iterable[Routed]]) -> Iterator[str]:

@@ -76,8 +76,7 @@ def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.
 
 def budgets_of(space: Space) -> tuple[str, ...]:
     """Return the columns of initial budgets."""
-    places = (p for p, dimension in enumerate(space.dimensions) if isinstance(dimension, Budget))
-    return tuple(f"x{place}" for place in places)
+    return tuple(f"x{p}" for p, of in enumerate(space.dimensions) if isinstance(of, Budget))
 
 
 def ordered(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -129,13 +128,11 @@ def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.
 
 def ids_in(rows: pa.Table) -> Ids:
     """Return (n, 2) keyed ids of rows."""
-    column = rows.column(ID).combine_chunks()
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     arrays = [
         np.frombuffer(chunk.buffers()[1] or b"", np.uint64).reshape(-1, 2)[
             chunk.offset : chunk.offset + len(chunk)
         ]
-        for chunk in chunks
+        for chunk in rows.column(ID).chunks
     ]
     return np.concatenate([np.zeros((0, 2), np.uint64), *arrays])
 

@@ -38,7 +38,7 @@ from dpstream.accounting.regions.boxes import checked, club, cut, overlapped, ta
 from dpstream.accounting.sessions.aggregates import Cells, Leaves, Needs
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.session.totals import Totals, nothing
-from dpstream.pipelines.session.records.manifest import Manifest, read_manifest
+from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.records.parts import (
     USABLE,
     checked_paths,
@@ -210,6 +210,9 @@ class Scan(Closing):
         held: copy the coordinates into memory.
         memory: limit of DuckDB's memory.
 
+    Attributes:
+        manifest: of the version whose records these are.
+
     Raises:
         RunError: there is no table, or a part differs from what was written.
         PolicyError: it is another table.
@@ -241,24 +244,12 @@ class Scan(Closing):
             self._db = stack.enter_context(contextlib.closing(duckdb.connect(config=config)))
             with _coded():
                 self._open(held)
-            self._manifest, self._in_memory = manifest, held
+            self.manifest, self._in_memory = manifest, held
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Close the table."""
         self._stack.close()
-
-    @property
-    def version(self) -> int:
-        """The version of the table, which grows with every change of its records."""
-        return self._manifest.version
-
-    def is_of(self, manifest: Manifest) -> bool:
-        """Return whether these are the records of a manifest.
-
-        Versions alone do not decide it: they begin again when a table is made again.
-        """
-        return self._manifest == manifest
 
     def totals(self, boxes: Int64, cells: Cells, needs: Needs) -> Totals:
         """Return the sums of usable records in some boxes, by one scan.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -338,14 +338,18 @@ def test_an_unforeseen_error_of_a_thread_shows_its_class_only(
 SECRET = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 
 
-class Prints(Keyed):
+class Work(NamedTuple):
+    keys: SecretSource
+
+
+class Prints(Keyed[Work]):
     def process(self, element: int) -> Iterator[str]:
         yield self._ring.fingerprint
 
 
 def test_the_key_is_read_when_the_worker_begins() -> None:
     source = SecretSource(None, SECRET)
-    stage = pickle.loads(pickle.dumps(Prints(source)))  # noqa: S301 - our own bytes
+    stage = pickle.loads(pickle.dumps(Prints(Work(source))))  # noqa: S301 - our own bytes
     assert not hasattr(stage, "_ring")
     stage.setup()
     with source.ring() as ring:

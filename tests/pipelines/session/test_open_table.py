@@ -22,7 +22,10 @@ def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
             first = open_table.scan()
             assert open_table.scan() is first
             add(config, [tmp_path / "more.csv"])
-            assert open_table.scan() is not first and open_table.scan().version > first.version
+            assert (
+                open_table.scan() is not first
+                and open_table.scan().manifest.version > first.manifest.version
+            )
 
 
 def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: Path) -> None:
@@ -31,7 +34,10 @@ def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: P
         first = open_table.scan()
         rmtree(config.folder)
         init(config)  # the ids' key is another: other parts, of the same number
-        assert open_table.scan() is not first and open_table.scan().version == first.version
+        assert (
+            open_table.scan() is not first
+            and open_table.scan().manifest.version == first.manifest.version
+        )
 
 
 def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_a_fault_says_where_what_and_how() -> None:
     )
     [fault] = faults.faults
     assert str(fault) == "GRF-C.txt, row 3, TABBLK: is not 4 digits. Fix: correct it."
-    assert fault.as_dict()["row"] == 3
+    assert fault._asdict()["row"] == 3
     assert str(Fault("config.json", None, "", "is missing", "add it")).startswith("config.json: is")
 
 

@@ -260,9 +260,9 @@ def test_a_reader_keeps_its_version(tmp_path: Path) -> None:
     gone = write(tmp_path / "gone.parquet", {"ride": ["r3", "r4"]})
     with Scan(config.folder, config.table) as scan:
         assert not delete(config, [gone]).tidied
-        assert (scan.version, count(scan, config)) == (1, 50)
+        assert (scan.manifest.version, count(scan, config)) == (1, 50)
         with Scan(config.folder, config.table) as other:
-            assert (other.version, count(other, config)) == (2, 48)
+            assert (other.manifest.version, count(other, config)) == (2, 48)
     assert tidied(config) and len(list(config.folder.glob("part-*"))) == 1
 
 
