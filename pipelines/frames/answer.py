@@ -221,8 +221,7 @@ class TableQuestion(NamedTuple):
 
     def decide(self, run_id: str, account: History) -> Decision:
         """Choose the family of noise by the account's limit, and return the charge."""
-        question = self.question
-        question = question.taking(question.families.taken(limit_of(account)))
+        question = self.question.taking(self.question.families.taken(limit_of(account)))
         return Decision(question.charge(run_id, question.identity(self.unit)))
 
     def stamp(self) -> object:

@@ -96,33 +96,17 @@ def _kind(value: Any) -> str:
     return "text" if isinstance(value, str) else ""
 
 
-def _beams(values: Sequence[Any]) -> tuple[Any, Any]:
-    return instant(pa.array([value.micros for value in values], pa.int64()))
-
-
-def _times(values: Sequence[Any]) -> tuple[Any, Any]:
-    return instant(pa.array(values, INSTANT))
-
-
 def _numpys(values: Sequence[Any]) -> tuple[Any, Any]:
     ticks = np.array(values, "datetime64[us]")
     return ticks.astype(np.int64), ~np.isnat(ticks)
 
 
-def _ints(values: Sequence[Any]) -> tuple[Any, Any]:
-    return instant(pa.array([int(value) for value in values], pa.int64()))
-
-
-def _texts(values: Sequence[Any]) -> tuple[Any, Any]:
-    return instant(pa.array(values, pa.string()))
-
-
 _TIMES: dict[str, Callable[[Sequence[Any]], tuple[Any, Any]]] = {
-    "beam": _beams,
-    "time": _times,
+    "beam": lambda values: instant(pa.array([value.micros for value in values], pa.int64())),
+    "time": lambda values: instant(pa.array(values, INSTANT)),
     "numpy": _numpys,
-    "int": _ints,
-    "text": _texts,
+    "int": lambda values: instant(pa.array([int(value) for value in values], pa.int64())),
+    "text": lambda values: instant(pa.array(values, pa.string())),
 }
 
 

@@ -34,7 +34,7 @@ from dpstream.accounting.query.plan import (
     QueryPlan,
 )
 from dpstream.dp_transforms.ingest.columns import identity
-from dpstream.pipelines.formats.receipt import LABELS
+from dpstream.pipelines.formats.receipt import LABELS, table_bytes
 from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
 from dpstream.state.ledger.events import Charge, ChargeKind
 
@@ -274,8 +274,7 @@ def _column(request: Arguments) -> QueryColumn:
     if request.kind == "units":
         return QueryColumn("units", "units", per="group", rows=rows)
     if request.kind == "count":
-        high = None if chosen else float(rows)
-        low = None if chosen else 0.0
+        low, high = (None, None) if chosen else (0.0, float(rows))
         return QueryColumn("count", "count", low, high, per="group", rows=rows)
     if isinstance(request.bounds, str) and request.bounds == "auto":
         return QueryColumn(request.kind, request.kind, per="group", rows=rows)
@@ -409,8 +408,4 @@ def _digest(public: pa.Table | None) -> bytes:
     """Return a digest of the public keys' content, independent of its memory layout."""
     if public is None:
         return b""
-    digest = hashlib.blake2b(digest_size=16)
-    with pa.ipc.new_stream(out := pa.BufferOutputStream(), public.schema) as stream:
-        stream.write_table(public.combine_chunks())
-    digest.update(out.getvalue())
-    return digest.digest()
+    return hashlib.blake2b(table_bytes(public), digest_size=16).digest()

@@ -76,11 +76,7 @@ class ReadTable(beam.PTransform):
     def expand(self, pbegin: Any) -> beam.PCollection:
         """Return the record batches, in no particular order."""
         made = pbegin.pipeline | beam.Create(self._batches, reshuffle=False)
-        return made | beam.Map(_same).with_output_types(pa.RecordBatch)
-
-
-def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
+        return made | beam.Map(lambda batch: batch).with_output_types(pa.RecordBatch)
 
 
 _OF_JOB = "is in the job"

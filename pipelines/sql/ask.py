@@ -101,8 +101,8 @@ class StatementQuestion:
 
     def decide(self, run_id: str, account: History) -> Decision:
         """Choose the family of noise by the account's limit, and return the charge."""
-        question = self._question
-        question = question.taking(question.families.taken(limit_of(account)))
+        families = self._question.families
+        question = self._question.taking(families.taken(limit_of(account)))
         return Decision(question.charge(self._catalog, run_id))
 
     def stamp(self) -> object:
@@ -210,7 +210,7 @@ def check(question: Question, catalog: Catalog) -> None:
         RunError: DuckDB refuses a query.
     """
     statement, names = question.statement, _before_noise(question, catalog)
-    query = stage_one(question.per_column, catalog, grids_of(question.sketched()))
+    query = stage_one(question.per_column, catalog, grids_of(question.gridded.sketched()))
     with Engine(catalog, names, empty=True) as engine:
         table = engine.run(query)
         if statement.public is not None:

@@ -194,7 +194,9 @@ def budget(catalog: Catalog) -> dict[str, Any]:
 
 def _explained(decided: _Decided, catalog: Catalog) -> Explained:
     question, charge, limit = decided
-    query: exp.Select = stage_one(question.per_column, catalog, grids_of(question.sketched()))
+    query: exp.Select = stage_one(
+        question.per_column, catalog, grids_of(question.gridded.sketched())
+    )
     labels: dict[str, list[str]] = {}
     for label, output in question.outputs.items():
         labels.setdefault(output.column, []).append(label)

@@ -96,7 +96,10 @@ def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
     for written, table in zip(sections, named_tables.values(), strict=True):
         _check_path(f"table.{written}", table, named_tables, unit)
     _refuse_both(named_tables)
-    named_tables = {name: _with_units(table, named_tables) for name, table in named_tables.items()}
+    named_tables = {
+        name: msgspec.structs.replace(table, units=tuple(sorted(_units(table, named_tables))))
+        for name, table in named_tables.items()
+    }
     identity = UnitIdentity(unit.name, unit.type)
     keep_beside(place.path, project.path)
     return Catalog(identity, named_tables, place, secret, project.folder)
@@ -127,14 +130,11 @@ def _sections(project: Project, data_set: str) -> dict[str, TableSection]:
     """
     sections = dict[str, TableSection]()
     for name, table in project.sections.table.items():
-        if not _is_for_statements(table):
-            continue
-        if table.public and table.data_set is None:
-            sections[name] = table
-            continue
-        owner, _ = project.data_set(table.data_set, f"table.{name}.data_set")
-        if owner == data_set:
-            sections[name] = table
+        if _is_for_statements(table):
+            shared = table.public and table.data_set is None
+            field = f"table.{name}.data_set"
+            if shared or project.data_set(table.data_set, field)[0] == data_set:
+                sections[name] = table
     return sections
 
 
@@ -223,12 +223,8 @@ def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSe
             )
 
 
-def _with_units(table: Table, tables: dict[str, Table]) -> Table:
-    """Return the table with all columns that contain its rows' unit."""
-    return msgspec.structs.replace(table, units=tuple(sorted(_units(table, tables))))
-
-
 def _units(table: Table, tables: dict[str, Table]) -> set[str]:
+    """Return all columns that contain the unit of a table's rows."""
     if table.unit is None:
         return set()
     if table.via is None:

@@ -57,13 +57,13 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlglot import exp
 
-from dpstream.accounting.query.bounds import BoundsDesign
-from dpstream.accounting.query.calibration import QueryBudget, cost_of
+from dpstream.accounting.query.calibration import cost_of
 from dpstream.accounting.query.families import Families, families_of
 from dpstream.accounting.query.grids import Gridded, grid_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.statements.functions import Function, Options
+from dpstream.pipelines.statements.forms import duckdb
+from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.ownership import type_of
 from dpstream.pipelines.statements.statement import Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
@@ -101,16 +101,6 @@ class Question(NamedTuple):
         """The plan; the query may choose its bounds."""
         return self.gridded.plan
 
-    @property
-    def design(self) -> BoundsDesign | None:
-        """The design of the bounds that the query chooses; ``None`` if all are given."""
-        return self.gridded.design
-
-    @property
-    def bits(self) -> int:
-        """The number of bits of the grids, fewer than BITS if noise is large."""
-        return self.gridded.bits
-
     def taking(self, gridded: Gridded) -> "Question":
         """Return the same question with the plan of one of its families."""
         return self._replace(gridded=gridded)
@@ -127,14 +117,6 @@ class Question(NamedTuple):
         tables = ", ".join(sorted(named_tables([self.statement.source], catalog)))
         unit = catalog.unit.text
         return Charge(run_id, self.digest, unit, *figures, kind=self.kind, label=tables)
-
-    def budget(self, plan: QueryPlan) -> QueryBudget:
-        """Return noise and thresholds of the plan with its bounds."""
-        return self.gridded.budget(plan)
-
-    def sketched(self) -> QueryPlan:
-        """Return the plan with bounds (0, 1) for those that the query chooses: for estimates."""
-        return self.gridded.sketched()
 
 
 def question_of(text: str, catalog: Catalog) -> Question:
@@ -154,9 +136,21 @@ def question_of(text: str, catalog: Catalog) -> Question:
 
 def canonical(statement: Statement) -> str:
     """Return a statement's canonical text: names resolved, without comments and white space."""
+    options = statement.options
     sql: Any = lambda node: None if node is None else node.sql("bigquery", comments=False)  # noqa: E731
     parts = [
-        _canonical_options(statement.options),
+        {  # by names that never change
+            "epsilon": options.epsilon,
+            "delta": options.delta,
+            "groups": options.groups,
+            "rows": options.rows,
+            "unit_column": options.unit_column,
+            "norm": options.norm,
+            "mechanism": options.mechanism,
+            "optimise": options.optimise,
+            "selection": options.selection,
+            "min_units": options.min_units,
+        },
         sql(statement.source),
         sql(statement.unit),
         [(g.name, sql(g.expression), g.type.value) for g in statement.groups],
@@ -168,22 +162,6 @@ def canonical(statement: Statement) -> str:
         sql(statement.public),
     ]
     return msgspec.json.encode(parts).decode()
-
-
-def _canonical_options(options: Options) -> dict[str, Any]:
-    """Return the options of a statement by names that never change."""
-    return {
-        "epsilon": options.epsilon,
-        "delta": options.delta,
-        "groups": options.groups,
-        "rows": options.rows,
-        "unit_column": options.unit_column,
-        "norm": options.norm,
-        "mechanism": options.mechanism,
-        "optimise": options.optimise,
-        "selection": options.selection,
-        "min_units": options.min_units,
-    }
 
 
 def _declares_types(statement: Statement, catalog: Catalog) -> bool:
@@ -309,42 +287,21 @@ def stage_one(
     return tables_by_unit(query, catalog)
 
 
-def columns(statement: Statement) -> list[str]:
-    """Return the names of the columns of `stage_one`, in order."""
-    names = ["unit", *(f"group_{i}" for i in range(len(statement.groups)))]
-    for i, function in enumerate(statement.functions):
-        kind = function.kind
-        if kind in ("count", "sum", "mean"):
-            names.append(f"value_{i}")
-        if kind == "mean":
-            names.append(f"count_{i}")
-        if kind in ("var", "stddev", "quantiles"):
-            names.append(f"rows_{i}")
-    return names
-
-
-def _sql(text: str, **parts: exp.Expr) -> exp.Expr:
-    """Parse an expression of DuckDB with placeholders for its parts."""
-    tree = exp.maybe_parse(text, dialect="duckdb")
-    return exp.replace_placeholders(tree, **parts)
-
-
 def _per_row(function: Function, grid: Grid) -> exp.Expr:
     """Return the whole number that a row adds: 1 or NULL for a count, grid steps for the others."""
     if function.argument is None:
         return exp.Literal.number(1)
     value = tried(function.argument.copy())
     if function.kind == "count":
-        return _sql("CASE WHEN NOT :v IS NULL THEN 1 END", v=value)
-    low, high = (grid.low, grid.high)
-    if function.per == "group":
-        low, high = -MAX_STEPS, MAX_STEPS
-    text = (
+        return duckdb("CASE WHEN NOT :v IS NULL THEN 1 END", v=value)
+    grouped = function.per == "group"
+    low, high = (-MAX_STEPS, MAX_STEPS) if grouped else (grid.low, grid.high)
+    return duckdb(
         f"TRY(CAST(CASE WHEN ISFINITE(TRY_CAST(:v AS DOUBLE)) THEN LEAST(GREATEST(ROUND("
         f"TRY_CAST(:v AS DOUBLE) / CAST('{grid.step!r}' AS DOUBLE)), CAST({low} AS DOUBLE)), "
-        f"CAST({high} AS DOUBLE)) END AS BIGINT))"
+        f"CAST({high} AS DOUBLE)) END AS BIGINT))",
+        v=value,
     )
-    return _sql(text, v=value)
 
 
 def _listed(source: exp.Select, by: list[str]) -> str:
@@ -380,4 +337,4 @@ def _partials(i: int, function: Function, grid: Grid, rows: int, listed: str) ->
             f"value_{i}": f"CASE WHEN COUNT({x}) > 0 THEN "
             f"CAST(LEAST(GREATEST({total}, {low}), {high}) AS BIGINT) END"
         }
-    return [exp.alias_(_sql(text), name, quoted=True) for name, text in texts.items()]
+    return [exp.alias_(duckdb(text), name, quoted=True) for name, text in texts.items()]

@@ -41,6 +41,10 @@ class Spread:
         shards: number of shards of units; ``None``: by the size of the files and the number of
             workers.
 
+    Attributes:
+        shards: the number of shards.
+        beside: the folder that workers write to: the account's.
+
     Raises:
         UsageError: the runner cannot be used, or a table cannot be read in pieces.
     """
@@ -54,13 +58,13 @@ class Spread:
         tables = {name: catalog.tables[name] for name in catalog.tables if name in names}
         for table in tables.values():
             _check(table)
-        self._runner, self._folder = runner, catalog.beside
+        self._runner, self.beside = runner, catalog.beside
         self._catalog = dataclasses.replace(catalog, tables=tables, secret=SecretSource())
         private = [table for table in _owners_first(tables) if table.unit is not None]
         columns = _columns(question)
         self._columns = {table.name: _needed(table, tables, columns) for table in private}
         rows = sum(rows_of(table) for table in private)
-        self._shards = shards or min(MAX_SHARDS, max(1 + rows // ROWS_AT_ONCE, runner.parallelism))
+        self.shards = shards or min(MAX_SHARDS, max(1 + rows // ROWS_AT_ONCE, runner.parallelism))
         self._pieces = [piece for table in private for piece in _pieces(table)]
 
     def place(self, keys: SecretSource, ring: KeyRing, run_id: str) -> "Workers":
@@ -102,16 +106,6 @@ class Spread:
         """Return the errors that workers may raise about files and memory; the last is memory."""
         tables = self._catalog.tables.values()
         return [*(one for table in tables for one in errors_of(table)), not_run(), too_large()]
-
-    @property
-    def shards(self) -> int:
-        """The number of shards."""
-        return self._shards
-
-    @property
-    def beside(self) -> Path:
-        """The folder that workers write to: the account's."""
-        return self._folder
 
     def public(self) -> Engine:
         """Return an engine with the public tables."""

@@ -174,10 +174,10 @@ class Stage:
             RunError: DuckDB cannot run the query.
         """
         question, settled = self._question, Settled(self._question.plan, frozenset(), {})
-        if question.design is not None:
-            settled = self._bounds(question.design)
+        if question.gridded.design is not None:
+            settled = self._bounds(question.gridded.design)
         plan = settled.plan
-        budget = question.budget(plan)
+        budget = question.gridded.budget(plan)
         work = Work.of(question.per_column, self._catalog, plan, self._name)
         sums = self._place.summed(work, budget.weights)
         groups = sums.groups
@@ -199,7 +199,7 @@ class Stage:
             for column in settled.plan.columns
             if column.name in named
         }
-        return settled._replace(plan=regridded(question.plan, bounds, question.bits))
+        return settled._replace(plan=regridded(question.plan, bounds, question.gridded.bits))
 
 
 _AGGREGATES = tuple(AGGREGATES)

@@ -372,26 +372,23 @@ def position_in(text: str, offset: int) -> Position:
     return Position(text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
 
 
-class StatementError(UsageError):
+class _RefusalError(DpstreamError):
+    """An error of a rule, by its arguments of `refusal`."""
+
+    code: str
+    position: Position
+    subject: tuple[str, tuple[str, ...]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return refusal, (self.code, self.position, *self.subject)
+
+
+class StatementError(_RefusalError, UsageError):
     """Signals that the statement is not usable as written (exit 2)."""
 
-    code: str
-    position: Position
-    subject: tuple[str, tuple[str, ...]]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return refusal, (self.code, self.position, *self.subject)
-
-
-class StatementPrivacyError(PolicyError):
+class StatementPrivacyError(_RefusalError, PolicyError):
     """Signals that the statement has no private answer as written (exit 3)."""
-
-    code: str
-    position: Position
-    subject: tuple[str, tuple[str, ...]]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return refusal, (self.code, self.position, *self.subject)
 
 
 def refusal(

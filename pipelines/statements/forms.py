@@ -181,18 +181,6 @@ def _extreme(node: exp.Expr) -> exp.Expr:
     return named(form, parts)
 
 
-#: By the nodes that have one.
-_COMPARISONS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
-    **dict.fromkeys(SIGNS, _compared),
-    exp.In: _within,
-    exp.Between: _between,
-    exp.Nullif: _null_if,
-    exp.Case: _case,
-    exp.Least: _extreme,
-    exp.Greatest: _extreme,
-}
-
-
 #: Bytes of a text that is put together of others.
 MAX_TEXT = 65_536
 _BYTES = (exp.DType.VARBINARY, exp.DType.BINARY)
@@ -255,18 +243,6 @@ def _end(node: exp.Expr) -> exp.Expr:
     return once(form, s=node.this, n=node.expression)
 
 
-#: By the nodes that have one.
-_TEXTS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
-    exp.Concat: _concatenated,
-    exp.DPipe: _concatenated,
-    exp.Replace: _replaced,
-    exp.Like: _alike,
-    exp.Substring: _substring,
-    exp.Left: _end,
-    exp.Right: _end,
-}
-
-
 def exact(node: exp.Expr) -> exp.Expr:
     """Return the expression with every node in its form; the given one is used up."""
     for inner in reversed(list(node.find_all(*_FORMS))):  # the innermost first
@@ -307,10 +283,6 @@ def _divided(node: exp.Expr) -> exp.Expr:
     return node if isinstance(node, exp.Div) else exp.Paren(this=node)
 
 
-def _in_parentheses(node: exp.Expr) -> exp.Expr:
-    return exp.Paren(this=node)
-
-
 def _difference(node: exp.Expr) -> exp.Expr:
     """Whole units that have passed, not boundaries."""
     unit = exp.Literal.string(node.text("unit").lower() or "microsecond")
@@ -331,9 +303,22 @@ def _extracted(node: exp.Expr) -> exp.Expr:
     return once("(EXTRACT(DOY FROM it_.x) + 6 - EXTRACT(DOW FROM it_.x)) // 7", x=of)
 
 
+#: By the nodes that have one.
 _FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
-    **_COMPARISONS,
-    **_TEXTS,
+    **dict.fromkeys(SIGNS, _compared),
+    exp.In: _within,
+    exp.Between: _between,
+    exp.Nullif: _null_if,
+    exp.Case: _case,
+    exp.Least: _extreme,
+    exp.Greatest: _extreme,
+    exp.Concat: _concatenated,
+    exp.DPipe: _concatenated,
+    exp.Replace: _replaced,
+    exp.Like: _alike,
+    exp.Substring: _substring,
+    exp.Left: _end,
+    exp.Right: _end,
     exp.Cast: _cast,
     exp.TryCast: _cast,
     exp.Extract: _extracted,
@@ -341,6 +326,5 @@ _FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
     exp.Div: _divided,
     exp.Mod: _divided,
     exp.IntDiv: _divided,
-    exp.DateAdd: _in_parentheses,
-    exp.DateSub: _in_parentheses,
+    **dict.fromkeys((exp.DateAdd, exp.DateSub), lambda node: exp.Paren(this=node)),
 }

@@ -192,13 +192,16 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
         if option.name not in _OPTIONS:
             raise refusal("option-unknown", position(option), option.name, _OPTIONS)
         given[option.name] = option.expression
+
+    def at(name: str) -> exp.Expr:
+        return given.get(name, node)
+
     epsilon, delta = number(given.get("epsilon")), number(given.get("delta"))
-    at = given.get("epsilon", node)
-    require(epsilon is not None and 0 < epsilon <= MAX_EPSILON, "epsilon", at)
+    require(epsilon is not None and 0 < epsilon <= MAX_EPSILON, "epsilon", at("epsilon"))
     mechanism = _word(given.get("mechanism"), "AUTO")
-    require(mechanism in _MECHANISMS, "mechanism", given.get("mechanism", node))
+    require(mechanism in _MECHANISMS, "mechanism", at("mechanism"))
     optimise = _word(given.get("optimise"), "LIMIT")
-    require(optimise in _OPTIMISE, "optimise", given.get("optimise", node))
+    require(optimise in _OPTIMISE, "optimise", at("optimise"))
     strategy = given.get("group_selection_strategy")
     word = _word(strategy, "THRESHOLDS")
     require(word in _STRATEGIES, "selection", strategy or node)
@@ -208,21 +211,19 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     if without and ("delta" not in given or delta == 0):
         delta = 0.0
     else:
-        require(delta is not None and MIN_DELTA <= delta < 1, "delta", given.get("delta", node))
+        require(delta is not None and MIN_DELTA <= delta < 1, "delta", at("delta"))
     allow = given.get("allow_large_delta", exp.false())
     require(isinstance(allow, exp.Boolean), "allow-large-delta", allow)
-    at = given.get("delta", node)
-    require(not refuses(delta or 0.0, bool(allow.this)), "large-delta", at)
+    require(not refuses(delta or 0.0, bool(allow.this)), "large-delta", at("delta"))
     norm = number(given.get("contribution_norm"))
     bad = "contribution_norm" in given and (norm is None or norm <= 0 or not has_usable_size(norm))
-    require(not bad, "norm", given.get("contribution_norm", node))
-    at = given.get("min_privacy_units_per_group", node)
-    units = integer_literal(given.get("min_privacy_units_per_group"), 1, MAX_MIN_UNITS)
-    named = "min_privacy_units_per_group" in given
-    require(not named or (units is not None and not public), "min-units", at)
-    rows = integer_literal(given.get("max_rows_contributed"), 1, MAX_ROWS)
-    at = given.get("max_rows_contributed", node)
-    require("max_rows_contributed" not in given or rows is not None, "max-rows", at)
+    require(not bad, "norm", at("contribution_norm"))
+    least = "min_privacy_units_per_group"
+    units = integer_literal(given.get(least), 1, MAX_MIN_UNITS)
+    require(least not in given or (units is not None and not public), "min-units", at(least))
+    most = "max_rows_contributed"
+    rows = integer_literal(given.get(most), 1, MAX_ROWS)
+    require(most not in given or rows is not None, "max-rows", at(most))
     column = given.get("privacy_unit_column")
     require(column is None or isinstance(column, exp.Column), "unit-column", column)
     return Options(
@@ -336,11 +337,12 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
             require(norm is not None and norm > 0 and has_usable_size(norm), "norm", node)
         else:
             bounds.append((pair(part.expression), _per(part, kind)))
-    plain, positional = _legacy_bounds(plain, called, kind) if legacy else (plain, [])
-    bounds += positional
+    needed = 1 if kind != "quantiles" or called in _FIXED else 2
+    if legacy:
+        bounds += _legacy_bounds(plain[needed:], kind)
+        plain = plain[:needed]
     require(len(bounds) <= 1 and all(b is not None for b, _ in bounds), "bounds", node)
     at = _quantiles(called, plain, node)
-    needed = 1 if kind != "quantiles" or called in _FIXED else 2
     require(len(plain) == needed, "arguments", node)
     argument = _argument(kind, plain[0], scope, node)
     if argument is _UNITS:
@@ -371,17 +373,15 @@ def _per(node: exp.Expr, kind: Kind) -> Per:
 
 
 def _legacy_bounds(
-    plain: list[exp.Expr], called: str, kind: Kind
-) -> tuple[list[exp.Expr], list[tuple[tuple[float, float] | None, Per]]]:
+    extra: list[exp.Expr], kind: Kind
+) -> list[tuple[tuple[float, float] | None, Per]]:
     """``ANON_SUM(x, low, high)`` and ``ANON_COUNT(*, high)``: bounds by place."""
-    needed = 1 if kind != "quantiles" or called in _FIXED else 2
-    extra = plain[needed:]
     if not extra:
-        return plain, []
+        return []
     if kind == "count" and len(extra) == 1:
         extra = [exp.Literal.number(0), *extra]
     values = exp.Tuple(expressions=[part.copy() for part in extra])
-    return plain[:needed], [(pair(values), _default(kind))]
+    return [(pair(values), _default(kind))]
 
 
 def _quantiles(called: str, plain: list[exp.Expr], node: exp.Expr) -> tuple[float, ...]:

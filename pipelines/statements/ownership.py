@@ -112,9 +112,8 @@ class Scope:
         """
         require(name not in self.sources, "duplicate-column", join.this)
         side, kind, on = join.side.upper(), join.kind.upper(), join.args.get("on")
-        require(side in ("", "LEFT", "RIGHT", "FULL"), "join-kind", join.this)
-        require(kind in ("", "INNER", "OUTER", "CROSS"), "join-kind", join.this)
-        require(not join.args.get("using"), "join-kind", join.this)
+        usual = side in ("", "LEFT", "RIGHT", "FULL") and kind in ("", "INNER", "OUTER", "CROSS")
+        require(usual and not join.args.get("using"), "join-kind", join.this)
         left = dict(self.sources)
         self.sources[name] = right
         covers, partial = _units(name, right)
@@ -174,7 +173,8 @@ class Scope:
 
     def is_unit(self, node: exp.Expr) -> bool:
         """Return whether an expression is the unit of every row."""
-        return _covered(node, self.covers, self.partial)
+        places = _unit_columns(node, self.partial)
+        return any(cover <= places for cover in self.covers)
 
     def unit(self) -> exp.Expr:
         """Return an expression that is the unit of every row."""
@@ -217,11 +217,6 @@ def _unit_columns(node: exp.Expr, partial: set[Place]) -> frozenset[Place]:
         return frozenset()
     places = frozenset((part.table, part.name) for part in parts)
     return places if places <= partial else frozenset()
-
-
-def _covered(node: exp.Expr, covers: set[frozenset[Place]], partial: set[Place]) -> bool:
-    places = _unit_columns(node, partial)
-    return any(cover <= places for cover in covers)
 
 
 def _has(sources: dict[str, Relation], column: exp.Column) -> bool:
@@ -347,7 +342,7 @@ class Validator:
 
     def _selected(self, node: exp.Select) -> Relation:
         scope = self.scope(node)
-        items = _named(node)
+        items = select_list(node)
         having, group = node.args.get("having"), node.args.get("group")
         for item in (*items.values(), *([having.this] if having is not None else ())):
             require(not item.find(Private), "dp-function-outside", item)
@@ -418,8 +413,12 @@ def type_of(node: exp.Expr) -> exp.DType | None:
     return None if node.type is None else _SAME.get(node.type.this, node.type.this)
 
 
-def _named(node: exp.Select) -> dict[str, exp.Expr]:
-    """The select list by name."""
+def select_list(node: exp.Select) -> dict[str, exp.Expr]:
+    """Return the select list by name.
+
+    Raises:
+        DpstreamError: a name is there twice, or it has a star.
+    """
     items: dict[str, exp.Expr] = {}
     for item in node.expressions:
         require(not isinstance(item, exp.Star), "not-supported", item)
@@ -437,13 +436,10 @@ def _output(scope: Scope, item: exp.Expr) -> Column:
 
 def _check_aggregate(node: exp.Expr) -> None:
     extra = [part for part, value in node.args.items() if value and part not in ("this", "big_int")]
-    counted = isinstance(node, exp.Count)
-    distinct = isinstance(node.this, exp.Distinct)
-    require(not extra and (counted or not distinct), "inner-aggregate", node)
-    require(node.this is not None, "inner-aggregate", node)
-    if distinct:
-        require(len(node.this.expressions) == 1, "inner-aggregate", node)
-    require(isinstance(node.this, exp.Star) <= counted, "inner-aggregate", node)
+    counted = isinstance(node, exp.Count) or not isinstance(node.this, exp.Distinct | exp.Star)
+    single = not isinstance(node.this, exp.Distinct) or len(node.this.expressions) == 1
+    fits = not extra and node.this is not None and counted and single
+    require(fits, "inner-aggregate", node)
     require(not node.this.find(*_AGGREGATES), "nested-aggregate", node)
 
 

@@ -36,7 +36,7 @@ from dpstream.pipelines.statements.allowed import inlined, parsed, qualified, re
 from dpstream.pipelines.statements.dialect import Private
 from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.statements.exact import safe_query
-from dpstream.pipelines.statements.ownership import Validator, equalities, type_of
+from dpstream.pipelines.statements.ownership import Validator, equalities, select_list, type_of
 from dpstream.pipelines.statements.statement import UNFORESEEN
 from dpstream.pipelines.tables.catalog import Table, Tables
 
@@ -92,11 +92,8 @@ def _checked(text: str, tables: RowTables) -> exp.Select:
     check_row_local(tree, tables)
     tree.set("order", None)  # rows keep the order they came in
     scope = Validator(tables).scope(tree)
-    names = set[str]()
-    for item in tree.expressions:
+    for item in select_list(tree).values():
         scope.check_columns(item)
-        require(item.alias_or_name not in names, "duplicate-column", item)
-        names.add(item.alias_or_name)
     return tree
 
 
@@ -180,13 +177,3 @@ def _number(node: exp.Select, arrived: str, types: dict[str, str]) -> None:
     else:
         _number(first.this, arrived, types)
     node.set("expressions", [exp.column(ROW, table=name, quoted=True), *node.expressions])
-
-
-def refuse_names(names: set[str], taken: set[str]) -> None:
-    """Refuse a query that takes the name of a column which passes by it.
-
-    Raises:
-        DpstreamError: the query gives a column one of them.
-    """
-    if names & taken:
-        raise refusal("stream-name")

@@ -41,12 +41,12 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.columns import decoded, identity, instant, measure
 from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
+from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.row_local import (
     KEYED,
     ROW,
     RowTables,
     numbered,
-    refuse_names,
     row_query,
 )
 from dpstream.pipelines.tables.catalog import Table
@@ -291,7 +291,7 @@ def _passing(plan: Plan, names: set[str]) -> tuple[str, ...]:
     passing = [plan.unit.column, plan.event_time]
     passing += [plan.stamp] if plan.stamp != "event_time" else []
     passing += [] if plan.record_id is None else [plan.record_id.column]
-    refuse_names(names, set(passing))
+    require(not names & set(passing), "stream-name")
     needed = {field.column for field in plan.key}
     needed |= {a.column for a in plan.aggregates if a.column is not None}
     if needed - names - set(passing):

@@ -31,7 +31,14 @@ from dpstream.pipelines.statements.functions import (
     options_of,
     private_form,
 )
-from dpstream.pipelines.statements.ownership import Scope, Validator, equalities, groups_of, type_of
+from dpstream.pipelines.statements.ownership import (
+    Scope,
+    Validator,
+    equalities,
+    groups_of,
+    select_list,
+    type_of,
+)
 from dpstream.pipelines.tables.catalog import RELEASED, Tables
 
 # Public groups: the groups of an answer are the rows of a query over public tables.
@@ -187,11 +194,7 @@ def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> 
 
 def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
     """Return `statement_of` without its handling of this program's own errors."""
-    tree = inlined(parsed(text))
-    dp_selects = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
-    require(dp_selects, "no-dp-select")
-    require(len(dp_selects) == 1, "one-dp-select", dp_selects[-1].args["hint"])
-    [core] = dp_selects
+    tree, core = _private_select(text)
     _group_distinct(core)
     normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
     options = read(core.args["hint"], core.args.get("group") is not None, normed)
@@ -214,8 +217,8 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     released = _Released(core, grouped, scope, selects)
     functions = tuple(released.functions.values())
     _check_norms(options, functions, core)
-    source = exp.Select(**{part: core.args.get(part) for part in ("from_", "joins", "where")})
-    source = source.copy()
+    parts = {part: core.args.get(part) for part in ("from_", "joins", "where")}
+    source = exp.Select(**parts).copy()
     outer = released.select(core)
     unit, tree = scope.unit(), outer if core is tree else tree
     if core is not tree and core.parent is not None:
@@ -223,6 +226,15 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     _check_outer(tree, catalog, released)
     _check_reports(tree, functions)
     return Statement(options, source, unit, released.groups, functions, tree, public)
+
+
+def _private_select(text: str) -> tuple[exp.Query, exp.Select]:
+    """The tree of a text without WITH, and the one private SELECT in it."""
+    tree = inlined(parsed(text))
+    dp_selects = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
+    require(dp_selects, "no-dp-select")
+    require(len(dp_selects) == 1, "one-dp-select", dp_selects[-1].args["hint"])
+    return tree, dp_selects[0]
 
 
 def _group_distinct(core: exp.Select) -> None:
@@ -244,13 +256,9 @@ class _Released:
     def __init__(
         self, core: exp.Select, grouped: list[exp.Expr], scope: Scope, selects: bool
     ) -> None:
-        self.names: set[str] = set()
+        self.names = set(select_list(core))
         self.functions: dict[Private, Function] = {}
         self._grouped, self._scope = grouped, scope
-        for item in core.expressions:
-            require(not isinstance(item, exp.Star), "not-supported", item)
-            require(item.alias_or_name not in self.names, "duplicate-column", item)
-            self.names.add(item.alias_or_name)
         self.groups = tuple(self._group(core, node) for node in grouped)
         self._labels = {group.name for group in self.groups} | self.names
         for item in core.expressions:
@@ -409,14 +417,11 @@ def checked_form(text: str) -> None:
     Raises:
         DpstreamError: says where.
     """
-    tree = inlined(parsed(text))
-    dp_selects = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
-    require(dp_selects, "no-dp-select")
-    require(len(dp_selects) == 1, "one-dp-select", dp_selects[-1].args["hint"])
+    tree, core = _private_select(text)
     for part in ("having", "order", "limit", "offset", "distinct"):
-        require(dp_selects[0].args.get(part) is None, "stream-answer", dp_selects[0].args.get(part))
-    require(tree is dp_selects[0], "stream-answer", tree)
-    for option in dp_selects[0].args["hint"].expressions:
+        require(core.args.get(part) is None, "stream-answer", core.args.get(part))
+    require(tree is core, "stream-answer", tree)
+    for option in core.args["hint"].expressions:
         selects = option.name == "group_selection_strategy"
         word = option.expression.name.upper() if selects else ""
         require(word != "PUBLIC_GROUPS", "stream-option", option)

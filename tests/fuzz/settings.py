@@ -99,7 +99,7 @@ def _file(name: str, load: Callable[[Path], Any]) -> Callable[[bytes], Any]:
 
 def _statement(data: bytes) -> str:
     question = question_of(data.decode(errors="replace"), _shop())
-    grids = grids_of(question.sketched())
+    grids = grids_of(question.gridded.sketched())
     return str(stage_one(question.per_column, _shop(), grids).sql("duckdb", comments=False))
 
 

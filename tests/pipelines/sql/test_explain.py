@@ -125,9 +125,9 @@ def test_noise_without_bounds_says_what_it_is_to_be_multiplied_by(tmp_path: Path
         }  # fmt: skip
         bounds = {c.name: (low, high) for c in question.plan.columns if c.automatic}
         bounds["n"] = (0.0, high)
-        plan = regridded(question.plan, bounds, question.bits)
+        plan = regridded(question.plan, bounds, question.gridded.bits)
         for column, real in zip(
-            statement.columns, expected(plan, question.budget(plan)), strict=True
+            statement.columns, expected(plan, question.gridded.budget(plan)), strict=True
         ):
             assert column["automatic"] == (column["name"] != "u")
             assert column["assumed"] == ([0.0, 1.0] if column["automatic"] else None)

@@ -35,7 +35,7 @@ def _catalog(folder: Path, seed: int) -> Catalog:
 
 def _stage(text: str, catalog: Catalog) -> str:
     question = question_of(text, catalog)
-    grids = grids_of(question.sketched())
+    grids = grids_of(question.gridded.sketched())
     return stage_one(question.per_column, catalog, grids).sql("duckdb", comments=False)
 
 

@@ -140,7 +140,7 @@ def _bounds_without_zero(real: Any) -> Any:
 
 
 @pytest.mark.parametrize(("module", "name", "spoilt"), [
-    (query_plan, "_sql", _null_is_clamped), (parts, "_range", _bounds_without_zero),
+    (query_plan, "duckdb", _null_is_clamped), (parts, "_range", _bounds_without_zero),
 ])  # fmt: skip
 def test_counting_nulls_as_a_bound_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, spoilt: Any

@@ -28,7 +28,6 @@ from dpstream.pipelines.sql.query_plan import (
     Grid,
     Question,
     canonical,
-    columns,
     named_tables,
     question_of,
     stage_one,
@@ -137,7 +136,7 @@ def test_digests_are_of_the_meaning(catalog: Catalog) -> None:
 
 def test_charge_and_tables(catalog: Catalog) -> None:
     question = _question(catalog, dp(f"page, {COUNTED} AS n"))
-    charge, budget = question.charge(catalog, "ab"), question.budget(question.plan)
+    charge, budget = question.charge(catalog, "ab"), question.gridded.budget(question.plan)
     assert (charge.mu, charge.threshold_delta) == (budget.mu, budget.threshold_delta)
     assert grids_of(question.plan) == {"n": (1.0, 0, 30)}
     assert named_tables([question.statement.source], catalog) == {"visits"}
@@ -196,6 +195,8 @@ _CATALOG = shop()
 _DP = ("SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
        "max_groups_contributed = 4, max_rows_contributed = 2) ")  # fmt: skip
 _STEP, _LOW, _HIGH = 0.25, -20, 40
+_PARTIALS = {"count": ["value"], "sum": ["value"], "mean": ["value", "count"], "units": [],
+             "var": ["rows"], "stddev": ["rows"], "quantiles": ["rows"]}  # fmt: skip
 
 
 def _statement(items: str, rest: str) -> Statement:
@@ -206,7 +207,10 @@ def _ran(statement: Statement, rows: Rows) -> dict[tuple[Any, ...], dict[str, An
     """Partials by (unit, groups)."""
     cursor = database(_CATALOG, rows).execute(stage_text(statement, _CATALOG))
     names = [part[0] for part in cursor.description or ()]
-    assert names == columns(statement)
+    assert names[0] == "unit" and names[1:] == [
+        *(f"group_{i}" for i in range(len(statement.groups))),
+        *(f"{part}_{i}" for i, f in enumerate(statement.functions) for part in _PARTIALS[f.kind]),
+    ]
     keys = 1 + len(statement.groups)
     partials = {row[:keys]: dict(zip(names[keys:], row[keys:], strict=True))
              for row in cursor.fetchall()}  # fmt: skip
@@ -441,7 +445,7 @@ def test_joins_that_multiply_rows_do_not_fill_the_memory(tmp_path: Path) -> None
     text = dp("MEDIAN(seconds, contribution_bounds_per_row => (0, 400)) AS m",
               "FROM visits AS v JOIN pages AS p ON v.page = p.page")  # fmt: skip
     question = question_of(text.replace(", max_groups_contributed = 12", ""), catalog)
-    query = stage_one(question.per_column, catalog, grids_of(question.sketched()))
+    query = stage_one(question.per_column, catalog, grids_of(question.gridded.sketched()))
     with Engine(catalog, ["visits", "pages"], memory="200MB", threads=2) as engine:
         [row] = engine.run(query).to_pylist()
     assert len(row["rows_0"]) == query_plan.MAX_ROWS and len(set(row["rows_0"])) >= 6

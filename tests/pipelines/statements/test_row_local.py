@@ -8,7 +8,6 @@ from dpstream.pipelines.statements.row_local import (
     ROW,
     RowTables,
     numbered,
-    refuse_names,
     row_query,
 )
 from dpstream.pipelines.tables.catalog import Table
@@ -97,9 +96,3 @@ def test_refused(code: str, text: str) -> None:
         row_query(text, _TABLES)
     assert f"[{code}]" in caught.value.rule, caught.value.rule
     assert caught.value.field.startswith("statement, line 1, column ")
-
-
-def test_columns_that_pass_by_keep_their_names() -> None:
-    refuse_names({"page"}, {"uid"})
-    with pytest.raises(UsageError, match="stream-name"):
-        refuse_names({"page", "uid"}, {"uid", "at"})

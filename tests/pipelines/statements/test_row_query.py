@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.plan.plan import canonical
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.records import positions
@@ -164,6 +164,11 @@ def test_a_key_that_is_not_unique_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sections.csv").write_text(SECTIONS + "p1,again,1\n")
     with pytest.raises(PolicyError, match="rows with one key"):
         load_job(tmp_path)
+
+
+def test_a_column_that_passes_by_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stream-name"):
+        with_text(tmp_path, "SELECT page, seconds AS x, page AS user FROM visits")
 
 
 def test_what_duckdb_cannot_run_is_said_when_the_job_is_loaded(tmp_path: Path) -> None:
