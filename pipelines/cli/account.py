@@ -18,6 +18,7 @@ from dpstream.pipelines.cli.parts import (
     Commands,
     examples,
     load_job,
+    print_figures,
     print_json,
     print_warnings,
     section,
@@ -46,13 +47,16 @@ def _place(named: Chosen) -> "AccountPlace | str":
     from dpstream.pipelines.operate import account_view
 
     if account_view.is_data_set(named.name):
-        return account_view.of_data_set(named.load(), named.name)
-    if named.flags:
+        place: AccountPlace | str = account_view.of_data_set(named.load(), named.name)
+    elif named.flags:
         fix = "name the data set of the project file"
         raise UsageError(
             "--project, --env, --set", "do not go with the path of a file or account", fix
         )
-    return account_view.named_by(str(named.name))
+    else:
+        place = account_view.named_by(str(named.name))
+    keep_beside(account_view.path_of(place))
+    return place
 
 
 @click.group(cls=Commands, short_help="Make a data set's account, show it, or change its limit.")
@@ -167,13 +171,8 @@ def show(named: Chosen, as_json: bool) -> None:
     from dpstream.pipelines.operate import account_view
     from dpstream.pipelines.render.account import view_text
 
-    place = _place(named)
-    keep_beside(account_view.path_of(place))
-    figures = account_view.view(place)
-    if as_json:
-        print_json(figures)
-    else:
-        click.echo(view_text(figures), nl=False)
+    figures = account_view.view(_place(named))
+    print_figures(as_json, figures, view_text(figures))
 
 
 @account.command(
@@ -208,16 +207,15 @@ def limit(
     check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
     new = limit_of(epsilon, delta)
     print_warnings(limit_weaknesses(new))
-    place = _place(named)
-    keep_beside(account_view.path_of(place))
-    with contextlib.closing(account_view.opened(place)) as opened:
+    with contextlib.closing(account_view.opened(_place(named))) as opened:
         old = opened.set_limit(new)
-    if as_json:
-        pairs = {"old": old, "new": new}
-        print_json({name: {"epsilon": e, "delta": d} for name, (e, d) in pairs.items()})
-        return
-    for name, (e, d) in (("Old limit", old), ("New limit", new)):
-        click.echo(f"{name}  epsilon {exact(e)} at delta {exact(d)}")
+    pairs = {"old": old, "new": new}
+    figures = {name: {"epsilon": e, "delta": d} for name, (e, d) in pairs.items()}
+    lines = (
+        f"{name.capitalize()} limit  epsilon {exact(e)} at delta {exact(d)}"
+        for name, (e, d) in pairs.items()
+    )
+    print_figures(as_json, figures, page(lines))
 
 
 @account.command(
@@ -234,21 +232,15 @@ def recover(named: Chosen, as_json: bool) -> None:
     """
     from dpstream.pipelines.operate import account_view
 
-    place = _place(named)
-    keep_beside(account_view.path_of(place))
-    done = account_view.recovered(place)
-    if as_json:
-        print_json(done._asdict())
-        return
-    if not done.entries and not done.closed:
-        click.echo("The account lacks nothing; it is left as it is.")
-        return
+    done = account_view.recovered(_place(named))
     closed = f"{len(done.closed)} charges without an answer; asking again is charged"
     lines = [
         *labelled("Added", f"{done.entries} entries, {done.charges} of them charges"),
         *labelled("Closed", closed),
     ]
-    click.echo(page(lines), nl=False)
+    if not done.entries and not done.closed:
+        lines = ["The account lacks nothing; it is left as it is."]
+    print_figures(as_json, done._asdict(), page(lines))
 
 
 _WHERE = {
@@ -279,10 +271,8 @@ def secret_new(file: Path, as_json: bool) -> None:
     from dpstream.pipelines.jobs.secret import new_secret
 
     new_secret(file)
-    if as_json:
-        print_json({"created": file.name})
-    else:
-        click.echo(f"New secret in {file.name} (mode 0600). Keep it secret and back it up.")
+    text = f"New secret in {file.name} (mode 0600). Keep it secret and back it up."
+    print_figures(as_json, {"created": file.name}, text)
 
 
 @secret.command("check", epilog=examples("dpstream secret check daily"))
@@ -296,12 +286,9 @@ def secret_check(job: Chosen, as_json: bool) -> None:
     from dpstream.pipelines.jobs.secret import check_secret
 
     report = check_secret(load_job(job))
-    if as_json:
-        print_json(report)
-        return
     lines = [
         *labelled("Secret", f"found {_WHERE[report['where']]}"),
         *labelled("Store", _STORE[report["store"]]),
         *labelled("Fingerprint", report["fingerprint"]),
     ]
-    click.echo(page(lines), nl=False)
+    print_figures(as_json, report, page(lines))

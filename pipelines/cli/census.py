@@ -18,11 +18,13 @@ from dpstream.pipelines.cli.parts import (
     examples,
     print_account,
     print_charge,
+    print_figures,
     print_json,
     runner_of,
     section,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
+from dpstream.pipelines.render.layout import count, page
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -117,14 +119,10 @@ def validate(census: Chosen, as_json: bool) -> None:
 
     of = described(census)
     problems = faults(of.parameters, of.data, of.choice)
-    if as_json:
-        print_json({"faults": [fault.as_dict() for fault in problems]})
-    else:
-        for fault in problems:
-            click.echo(str(fault))
-        files = sorted({fault.file for fault in problems})
-        summary = f"Faults: {len(problems):,} in {', '.join(files)}"
-        click.echo(summary if problems else "No fault.")
+    files = sorted({fault.file for fault in problems})
+    summary = f"Faults: {len(problems):,} in {', '.join(files)}" if problems else "No fault."
+    text = page([*map(str, problems), summary])
+    print_figures(as_json, {"faults": [fault._asdict() for fault in problems]}, text)
     if problems:
         click.get_current_context().exit(_FAULTY)
 
@@ -171,7 +169,6 @@ def plan(
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.render.account import acceptance_lines
     from dpstream.pipelines.render.census_plan import census_text
-    from dpstream.pipelines.render.layout import page
     from dpstream.pipelines.tabulation.public_plan import figures
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
@@ -329,7 +326,6 @@ def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> 
     Writes error_report.csv, multi_run_error_report.csv and report.html to the folder, which only
     its owner can read.
     """
-    from dpstream.pipelines.render.layout import count
     from dpstream.pipelines.tabulation.error_report import report as write
 
     of = described(census)
@@ -396,8 +392,6 @@ def generate(
     if states is not None:
         sizes = sizes._replace(states=tuple(states.split(",")))
     rows = write(parameters, data, sizes, overwrite)
-    if as_json:
-        print_json({"rows": rows})
-        return
-    for name, count in rows.items():
-        click.echo(f"{count:>13,}  {name}")
+    print_figures(
+        as_json, {"rows": rows}, page(f"{number:>13,}  {name}" for name, number in rows.items())
+    )

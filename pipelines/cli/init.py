@@ -15,7 +15,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     options,
     person_of,
-    print_json,
+    print_figures,
 )
 from dpstream.pipelines.render.layout import each, labelled, page
 
@@ -200,31 +200,27 @@ def init(
     words = ("dpstream", "plan", job, *(() if project is None else ("--project", str(project))))
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
     notes += [replies.windows.note] * bool(replies.windows.note)
-    if as_json:
-        print_json(
-            {
-                "project": os.path.relpath(path),
-                "job": job,
-                "table": target.table,
-                "data_set": target.data_set,
-                "account": own and own.as_dict(),
-                "secret": own and own.secret,
-                "secret_made": secret_made,
-                "values_read": public_sample,
-                "covers": replies.period or LIFETIME,
-                "choices": rows,
-                "notes": notes,
-                "next": shlex.join(words),
-            }
-        )
-        return
+    figures = {
+        "project": os.path.relpath(path),
+        "job": job,
+        "table": target.table,
+        "data_set": target.data_set,
+        "account": own and own.as_dict(),
+        "secret": own and own.secret,
+        "secret_made": secret_made,
+        "values_read": public_sample,
+        "covers": replies.period or LIFETIME,
+        "choices": rows,
+        "notes": notes,
+        "next": shlex.join(words),
+    }
     lines = [
         *_written_lines(target, replies, secret_made, public_sample),
         *(labelled("Covers", *rows) if rows else []),
         *each("Note", notes),
         *labelled("Next", shlex.join(words)),
     ]
-    click.echo(page(lines), nl=False)
+    print_figures(as_json, figures, page(lines))
 
 
 def _written_lines(

@@ -22,6 +22,7 @@ from dpstream.pipelines.cli.parts import (
     Commands,
     examples,
     load_job,
+    print_figures,
     print_json,
     section,
 )
@@ -49,10 +50,8 @@ def init(job: Chosen, as_json: bool) -> None:
     from dpstream.pipelines.operate.state_admin import initialise
 
     run_id, fresh = initialise(load_job(job))
-    if as_json:
-        print_json({"run_id": run_id, "new": fresh})
-    else:
-        click.echo(f"Run {run_id}: the store {'is made' if fresh else 'was there already'}.")
+    text = f"Run {run_id}: the store {'is made' if fresh else 'was there already'}."
+    print_figures(as_json, {"run_id": run_id, "new": fresh}, text)
 
 
 @state.command(
@@ -151,10 +150,7 @@ def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bo
             written = publish(checked, bar.update)
         else:
             written = export(checked, out, kind or checked.sink.file_kind, bar.update)
-    if as_json:
-        print_json({"releases": written, "out": where})
-    else:
-        click.echo(f"{written:,} releases in {where}")
+    print_figures(as_json, {"releases": written, "out": where}, f"{written:,} releases in {where}")
 
 
 @state.command(
@@ -183,12 +179,10 @@ def expire(job: Chosen, releases_before: str | None, as_json: bool) -> None:
 
     with Bar(hidden=as_json) as bar:
         done = run(load_job(job), releases_before, bar.update)
-    if as_json:
-        print_json(done)
-        return
-    click.echo(f"{done['shards_expired']:,} shards have deleted settled records.")
+    lines = [f"{done['shards_expired']:,} shards have deleted settled records."]
     if releases_before is not None:
-        click.echo(f"{done['windows_dropped']:,} windows have deleted their releases.")
+        lines.append(f"{done['windows_dropped']:,} windows have deleted their releases.")
+    print_figures(as_json, done, page(lines))
 
 
 @state.command(epilog=examples("dpstream state backup daily --out monday.backup"))
@@ -205,10 +199,8 @@ def backup(job: Chosen, out: Path, as_json: bool) -> None:
 
     with Bar(hidden=as_json, what="pages") as bar:
         run_id = run(load_job(job), out, bar.update)
-    if as_json:
-        print_json({"run_id": run_id, "out": str(out)})
-    else:
-        click.echo(f"Run {run_id}: backup in {out}, checked.")
+    text = f"Run {run_id}: backup in {out}, checked."
+    print_figures(as_json, {"run_id": run_id, "out": str(out)}, text)
 
 
 @state.command(
@@ -284,14 +276,9 @@ def reshard(job: Chosen, shards: int, as_json: bool) -> None:
 
     with Bar(hidden=as_json, what="parts") as bar:
         old_store = run(load_job(job), shards, bar.update)
-    if as_json:
-        print_json({"shards": shards, "kept": old_store})
-    else:
-        where = (
-            f"is kept in {old_store}" if old_store else "stays in the database until it is expired"
-        )
-        click.echo(f"{shards} shards; the old store {where}")
-        click.echo(f"Now set `shards = {shards}` in the job.")
+    where = f"is kept in {old_store}" if old_store else "stays in the database until it is expired"
+    lines = [f"{shards} shards; the old store {where}", f"Now set `shards = {shards}` in the job."]
+    print_figures(as_json, {"shards": shards, "kept": old_store}, page(lines))
 
 
 PATH = click.argument("path", metavar="FOLDER_OR_URL")
@@ -322,10 +309,8 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 
     names = sorted({*files, *(new_files(path) if new else ())})
     marker = close_files(path, names)
-    if as_json:
-        print_json({"marker": marker, "files": len(names)})
-    else:
-        click.echo(f"{len(names):,} files closed by {marker}")
+    text = f"{len(names):,} files closed by {marker}"
+    print_figures(as_json, {"marker": marker, "files": len(names)}, text)
 
 
 @folder.command(epilog=examples("dpstream folder find incoming 1201774219 88172645463325252"))
@@ -340,13 +325,9 @@ def find(path: str, partition: int, offset: int, as_json: bool) -> None:
     with file_errors("folder", "cannot be read"):
         names = [file.name for file in store.Folder(path).list()]
     places = store.find(names, partition, offset)
-    if as_json:
-        print_json([{"file": name, "row": row} for name, row in places])
-        return
-    for name, row in places:
-        click.echo(f"row {row:,} of {name}")
-    if not places:
-        click.echo("no file of this folder: it may have been removed")
+    lines = [f"row {row:,} of {name}" for name, row in places]
+    text = page(lines or ["no file of this folder: it may have been removed"])
+    print_figures(as_json, [{"file": name, "row": row} for name, row in places], text)
 
 
 @click.command(
@@ -449,9 +430,6 @@ def audit(
         result = run(load_job(job), Ask(trials, seed, confidence, beam), bar.update)
     if picture is not None:
         draw(result, picture)
-    if as_json:
-        print_json(as_dict(result))
-    else:
-        click.echo(text(result), nl=False)
+    print_figures(as_json, as_dict(result), text(result))
     if result.refuted:
         raise SystemExit(REFUTED)

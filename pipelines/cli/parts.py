@@ -132,6 +132,16 @@ def section(
         required: whether further arguments follow.
         metavar: how help writes the argument.
     """
+    argument = click.argument(name, required=required, metavar=metavar)
+    return _in_project(name, argument, _without_flag)
+
+
+def _in_project(
+    name: str,
+    parameter: Callable[[Any], Any],
+    read: Callable[[str | None], str | None] = lambda name: name,
+) -> Callable[[Function], Function]:
+    """Add a parameter and the options that locate the project file, which become a `Chosen`."""
 
     def apply(function: Function) -> Function:
         @functools.wraps(function)
@@ -141,11 +151,10 @@ def section(
             settings: tuple[str, ...],
             **given: Any,
         ) -> Any:
-            given[name] = Chosen(_without_flag(given[name]), project, environment, settings)
+            given[name] = Chosen(read(given[name]), project, environment, settings)
             return function(**given)
 
-        argument = click.argument(name, required=required, metavar=metavar)
-        return cast(Function, argument(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
+        return cast(Function, parameter(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
 
     return apply
 
@@ -161,28 +170,13 @@ def _without_flag(name: str | None) -> str | None:
     return None
 
 
-def data_set(function: Function) -> Function:
-    """Add the options that name a data set of a project file.
-
-    The function's ``data_set`` receives a `Chosen`.
-    """
-
-    @functools.wraps(function)
-    def chosen(
-        project: Path | None,
-        environment: str | None,
-        settings: tuple[str, ...],
-        **given: Any,
-    ) -> Any:
-        given["data_set"] = Chosen(given["data_set"], project, environment, settings)
-        return function(**given)
-
-    option = click.option(
+#: The data set of a command, as a `Chosen`.
+DATA_SET = _in_project(
+    "data_set",
+    click.option(
         "--data-set", metavar="NAME", help="Data set of the project file.  [default: the only one]"
-    )
-    return cast(Function, option(PROJECT(ENVIRONMENT(SETTINGS(chosen)))))
-
-
+    ),
+)
 #: The job of a command; without a name the only one of the project file.
 JOB = section("job")
 
@@ -199,6 +193,14 @@ def print_json(value: Any) -> None:
     if isinstance(value, dict):
         value = {"schema_version": SCHEMA_VERSION} | value
     click.echo(json.dumps(value))
+
+
+def print_figures(as_json: bool, figures: Any, text: str) -> None:
+    """Print figures as `print_json` does, or their text."""
+    if as_json:
+        print_json(figures)
+    else:
+        click.echo(text, nl=not text.endswith("\n"))
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     load_job,
     options,
+    print_figures,
     print_json,
 )
 
@@ -208,10 +209,7 @@ def _scaled(job: "Job", given: dict[str, object], as_json: bool) -> None:
     load = msgspec.convert(stated, Load).check()
     rates = measured_rates() if measure else RATES
     figures = as_dict(estimate(job, load, rates, prices), load, rates, prices)
-    if as_json:
-        print_json({"scale": figures})
-    else:
-        click.echo(scale_text(figures), nl=False)
+    print_figures(as_json, {"scale": figures}, scale_text(figures))
 
 
 def prices_of(given: object) -> dict[str, float]:

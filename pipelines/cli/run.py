@@ -22,6 +22,7 @@ from dpstream.pipelines.cli.parts import (
     stop_signals,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
+from dpstream.pipelines.render.layout import count
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -225,8 +226,8 @@ def released_text(released: "Released") -> str:
     """Return the public figures of a run as one line."""
     empty = f" ({released.empty_windows:,} of them empty)" if released.empty_windows else ""
     text = (
-        f"Released {_many(released.rows, 'row')} of {_many(released.keys, 'key')} in"
-        f" {_many(released.windows, 'window')}{empty}"
+        f"Released {count(released.rows, 'row')} of {count(released.keys, 'key')} in"
+        f" {count(released.windows, 'window')}{empty}"
     )
     if released.relative_sd is None or released.median_relative_sd is None:
         return f"{text}."
@@ -236,10 +237,6 @@ def released_text(released: "Released") -> str:
 
 def _share(part: float) -> str:
     return f"{100 * part:.3g}%" if part < 10 else "over 1,000%"
-
-
-def _many(amount: int, noun: str) -> str:
-    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
 def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:

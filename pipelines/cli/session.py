@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,7 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     ExtraGroup,
     examples,
+    print_figures,
     print_json,
     print_warnings,
     section,
@@ -126,10 +127,7 @@ def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json:
     with opened(table, analyst, looking=True) as session:
         chosen = subspace(session, table, where, inside).selection
         figures = overview(session.open_table, chosen)
-    if as_json:
-        print_json(figures)
-        return
-    click.echo(points_text(figures), nl=False)
+    print_figures(as_json, figures, points_text(figures))
 
 
 @click.command(
@@ -144,17 +142,14 @@ def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
 
     with opened(table, analyst, looking=True) as session:
         lines = lines_of(session.open_table)
-    if as_json:
-        print_json({"entries": [line.as_dict() for line in lines]})
-        return
+    texts = list[str]()
     for line in lines:
         paid = f" {line.kind} {decimal_text(line.amount / 1_000_000)}" if line.kind else ""
         question = f": {line.question}" if line.question else ""
-        click.echo(f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.entry}{paid}{question}")
-        for where in line.where:
-            click.echo(f"    where {where}")
-    if not lines:
-        click.echo("Nothing was asked yet.")
+        head = f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.entry}{paid}{question}"
+        texts += [head, *(f"    where {where}" for where in line.where)]
+    entries = {"entries": [line.as_dict() for line in lines]}
+    print_figures(as_json, entries, page(texts or ["Nothing was asked yet."]))
 
 
 @click.command(
@@ -204,23 +199,22 @@ def picture(
     transcript, or one picture (.png).  It is drawn from the account and the names of allotments,
     without records or answers.
     """
+    from dpstream.accounting.regions.amounts import initial_of
     from dpstream.pipelines.render.page import ending_of
     from dpstream.pipelines.session import page
 
     ending = ending_of(out, ("html", "png"))
     with opened(table, analyst, looking=True) as session:
         frame = page.frame_of(subspace(session, table, where, inside).boxes())
-        chosen = page.Chosen(page.pairs_of(by), page.initial_of(initial), frame, kind, over_time)
+        micro = None if initial is None else initial_of(initial, "--epsilon")
+        chosen = page.Chosen(page.pairs_of(by), micro, frame, kind, over_time)
         data = (
             page.render(session.open_table, chosen)
             if ending == "html"
             else page.png(session.open_table, chosen)
         )
     page.write(out, data)
-    if as_json:
-        print_json({"out": out.name})
-        return
-    click.echo(f"Wrote {out}")
+    print_figures(as_json, {"out": out.name}, f"Wrote {out}")
 
 
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -301,16 +295,14 @@ def migrate(old: Chosen, new: str, as_json: bool) -> None:
 
     config, embedded = account.migrate(old.load(), old.name or "", new)
     following = shlex.join(["dpstream", "session", "init", new]) + old.flags
-    if as_json:
-        print_json({"account": config.account.id, "embedded": embedded, "next": following})
-        return
     done = "before" if embedded is None else f"now, with {embedded:,} charge{'s' * (embedded != 1)}"
     lines = [
         *labelled("Account", config.account.id),
         *labelled("Migrated", done),
         *labelled("Next", following),
     ]
-    click.echo(page(lines), nl=False)
+    figures = {"account": config.account.id, "embedded": embedded, "next": following}
+    print_figures(as_json, figures, page(lines))
 
 
 @session.command(epilog=examples("dpstream session add rides rides-2.parquet"))
@@ -411,15 +403,8 @@ def close(table: Chosen, arrival: str, before: str, analyst: str, as_json: bool)
     with opened(table, analyst) as open_session:
         open_table = open_session.open_table
         closed = close_before(open_table, arrival, value_of(open_table.space, arrival, before))
-    if as_json:
-        print_json({"closed": closed})
-        return
-    click.echo("Closed." if closed else "It was closed already.")
+    print_figures(as_json, {"closed": closed}, "Closed." if closed else "It was closed already.")
 
 
-def _add(*commands: Any) -> None:
-    for command in commands:
-        session.add_command(command)
-
-
-_add(ask, plan, allot, select, stand, budget, transcript, picture)
+for command in (ask, plan, allot, select, stand, budget, transcript, picture):
+    session.add_command(command)

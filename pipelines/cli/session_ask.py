@@ -24,6 +24,7 @@ from dpstream.pipelines.cli.parts import (
     options,
     print_account,
     print_charge,
+    print_figures,
     print_json,
     print_warnings,
     runner_of,
@@ -266,10 +267,8 @@ def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json
 
     paid = hand_out(session.open_table, question, out)
     _warn(session, paid.charged)
-    if as_json:
-        print_json({"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name})
-        return
-    click.echo(f"Wrote {out}: private; run {paid.run_id}")
+    figures = {"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name}
+    print_figures(as_json, figures, f"Wrote {out}: private; run {paid.run_id}")
 
 
 def _request(
@@ -353,10 +352,8 @@ def _union(
 
     for figure in map(figure_of, figures or ("count",)):
         union = subspace(session, table, where, inside).union(figure)
-        if as_json:
-            print_json({"figure": figure.name, **union._asdict()})
-        else:
-            click.echo(f"{figure.name}: {union.text}; free")
+        figures_of = {"figure": figure.name, **union._asdict()}
+        print_figures(as_json, figures_of, f"{figure.name}: {union.text}; free")
 
 
 @click.command(
@@ -408,10 +405,7 @@ def plan(
             session.open_table, _request(session, points, figures, by, how), union
         )
         planned_figures = planning.as_builtins(session.open_table.space, planned)
-        if as_json:
-            print_json(planned_figures)
-        else:
-            click.echo(session_text(planned_figures), nl=False)
+        print_figures(as_json, planned_figures, session_text(planned_figures))
     click.get_current_context().exit(planned.acceptance.exit_code)
 
 
@@ -501,6 +495,7 @@ def select(
     Names are stored in a public file beside the project file.  The points of --with-epsilon and
     --with-rho stay the same when their budget is spent.
     """
+    from dpstream.pipelines.render.layout import page
     from dpstream.pipelines.session import names, sentences
     from dpstream.pipelines.session.overview import kinds
 
@@ -515,12 +510,9 @@ def select(
         if points.selection.fixed is not None:
             boxes = [sentences.box(session.open_table.space, box) for box in points.boxes()]
             text = " OR ".join(f"({box})" for box in boxes)
-        budget_kinds: Any = kinds(session.open_table.space)
-        spent = {kind: points.max_consumed(kind) for kind in budget_kinds}
+        spent = {kind: points.max_consumed(kind) for kind in kinds(session.open_table.space)}
         names.write(session.open_table.config, name, text)
-        if as_json:
-            print_json({"name": name, "where": text, "max_consumed": spent})
-            return
-        click.echo(f"{name}: {text or sentences.EVERYTHING}")
+        lines = [f"{name}: {text or sentences.EVERYTHING}"]
         for kind, most in spent.items():
-            click.echo(f"Spent by a point, at most: {kind} {decimal_text(most)}")
+            lines.append(f"Spent by a point, at most: {kind} {decimal_text(most)}")
+        print_figures(as_json, {"name": name, "where": text, "max_consumed": spent}, page(lines))

@@ -12,13 +12,14 @@ from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
+    DATA_SET,
     FRESH,
     Chosen,
-    data_set,
     examples,
     on_terminal,
     print_account,
     print_charge,
+    print_figures,
     print_json,
     runner_of,
 )
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("statement", required=False)
-@data_set
+@DATA_SET
 @click.option(
     "-f",
     "--file",
@@ -273,10 +274,7 @@ def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bo
 
     explanation = explain(catalog, statements, how)
     figures = as_builtins(explanation)
-    if as_json:
-        print_json(figures)
-    else:
-        click.echo(explanation_text(figures), nl=False)
+    print_figures(as_json, figures, explanation_text(figures))
     return explanation.acceptance.exit_code
 
 
@@ -285,10 +283,7 @@ def _budget(catalog: "Catalog", as_json: bool) -> None:
     from dpstream.pipelines.sql.explain import budget
 
     figures = budget(catalog)
-    if as_json:
-        print_json(figures)
-        return
-    click.echo(budget_text(figures), nl=False)
+    print_figures(as_json, figures, budget_text(figures))
 
 
 def _check(catalog: "Catalog", as_json: bool) -> None:

@@ -15,7 +15,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     load_job,
     options,
-    print_json,
+    print_figures,
     section,
 )
 
@@ -207,10 +207,7 @@ def plan(
     if accepted is not None:
         result["acceptance"] = accepted.as_dict()
         result["warnings"] = [*result["warnings"], *accepted.warnings]
-    if as_json:
-        print_json(result)
-    else:
-        click.echo(workload_text(result), nl=False)
+    print_figures(as_json, result, workload_text(result))
     click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
 
 

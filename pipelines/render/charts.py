@@ -250,8 +250,7 @@ def svg(figure: Figure, name: str, words: str) -> str:
         metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     text = buffer.getvalue().decode("utf-8")
-    view = re.search(r'viewBox="([^"]*)"', text)
-    view = required(view, "view is there")
+    view = required(re.search(r'viewBox="([^"]*)"', text), "matplotlib writes a view box")
     text = text[text.index(">", text.index("<svg")) + 1 :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.S)
     text = _PLACES.sub(lambda match: _DIGITS.sub(r"\1", match[0]), text)

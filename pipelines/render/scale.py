@@ -64,7 +64,7 @@ def scale_text(scale: dict[str, Any]) -> str:
             f"{estimate['peak_writes']:,}/s at the peak, done in {estimate['within']:g} s",
         ),
         *labelled("Cores", f"{sum(estimate['vcpus'].values()):.1f} busy at the peak ({busy})"),
-        *(_cluster(estimate, load) if spanner else _machine(estimate)),
+        *_hardware(estimate, load),
         *each("Warning", estimate["warnings"]),
         *each(
             "From",
@@ -78,7 +78,10 @@ def scale_text(scale: dict[str, Any]) -> str:
     return page(lines)
 
 
-def _cluster(estimate: dict[str, Any], load: dict[str, Any]) -> list[str]:
+def _hardware(estimate: dict[str, Any], load: dict[str, Any]) -> list[str]:
+    """The cluster, or the disk of the one machine."""
+    if estimate["store"] != "spanner":
+        return labelled("SQLite", f"{estimate['state_gib']:,.2f} GiB on disk, one machine")
     cost = estimate["cost"]
     workers = cost["worker_vcpus"] + cost["worker_memory"]
     spanner = cost["spanner_nodes"] + cost["spanner_storage"]
@@ -91,10 +94,6 @@ def _cluster(estimate: dict[str, Any], load: dict[str, Any]) -> list[str]:
             f"${cost['total']:,.0f} a month: workers ${workers:,.0f}, Spanner ${spanner:,.0f}",
         ),
     ]
-
-
-def _machine(estimate: dict[str, Any]) -> list[str]:
-    return labelled("SQLite", f"{estimate['state_gib']:,.2f} GiB on disk, one machine")
 
 
 def _source(name: str, figure: dict[str, Any]) -> str:

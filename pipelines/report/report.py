@@ -119,12 +119,8 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
 
 def _no_totals(plan: Plan, groups: list[str]) -> pa.Table:
     fields = [f for f in admitted_schema(plan) if f.name in groups]
-    sums = [pa.field(name, pa.int64()) for name in _sums(plan)]
-    return pa.schema([*fields, *sums]).empty_table()
-
-
-def _sums(plan: Plan) -> list[str]:
-    return ["_n", *(f"_{name}" for name in value_columns(plan))]
+    names = ["_n", *(f"_{name}" for name in value_columns(plan))]
+    return pa.schema([*fields, *(pa.field(name, pa.int64()) for name in names)]).empty_table()
 
 
 def summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:

@@ -33,7 +33,6 @@ from dpstream.accounting.tuning.question import (
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.copying import (
-    append_section,
     check_extended,
     check_new_name,
     copied_section,
@@ -70,12 +69,10 @@ def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[
         section["mechanism"] = mechanism
     names, aggregates = list[str](), _table(section.get("aggregate"))
     for aggregate, part in aggregates.items():
-        if not isinstance(part, dict) or part.get("kind") not in ("sum", "mean"):
-            continue
-        if "bounds" in part and not all_bounds:
-            continue
-        names.append(aggregate)
-        part["bounds"] = _range(name, aggregate, part, declared)
+        bounded = isinstance(part, dict) and part.get("kind") in ("sum", "mean")
+        if bounded and (all_bounds or "bounds" not in part):
+            names.append(aggregate)
+            part["bounds"] = _range(name, aggregate, part, declared)
     # What an earlier tuning wrote is not what is checked now; ranges are.
     section["choice"] = {"range": declared}
     job = job_in(with_job(project, name, section), name)
@@ -138,11 +135,6 @@ def render(
     check_extended(text, name, new, section)
     _check(project, new, section.unwrap(), contributions, tuned)
     return text, section_text(new, section)
-
-
-def write(project: Project, new: str, text: bytes, section: str) -> None:
-    """Write the new section once; raises as `pipelines.project.copying.append_section` does."""
-    append_section(project, new, text, section, "--as")
 
 
 def in_column_units(low: int, high: int, grid: float) -> tuple[float, float]:

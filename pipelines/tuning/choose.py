@@ -63,9 +63,9 @@ from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.project.copying import sink_of_copy
+from dpstream.pipelines.project.copying import append_section, sink_of_copy
 from dpstream.pipelines.project.job_section import ChoiceSection
-from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, render, write
+from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, render
 from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.answers import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
@@ -313,8 +313,7 @@ class TuningQuestion(NamedTuple):
 
 
 def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
-    place = tuning.job.ledger
-    place = required(place, "a private tuning has an account")
+    place = required(tuning.job.ledger, "a private tuning has an account")
     with contextlib.closing(open_ledger(place)) as ledger:
         answer = sequence.ask(TuningQuestion(tuning), ledger, ring, tuning.request.how)
     return _write_job(tuning, answer)
@@ -371,16 +370,17 @@ def _draw(tuning: CheckedRequest, ring: KeyRing, run_id: str) -> Figures:
 
 
 def _receipt(tuning: CheckedRequest, spend: Charge, figures: Figures) -> bytes:
-    header = Receipt(
-        **answered_now(spend),
-        identity=spend.identity,
-        epsilon=spend.epsilon,
-        delta=spend.delta,
-        mu=tuning.design.mu,
-        first=tuning.question.first,
-        figures=figures,
+    return encoded(
+        Receipt(
+            **answered_now(spend),
+            identity=spend.identity,
+            epsilon=spend.epsilon,
+            delta=spend.delta,
+            mu=tuning.design.mu,
+            first=tuning.question.first,
+            figures=figures,
+        )
     )
-    return encoded(header)
 
 
 def _figures_of(receipt: Receipt) -> Figures:
@@ -461,7 +461,7 @@ def _write(
     text, section = render(
         request.project, request.job, request.new, figures.contributions, figures.bounds, table
     )
-    write(request.project, request.new, text, section)
+    append_section(request.project, request.new, text, section, "--as")
     return Outcome(
         job=request.new,
         releases=sink_of_copy(request.new, section),

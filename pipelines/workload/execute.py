@@ -116,8 +116,7 @@ def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Momen
     plan, workload = job.plan, order.workload
     store = stores.open_store(job.state.store or "", plan, run_id)
     budget = calibrated(plan, store.identity.calibration).budget
-    [aggregate], own = plan.aggregates, job.cells
-    own = required(own, "own is there")
+    [aggregate], own = plan.aggregates, required(job.cells, "the job has cells")
     timeline, cells, scale, moments = plan.timeline, [], [], []
     for window, last in sorted(store.completed(store.identity.shards).items()):
         for trigger in range(1, last + 1):

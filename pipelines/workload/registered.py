@@ -367,18 +367,17 @@ def answer_once(
     question = WorkloadQuestion(workload, job, mechanism, partial, out, accept)
     if nonnegative and not mechanism.every_cell:
         raise UsageError("--nonnegative", "needs estimates of all cells", "omit it")
-    place = question.ledger
     with (
         secret_source(job).ring() as keys,
-        contextlib.closing(open_ledger(place)) as ledger,
+        contextlib.closing(open_ledger(question.ledger)) as ledger,
     ):
         answer = sequence.ask(question, ledger, keys, how)
     released = question.released(answer.receipt)
     receipt, estimate = released.receipt, released.estimate
     table = answers(workload, estimate, receipt.moments, consistent=nonnegative)
     receipt = msgspec.structs.replace(receipt, workload=workload.digest)
-    receipt = write_release(out, receipt, estimate, table, form)
-    return Answered(receipt, answer.charged, question.dead_letters)
+    written = write_release(out, receipt, estimate, table, form)
+    return Answered(written, answer.charged, question.dead_letters)
 
 
 def acceptance(

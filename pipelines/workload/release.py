@@ -254,8 +254,11 @@ def _fits(released: Released) -> bool:
     else:
         numbers = [estimate.cells, estimate.scale, *estimate.mix]
         mixes = [factor.shape for factor in estimate.mix]
-        fits = estimate.cells.shape == (releases, cells) and estimate.scale.shape == (releases,)
-        fits = fits and mixes in ([(cells, cells)], [(size, size) for size in sizes])
+        fits = (
+            estimate.cells.shape == (releases, cells)
+            and estimate.scale.shape == (releases,)
+            and mixes in ([(cells, cells)], [(size, size) for size in sizes])
+        )
     return fits and all(x.dtype == np.float64 and np.isfinite(x).all() for x in numbers)
 
 

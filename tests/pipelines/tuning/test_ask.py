@@ -8,7 +8,7 @@ import pytest
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.project.copying import check_new_name
+from dpstream.pipelines.project.copying import append_section, check_new_name
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project, load_project
 from dpstream.pipelines.tuning.ask import (
@@ -18,7 +18,6 @@ from dpstream.pipelines.tuning.ask import (
     in_column_units,
     render,
     scale_text,
-    write,
 )
 from tests.projects import write_project
 
@@ -59,7 +58,7 @@ def test_what_was_chosen_is_read_back_however_the_job_is_written(
     choice = ChoiceSection("proxy", bounds=("seconds",))
     project = load_project(path)
     text, section = render(project, "daily", "chosen", 9, (("seconds", 0, 5),), choice)
-    write(project, "chosen", text, section)
+    append_section(project, "chosen", text, section, "--as")
     assert path.read_bytes().startswith(before) and section.count("# mine") == 1
     made, old = load_job(path, "chosen"), load_project(path).sections.job["daily"]
     assert made.plan.privacy.contributions == 9 and made.tuning == choice
@@ -89,11 +88,11 @@ def test_a_new_job_takes_no_others_place(tmp_path: Path) -> None:
     choice = ChoiceSection("proxy")
     for _ in range(2):  # the same again is left alone
         text, section = render(load_project(path), "daily", "new", 9, (), choice)
-        write(load_project(path), "new", text, section)
+        append_section(load_project(path), "new", text, section, "--as")
     before = path.read_bytes()
     text, section = render(load_project(path), "daily", "new", 7, (), choice)
     with pytest.raises(UsageError, match="says otherwise"):
-        write(load_project(path), "new", text, section)
+        append_section(load_project(path), "new", text, section, "--as")
     assert path.read_bytes() == before
 
 

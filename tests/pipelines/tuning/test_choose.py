@@ -236,7 +236,7 @@ def test_an_interrupted_tuning_goes_on_at_no_charge(project: Path) -> None:
     with mock.patch.object(module, "noisy", side_effect=KeyboardInterrupt):
         assert choose(project).exit_code == 4
     assert entries(project) == 1 and "new" not in jobs(project)
-    with mock.patch.object(module, "write", side_effect=KeyboardInterrupt):
+    with mock.patch.object(module, "append_section", side_effect=KeyboardInterrupt):
         assert choose(project).exit_code == 4
     assert entries(project) == 1
 
