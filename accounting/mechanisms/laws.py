@@ -35,6 +35,7 @@ number of thresholds that are <= u.
   (`settle`) and is exact.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,11 +61,9 @@ class Law(Protocol):
 
     def lower(self) -> Iterator[Any]:
         """Yield P[Z <= -1], P[Z <= -2], and so on, for ever."""
-        ...
 
     def invert(self, uniform: Any) -> int | None:
         """Return Z at a ball within [0, 1/2], or ``None`` where it holds more than one Z."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -298,13 +297,7 @@ def rounded_gaussian(sigma: float) -> Table:
     """
     if not 0 < sigma <= MAX_SIGMA:
         raise ValueError("sigma is outside the sampler's range")
-    upper: list[int] = []
-    with precision(_PRECISION):
-        for tail in RoundedGaussianLaw(sigma).lower():
-            value = _integer(tail * FULL + 0.5)
-            if value == 0:
-                break
-            upper.append(value)
+    upper = _floors(RoundedGaussianLaw(sigma), 0.5)
     # P[Z <= k] = 1 - P[Z > k]; the lower half mirrors the upper: k -> -k-1.
     thresholds = list(reversed(upper)) + [FULL - value for value in upper]
     return Table(RoundedGaussianLaw(sigma), thresholds, exact=False)
@@ -333,16 +326,18 @@ def discrete_gaussian(sigma: float) -> Table:
 
 
 def _exact(law: Law) -> Table:
-    floors: list[int] = []
-    with precision(_PRECISION):
-        for tail in law.lower():
-            value = _integer(tail * FULL)
-            if value == 0:
-                break
-            floors.append(value)
+    floors = _floors(law)
     # f < 2^128 F < f + 1: rounded up, an edge is f + 1 and its mirror image 2^128 - f.
     thresholds = [f + 1 for f in reversed(floors)] + [FULL - f for f in floors]
     return Table(law, thresholds, exact=True)
+
+
+def _floors(law: Law, more: float = 0.0) -> list[int]:
+    """Whole parts of the lower tails in units of 2^-128, and some more, before the first 0."""
+    with precision(_PRECISION):
+        return list(
+            itertools.takewhile(bool, (_integer(tail * FULL + more) for tail in law.lower()))
+        )
 
 
 def _integer(ball: object) -> int:

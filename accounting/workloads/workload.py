@@ -225,7 +225,7 @@ def workload_of(
                 "a weight is a number from 1e-12 to 1e12",
                 "rescale them, or leave it out",
             )
-        axes = tuple(sorted([axis for axis, factor in named.items() if not _summed(factor)]))
+        axes = tuple(sorted(axis for axis, f in named.items() if f.kind != "total" or f.relative))
         parts.append(Product(float(weight), axes, tuple([named[axis] for axis in axes])))
     workload = Workload(domain_of(attributes), tuple(parts))
     if workload.queries > MAX_QUERIES:
@@ -281,10 +281,6 @@ def codes(sizes: Sequence[int], cells: Int64) -> Int64:
     outside = (cells < 0).any(axis=0)
     flat = np.ravel_multi_index(tuple(cells.clip(min=0)), tuple(sizes)).astype(np.int64)
     return np.where(outside, -1, flat)
-
-
-def _summed(factor: Factor) -> bool:
-    return factor.kind == "total" and not factor.relative
 
 
 #: Factors that a file names by a text.

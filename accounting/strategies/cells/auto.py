@@ -323,7 +323,9 @@ def auto(workload: Workload, objective: str = "total", tolerance: float = 1e-3) 
         raise UsageError("objective", f"an objective is one of {', '.join(OBJECTIVES)}", "use one")
     with one_thread():
         if objective == "worst":
-            return _worst(workload, tolerance)
+            table = workload.marginal and len(workload.products) > 1
+            solved = worst_table(workload, tolerance) if table else worst(workload, tolerance)
+            return _planned(solved, "worst")
         if objective == "relative":
             workload = workload.relative()
         return _total(workload, tolerance)._replace(objective=objective)
@@ -378,12 +380,6 @@ def _better(plan: Plan, workload: Workload, others: list[CellStrategy]) -> Plan:
         if error < plan.error:
             plan = plan._replace(strategy=strategy, error=error)
     return plan
-
-
-def _worst(workload: Workload, tolerance: float) -> Plan:
-    if workload.marginal and len(workload.products) > 1:
-        return _planned(worst_table(workload, tolerance), "worst")
-    return _planned(worst(workload, tolerance), "worst")
 
 
 def _planned(solved: Solved, objective: str = "total") -> Plan:

@@ -285,8 +285,7 @@ class Fitted(Basis):
 
     @override
     def masses(self, factor: Factor) -> tuple[float, float]:
-        gram = factor.gram()
-        spread = self.spread
+        gram, spread = factor.gram(), self.spread
         return float(spread @ gram @ spread), float(np.einsum("ij,ij->", gram, self.covariance))
 
     @override

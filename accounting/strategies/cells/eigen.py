@@ -134,8 +134,7 @@ def of_tables(workload: Workload, folding: Folding) -> tuple[list[Float64], list
         workload: of tables of counts; every axis of ``folding`` is folded.
     """
     spaces = spaces_of(workload)
-    weights = workload.weights
-    traces = spaces.traces(weights) * float(workload.cells)
+    traces = spaces.traces(workload.weights) * float(workload.cells)
     mean_traces = {
         key: trace / dim
         for key, trace, dim in zip(spaces.keys, traces, spaces.dims, strict=True)

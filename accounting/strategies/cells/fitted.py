@@ -27,7 +27,6 @@ V + t 1 1^T for some t: the total is asked t times more often.  So only t is sea
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ from dpstream.accounting.strategies.cells.optimum import finer, optimum
 from dpstream.accounting.strategies.cells.residual import Spaces, Tables, spaces_of
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
 from dpstream.accounting.workloads.attributes import Factor, interval, of_size
-from dpstream.accounting.workloads.workload import Product, Workload, workload_of
+from dpstream.accounting.workloads.workload import Workload, workload_of
 
 _UP = 1 + 2.0**-40
 
@@ -86,42 +85,25 @@ class FittedTables(Tables):
     def noise2(self) -> Float64:
         return np.asarray(self.sensitivity2 / self.y)
 
-    def _inverse(self, spaces: Spaces, masses: Float64) -> Float64:
-        y_by_key = dict(zip(self.keys, self.y.tolist(), strict=True))
-        y = np.array([y_by_key.get(key, 0.0) for key in spaces.keys])
-        return np.where(masses > 0, 1 / np.maximum(y, 1e-300), 0.0)
+    @override
+    def parts_of(self, axis: int, factor: Factor) -> tuple[Float64, Float64]:
+        return self.bases[axis].along(factor), self.bases[axis].rest(factor)
 
     @override
     def trace(self, workload: Workload) -> float:
         spaces = spaces_of(workload)
         mass = spaces.masses(*figures_of(spaces, self.bases)) * workload.weights[spaces.products]
-        masses = _sums(spaces, mass)
-        inverse = self._inverse(spaces, masses)
+        masses = spaces.sums(mass)
+        inverse = self.inverse(spaces, masses)
         return math.inf if inverse.max() > 1e299 else float(masses @ inverse)
 
     @override
     def means(self, workload: Workload) -> Float64:
         spaces = spaces_of(workload)
         mass = spaces.masses(*figures_of(spaces, self.bases))
-        inverse = self._inverse(spaces, _sums(spaces, mass))
+        inverse = self.inverse(spaces, spaces.sums(mass))
         total = np.bincount(spaces.products, mass * inverse[spaces.spaces])
         return np.asarray(total / np.array(workload.rows, np.float64))
-
-    @override
-    def variances(self, workload: Workload) -> list[Float64]:
-        y_by_key = dict(zip(self.keys, self.y.tolist(), strict=True))
-        return [self._variances(product, y_by_key) for product in workload.products]
-
-    def _variances(self, product: Product, y_by_key: dict[tuple[int, ...], float]) -> Float64:
-        variances = np.zeros(product.rows)
-        pairs = list(zip(product.axes, product.factors, strict=True))
-        sides = [(self.bases[a].along(f), self.bases[a].rest(f)) for a, f in pairs]
-        for count in range(len(pairs) + 1):
-            for subset in itertools.combinations(range(len(pairs)), count):
-                mass = kron([side[k in subset] for k, side in enumerate(sides)])
-                if mass.any():
-                    variances += mass / y_by_key.get(tuple(product.axes[k] for k in subset), 1e-300)
-        return variances
 
     @override
     def dense(self) -> Float64:
@@ -140,11 +122,6 @@ def _inner(basis: Basis) -> Float64:
     """(n, n) R."""
     solved = scipy.linalg.solve_triangular(basis.root, basis.moves, lower=True)
     return np.asarray(solved.T @ solved)
-
-
-def _sums(spaces: Spaces, mass: Float64) -> Float64:
-    """(spaces,) sums of the masses of the parts of each space."""
-    return np.bincount(spaces.spaces, mass, len(spaces.keys)).astype(np.float64)
 
 
 def costs_of(keys: Sequence[tuple[int, ...]], bases: Sequence[Basis]) -> Float64:
@@ -174,7 +151,7 @@ def weighed(workload: Workload, bases: tuple[Basis, ...]) -> tuple[CellStrategy,
     """
     spaces = spaces_of(workload)
     mass = spaces.masses(*figures_of(spaces, bases)) * workload.weights[spaces.products]
-    masses = _sums(spaces, mass)
+    masses = spaces.sums(mass)
     costs = costs_of(spaces.keys, bases)
     measured = (masses > 0) & (spaces.dims > 0)
     roots = np.sqrt(masses[measured] * costs[measured])
@@ -255,7 +232,7 @@ def _slopes(
     """(pairs,) w and h: slopes of sum_S sqrt(V_S p_S) in v and a of each pair."""
     along, rest = figures_of(spaces, bases)
     mass = spaces.masses(along, rest) * workload.weights[spaces.products]
-    masses = np.bincount(spaces.spaces, mass, len(spaces.keys))
+    masses = spaces.sums(mass)
     costs = costs_of(spaces.keys, bases)
     mass *= (np.sqrt(costs / np.maximum(masses, 1e-300)) / 2)[spaces.spaces]
     inner, outer = np.zeros(len(along)), np.zeros(len(along))

@@ -222,16 +222,20 @@ def finer(weights: Float64, size: int) -> Float64:
     return np.asarray(finer_weights / finer_weights.sum())
 
 
-def joined(name: str, grams: list[Blocks], solutions: list[Solved], weight: float) -> Solved:
-    """Return the product of the solutions of one product's axes.
+def by_axes(name: str, workload: Workload, solve: Callable[[Workload], Solved]) -> Solved:
+    """Return the product of the solutions of one product's axes; equal axes are solved once.
 
     Args:
-        grams: of their strategies; weight: of the product.
+        solve: gives a strategy of one matrix.
     """
+    [product] = workload.products
+    parts = workload.axes(product)
+    solved = {key: solve(part) for key, part in {p.structure: p for p in parts}.items()}
+    solutions = [solved[part.structure] for part in parts]
     return Solved(
-        CellStrategy(name, Kron(tuple(grams))),
-        weight * math.prod(s.error for s in solutions),
-        weight * math.prod(s.floor for s in solutions),
+        CellStrategy(name, Kron(tuple(instance(s.strategy.gram, Blocks) for s in solutions))),
+        product.weight * math.prod(s.error for s in solutions),
+        product.weight * math.prod(s.floor for s in solutions),
         tuple(array for s in solutions for array in s.certificate),
         max(s.steps for s in solutions),
     )
@@ -251,15 +255,8 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Solve
         UsageError: a query matrix beyond the limit.
     """
     if len(workload.products) == 1 and len(workload.sizes) > 1:
-        [product] = workload.products
-        parts = {part.structure: part for part in workload.axes(product)}
-        solved = {
-            structure: worst(part, tolerance / len(workload.sizes), most)
-            for structure, part in parts.items()
-        }
-        solutions = [solved[part.structure] for part in workload.axes(product)]
-        grams = [instance(solution.strategy.gram, Blocks) for solution in solutions]
-        return joined("worst", grams, solutions, product.weight)
+        share = tolerance / len(workload.sizes)
+        return by_axes("worst", workload, lambda part: worst(part, share, most))
     if workload.queries * workload.cells > MAX_WORST:
         raise UsageError(
             "objective",
@@ -300,10 +297,6 @@ def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> S
     best = best_of(climb(dual, start, points_for(workload.cells, most)), primal, tolerance)
     # Completion makes it invertible too: what it adds for that raises a variance by 1e-7 of itself.
     gram = completed(dense_gram(best.solution(), workload.sizes), 1e-7)
-    error = gram.sensitivity2 * _largest(gram, rows)
+    variances = np.einsum("qi,ij,qj->q", rows, gram.covariance, rows, optimize=True)
+    error = gram.sensitivity2 * float(variances.max())
     return Solved(CellStrategy("worst", gram), error, best.floor, best.certificate, best.steps)
-
-
-def _largest(gram: Blocks, rows: Float64) -> float:
-    """Largest variance of a row if node noise has sd 1."""
-    return float(np.einsum("qi,ij,qj->q", rows, gram.covariance, rows, optimize=True).max())

@@ -17,7 +17,7 @@ So only the strategy itself, at the end, is a product of matrices.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
-from dpstream.accounting.strategies.cells.optimum import finer, joined, optimum
+from dpstream.accounting.strategies.cells.optimum import by_axes, finer, optimum
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
     CellStrategy,
@@ -207,30 +207,15 @@ _ROUNDS, _SETTLED = 20, 1e-4
 #: Factor below which float errors cannot bring a floor.
 _DOWN = 1 - 1e-9
 
-Solver = Callable[[Workload], Solved]
 
-
-def product_optimum(
-    workload: Workload, tolerance: float = 1e-3, solve: Solver | None = None
-) -> Solved:
-    """Return the optimum of one product, axis by axis, to a relative gap of the whole.
-
-    Args:
-        solve: of one axis' workload; default: ``optimum`` or, for a sum alone, the one query.
-    """
+def product_optimum(workload: Workload, tolerance: float = 1e-3) -> Solved:
+    """Return the optimum of one product, axis by axis, to a relative gap of the whole."""
     [product] = workload.products
-    parts = workload.axes(product)
     share = tolerance / max(1, len(product.axes))
-    solved: dict[tuple[str, int], Solved] = {}
-    for part in parts:
-        if (key := (part.structure, part.cells)) not in solved:
-            solved[key] = solve(part) if solve else _axis(part, share)
-    solutions = [solved[part.structure, part.cells] for part in parts]
-    grams = [solution.strategy.gram.factors[0] for solution in solutions]  # type: ignore[attr-defined]
-    return joined("optimum", grams, solutions, product.weight)
+    return by_axes("optimum", workload, lambda part: _axis(part, share))
 
 
-def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
+def floor_of(workload: Workload) -> float:
     """Sum over the products of at most what each would cost if it were asked alone."""
     floors: dict[bytes, float] = {}
     total = []
@@ -239,7 +224,7 @@ def floor_of(workload: Workload, tolerance: float = 1e-2) -> float:
         for axis, factor in zip(product.axes, product.factors, strict=True):
             name = factor.canonical()
             if name not in floors:
-                floors[name] = _floor(workload.part(axis, factor), tolerance)
+                floors[name] = _floor(workload.part(axis, factor))
             value *= floors[name]
         total.append(value)
     return math.fsum(total)
@@ -262,18 +247,16 @@ def alternating(
             grams.append(fixed[axis])
             continue
         solved = _axis(_turn(workload, axis, np.ones(len(workload.products))), tolerance)
-        [gram] = solved.strategy.gram.factors  # type: ignore[attr-defined]
-        grams.append(gram)
+        grams.append(instance(solved.strategy.gram, Blocks))
     traces = np.array([_traces(workload, axis, grams[axis]) for axis in axes])
     before = math.inf
     for _ in range(_ROUNDS):
         for axis in (axis for axis in axes if axis not in fixed):
             others = np.delete(traces, axis, axis=0).prod(axis=0)
             solved = _axis(_turn(workload, axis, others), tolerance)
-            [grams[axis]] = solved.strategy.gram.factors  # type: ignore[attr-defined]
+            grams[axis] = instance(solved.strategy.gram, Blocks)
             traces[axis] = _traces(workload, axis, grams[axis])
-        weights = workload.weights
-        error = float(weights @ traces.prod(axis=0))
+        error = float(workload.weights @ traces.prod(axis=0))
         if error > before * (1 - _SETTLED):
             break
         before = error
@@ -299,9 +282,11 @@ def tridiagonal_product(workload: Workload, tolerance: float = 1e-3) -> CellStra
                 name = factor.canonical()
                 factors[name] = factor
                 shares[name] = shares.get(name, 0.0) + product.weight * product.rows
-    if len(long) != 1 or all(factor.marginal for factor in factors.values()):
-        return None
-    if any(factor.kind not in SUMMED or factor.relative for factor in factors.values()):
+    if (
+        len(long) != 1
+        or all(factor.marginal for factor in factors.values())
+        or any(factor.kind not in SUMMED or factor.relative for factor in factors.values())
+    ):
         return None
     size = workload.sizes[long[0]]
     others = [*factors.values(), interval("total", size)]
@@ -312,7 +297,7 @@ def tridiagonal_product(workload: Workload, tolerance: float = 1e-3) -> CellStra
     return alternating(workload, tolerance, {long[0]: instance(gram, Blocks)})
 
 
-def _floor(part: Workload, tolerance: float) -> float:
+def _floor(part: Workload) -> float:
     """A floor of one axis' factor, which is asked alone.
 
     Of very many cells: by eigenvalues of a tridiagonal matrix; else at even weights of the cells,
@@ -321,7 +306,7 @@ def _floor(part: Workload, tolerance: float) -> float:
     """
     [factor] = part.factors_of(part.products[0])
     if part.cells <= MANY_CELLS or factor.marginal or part.cells > MAX_SOLVED_CELLS:
-        return _axis(part, tolerance).floor
+        return _axis(part, 1e-2).floor
     if is_tridiagonal(factor):
         return tridiagonal_floor(factor)
     gram = factor.gram()
@@ -330,7 +315,7 @@ def _floor(part: Workload, tolerance: float) -> float:
 
 
 def _axis(part: Workload, tolerance: float) -> Solved:
-    """The optimum of one axis' workload, as a product of one factor."""
+    """The optimum of one axis' workload, of one matrix."""
     if part.cells > MAX_SOLVED_CELLS:
         raise UsageError(
             "domain",
@@ -340,20 +325,16 @@ def _axis(part: Workload, tolerance: float) -> Solved:
     n, even = part.cells, np.full(part.cells, 1 / part.cells)
     [product, *others] = part.products
     if not others and not product.axes:
-        return Solved(
-            CellStrategy("optimum", Kron((dense_gram(np.ones((n, n))),))), 1.0, 1.0, (even,), 0
-        )
+        total = CellStrategy("optimum", dense_gram(np.ones((n, n))))
+        return Solved(total, 1.0, 1.0, (even,), 0)
     if not others and part.marginal:
-        cells = CellStrategy("optimum", Kron((dense_gram(np.eye(n)),)))
+        cells = CellStrategy("optimum", dense_gram(np.eye(n)))
         return Solved(cells, float(n), float(n), (even,), 0)
     [factor, *_] = product.factors or (None,)
     long = not others and part.cells > MANY_CELLS
     if factor is not None and long and is_tridiagonal(factor):
-        solution = tridiagonal_optimum(factor, tolerance)
-    else:
-        solution = optimum(part, tolerance)
-    gram = instance(solution.strategy.gram, Blocks)
-    return solution._replace(strategy=CellStrategy("optimum", Kron((gram,))))
+        return tridiagonal_optimum(factor, tolerance)
+    return optimum(part, tolerance)
 
 
 def _turn(workload: Workload, axis: int, others: Float64) -> Workload:

@@ -108,10 +108,7 @@ def pure(workload: Workload, bits: int | None = None) -> PureStrategy:
             "use --mechanism gaussian with --delta, or auto",
         )
     parts = [workload] if len(workload.sizes) == 1 else workload.axes(workload.products[0])
-    solved: dict[str, PureStrategy] = {}
-    for part in parts:
-        if part.structure not in solved:
-            solved[part.structure] = _best(part, bits)
+    solved = {key: _best(part, bits) for key, part in {p.structure: p for p in parts}.items()}
     strategies = [solved[part.structure] for part in parts]
     names = {strategy.name for strategy in strategies}
     name = names.pop() if len(names) == 1 else "product"

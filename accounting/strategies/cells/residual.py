@@ -83,7 +83,10 @@ class Spaces:
 
     def traces(self, weights: Float64) -> Float64:
         """Return (spaces,) t_S / N for weights of the products."""
-        mass = self.mass * weights[self.products]
+        return self.sums(self.mass * weights[self.products])
+
+    def sums(self, mass: Float64) -> Float64:
+        """Return (spaces,) sums of the masses of the parts of each space."""
         return np.bincount(self.spaces, mass, len(self.keys)).astype(np.float64)
 
     def back(self, inverse: Float64) -> Float64:
@@ -190,10 +193,41 @@ class Tables(Gram):
     Attributes:
         sizes: cells of each attribute.
         keys: sets S that are measured.
+        y: (sets,) > 0.
     """
 
     sizes: tuple[int, ...]
     keys: tuple[tuple[int, ...], ...]
+    y: Float64
+
+    @functools.cached_property
+    def scales(self) -> dict[tuple[int, ...], float]:
+        """y of each set."""
+        return dict(zip(self.keys, self.y.tolist(), strict=True))
+
+    def inverse(self, spaces: Spaces, masses: Float64) -> Float64:
+        """Return (spaces,) 1 / y where there is mass, without bound where no table is."""
+        y = np.array([self.scales.get(key, 0.0) for key in spaces.keys])
+        return np.where(masses > 0, 1 / np.maximum(y, 1e-300), 0.0)
+
+    @abstractmethod
+    def parts_of(self, axis: int, factor: Factor) -> tuple[Float64, Float64]:
+        """Return (rows,) the parts of each query's variance at y = 1, out of S and in it."""
+
+    @override
+    def variances(self, workload: Workload) -> list[Float64]:
+        return [self._variances(product) for product in workload.products]
+
+    def _variances(self, product: Product) -> Float64:
+        variances = np.zeros(product.rows)
+        sides = list(map(self.parts_of, product.axes, product.factors))
+        for count in range(len(sides) + 1):
+            for subset in itertools.combinations(range(len(sides)), count):
+                mass = kron([side[k in subset] for k, side in enumerate(sides)])
+                if mass.any():
+                    key = tuple(product.axes[k] for k in subset)
+                    variances += mass / self.scales.get(key, 1e-300)
+        return variances
 
     @functools.cached_property
     def dims(self) -> Float64:
@@ -243,23 +277,20 @@ class Residual(Tables):
     def sensitivity2(self) -> float:
         return math.fsum(self.y * self.dims) * _UP
 
-    @functools.cached_property
-    def _scales(self) -> dict[tuple[int, ...], float]:
-        return dict(zip(self.keys, self.y.tolist(), strict=True))
-
-    def _inverse(self, spaces: Spaces, masses: Float64) -> Float64:
-        weights = np.array([self._scales.get(key, 0.0) for key in spaces.keys])
-        return np.where(masses > 0, 1 / np.maximum(weights, 1e-300), 0.0)
+    @override
+    def parts_of(self, axis: int, factor: Factor) -> tuple[Float64, Float64]:
+        along, rest = factor.parts
+        return along / factor.size, rest / factor.size
 
     @override
     def trace(self, workload: Workload) -> float:
         spaces = spaces_of(workload)
         masses = spaces.traces(workload.weights)
         if any(
-            m > 0 and key not in self._scales for m, key in zip(masses, spaces.keys, strict=True)
+            m > 0 and key not in self.scales for m, key in zip(masses, spaces.keys, strict=True)
         ):
             return math.inf
-        return float(masses @ self._inverse(spaces, masses))
+        return float(masses @ self.inverse(spaces, masses))
 
     @override
     def spreads(self, workload: Workload) -> list[Spread]:
@@ -270,25 +301,8 @@ class Residual(Tables):
     @override
     def means(self, workload: Workload) -> Float64:
         spaces = spaces_of(workload)
-        total = spaces.back(self._inverse(spaces, np.ones(len(spaces.keys))))
-        rows = np.array(workload.rows, np.float64)
-        return np.asarray(total / rows)
-
-    @override
-    def variances(self, workload: Workload) -> list[Float64]:
-        return [self._variances(product) for product in workload.products]
-
-    def _variances(self, product: Product) -> Float64:
-        variances = np.zeros(product.rows)
-        for count in range(len(product.axes) + 1):
-            for subset in itertools.combinations(range(len(product.axes)), count):
-                each = [f.parts[int(k in subset)] / f.size for k, f in enumerate(product.factors)]
-                mass = kron(each)
-                if mass.any():
-                    variances += mass / self._scales.get(
-                        tuple(product.axes[k] for k in subset), 1e-300
-                    )
-        return variances
+        total = spaces.back(self.inverse(spaces, np.ones(len(spaces.keys))))
+        return np.asarray(total / np.array(workload.rows, np.float64))
 
     @property
     @override

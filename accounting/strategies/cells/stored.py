@@ -53,9 +53,8 @@ def from_arrays(arrays: Mapping[str, Any], structure: str) -> Plan:
     Raises:
         UsageError: another version, another workload's, or not what was written.
     """
-    held = _checked(arrays)
-    whose, name, objective, note = map(str, held["text"])
-    _same(whose, structure)
+    held = _checked(arrays, structure)
+    _, name, objective, note = map(str, held["text"])
     error, floor = map(float, held["numbers"])
     certificate = tuple(held[f"certificate{k}"] for k in range(int(held["certificates"])))
     return Plan(CellStrategy(name, _read(held)), objective, error, floor, certificate, note)
@@ -78,26 +77,21 @@ def lattice_of_arrays(arrays: Mapping[str, Any], structure: str) -> tuple[str, L
     Raises:
         UsageError: another version, another workload's, or not what was written.
     """
-    held = _checked(arrays)
-    whose, name = map(str, held["text"])
-    _same(whose, structure)
+    held = _checked(arrays, structure)
     factors = tuple(held[f"factor{k}"] for k in range(int(held["factors"])))
-    return name, LatticeStrategy(factors)
+    return str(held["text"][1]), LatticeStrategy(factors)
 
 
-def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(arrays: Mapping[str, Any], structure: str) -> dict[str, Any]:
     held = {name: np.asarray(arrays[name]) for name in arrays}
     digest = held.pop("digest", None)
     if digest is None or str(digest) != _digest(held) or int(held["version"]) != _VERSION:
         raise UsageError(
             "strategy", "the stored strategy is damaged or of another version", "remove it"
         )
-    return held
-
-
-def _same(whose: str, structure: str) -> None:
-    if whose != structure:
+    if held["text"][0] != structure:
         raise UsageError("strategy", "the stored strategy is of another workload", "remove it")
+    return held
 
 
 def _gram(gram: Gram) -> dict[str, Any]:

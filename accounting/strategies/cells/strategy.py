@@ -119,8 +119,7 @@ class Blocks(Gram):
         allowed = folding_of(workload).folded
         if any(f and not a for f, a in zip(self.folding.folded, allowed, strict=True)):
             return self.unfolded.trace(workload)
-        grams = self.folding.grams(workload)
-        return self.trace_of(grams)
+        return self.trace_of(self.folding.grams(workload))
 
     @override
     def spreads(self, workload: Workload) -> list[Spread]:
