@@ -24,7 +24,6 @@ import math
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-import msgspec
 import numpy as np
 
 from dpstream.accounting import limits
@@ -33,7 +32,7 @@ from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.gaussian import bisected, epsilon_of
 from dpstream.accounting.guarantee import describe
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.strength import STATED_DELTA
@@ -59,8 +58,7 @@ def epsilon_of_responses(delta: float, each: float, count: int) -> float:
     losses = losses_of(each, count)
     if delta_of_losses(low, *losses) <= delta:
         return low
-    _, met = bisected(lambda e: delta_of_losses(e, *losses) <= delta, low, high, _STEPS)
-    return met
+    return bisected(lambda e: delta_of_losses(e, *losses) <= delta, low, high, _STEPS)[1]
 
 
 def losses_of(each: float, count: int) -> tuple[Float64, Float64]:
@@ -170,8 +168,7 @@ def _other(plan: Plan, strategy: StrategyName) -> tuple[Plan, Budget] | None:
     """(plan, budget) with another strategy; ``None`` where the plan cannot have it."""
     if plan.design.triggers > limits.MAX_GEOMETRIC_TRIGGERS and strategy == "geometric":
         return None
-    privacy = msgspec.structs.replace(plan.privacy, strategy=strategy, optimise="period")
-    other = msgspec.structs.replace(plan, privacy=privacy)
+    other = with_privacy(plan, strategy=strategy, optimise="period")
     try:
         return other, allocate(other)
     except DpstreamError:

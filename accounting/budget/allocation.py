@@ -47,7 +47,7 @@ from dpstream.accounting.fields import ValueStream
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.geometric import geometric_sd_above, scale_for
 from dpstream.accounting.plan.design import Design
-from dpstream.accounting.plan.plan import Mechanism, Plan, Resolved, mechanism_of
+from dpstream.accounting.plan.plan import Mechanism, Plan, Resolved, mechanism_of, with_privacy
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.plan.unit import several_mu
 from dpstream.accounting.strategies import Strategy
@@ -274,11 +274,11 @@ def allocate_mechanism(plan: Mechanism) -> Budget:
             )
     names = _strategies(plan)
     if len(names) == 1:
-        return _checked(_with(plan, names[0]))
+        return _checked(with_privacy(plan, strategy=names[0]))
     budgets, refused = list[Budget](), list[UsageError]()
     for name in names:
         try:
-            budgets.append(_checked(_with(plan, name)))
+            budgets.append(_checked(with_privacy(plan, strategy=name)))
         except UsageError as error:
             refused.append(error)
     if not budgets:
@@ -311,11 +311,6 @@ def _strategies(plan: Mechanism) -> tuple[StrategyName, ...]:
     if design.triggers > limits.MAX_GEOMETRIC_TRIGGERS:
         return ("blt",)
     return ("blt", "geometric")
-
-
-def _with(plan: Mechanism, name: StrategyName) -> Mechanism:
-    privacy = msgspec.structs.replace(plan.privacy, strategy=name)
-    return msgspec.structs.replace(plan, privacy=privacy)
 
 
 def _checked(plan: Mechanism) -> Budget:
@@ -364,9 +359,8 @@ def _divided(plan: Mechanism) -> Budget:
         statistic = _statistic(plan, selection, plain_count(plan, units, values))
         tau = thresholds_of_tests(plan, tail, statistic)
     given = privacy.epsilon, privacy.delta, mu, theta, tail
-    weights = None
-    if plan.design.weights is not None:
-        weights = plan.design.weights.integers(privacy.contributions)
+    mixed = plan.design.weights
+    weights = None if mixed is None else mixed.integers(privacy.contributions)
     counts = selection, units, values
     return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights)
 
@@ -410,9 +404,8 @@ def _plain(plan: Mechanism) -> Budget:
         return Budget(*given, None, units, values, None, None, ASSUMPTIONS, None)
     b = math.nextafter(privacy.delta / privacy.contributions, 0)
     selection = streams[tested]
-    at = selection.steps_at(design.test_triggers)
-    if tested != COUNT:
-        at = np.arange(1, design.tests + 1)
+    counted = tested == COUNT
+    at = selection.steps_at(design.test_triggers) if counted else np.arange(1, design.tests + 1)
     rounding = selection.strategy_object.rounding[at - 1] * (1 + _SLACK)
     statistic = Statistic(1, 0, 1, selection.sd[at - 1], rounding)
     tau = tau_of(selection, b, privacy.pre_threshold, at)

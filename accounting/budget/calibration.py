@@ -29,7 +29,7 @@ from dpstream.accounting.budget.allocation import (
     allocate,
 )
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import Statistic
 
@@ -183,9 +183,7 @@ def begun(plan: Plan, text: str) -> Plan:
     if _weighs(plan, text):
         return plan
     # Whose weights they are is no part of the hash: the run's own are those of the other case.
-    usual = not plan.privacy.usual_weights
-    privacy = msgspec.structs.replace(plan.privacy, usual_weights=usual)
-    other = msgspec.structs.replace(plan, privacy=privacy)
+    other = with_privacy(plan, usual_weights=not plan.privacy.usual_weights)
     return other if _weighs(other, text) else plan
 
 
@@ -194,9 +192,7 @@ def _skipping_as(plan: Plan, skips: bool | None) -> Plan:
     hash."""
     if skips in (None, plan.design.skips):
         return plan
-    skip = None if plan.privacy.skip is False else False
-    privacy = msgspec.structs.replace(plan.privacy, skip=skip)
-    other = msgspec.structs.replace(plan, privacy=privacy)
+    other = with_privacy(plan, skip=None if plan.privacy.skip is False else False)
     if other.design.skips != skips:
         raise _unreadable()
     return other
@@ -236,10 +232,7 @@ def _explicit(
     if plan.design.restarts:
         return plan  # tests and publishes at every trigger; there the two must be left out
     every = select_every if tests is None else None
-    privacy = msgspec.structs.replace(
-        plan.privacy, refresh_every=refresh_every, select_every=every, tests=tests
-    )
-    return msgspec.structs.replace(plan, privacy=privacy)
+    return with_privacy(plan, refresh_every=refresh_every, select_every=every, tests=tests)
 
 
 def _encoder_text(encoder: Encoder) -> _Encoder:

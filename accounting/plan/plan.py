@@ -25,7 +25,7 @@ the form was frozen is left out at its default.  Tests pin the hashes of twenty 
 import functools
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -383,6 +383,19 @@ class Mechanism(msgspec.Struct, frozen=True):
         return self.windows == 1 and self.design.tests == 1
 
 
+_Promised = TypeVar("_Promised", Plan, Mechanism)
+
+
+def with_privacy(plan: _Promised, **settings: Any) -> _Promised:
+    """Return the plan with other fields of ``Privacy``; weights among them count as the job's
+    own.
+    """
+    if "weights" in settings:
+        settings = {"usual_weights": False} | settings
+    privacy = msgspec.structs.replace(plan.privacy, **settings)
+    return msgspec.structs.replace(plan, privacy=privacy)
+
+
 def mechanism_of(plan: Plan) -> Mechanism:
     """Return the mechanism of a stream's plan."""
     timeline = plan.timeline
@@ -398,13 +411,33 @@ def plan_hash(plan: "Plan") -> str:
 
 def canonical(plan: "Plan") -> dict[str, Any]:
     """Return every public parameter by its frozen name, as JSON-able values."""
+    timeline, cells = plan.timeline, plan.cells
     form = {
         "source": plan.source,
         "unit": _field(plan.unit),
         "key": [_field(column) for column in plan.key],
         "event_time": plan.event_time,
-        "aggregates": [_aggregate(aggregate) for aggregate in plan.aggregates],
-        "timeline": _timeline(plan.timeline),
+        "aggregates": [
+            {
+                "name": aggregate.name,
+                "kind": aggregate.kind,
+                "column": aggregate.column,
+                "clamp": aggregate.bounds,
+                "grid": aggregate.grid,
+                "share": aggregate.share,
+            }
+            for aggregate in plan.aggregates
+        ],
+        "timeline": {
+            "start": timeline.start,
+            "end": timeline.end,
+            "window": timeline.window,
+            "slide": timeline.slide,
+            "trigger_every": timeline.trigger_every,
+            "allowed_lateness": timeline.allowed_lateness,
+            "max_skew": timeline.max_skew,
+            "period": timeline.period,
+        },
         "privacy": _privacy(plan.privacy),
         "stamp": plan.stamp,
         "public_keys": plan.public_keys,
@@ -416,47 +449,19 @@ def canonical(plan: "Plan") -> dict[str, Any]:
         form["query"] = plan.query
     if plan.remember is not None:
         form["remember"] = plan.remember
-    if plan.cells is not None:
-        form["cells"] = _cells(plan.cells)
+    if cells is not None:
+        form["cells"] = {
+            "size": cells.size,
+            "digest": cells.digest,
+            "inverse_norm2": cells.inverse_norm2,
+            "rms_norm": cells.rms_norm,
+            "row_sum": cells.row_sum,
+        }
     return form
-
-
-def _cells(cells: "Cells") -> dict[str, Any]:
-    return {
-        "size": cells.size,
-        "digest": cells.digest,
-        "inverse_norm2": cells.inverse_norm2,
-        "rms_norm": cells.rms_norm,
-        "row_sum": cells.row_sum,
-    }
 
 
 def _field(field: "Field") -> dict[str, Any]:
     return {"column": field.column, "type": field.type}
-
-
-def _aggregate(aggregate: "Aggregate") -> dict[str, Any]:
-    return {
-        "name": aggregate.name,
-        "kind": aggregate.kind,
-        "column": aggregate.column,
-        "clamp": aggregate.bounds,
-        "grid": aggregate.grid,
-        "share": aggregate.share,
-    }
-
-
-def _timeline(timeline: "Timeline") -> dict[str, Any]:
-    return {
-        "start": timeline.start,
-        "end": timeline.end,
-        "window": timeline.window,
-        "slide": timeline.slide,
-        "trigger_every": timeline.trigger_every,
-        "allowed_lateness": timeline.allowed_lateness,
-        "max_skew": timeline.max_skew,
-        "period": timeline.period,
-    }
 
 
 def _weights(weights: "SelectionWeights") -> dict[str, Any]:

@@ -213,10 +213,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return windows that have a step at global trigger time ``trigger_time``, oldest first."""
         stride = self.slide // self.trigger_every
         first = max(0, -(-(trigger_time - self.triggers) // stride))
-        last = (trigger_time - 1) // stride
-        if self.end is not None:
-            last = min(last, self.windows - 1)
-        return range(first, last + 1)
+        after = (trigger_time - 1) // stride + 1
+        return range(first, after if self.end is None else min(after, self.windows))
 
     def on_time(self, event: Int64, stamp: Int64) -> Bool:
         """Return whether each record is inside the job: start <= event < end and event <= stamp +

@@ -336,10 +336,8 @@ class Account:
 
     def add(self, charge: Charged) -> None:
         """Charge one more run, whatever it costs."""
-        if self._total is not None and self._joins(charge):
-            self._total = self._total.plus(cost_to(self._common, charge))
-        else:
-            self._total = None
+        total = self._total if self._joins(charge) else None
+        self._total = None if total is None else total.plus(cost_to(self._common, charge))
         self.charges.append(charge)
 
     def cut(self, runs: int) -> None:
@@ -354,7 +352,7 @@ class Account:
         Raises:
             PolicyError: their costs do not add up.
         """
-        return self._with(more).within(epsilon, delta)
+        return self.total(more).within(epsilon, delta)
 
     def shortage(self, more: Sequence[Charged], delta: float) -> tuple[str, str]:
         """Return which figure of a limit is too small for all runs and some more, and what they
@@ -366,7 +364,7 @@ class Account:
         Raises:
             PolicyError: their costs do not add up.
         """
-        total, unit = self._with(more), composed([*self.charges, *more]).unit_text
+        total, unit = self.total(more), composed([*self.charges, *more]).unit_text
         try:
             at_delta = total.epsilon(delta)
             if math.isfinite(at_delta):
@@ -391,7 +389,7 @@ class Account:
         Raises:
             PolicyError: their costs do not add up.
         """
-        total = self._with(more)
+        total = self.total(more)
         try:
             if not math.isfinite(epsilon_spent(total, delta)):
                 noise = bool(total.gauss or total.rho)
@@ -403,15 +401,12 @@ class Account:
         usable = epsilon <= MAX_EPSILON and delta <= MOST_DELTA
         return (epsilon, delta) if fits and usable else None
 
-    def total(self) -> Total:
-        """Return the cost of all runs to their common unit.
+    def total(self, more: Sequence[Charged] = ()) -> Total:
+        """Return the cost of all runs, and of some more, to their common unit.
 
         Raises:
             PolicyError: their costs do not add up.
         """
-        return self._with([])
-
-    def _with(self, more: Sequence[Charged]) -> Total:
         if self._total is None:
             composition = composed(self.charges)
             self._total, self._common = total_of(composition.spends), composition.common

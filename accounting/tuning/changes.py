@@ -17,13 +17,13 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.fields import job_field
 from dpstream.accounting.figures import exact
 from dpstream.accounting.limits import MAX_CONTRIBUTIONS, MICROS_PER_SECOND
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.tuning.reference import (
     ReferenceFigures,
     mean_contributions,
     reference_figures,
 )
-from dpstream.accounting.tuning.starred import Way, Ways, usual, with_privacy
+from dpstream.accounting.tuning.starred import Way, Ways, usual
 from dpstream.accounting.weights import STEEP, SelectionWeights
 
 # Settings and changes of a job in the words of its file.

@@ -92,17 +92,12 @@ def _changes(plan: Plan) -> list[Change]:
         return []
 
 
-def _by_size_or_order(weights: dict[str, Any]) -> dict[str, Any]:
-    """Weights as a job has them: by order or by size, never both."""
-    names = ("offset", "power") if weights["size_share"] is None else ("size_share",)
-    return {name: weights[name] for name in names}
-
-
 def _fields(row: Change) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(row)
     weights = fields["settings"].get("mechanism.weights")
     if isinstance(weights, dict):  # by order or by size: a job names what is set
-        fields["settings"]["mechanism.weights"] = _by_size_or_order(weights)
+        names = ("offset", "power") if weights["size_share"] is None else ("size_share",)
+        fields["settings"]["mechanism.weights"] = {name: weights[name] for name in names}
     return fields | {"gain": row.gain, "helps": row.helps}
 
 

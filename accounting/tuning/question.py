@@ -116,15 +116,12 @@ def encoder_matrix(cells: int) -> Int64:
     """Return (nodes, cells) 0/1 matrix A of a binary tree over the cells, leaves first;
     read-only.
     """
-    rows, width = [], 1
-    while True:
+    rows = []
+    for width in (1 << level for level in range((cells - 1).bit_length() + 1)):
         for begin in range(0, cells, width):
             row = np.zeros(cells, np.int64)
             row[begin : begin + width] = 1
             rows.append(row)
-        if width >= cells:
-            break
-        width *= 2
     matrix = np.array(rows)
     matrix.setflags(write=False)
     return matrix

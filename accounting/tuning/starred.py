@@ -29,7 +29,7 @@ import numpy as np
 from dpstream.accounting import limits
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.plan.plan import Plan, suits_sizes
+from dpstream.accounting.plan.plan import Plan, suits_sizes, with_privacy
 from dpstream.accounting.plan.privacy import StrategyName
 from dpstream.accounting.tuning.reference import (
     SIZES,
@@ -152,7 +152,9 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
         if heavy or unshared:
             yield heavy | unshared
         if _shared(plan, weights):
-            for share in _shares(plan):
+            # A candidate takes time that grows with C and T: of large ones fewer are looked at.
+            large = plan.privacy.contributions > 1_000 or plan.design.triggers > 10_000
+            for share in _SHARES[:: 4 if large else 1]:
                 yield heavy | {"selection_share": share}
 
 
@@ -195,12 +197,6 @@ def _shared(plan: Plan, weights: SelectionWeights | None) -> bool:
     return bool(plan.design.streams) or weights is not None
 
 
-def _shares(plan: Plan) -> tuple[float, ...]:
-    # A candidate takes time that grows with C and T: where both are large, fewer are looked at.
-    large = plan.privacy.contributions > 1_000 or plan.design.triggers > 10_000
-    return _SHARES[::4] if large else _SHARES
-
-
 def _figures_of(plan: Plan, settings: dict[str, Any]) -> ReferenceFigures | None:
     """``None`` where the job cannot be run so."""
     try:
@@ -208,16 +204,6 @@ def _figures_of(plan: Plan, settings: dict[str, Any]) -> ReferenceFigures | None
         return reference_figures(other, allocate(other))
     except DpstreamError:
         return None
-
-
-def with_privacy(plan: Plan, **settings: Any) -> Plan:
-    """Return the plan with other fields of ``Privacy``; weights among them count as the job's
-    own.
-    """
-    if "weights" in settings:
-        settings = {"usual_weights": False} | settings
-    privacy = msgspec.structs.replace(plan.privacy, **settings)
-    return msgspec.structs.replace(plan, privacy=privacy)
 
 
 def usual(plan: Plan) -> SelectionWeights | None:

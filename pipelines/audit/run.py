@@ -23,7 +23,7 @@ from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.evidence.design import TrialDesign
 from dpstream.accounting.fields import Field
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -244,8 +244,7 @@ def _on(plan: Plan, windows: int) -> Plan:
     if ended.design.skips == plan.design.skips:
         return ended
     # Windows that follow each other closely skip by themselves only where there is an end.
-    privacy = msgspec.structs.replace(plan.privacy, skip=plan.design.skips)
-    return msgspec.structs.replace(ended, privacy=privacy)
+    return with_privacy(ended, skip=plan.design.skips)
 
 
 class Runner:

@@ -16,7 +16,7 @@ from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.fields import Field
 from dpstream.accounting.places import below, files_at, refuse_both
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.plan.privacy import Optimise, Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights, usual_weights
@@ -253,8 +253,7 @@ def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
     from dpstream.accounting.tuning.starred import resolved  # a reference population
 
     if optimise is None and plan.timeline.periods != 1:
-        privacy = msgspec.structs.replace(plan.privacy, optimise="lifetime")
-        plan = msgspec.structs.replace(plan, privacy=privacy)
+        plan = with_privacy(plan, optimise="lifetime")
     return resolved(plan)
 
 

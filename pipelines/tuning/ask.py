@@ -131,7 +131,8 @@ def render(
         grid = section["aggregate"][aggregate].get("grid", 1.0)
         set_field(section["aggregate"], aggregate, "bounds", list(in_column_units(*limits, grid)))
     section.pop("choice", None)
-    section["choice"] = _written(choice)
+    fields = msgspec.to_builtins(choice)
+    section["choice"] = {n: v for n, v in fields.items() if v not in (None, (), [], {})}
     check_extended(text, name, new, section)
     _check(project, new, section.unwrap(), contributions, tuned)
     return text, section_text(new, section)
@@ -152,12 +153,6 @@ def _outward(units: int, grid: Fraction, sign: int) -> int | float:
     while (Fraction(str(value)) - exact) * sign < 0:
         value = math.nextafter(value, sign * math.inf)
     return value
-
-
-def _written(choice: ChoiceSection) -> dict[str, Any]:
-    """Return the fields of a choice that are not empty."""
-    fields = msgspec.to_builtins(choice)
-    return {name: value for name, value in fields.items() if value not in (None, (), [], {})}
 
 
 def _check(

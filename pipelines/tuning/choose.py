@@ -31,7 +31,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.tuning.answer import (
     ChosenBounds,
     Figures,
@@ -42,7 +42,7 @@ from dpstream.accounting.tuning.answer import (
 )
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.accounting.tuning.reference import final_sd
-from dpstream.accounting.tuning.starred import usual, with_privacy
+from dpstream.accounting.tuning.starred import usual
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import Tally, noisy
@@ -309,7 +309,16 @@ class TuningQuestion(NamedTuple):
 
     def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
-        return _receipt(self.checked, charge, _draw(self.checked, ring, charge.run_id))
+        receipt = Receipt(
+            **answered_now(charge),
+            identity=charge.identity,
+            epsilon=charge.epsilon,
+            delta=charge.delta,
+            mu=self.checked.design.mu,
+            first=self.checked.question.first,
+            figures=_draw(self.checked, ring, charge.run_id),
+        )
+        return encoded(receipt)
 
 
 def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
@@ -367,20 +376,6 @@ def _draw(tuning: CheckedRequest, ring: KeyRing, run_id: str) -> Figures:
     name = (bytes.fromhex(run_id), tuning.digest.encode())
     counts = tally(tuning, tuning.job, ring, name)
     return read_off_runnable(tuning, noisy(ring, name, tuning.design.histograms, counts))
-
-
-def _receipt(tuning: CheckedRequest, spend: Charge, figures: Figures) -> bytes:
-    return encoded(
-        Receipt(
-            **answered_now(spend),
-            identity=spend.identity,
-            epsilon=spend.epsilon,
-            delta=spend.delta,
-            mu=tuning.design.mu,
-            first=tuning.question.first,
-            figures=figures,
-        )
-    )
 
 
 def _figures_of(receipt: Receipt) -> Figures:

@@ -28,9 +28,9 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.tuning.reference import typical_sd
-from dpstream.accounting.tuning.starred import ways, with_privacy
+from dpstream.accounting.tuning.starred import ways
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
 from dpstream.pipelines.demo import read_flights
 from dpstream.pipelines.jobs.job import load_job

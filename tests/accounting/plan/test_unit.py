@@ -365,7 +365,7 @@ def recomposed(runs: list[Charge]) -> object:
 
 def incremental(account: Account, more: list[Charge]) -> object:
     try:
-        return account._with(more)
+        return account.total(more)
     except PolicyError as error:
         return str(error)
 

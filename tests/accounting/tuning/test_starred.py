@@ -10,6 +10,7 @@ import pytest
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.fields import Aggregate
+from dpstream.accounting.plan.plan import with_privacy
 from dpstream.accounting.tuning.reference import DENSITY, SIZES, reference_figures
 from dpstream.accounting.tuning.starred import (
     Way,
@@ -17,7 +18,6 @@ from dpstream.accounting.tuning.starred import (
     resolved,
     starred_of,
     ways,
-    with_privacy,
 )
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 from tests.accounting.plans import COUNT, MEAN, SECOND, SUM, UNITS, Make, build

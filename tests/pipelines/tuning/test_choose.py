@@ -16,8 +16,9 @@ from click.testing import Result
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.plan.plan import with_privacy
 from dpstream.accounting.tuning.question import encoder_matrix
-from dpstream.accounting.tuning.starred import usual, with_privacy
+from dpstream.accounting.tuning.starred import usual
 from dpstream.accounting.weights import MILD
 from dpstream.dp_transforms import tuning
 from dpstream.pipelines.connectors.files.source import recorded
