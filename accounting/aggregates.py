@@ -96,9 +96,11 @@ class AggregateKind(ABC):
             UsageError: names the field below ``where``.
         """
 
-    @abstractmethod
     def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
-        """Return the running sum that is kept for this column alone; its ``sensitivity`` is L."""
+        """Return the running sum that is kept for this column alone, by default none; its
+        ``sensitivity`` is L.
+        """
+        return None
 
     @abstractmethod
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
@@ -202,10 +204,6 @@ class Count(AggregateKind):
         takes_no_column(aggregate, where)
 
     @override
-    def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
-        return None
-
-    @override
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
         count = prefixes.streams[COUNT]
         return count.values, np.full(len(count.values), count.sd)
@@ -256,10 +254,6 @@ class Units(AggregateKind):
     @override
     def check(self, aggregate: Aggregate, where: str) -> None:
         takes_no_column(aggregate, where)
-
-    @override
-    def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
-        return None
 
     @override
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:

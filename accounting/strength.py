@@ -115,8 +115,7 @@ def _odds(epsilon: float) -> str:
     """e^epsilon to three digits, rounded up."""
     if epsilon > _LARGEST:
         return "infinity" if math.isinf(epsilon) else f"1e{math.ceil(epsilon / math.log(10))}"
-    factor = math.exp(epsilon)
-    return human(float(up(factor, 3)))
+    return human(float(up(math.exp(epsilon), 3)))
 
 
 def _reveals(delta: float) -> str:

@@ -331,9 +331,8 @@ def _each(delta: float, groups: int) -> float:
 def _stairs(noise: PartNoise) -> PartNoise:
     """Noise of a sum that is clamped per group: a staircase where its sd is smaller."""
     part = noise.part
-    if part.norm is not None:
-        return noise
-    stairs = staircase(noise.scale, part.most * part.unit)
+    normed = part.norm is not None
+    stairs = None if normed else staircase(noise.scale, part.most * part.unit)
     if stairs is None:
         return noise
     scale, step = stairs

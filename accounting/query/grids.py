@@ -168,11 +168,11 @@ def grid_of(column: QueryColumn, integral: bool, bits: int) -> float:
 
 def grids_of(plan: QueryPlan) -> dict[str, tuple[float, int, int]]:
     """Return (step, low, high) of every column but units, for stage 1."""
-    out = {}
-    for column in plan.columns:
-        if column.kind != "units":
-            out[column.name] = (column.grid, *column.grid_bounds())
-    return out
+    return {
+        column.name: (column.grid, *column.grid_bounds())
+        for column in plan.columns
+        if column.kind != "units"
+    }
 
 
 def regridded(plan: QueryPlan, bounds: Mapping[str, tuple[float, float]], bits: int) -> QueryPlan:

@@ -244,11 +244,10 @@ def parts_of(plan: QueryPlan) -> tuple[QueryPart, ...]:
 
 def parts_by_column(plan: QueryPlan, parts: Sequence[QueryPart]) -> dict[str, list[int]]:
     """Return the numbers of each column's parts."""
-    indices: dict[str, list[int]] = {column.name: [] for column in plan.columns}
-    for index, part in enumerate(parts):
-        if part.column:
-            indices[part.column].append(index)
-    return indices
+    return {
+        column.name: [index for index, part in enumerate(parts) if part.column == column.name]
+        for column in plan.columns
+    }
 
 
 def middle_of(column: QueryColumn) -> int:

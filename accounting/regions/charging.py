@@ -199,8 +199,7 @@ class Work:
         """Charge one box."""
         at = overlapped(self.boxes, box)
         at = at[~self.paid[at]]
-        met = taken(self.boxes, at)
-        divided = at[_divided(met, box, self.room)]
+        divided = at[_divided(taken(self.boxes, at), box, self.room)]
         owed = self.amounts[divided]
         self.amounts = self.amounts.copy()
         self.amounts[at] += amount

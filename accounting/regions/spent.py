@@ -101,8 +101,7 @@ class Spent:
     @cached_property
     def step(self) -> int:
         """The millionths of one coordinate of it."""
-        dimension = self.space.dimensions[self.place]
-        return instance(dimension, Budget).step
+        return instance(self.space.dimensions[self.place], Budget).step
 
     def most_in(self, boxes: Any) -> int:
         """Return the most that a point of the boxes has spent, in millionths.
@@ -262,7 +261,10 @@ def decide(
     if not len(checked_boxes):
         raise UsageError("boxes", "are none", "name at least one box")
     requested = snapped(spent.space, checked_boxes)
-    largest = min(_least_left(spent, box, usable) for box in requested)
+    largest = min(
+        int(_left(spent, overlapped(spent.boxes, box, spent.space.sizes), box, usable).min())
+        for box in requested
+    )
     if own is not None:
         largest = min(largest, own.quota - own.spent.most_over(requested))
     none = requested[:0]
@@ -287,11 +289,6 @@ def _left(spent: Spent, at: Int64, box: Int64, usable: int) -> Int64:
     if usable < MICRO:
         least = least * usable // MICRO
     return np.asarray(least - amounts)
-
-
-def _least_left(spent: Spent, box: Int64, usable: int) -> int:
-    met = overlapped(spent.boxes, box, spent.space.sizes)
-    return int(_left(spent, met, box, usable).min())
 
 
 def _divided(spent: Spent, requested: Int64, amount: int, usable: int) -> tuple[_Short, Int64]:

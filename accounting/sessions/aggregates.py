@@ -115,8 +115,7 @@ class Cells(msgspec.Struct, frozen=True):
         hull = space.everything[0].copy()
         for axis in self.axes:
             hull[space.place(axis.name)] = axis.edges[0], axis.edges[-1]
-        met = overlapped(boxes, hull)
-        return cut(taken(boxes, met), hull)
+        return cut(taken(boxes, overlapped(boxes, hull)), hull)
 
     def ranges(self, space: Space, boxes: Int64, name: str) -> "Ranges":
         """Return the coordinates of a column in which the values of each cell are.
@@ -198,19 +197,6 @@ def along(space: Space, name: str, edges: Sequence[Any] | None = None) -> Axis:
     if isinstance(dimension, Category):
         raise UsageError(f"cells.{name}", "has codes, which have no order", "leave out the edges")
     return Axis(name, tuple(dimension.edge(value) for value in edges))
-
-
-def evenly(space: Space, name: str, low: Any, high: Any, parts: int) -> Axis:
-    """Return an axis of ``parts`` ranges with equal numbers of coordinates, or nearly, in [low,
-    high).
-    """
-    dimension = space.dimensions[space.place(name)]
-    first, last = dimension.edge(low), dimension.edge(high)
-    if not 0 < parts <= last - first:
-        raise UsageError(
-            f"cells.{name}", "cannot be cut into so many parts", "use 1 part to one a coordinate"
-        )
-    return Axis(name, tuple(first + (last - first) * i // parts for i in range(parts + 1)))
 
 
 class Line(NamedTuple):

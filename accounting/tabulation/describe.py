@@ -117,7 +117,11 @@ def describe(
         "unit": f"one {plan.unit}'s record, added or removed",
         "guarantee": _guarantee(plan, delta),
         "accountings": [] if plan.exact else accountings(plan, delta),
-        "sides": None if plan.exact else _sides(plan),
+        "sides": None
+        if plan.exact
+        else {
+            side: rounded_up(total(plan.spent(puerto_rico=side == "pr"))) for side in ("us", "pr")
+        },
         "same_margins": None if plan.exact else _same_margins(plan, delta),
         "levels": [
             _level(plan, table, level, noise, groups or {})
@@ -136,18 +140,12 @@ def _guarantee(plan: TablePlan, delta: float) -> dict[str, Any]:
     return {"text": f"{words}, for one {plan.unit}'s record", **cost._asdict()}
 
 
-def _sides(plan: TablePlan) -> dict[str, float]:
-    sums = {side: total(plan.spent(puerto_rico=side == "pr")) for side in ("us", "pr")}
-    return {side: rounded_up(budget) for side, budget in sums.items()}
-
-
 def _same_margins(plan: TablePlan, delta: float) -> dict[str, Any]:
     """Least budgets of all levels at which single counts keep their margins."""
     gamma, sums = plan.parameters.gamma, {False: Fraction(), True: Fraction()}
     budgets = dict[str, dict[str, float]]()
     for table, level, noise in plan.measured():
-        budget = plan.parameters.budget(table.name, level)
-        budget = instance(budget, Fraction)
+        budget = instance(plan.parameters.budget(table.name, level), Fraction)
         least = same_margins(noise, budget, plan.stability[level].groups, gamma)
         # Six digits are what a person writes into a file.
         written = min(Fraction(up(float(least))), budget)
@@ -226,9 +224,8 @@ def _level(
 def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
     """The count that a total must exceed to be kept, if any is suppressed."""
     chance = plan.parameters.zero_suppression
-    if plan.parameters.program == "h" or level.detailed or not chance:
-        return None
-    if noise.detail is None or not noise.detail.scale:
+    never = plan.parameters.program == "h" or level.detailed or not chance
+    if never or noise.detail is None or not noise.detail.scale:
         return None
     return margins.quantile(noise.detail, chance)
 
@@ -238,8 +235,7 @@ def figures(plan: TablePlan, table: Table, noise: Draws) -> list[dict[str, Any]]
     out, parameters = list[dict[str, Any]](), plan.parameters
 
     def row(name: str, what: str, detail: int | None, size: int, part: int) -> None:
-        own = noise.total if detail is None else noise.detail
-        own = required(own, "a figure is measured")
+        own = required(noise.total if detail is None else noise.detail, "a figure is measured")
         first = None if detail is None else noise.first
         margin = published_margin(parameters, first, own, size, part)
         out.append(

@@ -39,6 +39,7 @@ that were lifted over it up, and of those that fell below it down.  The publishe
 bias, because its cells are drawn after the choice.
 """
 
+import bisect
 import functools
 import math
 from collections.abc import Callable
@@ -141,14 +142,9 @@ def tail(noise: Noise, margin: int) -> float:
 
 def least_margin(missed: Callable[[int], float], most: int) -> int:
     """Return the smallest m in 0 .. ``most`` that at most 5% exceed; ``missed`` falls."""
-    low, high = -1, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        if missed(middle) <= 1 - COVERAGE - TOLERANCE:
-            high = middle
-        else:
-            low = middle
-    return high
+    return bisect.bisect_left(
+        range(most), True, key=lambda m: missed(m) <= 1 - COVERAGE - TOLERANCE
+    )
 
 
 def margin(noise: Noise, count: int = 1, *, clipped: bool = False) -> int:
@@ -277,12 +273,8 @@ def combined_margin(first: Noise, detail: Noise, cells: int, part: int) -> int:
     ways = cells // part
     most = max(-of.lowest, int(of.values[-1])) + max(-others.lowest, int(others.values[-1])) + 1
     if w == 0:
-        return least_margin(_missed_plainly(of), most)
+        return least_margin(lambda m: float(of.mass[np.abs(of.values) > m].sum()), most)
     return max(least_margin(_missed(of, others, w, ways, c), most) for c in {0, ways - 1})
-
-
-def _missed_plainly(law: Chances) -> Callable[[int], float]:
-    return lambda m: float(law.mass[np.abs(law.values) > m].sum())
 
 
 def _missed(of: Chances, others: Chances, w: float, ways: int, c: int) -> Callable[[int], float]:

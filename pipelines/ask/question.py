@@ -39,7 +39,6 @@ class Question(Protocol):
     @property
     def kind(self) -> "ChargeKind":
         """The kind of the charge; questions of two kinds are never the same question."""
-        ...
 
     @property
     def identity(self) -> Sequence[bytes]:
@@ -48,7 +47,6 @@ class Question(Protocol):
         These are the question, the paths of its private inputs, and the content of public inputs
         that are used before the noise.
         """
-        ...
 
     def check(self, ring: "KeyRing") -> None:
         """Refuse a question that cannot be answered, before it is charged.
@@ -59,7 +57,6 @@ class Question(Protocol):
         Raises:
             DpstreamError: the question cannot be answered.
         """
-        ...
 
     def decide(self, run_id: str, account: "History") -> "Decision":
         """Return the cost of the answer, and the records it may read.
@@ -73,7 +70,6 @@ class Question(Protocol):
         Raises:
             PolicyError: refused, for a public reason.
         """
-        ...
 
     def stamp(self) -> object:
         """Return a value that differs if a private input changes while it is read: names, sizes and
@@ -82,7 +78,6 @@ class Question(Protocol):
         Raises:
             RunError: an input cannot be read.
         """
-        ...
 
     def draw(self, charge: "Charge", ring: "KeyRing") -> bytes:
         """Read the private rows, draw the noise and return the receipt, which is the public answer.
@@ -95,4 +90,3 @@ class Question(Protocol):
         Raises:
             DpstreamError: rows cannot be read; nothing was shown, and the charge stays.
         """
-        ...

@@ -200,9 +200,10 @@ class _Work:
 
     def families(self) -> list[Family]:
         """All families that give a lower bound of mu."""
-        families = []
-        for number, design in enumerate(self.designs):
-            families.append(self._values(design, self.ask.trials, number == 0, again=False))
+        families = [
+            self._values(design, self.ask.trials, number == 0, again=False)
+            for number, design in enumerate(self.designs)
+        ]
         families.append(self._values(self.designs[0], self._few, first=False, again=True))
         if self.reads_selection:
             families.append(self._selection())
@@ -230,7 +231,7 @@ class _Work:
         if not self.plan.design.selects:
             return None
         keys = 2 * self.ask.trials
-        hits, _ = alone_released(self.runner, keys, self._error_chance)
+        hits = alone_released(self.runner, keys, self._error_chance)
         at_least = rate_below(hits, keys, self._tail(False))
         return Alone(
             hits, keys, at_least, self.plan.privacy.pre_threshold + self.plan.design.units_alone
@@ -327,11 +328,11 @@ def text(result: AuditResult) -> str:
         "",
         f"{'Trials':<12}  visible mu   proven mu   proven epsilon   trials a side   the unit's",
     ]
-    for f in result.families:
-        lines.append(
-            f"{f.name:<12}  {down(f.visible, 4):<11}  {down(f.bound.mu, 4):<10}  "
-            f"{down(f.bound.epsilon, 4):<15}  {f.bound.trials[1]:<14,}  {f.description}"
-        )
+    lines += [
+        f"{f.name:<12}  {down(f.visible, 4):<11}  {down(f.bound.mu, 4):<10}  "
+        f"{down(f.bound.epsilon, 4):<15}  {f.bound.trials[1]:<14,}  {f.description}"
+        for f in result.families
+    ]
     if result.alone is not None:
         alone = result.alone
         lines.append(

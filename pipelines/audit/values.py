@@ -279,12 +279,12 @@ def inputs_of(plan: Plan) -> dict[str, tuple[float, float]]:
     return {s.column: (0.0, 0.0) for s in plan.design.streams if s.column}
 
 
-def alone_released(runner: Runner, keys: int, progress: Progress) -> tuple[int, int]:
-    """Return (keys ever released, rows fed) of keys that too few units have.
+def alone_released(runner: Runner, keys: int, progress: Progress) -> int:
+    """Return how many keys that too few units have were ever released.
 
     One person's further keys are never tested, each with its first pair, which counts most.
     """
-    plan, hits, fed = runner.plan, 0, 0
+    plan, hits = runner.plan, 0
     few = plan.privacy.pre_threshold + plan.design.units_alone
     for trials in chunks(keys, few, plan.timeline.triggers):
         none = np.zeros(len(trials), np.bool_)
@@ -292,6 +292,5 @@ def alone_released(runner: Runner, keys: int, progress: Progress) -> tuple[int, 
         rows = rows_of(plan, trials, none, 1, nobody, nobody, few, [(0, 1)])
         out = runner.run(TrialInput(table_of(plan, rows, inputs_of(plan)), np.zeros(0, np.int64)))
         hits += len(np.unique(released(plan, out).key))
-        fed += len(rows.unit)
         progress(len(trials))
-    return hits, fed
+    return hits

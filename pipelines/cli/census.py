@@ -194,9 +194,11 @@ def plan(
         more = () if accepted is None else accepted.warnings
         print_json(report | {"warnings": [*report["warnings"], *more]})
     else:
-        first = list[str]()
-        if accepted is not None:
-            first = acceptance_lines(report["acceptance"], "Can make", accepted.warnings)
+        first = (
+            []
+            if accepted is None
+            else acceptance_lines(report["acceptance"], "Can make", accepted.warnings)
+        )
         click.echo(page(first) + census_text(report), nl=False)
     click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
 
@@ -276,9 +278,9 @@ def execute(
     done = run(order)
     manifest = done.manifest
     cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}
-    warnings = [NO_GUARANTEE]
-    if manifest.epsilon is not None:
-        warnings = weaknesses(manifest.epsilon, manifest.delta)
+    warnings = (
+        [NO_GUARANTEE] if manifest.epsilon is None else weaknesses(manifest.epsilon, manifest.delta)
+    )
     fields = {
         "out": order.out.name,
         "run_id": manifest.run_id,
@@ -386,12 +388,11 @@ def generate(
     from dpstream.pipelines.tabulation.generate import PRODUCTION, Size
     from dpstream.pipelines.tabulation.generate import generate as write
 
-    sizes = PRODUCTION if size == "production" else Size()
-    given = {name: value for name, value in numbers.items() if value is not None}
-    sizes = sizes._replace(**given)
+    given: dict[str, Any] = {name: n for name, n in numbers.items() if n is not None}
     if states is not None:
-        sizes = sizes._replace(states=tuple(states.split(",")))
-    rows = write(parameters, data, sizes, overwrite)
+        given["states"] = tuple(states.split(","))
+    sizes = PRODUCTION if size == "production" else Size()
+    rows = write(parameters, data, sizes._replace(**given), overwrite)
     print_figures(
         as_json, {"rows": rows}, page(f"{number:>13,}  {name}" for name, number in rows.items())
     )

@@ -146,10 +146,11 @@ def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bo
     checked = load_job(job)
     where = str(out) if out is not None else sink_of(checked).place
     with Bar(hidden=as_json) as bar:
-        if out is None:
-            written = publish(checked, bar.update)
-        else:
-            written = export(checked, out, kind or checked.sink.file_kind, bar.update)
+        written = (
+            publish(checked, bar.update)
+            if out is None
+            else export(checked, out, kind or checked.sink.file_kind, bar.update)
+        )
     print_figures(as_json, {"releases": written, "out": where}, f"{written:,} releases in {where}")
 
 

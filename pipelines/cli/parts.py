@@ -75,7 +75,8 @@ def person_of(as_json: bool) -> "Person":
     """Return the person at the terminal, who answers questions, or one that answers none."""
     from dpstream.pipelines.drafting.ask import Person
 
-    return Person(None if as_json or not on_terminal() else _ask, _echo)
+    echo = functools.partial(click.echo, err=True)
+    return Person(None if as_json or not on_terminal() else _ask, echo)
 
 
 def on_terminal() -> bool:
@@ -85,10 +86,6 @@ def on_terminal() -> bool:
 
 def _ask(question: str, proposal: str | None) -> str:
     return str(click.prompt(question, default=proposal, type=str, err=True)).strip()
-
-
-def _echo(text: str) -> None:
-    click.echo(text, err=True)
 
 
 class Chosen(NamedTuple):

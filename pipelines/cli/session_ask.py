@@ -258,8 +258,7 @@ def ask(
         if ticket is not None:
             _hand_out(session, question, ticket, as_json)
             return
-        answer = answer_of(session.open_table, question)
-        echo_answer(session, answer, as_json)
+        echo_answer(session, answer_of(session.open_table, question), as_json)
 
 
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
@@ -512,7 +511,8 @@ def select(
             text = " OR ".join(f"({box})" for box in boxes)
         spent = {kind: points.max_consumed(kind) for kind in kinds(session.open_table.space)}
         names.write(session.open_table.config, name, text)
-        lines = [f"{name}: {text or sentences.EVERYTHING}"]
-        for kind, most in spent.items():
-            lines.append(f"Spent by a point, at most: {kind} {decimal_text(most)}")
+        lines = [
+            f"{name}: {text or sentences.EVERYTHING}",
+            *(f"Spent by a point, at most: {k} {decimal_text(most)}" for k, most in spent.items()),
+        ]
         print_figures(as_json, {"name": name, "where": text, "max_consumed": spent}, page(lines))

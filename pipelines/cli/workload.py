@@ -200,10 +200,11 @@ def plan(
             from dpstream.pipelines.workload.picture import save
 
             save(solved_plan, guarantee, picture, matrix)
-        if mechanism == "auto":
-            result = compared(solved_plan, guarantee, folder)
-        else:
-            result = figures(solved_plan, guarantee)
+        result = (
+            compared(solved_plan, guarantee, folder)
+            if mechanism == "auto"
+            else figures(solved_plan, guarantee)
+        )
     if accepted is not None:
         result["acceptance"] = accepted.as_dict()
         result["warnings"] = [*result["warnings"], *accepted.warnings]

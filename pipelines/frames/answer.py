@@ -164,10 +164,10 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
         "key" * bool(question.key),
         bool(answer.intervals),
     )
-    for name, bound in _public(question, header).items():
-        words.append(
-            f"Too few units to choose {name} privately: the default bound {bound} applies."
-        )
+    words += [
+        f"Too few units to choose {name} privately: the default bound {bound} applies."
+        for name, bound in _public(question, header).items()
+    ]
     if header.nulls:
         words.append(
             "The figures are missing: too few units have a value to choose bounds by. Give bounds."

@@ -257,12 +257,8 @@ class ToBatch:
 
 def kinds_of(plan: Plan) -> dict[str, pa.DataType]:
     """Return the Arrow type of each column that a plan reads."""
-    kinds: dict[str, pa.DataType] = {}
-    ids: list[Field] = [plan.unit, *plan.key]
-    if plan.record_id is not None:
-        ids.append(plan.record_id)
-    for field in ids:
-        kinds[field.column] = _ARROW[field.type]
+    ids: list[Field] = [plan.unit, *plan.key, *filter(None, [plan.record_id])]
+    kinds: dict[str, pa.DataType] = {field.column: _ARROW[field.type] for field in ids}
     for aggregate in plan.aggregates:
         if aggregate.column is not None:
             kinds.setdefault(aggregate.column, pa.float64())
@@ -289,13 +285,11 @@ def _of_rows(
 ) -> dict[str, pa.Array]:
     arrays = {}
     for name, kind in [*kinds.items(), *((name, pa.int64()) for name in places)]:
-        values = [_field(row, name) for row in rows]
+        values = [
+            row.get(name) if isinstance(row, Mapping) else getattr(row, name, None) for row in rows
+        ]
         arrays[name] = instants_of(values) if name in times else column_of(values, kind)
     return arrays
-
-
-def _field(row: Any, name: str) -> Any:
-    return row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
 
 
 def _positions(argument: str, column: pa.Array) -> Int64:

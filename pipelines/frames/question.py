@@ -43,7 +43,6 @@ from dpstream.state.ledger.events import Charge, ChargeKind
 MAX_KEYS, FEW_ROWS = 8, 5
 #: Kinds whose values can be a ledger's unit.
 _UNITS: tuple[FieldType, ...] = ("string", "int", "bool", "bytes")
-Bounds = tuple[float, float] | Literal["auto"]
 Figure = ColumnKind | Literal["keys"]
 
 

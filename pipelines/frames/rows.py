@@ -77,10 +77,9 @@ def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: Ke
     good_rows = slice(None) if good.all() else np.flatnonzero(good)
     names, kinds = list(question.key), list(question.kinds[1:])
     groups = Groups(names, kinds, ring.key, question.public)
-    group = np.zeros(len(unit), np.int64)[good_rows]
-    if keys:
-        group = _groups([(codes[good_rows], values) for codes, values in keys], groups)
     unit, value = unit[good_rows], None if value is None else value[good_rows]
+    parts = [(codes[good_rows], values) for codes, values in keys]
+    group = _groups(parts, groups) if keys else np.zeros(len(unit), np.int64)
     if len(group) and int(group.min()) < 0:  # none of the public keys
         listed = np.flatnonzero(group >= 0)
         unit, group = unit[listed], group[listed]

@@ -53,9 +53,8 @@ def json_value(value: Any) -> Any:
         return value.hex()
     if isinstance(value, list):
         return [json_value(part) for part in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
+    finite = isinstance(value, float) and math.isfinite(value)
+    if value is None or finite or isinstance(value, bool | int | str):
         return value
     return value_text(value)
 

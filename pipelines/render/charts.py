@@ -70,23 +70,16 @@ class Picture(NamedTuple):
     places: Float64 | None = None
 
 
-class ChartLine(NamedTuple):
-    """One line of a chart."""
-
-    name: str
-    values: Float64
-
-
-def lines(name: str, series: Sequence[ChartLine], words: str, across: str, up: str) -> Picture:
+def lines(name: str, series: Sequence[Float64], words: str, across: str, up: str) -> Picture:
     """Draw values by trigger, 1 .. T; the height is logarithmic where the values need it."""
     figure, axes = axes_of(6.4, 2.9)
-    values = np.concatenate([line.values for line in series])
+    values = np.concatenate(series)
     for index, line in enumerate(series):
-        x = drawn_positions(line.values)
+        x = drawn_positions(line)
         dash = "-" if index < COLOURS else "--"
         mark = "o" if len(x) <= 40 else ""
         colour = SERIES[index % COLOURS]
-        axes.plot(x + 1, line.values[x], dash, marker=mark, ms=3, lw=1.4, color=colour)
+        axes.plot(x + 1, line[x], dash, marker=mark, ms=3, lw=1.4, color=colour)
     if len(values) and values.min() > 0 and values.max() > 20 * values.min():
         axes.set_yscale("log")
     else:

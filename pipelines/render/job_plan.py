@@ -111,9 +111,11 @@ def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
     windows, counted, column = covered["windows"], covered["windows_counted"], covered["column"]
     number = "no end" if windows is None else f"{windows:,} windows together"
     together = "" if windows == 1 else f" ({number})"
-    noise = ""
-    if column:
-        noise = f"; noise (sd) of {column['name']} at a window's end: {human(column['sd_final'])}"
+    noise = (
+        f"; noise (sd) of {column['name']} at a window's end: {human(column['sd_final'])}"
+        if column
+        else ""
+    )
     lines = labelled("Publishes", f"{_expected(covered)}{noise}")
     covers, more = f"{what}{together}: epsilon and C = {bound:,} records of a unit", list[str]()
     if windows is None or counted < windows:
@@ -183,9 +185,11 @@ def _appears(plan: Plan, appearance: dict[str, Any]) -> list[str]:
         return labelled("Appears", "every key of the public list, whatever the data")
     first = appearance["units_for_half_chance_first"]
     last = appearance["units_for_half_chance_last"]
-    needed = f"{last:,} units in a window has"
-    if plan.design.tests > 1:
-        needed = f"{first:,} units at a window's first test, or {last:,} at its last, has"
+    needed = (
+        f"{first:,} units at a window's first test, or {last:,} at its last, has"
+        if plan.design.tests > 1
+        else f"{last:,} units in a window has"
+    )
     more = list[str]()
     if appearance["units_if_last_records"] > last:
         more.append(
@@ -277,9 +281,11 @@ def _expected(covered: dict[str, Any]) -> str:
     if covered["keys_first"] is None:
         return needed
     about = "NONE" if covered["keys_first"] < _NONE else f"about {human(covered['keys_first'])}"
-    later = ""
-    if covered["keys_middle"] < _NONE <= covered["keys_first"]:
-        later = f", and NONE from window {covered['windows_counted'] + 1:,} on"
+    later = (
+        f", and NONE from window {covered['windows_counted'] + 1:,} on"
+        if covered["keys_middle"] < _NONE <= covered["keys_first"]
+        else ""
+    )
     return f"{needed}: {about} of {covered['keys']:,} in the first window{later}"
 
 
@@ -323,9 +329,8 @@ def _extras(plan: Plan) -> str:
     privacy, parts = plan.privacy, list[str]()
     if privacy.per_key_bound is not None:
         many = privacy.per_key_bound
-        of_key = "one record per unit, window and key counts"
-        if many > 1:
-            of_key = f"at most {many} records per unit, window and key count"
+        most = "one record" if many == 1 else f"at most {many} records"
+        of_key = f"{most} per unit, window and key count{'s' * (many == 1)}"
         parts.append(f"{of_key}, repeats take nothing")
     weights = plan.design.weights
     if weights is not None and weights.size_share is not None:

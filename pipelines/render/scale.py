@@ -69,9 +69,9 @@ def scale_text(scale: dict[str, Any]) -> str:
         *each(
             "From",
             (
-                _source(name, figure)
-                for name, figure in scale["figures"].items()
-                if spanner or figure["kind"] == "measured"  # others are of a cluster
+                f"{name} {f['value']:,g} {f['unit']} ({f['kind']}: {f['source']})"
+                for name, f in scale["figures"].items()
+                if spanner or f["kind"] == "measured"  # others are of a cluster
             ),
         ),
     ]
@@ -94,7 +94,3 @@ def _hardware(estimate: dict[str, Any], load: dict[str, Any]) -> list[str]:
             f"${cost['total']:,.0f} a month: workers ${workers:,.0f}, Spanner ${spanner:,.0f}",
         ),
     ]
-
-
-def _source(name: str, figure: dict[str, Any]) -> str:
-    return f"{name} {figure['value']:,g} {figure['unit']} ({figure['kind']}: {figure['source']})"

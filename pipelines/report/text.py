@@ -46,12 +46,7 @@ def visible(text: str, most: int = KEY_CHARACTERS) -> str:
 
 def key_label(row: dict[str, Any], names: list[str]) -> str:
     """Return the key of a row in one line; bytes as hex digits, an empty text by its name."""
-    return " · ".join(component(row[name]) for name in names)
-
-
-def component(value: Any, most: int = KEY_CHARACTERS) -> str:
-    """Return one column of a key; bytes as hex digits, an empty text by its name."""
-    return plain(value, most) or EMPTY
+    return " · ".join(plain(row[name]) or EMPTY for name in names)
 
 
 def plain(value: Any, most: int = KEY_CHARACTERS) -> str:

@@ -232,7 +232,7 @@ def chart_of_lines(
         f"{n} from {human(v[0])} at the first to {human(v[-1])} at the last" for n, v in lines
     )
     words = f"{title}, by trigger: {'; '.join(descriptions)}"
-    drawn = [charts.ChartLine(name, np.asarray(values)) for name, values in lines]
+    drawn = [np.asarray(values) for _, values in lines]
     picture = charts.lines(chart, drawn, words, "trigger of the window", up)
     legend = list(zip(charts.swatches(len(lines)), (name for name, _ in lines), strict=True))
     return {"title": title, "legend": legend, **picture_fields(picture)}
@@ -436,16 +436,13 @@ def over_time(
         for name, value, sd, there in zip(names, values, sds, finite, strict=True)
         if there
     ]
-    words = f"{words}: {len(labels)} values, the last {with_error(*_last(values, sds, finite))}"
+    last = int(np.flatnonzero(finite)[-1])
+    newest = with_error(float(values[last]), float(sds[last]))
+    words = f"{words}: {len(labels)} values, the last {newest}"
     when: list[datetime] = list(line.when)
     bounds = bounds_of(aggregate)
     picture = picture_over_time(chart, Series(when, values, sds), bounds, words, joined)
     return picture_fields(picture, labels)
-
-
-def _last(values: Float64, sds: Float64, finite: Bool) -> tuple[float, float]:
-    at = int(np.flatnonzero(finite)[-1])
-    return float(values[at]), float(sds[at])
 
 
 def scatter_of(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:

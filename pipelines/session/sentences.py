@@ -6,7 +6,7 @@ table's model, queries, answers and the account.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 from typing import Any
@@ -142,11 +142,6 @@ def question(query: Question) -> str:
     what = ", ".join(map(aggregate, query.aggregates))
     by = [f"{axis.name} ({axis.count})" for axis in query.cells.axes]
     return f"{what} by {', '.join(by)}" if by else what
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names separated by commas; ``none`` without names."""
-    return ", ".join(names) or "none"
 
 
 _FIGURE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.S)

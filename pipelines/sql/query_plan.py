@@ -264,10 +264,14 @@ def stage_one(
         grids: (step, low, high) of every function but units, by label; bounds in whole steps.
     """
     source = safe_query(statement.source)
-    rows = [exp.alias_(statement.unit.copy(), "unit", quoted=True)]
     keys = [f"group_{i}" for i in range(len(statement.groups))]
-    for key, group in zip(keys, statement.groups, strict=True):
-        rows.append(exp.alias_(tried(group.expression.copy(), group.type), key, quoted=True))
+    rows = [
+        exp.alias_(statement.unit.copy(), "unit", quoted=True),
+        *(
+            exp.alias_(tried(group.expression.copy(), group.type), key, quoted=True)
+            for key, group in zip(keys, statement.groups, strict=True)
+        ),
+    ]
     partials: list[exp.Expr] = []
     listed = _listed(source, ["unit", *keys])
     for i, function in enumerate(statement.functions):

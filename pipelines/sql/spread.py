@@ -69,8 +69,7 @@ class Spread:
 
     def place(self, keys: SecretSource, ring: KeyRing, run_id: str) -> "Workers":
         """Return the workers of a charged run."""
-        bound = keys.of_run(run_id, ring.fingerprint)
-        return Workers(self, bound, ring, run_id)
+        return Workers(self, keys.of_run(run_id, ring.fingerprint), ring, run_id)
 
     def run(
         self,

@@ -243,8 +243,7 @@ def outer(question: Question, catalog: Catalog, rows: pa.Table, check: bool = Fa
         check: whether public tables are replaced by empty ones.
     """
     tree = question.statement.outer.copy()
-    names = {f.name for f in question.statement.functions}
-    _with_intervals(tree, names)
+    _with_intervals(tree, {f.name for f in question.statement.functions})
     tables = named_tables([tree], catalog)
     with Engine(catalog, tables, empty=check, ordered=True) as engine:
         engine.register(RELEASED, rows)

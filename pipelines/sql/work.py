@@ -95,9 +95,8 @@ class Work(NamedTuple):
         query = stage_one(statement, catalog, grids)
         by = query.args["group"].sql("duckdb")
         query.set("group", None)
-        public = None
-        if statement.public is not None:
-            public = typed_public(statement).sql("duckdb", comments=False)
+        listed = None if statement.public is None else typed_public(statement)
+        public = listed and listed.sql("duckdb", comments=False)
         groups = tuple((group.name, group.type) for group in statement.groups)
         text = query.sql("duckdb", comments=False)
         return cls(text, by, public, groups, catalog.unit.type, plan, name)
@@ -245,21 +244,13 @@ def write_sums(path: Path, groups: Groups, totals: Totals, rows: Bounded) -> Non
     """Write the sums of a shard by group, and its rows for quantiles."""
     columns = {f"sum_{i}": numbers(part) for i, part in totals.sums.items()}
     columns |= {"units": numbers(totals.units), "weighted": numbers(totals.weighted)}
-    values = groups.values
-    for i, column in enumerate([] if values is None else values.columns):
-        columns[f"group_{i}"] = column
-    tables = [pa.table(columns)]
-    for at, value, weight in rows.rows.values():
-        tables.append(
-            pa.table(
-                {
-                    "group": numbers(rows.group[at]),
-                    "value": numbers(value),
-                    "weight": numbers(weight),
-                }
-            )
-        )
-    _write(path, tables)
+    if groups.values is not None:
+        columns |= {f"group_{i}": column for i, column in enumerate(groups.values.columns)}
+    parts = [
+        {"group": numbers(rows.group[at]), "value": numbers(value), "weight": numbers(weight)}
+        for at, value, weight in rows.rows.values()
+    ]
+    _write(path, [pa.table(part) for part in (columns, *parts)])
 
 
 def read_sums(
@@ -276,9 +267,11 @@ def read_sums(
     for shard in range(shards):
         first, *tables = _read(place_of(folder, shard), 1 + len(names))
         by = [name for name in first.column_names if name.startswith("group_")]
-        codes = np.zeros(first.num_rows, np.int64)
-        if by:
-            codes = groups.codes([first.column(name) for name in by])
+        codes = (
+            groups.codes([first.column(name) for name in by])
+            if by
+            else np.zeros(first.num_rows, np.int64)
+        )
 
         def put(name: str, first: pa.Table = first, codes: Int64 = codes) -> Int64:
             out = np.zeros(len(groups.ids), np.int64)

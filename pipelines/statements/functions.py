@@ -231,7 +231,7 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
         delta or 0.0,
         _groups(node, given, grouped, normed or norm is not None),
         rows or DEFAULT_ROWS,
-        None if column is None else _column_name(column),
+        column and ".".join(part.lower() for part in (column.table, column.name) if part),
         norm,
         _MECHANISMS[mechanism],
         "public_groups" if public else "thresholds",
@@ -254,10 +254,6 @@ def _word(node: exp.Expr | None, default: str) -> str:
     if node is None:
         return default
     return node.name.upper() if isinstance(node, exp.Column | exp.Var) else ""
-
-
-def _column_name(node: exp.Column) -> str:
-    return ".".join(part.lower() for part in (node.table, node.name) if part)
 
 
 class Function(msgspec.Struct, frozen=True):

@@ -259,8 +259,10 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
     look_ups = {name: look_up_rows(tables, name) for name in sorted(named & set(tables.keys))}
     reads = {name: job_tables.reads[name] for name in types}
     parts: list[Any] = [config.text, tables.source, types, reads, sql, duckdb.__version__]
-    for name, rows in look_ups.items():
-        parts.append([name, tables.tables[name].columns, tables.keys[name], content(rows)])
+    parts += [
+        [name, tables.tables[name].columns, tables.keys[name], content(rows)]
+        for name, rows in look_ups.items()
+    ]
     digest = hashlib.blake2b(
         msgspec.json.encode(parts, order="sorted"), digest_size=16, person=b"dpstream-row-sql"
     ).hexdigest()

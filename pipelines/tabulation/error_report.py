@@ -318,9 +318,7 @@ def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:
     heads = ["only the total", *WORKLOADS] if persons else ["0", "1", "2", "3"]
     counts = np.zeros((len(sizes), len(heads)))
     for cell in cells:
-        column = cell["detail"] + persons
-        if cell["detailed_only"]:
-            column = 0
+        column = 0 if cell["detailed_only"] else cell["detail"] + persons
         counts[list(sizes).index(cell["power"]), column] += cell["groups"]
     shares = counts / counts.sum(axis=1, keepdims=True)
     words = f"Detail of groups by their true size, of {table}"

@@ -190,8 +190,7 @@ def inputs_of(parameters: Path, data: Path, choice: Choice, project: Path = Path
         UsageError: one is missing.
         RunError: one cannot be read.
     """
-    public = public_paths(parameters, data, choice.program)
-    digest = digest_of(public)
+    digest = digest_of(public_paths(parameters, data, choice.program))
     folders = os.path.abspath(parameters), os.path.abspath(data)
     return Inputs(*folders, choice, digest, os.path.relpath(data, project))
 

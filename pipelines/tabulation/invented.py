@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import InvariantError
@@ -277,7 +276,6 @@ class _Lists:
         self.rows[MAP] += [(code, str(own)) for own in codes.tolist()]
 
 
-Bytes = npt.NDArray[np.uint8]
 #: Records whose columns are made together.
 CHUNK = 1 << 19
 #: Shares of people with one, two, ... race codes.

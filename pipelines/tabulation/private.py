@@ -257,8 +257,7 @@ def read_piece(piece: Piece, lookup: Lookup) -> Iterator[Parsed]:
 
 def parsed(lines: Lines, lookup: Lookup) -> Parsed:
     """Return the records of some lines."""
-    layout = lookup.layout
-    fault, table = _rows(lines, layout)
+    fault, table = _rows(lines, lookup.layout)
     well = np.flatnonzero(fault == _NOTHING)
     columns = _Columns(table, lookup)
     rules = columns.faults()

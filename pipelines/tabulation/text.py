@@ -221,9 +221,8 @@ def _rows(
     """The rows of a block whose first line has a number, and how many lines it has."""
     lines, blank = split(block)
     numbers = np.arange(len(lines), dtype=np.int64) + row
-    table = None
-    if b"\r" not in block and is_utf8(lines):
-        table = simple_rows(lines, blank, names, columns)
+    simple = b"\r" not in block and is_utf8(lines)
+    table = simple_rows(lines, blank, names, columns) if simple else None
     if table is not None:
         return Rows(table, numbers), len(lines)
     good = ~blank
@@ -281,9 +280,11 @@ def line_faults(lines: pa.BinaryArray, width: int) -> Iterator[tuple[Bool, str, 
     """Yield (which lines, rule, fix) for each thing that can be wrong with a line; no line has
     two.
     """
-    foreign = np.zeros(len(lines), np.bool_)
-    if not is_utf8(lines):
-        foreign = np.array([not _decodes(line.as_py()) for line in lines], np.bool_)
+    foreign = (
+        np.zeros(len(lines), np.bool_)
+        if is_utf8(lines)
+        else np.array([not _decodes(line.as_py()) for line in lines], np.bool_)
+    )
     miscounted = field_counts(lines) != width
     good = np.ones(len(lines), np.bool_)
     for bad, rule, fix in (

@@ -39,10 +39,6 @@ from dpstream.pipelines.workload.lattice import (
 )
 from dpstream.pipelines.workload.planning import Guarantee, Planned, figures
 
-#: Values of ``--mechanism`` and of ``--optimise``.
-MECHANISMS = ("auto", "gaussian", "geometric")
-OPTIMISE = ("limit", "answer")
-
 
 class Budget(NamedTuple):
     """The guarantee of a unit: epsilon, delta (0: Gaussian noise is impossible), and C."""

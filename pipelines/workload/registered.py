@@ -302,8 +302,7 @@ class WorkloadQuestion:
         estimate = self._mechanism.draw(rows.codes, ring, name)
         with self.archive.draft() as draft:
             write_estimate(draft, estimate)
-            files = self.archive.seal(draft, [ESTIMATE])
-            receipt = encoded(self._receipt(charge, files))
+            receipt = encoded(self._receipt(charge, self.archive.seal(draft, [ESTIMATE])))
             self.archive.keep(draft, receipt)
         return receipt
 

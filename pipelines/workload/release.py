@@ -85,7 +85,6 @@ def of_arrays(held: Mapping[str, Any]) -> Estimate | TableEstimate:
 
 
 RECEIPT, ESTIMATE = "release.json", "estimate.npz"
-FORMATS = ("parquet", "csv")
 _FIELD = "--from"
 
 

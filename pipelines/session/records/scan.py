@@ -206,9 +206,7 @@ class Scan(Closing):
 
     Args:
         folder: the table's; table: its model.
-        threads: default: as many as there are cores, up to 8.
         held: copy the coordinates into memory.
-        memory: limit of DuckDB's memory.
 
     Attributes:
         manifest: of the version whose records these are.
@@ -218,18 +216,11 @@ class Scan(Closing):
         PolicyError: it is another table.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        table: SessionTable,
-        threads: int | None = None,
-        held: bool = False,
-        memory: str = MEMORY,
-    ) -> None:
+    def __init__(self, folder: Path, table: SessionTable, held: bool = False) -> None:
         self._space = table.space
         config: dict[str, Any] = {
-            "threads": threads or max(1, min(8, os.cpu_count() or 1)),
-            "memory_limit": memory,
+            "threads": min(8, os.cpu_count() or 1),
+            "memory_limit": MEMORY,
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,

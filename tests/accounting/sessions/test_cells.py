@@ -5,7 +5,7 @@ import pytest
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.sessions.aggregates import Axis, Cells, along, evenly
+from dpstream.accounting.sessions.aggregates import Axis, Cells, along
 from tests.sessions import SHAPES, boxes_of, points, space
 
 SPACE = space()
@@ -67,9 +67,7 @@ def test_axes_from_values() -> None:
     assert along(SPACE, "price", [0.1, 1.6]) == Axis("price", (1, 4))
     assert along(SPACE, "city") == Axis("city", (0, 1, 2))
     assert along(SPACE, "age") == Axis("age", tuple(range(10)))  # the last: missing values
-    assert evenly(SPACE, "age", -3, 5, 3) == Axis("age", (0, 2, 5, 8))
     for bad in (lambda: along(SPACE, "price", [0.2, 1.6]), lambda: along(SPACE, "city", ["A"]),
-                lambda: evenly(SPACE, "age", -3, 5, 9), lambda: evenly(SPACE, "age", -3, 5, 0),
                 lambda: along(SPACE, "name")):  # fmt: skip
         with pytest.raises(UsageError):
             bad()

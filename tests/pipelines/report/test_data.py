@@ -19,7 +19,7 @@ import pytest
 
 from dpstream.pipelines.formats import encodings as sink_formats
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.render.charts import LINE_POINTS, ChartLine, drawn_positions, lines
+from dpstream.pipelines.render.charts import LINE_POINTS, drawn_positions, lines
 from dpstream.pipelines.report import data
 from dpstream.pipelines.report import data as module
 from dpstream.pipelines.report import data as report_data
@@ -220,7 +220,7 @@ def test_long_lines_keep_their_extremes() -> None:
     values[77_777], values[33_333] = 9.0, 1.0
     indices = drawn_positions(values)
     assert len(indices) <= LINE_POINTS + 2 and {0, 33_333, 77_777, 99_999} <= set(indices.tolist())
-    picture = lines("x", [ChartLine("a", values)], "a line of a hundred thousand", "t", "y")
+    picture = lines("x", [values], "a line of a hundred thousand", "t", "y")
     assert len(picture.svg) < 100_000
 
 
