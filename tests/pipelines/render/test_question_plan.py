@@ -80,8 +80,8 @@ def test_noise_of_chosen_bounds_is_a_multiple() -> None:
     assert text.splitlines()[2:] == [
         "Statement 1",
         "  Cost        (1, 1e-09), mu 0.2 per unit",
-        "  Noise       n (count): sum sd at most 2, 95% within 4, both times high - low, of the bounds "
-        "that the query chooses; NULL if fewer than about 30 units have a value",
+        "  Noise       n (count): sum sd at most 2, 95% within 4, both times high - low, of the "
+        "bounds that the query chooses; NULL if fewer than about 30 units have a value",
         "  Plan",
         "    SELECT 1",
         "    FROM t",
