@@ -18,13 +18,14 @@ SQL statement's outer query).  It costs nothing, and it is stored because these 
 
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.state.ledger.contract import Ledger, StoredRequest
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 
+Part = TypeVar("Part")
 #: What digests are of.
 _RECEIPT, _VIEW = b"dpstream-choice", b"dpstream-view"
 
@@ -110,9 +111,7 @@ class AnswerLog:
             account = self._ledger.history()
             goes_on = self.goes_on(request, fresh)
             if goes_on is not None:
-                charge = account.find(goes_on)
-                if charge is None:
-                    raise _uncharged()
+                charge = _charged(account.find(goes_on))
                 answer = self._committed(goes_on)
                 return Begun(goes_on, charge, False, None if answer is None else answer.receipt)
             charge, receipt = decide(new_run_id(), account)
@@ -165,8 +164,7 @@ class AnswerLog:
 
         def put() -> None:
             if self._committed(run_id) is None:
-                if self._ledger.request_of(run_id) is None:
-                    raise _uncharged()
+                _charged(self._ledger.request_of(run_id))
                 if run_id in self._ledger.history().closed:
                     raise PolicyError(
                         "account.path",
@@ -187,10 +185,7 @@ class AnswerLog:
         """
 
         def put() -> None:
-            answer = self._committed(run_id)
-            if answer is None:
-                raise _uncharged()
-            if answer.view is None:
+            if _charged(self._committed(run_id)).view is None:
                 self._ledger.put_view(run_id, view, self._digest(run_id, view, _VIEW))
 
         self._ledger.transact(put)
@@ -213,8 +208,7 @@ class AnswerLog:
         entry = self._ledger.request_of(run_id)
         if entry is None or not self._mine(entry) or run_id in self._ledger.history().closed:
             return None
-        digest = self._ledger.history().receipts.get(run_id)
-        receipt = entry.receipt
+        digest, receipt = self._ledger.history().receipts.get(run_id), entry.receipt
         if receipt is None and digest is None:
             return None
         intact = isinstance(receipt, bytes) and entry.digest == digest
@@ -227,16 +221,11 @@ class AnswerLog:
 
     def _mine(self, entry: StoredRequest) -> bool:
         """Return whether a request is of this kind."""
-        charge = self._ledger.history().find(entry.run_id)
-        if charge is None:
-            raise _uncharged()
-        return charge.kind == self._kind
+        return _charged(self._ledger.history().find(entry.run_id)).kind == self._kind
 
     def _digest(self, run_id: str, content: bytes, what: bytes = _RECEIPT) -> str:
         """Return a digest that binds a receipt, or its view, to its entry, and so to the chain."""
-        entry = self._ledger.digest_of(run_id)
-        if entry is None:
-            raise _uncharged()
+        entry = _charged(self._ledger.history().digest_of(run_id))
         bound = b"\0".join((entry.encode(), run_id.encode(), content))
         return hashlib.blake2b(bound, digest_size=16, person=what).hexdigest()
 
@@ -245,5 +234,8 @@ def _changed(what: str) -> PolicyError:
     return PolicyError("account.path", f"a {what} was changed", "restore the account from a backup")
 
 
-def _uncharged() -> PolicyError:
-    return PolicyError("account.path", "an answer has no charge", "restore it from a backup")
+def _charged(part: Part | None) -> Part:
+    """Return what the account has of a charge; refuse one that has nothing."""
+    if part is None:
+        raise PolicyError("account.path", "an answer has no charge", "restore it from a backup")
+    return part

@@ -229,9 +229,9 @@ def read_snapshot(path: Path, table: SessionTable, ledger: Ledger) -> Balances |
     state = _read_snapshot(path, table, ledger.data_set)
     if state is None or not state.entries:
         return None
-    charges = ledger.history().charges
+    account, charges = ledger.history(), ledger.history().charges
     held = state.entries <= len(charges) and charges[state.entries - 1].name == state.name
-    return state if held and ledger.digest_of(state.name) == state.digest else None
+    return state if held and account.digest_of(state.name) == state.digest else None
 
 
 def _read_snapshot(path: Path, table: SessionTable, data_set: str) -> Balances | None:

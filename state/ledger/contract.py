@@ -210,15 +210,6 @@ class Ledger(abc.ABC):
         """The end of the chain."""
         return end_of(self.history())
 
-    def digest_at(self, seq: int) -> str | None:
-        """Return the digest of the entry with a number."""
-        digests = self.history().digests
-        return digests[seq - 1] if 0 < seq <= len(digests) else None
-
-    def digest_of(self, name: str) -> str | None:
-        """Return the digest of the entry of a charge, by the charge's name."""
-        return self.history().digest_of(name)
-
     def entries(self) -> list[Charge]:
         """Return the charges in order.
 
@@ -302,4 +293,4 @@ class Ledger(abc.ABC):
         Raises:
             PolicyError: the account lacks that entry, or the run was charged in another account.
         """
-        seen.check(self.id, self.digest_at(seen.seq))
+        seen.check(self.id, self.history().digest_at(seen.seq))

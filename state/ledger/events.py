@@ -440,3 +440,13 @@ def without(table: str, rows: Iterable[tuple[object, ...]], begin: int) -> int:
 def damaged() -> PolicyError:
     """Return the error for an account that differs from what was written."""
     return PolicyError("account.path", "is damaged", "restore the account from a backup")
+
+
+def refuse_damage(differs: bool) -> None:
+    """Refuse an account that differs from what was written.
+
+    Raises:
+        PolicyError: it does.
+    """
+    if differs:
+        raise damaged()

@@ -144,9 +144,7 @@ class HeadFile:
         Raises:
             PolicyError: the account lacks an entry.
         """
-        if head is None:
-            return
-        if len(account.digests) < head.seq or account.digests[head.seq - 1] != head.digest:
+        if head is not None and account.digest_at(head.seq) != head.digest:
             raise self.behind()
 
     def check_tokens(self, run_id: str, tokens: Tokens) -> None:
@@ -207,8 +205,8 @@ class HeadFile:
             if descriptor is None:
                 return None, []
             for _, slot in self._slots(descriptor):
-                with contextlib.suppress(_TornError):
-                    return slot.head, _texts(descriptor, _LOG, slot.end)
+                if (texts := _texts(descriptor, _LOG, slot.end)) is not None:
+                    return slot.head, texts
         raise self.damaged()
 
     # --- what comes ------------------------------------------------------------------------------
@@ -264,8 +262,8 @@ class HeadFile:
         (place, last), *older = self._slots(descriptor)
         if cut is None:
             self.check(account, last.head)
-        if last.end != self._flushed and not _intact(descriptor, last):
-            if not older or not _intact(descriptor, older[0][1]):
+        if last.end != self._flushed and _texts(descriptor, last.start, last.end) is None:
+            if not older or _texts(descriptor, older[0][1].start, older[0][1].end) is None:
                 raise self.damaged()
             place, last = older[0]  # the newest was written by a machine that then lost its power
         events = account.events(last.head.seq if cut is None else cut)
@@ -345,10 +343,6 @@ def is_older(tokens: Tokens, history: Sequence[Tokens]) -> bool:
     return tokens in history[:-1] and tokens != history[-1]
 
 
-class _TornError(Exception):
-    """Lines differ from what was written."""
-
-
 def end_of(account: History) -> Head:
     """Return the end of an account's chain."""
     return Head(account.created.id, len(account.digests), account.digests[-1])
@@ -362,28 +356,14 @@ def _lines(texts: Iterator[str] | Sequence[str]) -> bytes:
     return b"".join(sealed_text(_NAME, text).encode() + b"\n" for text in texts)
 
 
-def _texts(descriptor: int, start: int, end: int) -> list[str]:
-    """Return the lines of a part of the log.
-
-    Raises:
-        _TornError: a line differs from what was written.
-    """
+def _texts(descriptor: int, start: int, end: int) -> list[str] | None:
+    """Return the lines of a part of the log; ``None``: one differs from what was written."""
     data = os.pread(descriptor, end - start, start)
     if len(data) != end - start or not data.endswith(b"\n"):
-        raise _TornError
-    try:
+        return None
+    with contextlib.suppress(PolicyError, UnicodeError):
         return [unsealed_text(_NAME, line.decode()) for line in data[:-1].split(b"\n")]
-    except (PolicyError, UnicodeError):
-        raise _TornError from None
-
-
-def _intact(descriptor: int, slot: _Slot) -> bool:
-    """Return whether the lines of a slot's advance are in the file."""
-    try:
-        _texts(descriptor, slot.start, slot.end)
-    except _TornError:
-        return False
-    return True
+    return None
 
 
 @functools.lru_cache(maxsize=8)

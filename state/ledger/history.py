@@ -23,6 +23,7 @@ from dpstream.state.ledger.events import (
     TableNamed,
     Widened,
     damaged,
+    refuse_damage,
 )
 
 #: Refuses a charge by all charges before it; called in the transaction that charges, perhaps
@@ -109,6 +110,10 @@ class History:
         charged = self._names.get(name)
         return None if charged is None else charged.charge
 
+    def digest_at(self, seq: int) -> str | None:
+        """Return the digest of the entry with a number."""
+        return self.digests[seq - 1] if 0 < seq <= len(self.digests) else None
+
     def digest_of(self, name: str) -> str | None:
         """Return the digest of the entry of a charge, by the charge's name."""
         charged = self._names.get(name)
@@ -122,8 +127,7 @@ class History:
         Raises:
             PolicyError: the event is not allowed at this place.
         """
-        if isinstance(event, Created) != (not self._events):
-            raise damaged()
+        refuse_damage(isinstance(event, Created) != (not self._events))
         if isinstance(event, Received):  # first what accounts have thousands of
             self.receipts[event.run_id] = event.digest
         elif isinstance(event, Charge):

@@ -194,7 +194,7 @@ def _remember(store: Store, head: Head) -> None:
     """Note in the store that it has seen the account up to here; a note of a later end stays."""
 
     def later(text: str | None) -> str:
-        stored_head = None if text is None else msgspec.json.decode(text, type=Head)
+        stored_head = head_of(text)
         newest = head if stored_head is None or stored_head.seq < head.seq else stored_head
         return msgspec.json.encode(newest).decode()
 

@@ -172,14 +172,7 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
         RunError: it cannot be opened, or another process holds it for very long.
     """
     _refuse_tracked(place)
-    ledger = _opened(place.path, looking)
-    try:
-        check_place(place, ledger.history().created)
-        _give_head(ledger, place, looking, recovering)
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
+    return _ready(_opened(place.path, looking), place, looking, recovering)
 
 
 def _refuse_tracked(place: AccountPlace) -> None:
@@ -191,11 +184,23 @@ def _refuse_tracked(place: AccountPlace) -> None:
 
 def open_path(path: str | Path, recovering: bool = False) -> Ledger:
     """Open the account at a path, whatever its id is; raises as ``open_ledger`` does."""
-    ledger = _opened(path)
+    return _ready(_opened(path), path, not recovering, recovering)
+
+
+def _ready(
+    ledger: Ledger, place: AccountPlace | str | Path, looking: bool, recovering: bool
+) -> Ledger:
+    """Return an open account with its head file; it is closed if it is not the one at a place.
+
+    Args:
+        place: what names it; a path alone says nothing of its id and data set.
+    """
     try:
         own = ledger.history().created
-        place = AccountPlace(str(path), own.data_set, own.id)
-        _give_head(ledger, place, not recovering, recovering)
+        if not isinstance(place, AccountPlace):
+            place = AccountPlace(str(place), own.data_set, own.id)
+        check_place(place, own)
+        _give_head(ledger, place, looking, recovering)
     except BaseException:
         ledger.close()
         raise
@@ -375,8 +380,7 @@ def read_history(place: AccountPlace, seen: Head | None = None) -> History:
     if head_file is not None:
         head_file.check(account, head)
     if seen is not None:
-        held = 0 < seen.seq <= len(account.digests)
-        seen.check(account.created.id, account.digests[seen.seq - 1] if held else None)
+        seen.check(account.created.id, account.digest_at(seen.seq))
     return account
 
 

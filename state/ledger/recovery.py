@@ -17,6 +17,7 @@ again.  Where somebody without this head file has got another answer for it mean
 shown, and it is charged a second time.
 """
 
+import bisect
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -98,7 +99,8 @@ def recover(ledger: Ledger) -> Recovered:
         done, common = ledger.transact(append)
     finally:
         ledger.head_file = head_file
-    if head is not None and head_file is not None and ledger.digest_at(head.seq) != head.digest:
+    at = ledger.history().digest_at
+    if head is not None and head_file is not None and at(head.seq) != head.digest:
         head_file.advance(lambda: (ledger.history(), {}), common)
     else:
         ledger.keep_head()
@@ -137,11 +139,8 @@ def _answered_twice(events: Sequence[Event], account: History) -> Iterator[Charg
 
 def _common(one: list[str], other: list[str]) -> int:
     """Return how many entries two chains share; a digest covers all before it."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[middle - 1] == other[middle - 1] else (low, middle - 1)
-    return low
+    shorter = range(min(len(one), len(other)))
+    return bisect.bisect_left(shorter, True, key=lambda entry: one[entry] != other[entry])
 
 
 def _merged(missing: Sequence[Event], account: History, common: int) -> Iterator[Event]:

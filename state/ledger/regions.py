@@ -339,7 +339,7 @@ class RegionAccount:
 
     def _refreshed(self) -> Balances:
         """Return the state after all entries of the account."""
-        state, ledger, account = self._state, self._ledger, self._ledger.history()
+        state, account = self._state, self._ledger.history()
         if account.widened not in (None, self.table.digest):
             raise migrated()
         new = account.charges[state.entries :]
@@ -347,7 +347,7 @@ class RegionAccount:
         if (
             account is not self._history and state.entries
         ):  # read from the start: is it what it was?
-            held = held and ledger.digest_of(state.name) == state.digest
+            held = held and account.digest_of(state.name) == state.digest
         if not held:
             raise PolicyError(
                 "account.path",
@@ -355,7 +355,7 @@ class RegionAccount:
                 "run the same command again, which says how to go on",
             )
         if new:
-            digest = ledger.digest_of(new[-1].name)
+            digest = account.digest_of(new[-1].name)
             self._state = state.after(new, required(digest, "digest is there"))
         self._history = account
         return self._state

@@ -32,6 +32,7 @@ from dpstream.state.ledger.events import (
     chained,
     damaged,
     name_of,
+    refuse_damage,
     text_of,
 )
 from dpstream.state.ledger.history import History
@@ -125,10 +126,9 @@ class SpannerLedger(Ledger):
             self._pending = None
 
     def _commit(self, rows: Replica, pending: _Pending) -> None:
-        if self._last is None:
-            raise InvariantError("self._last is not None")
+        last = required(self._last, "rows are those of a commit")
         touched = tuple(pending.tokens), tuple(pending.answers)
-        number, mark = self._last.number + 1, secrets.token_hex(16)
+        number, mark = last.number + 1, secrets.token_hex(16)
         new = Commit(number, mark, *rows.end, sums_of(rows), *touched)
 
         def fill(batch: Any) -> None:
@@ -149,10 +149,9 @@ class SpannerLedger(Ledger):
 
     def _unmoved(self) -> None:
         """Check that the rows that were read are still the newest."""
-        if self._last is None:
-            raise InvariantError("self._last is not None")
+        last = required(self._last, "rows are those of a commit")
         with of_ledger():
-            if commits_from(self._db, self._last.number) != [self._last]:
+            if commits_from(self._db, last.number) != [last]:
                 raise LedgerMovedError
 
     def _refreshed(self) -> Replica:
@@ -224,8 +223,7 @@ class SpannerLedger(Ledger):
             return None
         if self._pending is not None and run_id in self._pending.answers:
             return self._pending.answers[run_id]
-        last = self._last
-        last = required(last, "rows are those of a commit")
+        last = required(self._last, "rows are those of a commit")
         with of_ledger(), self._db.snapshot(multi_use=True) as snapshot:
             moved = commits_from(self._db, last.number, snapshot) != [last]
             read = [] if moved else list(answers_of(self._db, [run_id], snapshot))
@@ -233,8 +231,7 @@ class SpannerLedger(Ledger):
             if self._pending is not None:
                 raise LedgerMovedError
             return self._row(self._refreshed(), run_id)
-        if len(read) != 1:
-            raise damaged()
+        refuse_damage(len(read) != 1)
         return rows.check_answer(read[0])
 
     def ask(self, run_id: str, request: str, grant: bytes = b"") -> None:

@@ -19,7 +19,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import (
+    InvariantError,
+    PolicyError,
+    RunError,
+    UsageError,
+    required,
+)
 from dpstream.state.durable import PRIVATE, make_folder, sync
 from dpstream.state.ledger.contract import Ledger, StoredRequest
 from dpstream.state.ledger.events import (
@@ -33,6 +39,7 @@ from dpstream.state.ledger.events import (
     damaged,
     event_of,
     name_of,
+    refuse_damage,
     sum_of,
     text_of,
     without,
@@ -82,8 +89,7 @@ def read_seal(db: sqlite3.Connection) -> Sums:
     """
     row = db.execute("SELECT value FROM account_meta WHERE name = ?", (_SEAL,)).fetchone()
     text, _, seal = str(row[0] if row else "").rpartition(" ")
-    if seal != _digest_of_sums(text):
-        raise damaged()
+    refuse_damage(seal != _digest_of_sums(text))
     return {table: int(part, 16) for table, part in zip(COLUMNS, text.split(" "), strict=True)}
 
 
@@ -91,21 +97,8 @@ def _digest_of_sums(text: str) -> str:
     return digest_of("ledger seal", text.encode(errors="surrogateescape")).hex()
 
 
-def check_pages(db: sqlite3.Connection) -> None:
-    """Check that SQLite can read all of the file.
-
-    Raises:
-        PolicyError: it cannot be read.
-    """
-    if db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
-        raise damaged()
-
-
-class Line(NamedTuple):
-    """A row of the entries whose place in the chain was checked."""
-
-    entry: Entry
-    row: tuple[object, ...]
+#: An entry whose place in the chain was checked, and its row.
+Line = tuple[Entry, tuple[object, ...]]
 
 
 def lines(db: sqlite3.Connection, after: int = START, previous: str = "") -> Iterator[Line]:
@@ -123,10 +116,9 @@ def lines(db: sqlite3.Connection, after: int = START, previous: str = "") -> Ite
                 "account.path", "its hash chain is broken", "restore the account from a backup"
             )
         event = event_of(text)
-        if name != name_of(event):
-            raise damaged()
+        refuse_damage(name != name_of(event))
         previous = digest
-        yield Line(Entry(seq, event, digest), row)
+        yield Entry(seq, event, digest), row
 
 
 def check_all(db: sqlite3.Connection) -> tuple[list[Line], Sums]:
@@ -137,9 +129,8 @@ def check_all(db: sqlite3.Connection) -> tuple[list[Line], Sums]:
     """
     entries = list(lines(db))
     sums = {table: sum_of(table, rows_of(db, table)) for table in COLUMNS if table != "entries"}
-    sums["entries"] = sum_of("entries", (line.row for line in entries))
-    if sums != read_seal(db):
-        raise damaged()
+    sums["entries"] = sum_of("entries", (row for _, row in entries))
+    refuse_damage(sums != read_seal(db))
     return entries, sums
 
 
@@ -206,8 +197,7 @@ def connect(path: str | Path) -> sqlite3.Connection:
     """
     db = open_file(path)
     try:
-        check_pages(db)
-        check_version(db)
+        check_file(db)
     except BaseException:
         db.close()
         raise
@@ -226,8 +216,7 @@ def looked_at(path: str | Path) -> sqlite3.Connection:
         with contextlib.closing(open_file(path)) as file:
             db.text_factory = file.text_factory
             file.backup(db)
-        check_pages(db)
-        check_version(db)
+        check_file(db)
         freeze(db)
     except BaseException:
         db.close()
@@ -244,28 +233,22 @@ def read_entries(path: str | Path) -> list[Entry]:
     try:
         with contextlib.closing(open_file(path)) as db:
             db.execute("BEGIN")  # one state of it
-            check_pages(db)
-            check_version(db)
-            return [line.entry for line in check_all(db)[0]]
+            check_file(db)
+            return [entry for entry, _ in check_all(db)[0]]
     except (sqlite3.Error, OSError, UnicodeError) as error:
         raise failed(error, path) from None
 
 
-def check_version(db: sqlite3.Connection) -> None:
-    """Refuse a file that is not an account of this version.
+def check_file(db: sqlite3.Connection) -> None:
+    """Refuse a file that SQLite cannot read to its end, or that is not an account of this version.
 
     Raises:
-        PolicyError: it is empty, another program's, or of another version.
+        PolicyError: it is damaged, empty, another program's, or of another version.
     """
+    refuse_damage(db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",))
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
     if not tables:
         raise PolicyError("account.path", "is an empty file", "name the account's file")
-    if "ledger_meta" in tables and "entries" in tables:
-        raise PolicyError(
-            "account.path",
-            "was written by an older program, whose accounts are not read any more",
-            "make a new account with `dpstream account create`",
-        )
     if not {"account_meta", "entries"} <= tables:
         raise PolicyError(
             "account.path", "the file is another program's database", "choose another path"
@@ -341,10 +324,9 @@ class SqliteLedger(Ledger):
             before, entries = self._checked, len(self._history.digests)
             try:
                 yield
-                if self._checked is None or before is None:
-                    raise InvariantError("self._checked is not None and before is not None")
-                if self._checked.sums != before.sums:
-                    put_seal(self._db, self._checked.sums)
+                sums = required(self._checked, "self._checked is there").sums
+                if sums != required(before, "before is there").sums:
+                    put_seal(self._db, sums)
                 self._db.execute("COMMIT")
             except BaseException:
                 # Interrupted behind the commit, nobody knows what was written: all is read again.
@@ -388,30 +370,27 @@ class SqliteLedger(Ledger):
             self._history = History()
         else:
             new = self._check_on(checked, sums)
-        for line in new:
-            if line.entry.seq != len(self._history.digests) + 1:
-                raise damaged()
-            self._history.add(line.entry.event, line.entry.digest)
-        if not self._history.digests:
-            raise damaged()
+        for entry, _ in new:
+            refuse_damage(entry.seq != len(self._history.digests) + 1)
+            self._history.add(entry.event, entry.digest)
+        refuse_damage(not self._history.digests)
         self._checked = _Checked(change, sums)
 
     def _check_on(self, checked: _Checked, sums: Sums) -> list[Line]:
         """Check the entries after the last checked one, and the tables that changed."""
         last, digest = len(self._history.digests), self._history.digests[-1]
         row = self._db.execute("SELECT digest FROM entries WHERE seq = ?", (last,)).fetchone()
-        if row != (digest,):
-            raise damaged()
+        refuse_damage(row != (digest,))
         new = list(lines(self._db, last, digest))
-        entries = sum_of("entries", (line.row for line in new), checked.sums["entries"])
-        for table in COLUMNS:
-            if table == "entries":
-                right = entries == sums[table]
-            else:
-                same = sums[table] == checked.sums[table]
-                right = same or sums[table] == sum_of(table, rows_of(self._db, table))
-            if not right:
-                raise damaged()
+        right = {
+            table: total
+            if total == checked.sums[table]
+            else sum_of(table, rows_of(self._db, table))
+            for table, total in sums.items()
+            if table != "entries"
+        }
+        right["entries"] = sum_of("entries", (row for _, row in new), checked.sums["entries"])
+        refuse_damage(right != sums)
         return new
 
     # --- rows ------------------------------------------------------------------------------------
@@ -499,6 +478,5 @@ class SqliteLedger(Ledger):
         return self._checked.sums[table]
 
     def _moved(self, table: str, total: int) -> None:
-        if self._checked is None:
-            raise InvariantError("self._checked is not None")
-        self._checked = self._checked._replace(sums={**self._checked.sums, table: total})
+        checked = required(self._checked, "self._checked is there")
+        self._checked = checked._replace(sums={**checked.sums, table: total})

@@ -265,14 +265,20 @@ def rows(open_again: Open) -> None:
     one, two = open_again(), open_again()
     start = one.head()
     assert (start.seq, start.id, one.id, one.data_set) == (1, accounts.ID, accounts.ID, "flights")
-    assert (one.digest_at(1), one.digest_at(2), one.entries()) == (start.digest, None, [])
+    assert (one.history().digest_at(1), one.history().digest_at(2), one.entries()) == (
+        start.digest,
+        None,
+        [],
+    )
     with one.transaction():
         one.append(charge(1))
         one.add_token("run", "a", None)
         one.add_token("run", "b", "a")
         one.ask(charge(1).run_id, "asked", b"\0grant")
     assert two.head() == one.head() and two.entries() == one.entries() == [charge(1)]
-    assert two.digest_at(2) == two.digest_of(charge(1).name) == two.head().digest
+    assert (
+        two.history().digest_at(2) == two.history().digest_of(charge(1).name) == two.head().digest
+    )
     assert two.tokens("run") == {"a": None, "b": "a"} and two.tokens("other") == {}
     with pytest.raises(ZeroDivisionError), two.transaction():
         two.append(charge(2))

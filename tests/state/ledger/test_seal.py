@@ -7,7 +7,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.state.ledger.events import COLUMNS, sum_of, without
-from dpstream.state.ledger.sqlite import DDL, check_pages, put_seal, read_seal, rows_of
+from dpstream.state.ledger.sqlite import DDL, check_file, put_seal, read_seal, rows_of
 from dpstream.state.sqlite.database import sqlite3
 
 ROWS: dict[str, list[tuple[Any, ...]]] = {
@@ -86,4 +86,5 @@ def test_a_text_that_is_none_any_more_is_damage() -> None:
 
 
 def test_pages(db: sqlite3.Connection) -> None:
-    check_pages(db)
+    db.execute("INSERT INTO account_meta VALUES ('version', '1')")
+    check_file(db)
