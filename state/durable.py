@@ -19,15 +19,14 @@ import errno
 import fcntl
 import os
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpstream.accounting.limits import SINK_THREADS
+from dpstream.state.locks import free, is_old
 
 _SUFFIX = ".dpstream-draft"
-_DAY = 86_400.0
 #: Beside a draft that is a database; their lock is the draft's.
 SIDES, LOCK = ("-wal", "-shm", "-journal"), "-lock"
 #: Drafts in a row that were swept before they were locked: somebody sweeps without end.
@@ -99,25 +98,8 @@ def _nobodys(draft: Path) -> Iterator[bool]:
         # that name, if this process has it open.
         yield True
         return
-    descriptor = os.open(owner, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        yield _locked(descriptor, owner)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int, owner: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return _is_old(owner)
-    return True
-
-
-def _is_old(draft: Path) -> bool:
-    return time.time() - draft.stat().st_mtime > _DAY
+    with free(owner, os.O_RDONLY) as nobodys:
+        yield is_old(owner) if nobodys is None else nobodys
 
 
 @contextlib.contextmanager
@@ -226,7 +208,7 @@ def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = PUBLIC) -> list
         drafts = []
         for path, data in files:
             descriptor, draft = stack.enter_context(opened_draft(path, mode))
-            _fill(descriptor, data)
+            fill(descriptor, data)
             drafts.append((descriptor, draft))
         _sync_all([descriptor for descriptor, _ in drafts])
         return [_named(draft, path) for (_, draft), (path, _) in zip(drafts, files, strict=True)]
@@ -235,7 +217,7 @@ def put_entries(files: Sequence[tuple[Path, bytes]], mode: int = PUBLIC) -> list
 def put_again(path: Path, data: bytes, mode: int = PUBLIC) -> None:
     """Replace a damaged file by ``data``; durable once its folder is flushed."""
     with opened_draft(path, mode) as (descriptor, draft):
-        _fill(descriptor, data)
+        fill(descriptor, data)
         os.fsync(descriptor)
         os.replace(draft, path)
 
@@ -255,7 +237,8 @@ def _named(draft: Path, path: Path) -> bool:
     return True
 
 
-def _fill(descriptor: int, data: bytes) -> None:
+def fill(descriptor: int, data: bytes) -> None:
+    """Write all of the data to an open file."""
     with open(descriptor, "wb", buffering=0, closefd=False) as file:
         left = memoryview(data)
         while left:

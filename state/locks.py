@@ -62,15 +62,18 @@ def held_on(descriptor: int) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def free(path: Path) -> Iterator[bool | None]:
+def free(path: Path, how: int = os.O_RDWR) -> Iterator[bool | None]:
     """Yield whether the lock of an existing file is free; if so, this process has it in the block.
 
     ``None``: this file system has no locks.
 
+    Args:
+        how: it is opened.
+
     Raises:
         OSError: there is no such file, or this process may not use it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    descriptor = os.open(path, how | os.O_NOFOLLOW)
     try:
         acquired: bool | None = True
         try:
@@ -123,10 +126,13 @@ def sweep(parent: Path) -> None:
 
 
 def _remove(folder: Path, nobodys: bool | None) -> None:
-    if nobodys is None:
-        nobodys = time.time() - folder.stat().st_mtime > _DAY
-    if nobodys:
+    if is_old(folder) if nobodys is None else nobodys:
         _discard(folder)
+
+
+def is_old(path: Path) -> bool:
+    """Return whether a path was changed more than a day ago."""
+    return time.time() - path.stat().st_mtime > _DAY
 
 
 def _discard(folder: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import RunError
 from dpstream.state.disk_errors import cause_of, is_foreseen, memory_error, out_of_memory
+from dpstream.state.durable import fill
 
 NAME = "dpstream-errors.log"
 DEBUG = "DPSTREAM_DEBUG"
@@ -67,17 +68,16 @@ def keep_beside(*places: str | Path | None) -> None:
             return
 
 
-def unexpected(field: str, error: BaseException, otherwise: str | None = None) -> RunError:
+def unexpected(field: str, error: BaseException) -> RunError:
     """Return the coded error that replaces an unexpected one, whose text may hold data.
 
     Args:
         field: the public name of the command or the stage.
         error: as it was caught.
-        otherwise: see ``what_next``.
     """
     if out_of_memory(error):
         return memory_error(field)
-    fix = what_next(error) if otherwise is None else what_next(error, otherwise)
+    fix = what_next(error)
     if is_foreseen(error):
         cause = cause_of(error)
         return RunError(field, f"failed at a file: {cause.reason}", f"{cause.fix}; else {fix}")
@@ -143,9 +143,7 @@ def _append(folder: Path, text: str, write: bool) -> Path:
             continue
         try:
             if write:
-                data = memoryview(text.encode("utf-8", "replace"))
-                while data:
-                    data = data[os.write(descriptor, data) :]
+                fill(descriptor, text.encode("utf-8", "replace"))
         finally:
             os.close(descriptor)
         return path

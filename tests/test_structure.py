@@ -407,7 +407,7 @@ ALLOWED = {
     "state/ledger/lineage.py": ["secrets.token_hex"],
     "state/ledger/spanner.py": ["secrets.token_hex", "secrets.token_hex"],
     # A draft's name and its age where it cannot be locked; never what is in it.
-    "state/durable.py": ["time.time", "secrets.token_hex"],
+    "state/durable.py": ["secrets.token_hex"],
     "state/locks.py": ["time.time", "secrets.token_hex"],
     # Which hand-over a ticket is of, so that it stands for no other's batch; never what is in it.
     "dp_transforms/batches.py": ["secrets.token_bytes"],
