@@ -12,7 +12,7 @@ from dpstream.accounting.arrays import Ids, Int32, Int64, UInt64
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import PIECE_ROWS as _PIECE_ROWS
 from dpstream.state.retention_store import KeyPiece, piece_bounds
-from dpstream.state.seals import damaged, reading
+from dpstream.state.seals import reading, refuse_damage
 from dpstream.state.store import (
     NEVER,
     Admitted,
@@ -64,11 +64,9 @@ def id_array(ids: Ids) -> pa.Array:
     return pa.Array.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
 
 
-def merged(releases: pa.RecordBatch, more: pa.RecordBatch | None) -> pa.RecordBatch:
-    """Return one batch with the rows of both."""
-    if more is None or more.num_rows == 0:
-        return releases
-    return _one(pa.Table.from_batches([releases, more]))
+def merged(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return one batch with the rows of all, of which there is at least one."""
+    return batches[0] if len(batches) == 1 else _one(pa.Table.from_batches(batches))
 
 
 def id_view(column: pa.Array) -> Ids:
@@ -170,8 +168,7 @@ def replay_keys(
     """
     done = []
     for trigger, blobs in rows:
-        if trigger not in (0, states.committed + 1):
-            raise damaged()
+        refuse_damage(trigger not in (0, states.committed + 1))
         if blobs is None:
             states.mark_committed(trigger)
             continue

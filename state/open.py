@@ -190,8 +190,6 @@ class SpannerBackend(Backend):
         as it was; what was filled is cleared by the next attempt.
         """
         from dpstream.state.spanner import schema
-        from dpstream.state.spanner.rows import Layout
-        from dpstream.state.spanner.store import SpannerStore
 
         database = self._connect()
         schema.create_tables(database)
@@ -199,22 +197,28 @@ class SpannerBackend(Backend):
         new = schema.claim(database)
         for failed in range((old or 0) + 1, new):  # their claims no longer count
             schema.clear(database, failed)
-        design = design_of_run(plan, identity)
-        layout = Layout(design.admits_per_key, plan.record_id is not None)
-        arguments = key_schema(plan), design.sums, design.window_sets, (identity, new)
-        yield SpannerStore(self.url, *arguments, layout=layout)
+        yield self._opened(plan, identity, (identity, new))
         confirm()
         schema.switch(database, old, new, identity)
 
     @override
     def open(self, plan: Plan) -> "Store":
-        from dpstream.state.spanner.rows import Layout
         from dpstream.state.spanner.schema import read_identity
+
+        return self._opened(plan, read_identity(self._connect())[0])
+
+    def _opened(
+        self,
+        plan: Plan,
+        identity: "RunIdentity",
+        successor: "tuple[RunIdentity, int] | None" = None,
+    ) -> "Store":
+        from dpstream.state.spanner.rows import Layout
         from dpstream.state.spanner.store import SpannerStore
 
-        design = design_of_run(plan, read_identity(self._connect())[0])
+        design = design_of_run(plan, identity)
         layout = Layout(design.admits_per_key, plan.record_id is not None)
-        arguments = key_schema(plan), design.sums, design.window_sets
+        arguments = key_schema(plan), design.sums, design.window_sets, successor
         return SpannerStore(self.url, *arguments, layout=layout)
 
 
@@ -364,13 +368,22 @@ def identity_of(url: str, plan: Plan) -> "RunIdentity":
         PolicyError: it is not a store of this program, or holds the state of another plan.
     """
     with contextlib.closing(backend(url).open(plan)) as store:
-        if store.identity.plan_hash != plan.hash:
-            raise PolicyError(
-                "store",
-                "holds the state of a job with another plan",
-                "use the job the store was begun with",
-            )
+        refuse_other_plan(store.identity, plan)
         return store.identity
+
+
+def refuse_other_plan(identity: "RunIdentity", plan: Plan) -> None:
+    """Refuse a store that was begun with another plan.
+
+    Raises:
+        PolicyError: it was.
+    """
+    if identity.plan_hash != plan.hash:
+        raise PolicyError(
+            "store",
+            "holds the state of a job with another plan",
+            "use the job the store was begun with",
+        )
 
 
 def close_all() -> None:

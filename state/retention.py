@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError
+from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state.store import NEVER, Store
 
@@ -50,12 +50,9 @@ def skew_trigger_times(timeline: Timeline) -> int:
 
 def period_trigger_time(timeline: Timeline, event_trigger_time: Int64) -> Int64:
     """Return the last trigger time at which a record of these events' periods can be stamped."""
-    if timeline.period is None:
-        raise InvariantError("timeline.period is not None")
-    period = (event_trigger_time - 1) // (timeline.period // timeline.trigger_every)
-    trigger_time = (
-        (period + 1) * timeline.period + timeline.allowed_lateness
-    ) // timeline.trigger_every
+    length = required(timeline.period, "timeline.period is there")
+    period = (event_trigger_time - 1) // (length // timeline.trigger_every)
+    trigger_time = ((period + 1) * length + timeline.allowed_lateness) // timeline.trigger_every
     return np.minimum(trigger_time, NEVER)
 
 

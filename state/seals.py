@@ -55,8 +55,7 @@ def unsealed(name: str, blob: object) -> memoryview:
     if not isinstance(blob, bytes) or len(blob) < SIZE:
         raise damaged()
     data = memoryview(blob)[SIZE:]
-    if digest(name, data) != blob[:SIZE]:
-        raise damaged()
+    refuse_damage(digest(name, data) != blob[:SIZE])
     return data
 
 
@@ -97,6 +96,16 @@ def damaged() -> PolicyError:
         "is damaged",
         "restore it from a backup: `dpstream state restore JOB BACKUP --replace`",
     )
+
+
+def refuse_damage(differs: bool) -> None:
+    """Refuse a store that differs from what was written.
+
+    Raises:
+        PolicyError: it does.
+    """
+    if differs:
+        raise damaged()
 
 
 def other_format(format: str) -> PolicyError:

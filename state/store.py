@@ -424,19 +424,13 @@ class Store(RetentionStore):
         """Return whether an attempt is reading files now, or was interrupted."""
         return self.metadata(INPUT) == READING
 
-    def begin_reading(self) -> None:
-        """Record that an attempt reads files: if it is interrupted, a change may go unnoticed."""
-        self._note_input(READING)
+    def note_input(self, new: str | None) -> None:
+        """Record what is known of the input of files; that they were ``CHANGED`` stays.
 
-    def end_reading(self) -> None:
-        """Record that the files were compared after the last row was read."""
-        self._note_input(None)
-
-    def note_input_changed(self) -> None:
-        """Commit the result that the files have changed."""
-        self._note_input(CHANGED)
-
-    def _note_input(self, new: str | None) -> None:
+        Args:
+            new: ``READING``: an attempt reads files, and if it is interrupted, a change may go
+                unnoticed; ``None``: they were compared after the last row was read.
+        """
         old = self.metadata(INPUT)
         while old not in (new, CHANGED) and not self.swap_metadata(INPUT, old, new):
             old = self.metadata(INPUT)

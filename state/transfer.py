@@ -22,6 +22,7 @@ some are beyond.
 """
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,9 +37,10 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError, instan
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state import durable
-from dpstream.state.arrow import id_view
+from dpstream.state.arrow import id_view, merged
 from dpstream.state.idtable import shard_of
 from dpstream.state.open import (
+    Backend,
     SpannerBackend,
     SqliteBackend,
     backend,
@@ -46,6 +48,7 @@ from dpstream.state.open import (
     design_of_run,
     exists,
     key_schema,
+    refuse_other_plan,
 )
 from dpstream.state.retention_store import (
     ReshardProgress,
@@ -185,9 +188,7 @@ def _copy_steps(
             for shard in range(shards if trigger <= low else 0):
                 target.put_step(window, shard, trigger, None)
             continue
-        table = pa.Table.from_batches(parts).combine_chunks()
-        batch = table.to_batches()[0] if table.num_rows else parts[0]
-        for shard, rows in _split(batch, shards):
+        for shard, rows in _split(merged(parts), shards):
             if trigger <= low:
                 target.put_step(window, shard, trigger, rows)
             elif rows.num_rows:
@@ -281,7 +282,7 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
     close_all()
     state_backend = backend(url)
     with contextlib.closing(state_backend.open(plan)) as source:
-        _refuse_other(source.identity, plan)
+        refuse_other_plan(source.identity, plan)
         if isinstance(state_backend, SqliteBackend):
             return backup_file(state_backend.path, out, progress)
         refuse_existing(out)
@@ -328,58 +329,42 @@ def restore(
             "exists",
             "go on with it, or give --replace to put the backup in its place (it is kept aside)",
         )
-    if isinstance(state_backend, SpannerBackend):
-        return _restore_there(state_backend, plan, file, confirm, change, abandon, progress), None
-    path = Path(instance(state_backend, SqliteBackend).path)
-    with _opened(file, path, plan) as source, drafted(path) as draft:
+    with _beside(state_backend) as path, _opened(file, path, plan) as source:
         old = source.identity
         new = old if change is None else change(old)
         give_up = None if abandon is None else abandon(source)
-        _draft(source, draft, new, plan, progress, give_up, restoring=True)
-        with alone(path, damaged=True) if path.exists() else contextlib.nullcontext():
-            if confirm is not None:
-                confirm(old)
-            if path.exists():
-                return new, replace_file(path, draft)
-        publish(draft, path)
+        confirmed = functools.partial(confirm or (lambda _: None), old)
+        if isinstance(state_backend, SpannerBackend):  # as a new generation
+            with state_backend.successor(plan, new, confirmed) as target:
+                target.begin_restoring(anew=give_up is not None)
+                copy_store(source, target, plan.timeline, progress, give_up)
+            return new, None
+        with drafted(path) as draft:
+            _draft(source, draft, new, plan, progress, give_up, restoring=True)
+            with alone(path, damaged=True) if path.exists() else contextlib.nullcontext():
+                confirmed()
+                if path.exists():
+                    return new, replace_file(path, draft)
+            publish(draft, path)
     return new, None
 
 
-def _restore_there(
-    state_backend: SpannerBackend,
-    plan: Plan,
-    file: Path,
-    confirm: Confirm | None,
-    change: Callable[[RunIdentity], RunIdentity] | None,
-    abandon: Callable[[Store], Abandon] | None,
-    progress: Progress | None,
-) -> RunIdentity:
-    """Do ``restore`` into a database, as a new generation."""
-    with (
-        _scratch() as folder,
-        _opened(file, folder / "state", plan) as source,
-    ):
-        old = source.identity
-        new = old if change is None else change(old)
-        give_up = None if abandon is None else abandon(source)
-        with state_backend.successor(
-            plan, new, lambda: confirm(old) if confirm else None
-        ) as target:
-            target.begin_restoring(anew=give_up is not None)
-            copy_store(source, target, plan.timeline, progress, give_up)
-    return new
-
-
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """Yield a folder for the copy of a backup; those of killed commands are emptied first."""
+def _beside(state_backend: Backend) -> Iterator[Path]:
+    """Yield the path beside which a backup is copied: the store's, or one in a scratch folder.
+
+    Scratch folders of killed commands are emptied first.
+    """
+    if isinstance(state_backend, SqliteBackend):
+        yield Path(state_backend.path)
+        return
     prefix = "dpstream-restore-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         durable.sweep(left)
         with contextlib.suppress(OSError):  # in use, or another user's
             left.rmdir()
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        yield Path(folder)
+        yield Path(folder) / "state"
 
 
 @contextlib.contextmanager
@@ -463,7 +448,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
 
 def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
     """Return the identity with another number of shards."""
-    _refuse_other(identity, plan)
+    refuse_other_plan(identity, plan)
     if identity.shards == shards:
         raise UsageError("shards", "is the store's number already", "choose another number")
     return msgspec.structs.replace(identity, shards=shards)
@@ -472,12 +457,3 @@ def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
 def _require(url: str) -> None:
     if not exists(url):
         raise UsageError("store", "holds no run yet", "run the job, or correct store")
-
-
-def _refuse_other(identity: RunIdentity, plan: Plan) -> None:
-    if identity.plan_hash != plan.hash:
-        raise PolicyError(
-            "store",
-            "holds the state of a job with another plan",
-            "use the job the store was begun with",
-        )

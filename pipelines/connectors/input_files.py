@@ -52,7 +52,7 @@ from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_error
-from dpstream.state.store import Store
+from dpstream.state.store import CHANGED, READING, Store
 
 MAX_FILES = 1 << 20
 #: What the system says of a link that leads to nothing, or in a circle.
@@ -236,7 +236,7 @@ class InputWatch:
         """
         self._run, self._digests = run, digests
         if self._files:
-            run.open().begin_reading()
+            run.open().note_input(READING)
             if self._now() != self._files:
                 raise RunError(
                     "table.path",
@@ -258,7 +258,7 @@ class InputWatch:
         store = self._run.open()
         refuse(store)
         if not self._same(now):
-            store.note_input_changed()
+            store.note_input(CHANGED)
             refuse(store)
         self._files = now
 
@@ -280,7 +280,7 @@ class InputWatch:
         """Run ``check`` after the last row was read, and note that an attempt has ended."""
         self.check()
         if self._run is not None and self._files:
-            self._run.open().end_reading()
+            self._run.open().note_input(None)
 
 
 class CompareInput(beam.PTransform):  # type: ignore[misc]

@@ -33,6 +33,7 @@ from dpstream.state.ledger.events import (
     damaged,
     event_of,
     name_of,
+    refuse_damage,
     sum_of,
     text_of,
     without,
@@ -177,8 +178,7 @@ class Replica:
             PolicyError: the row is not the one in the sum.
         """
         entry = self._answers.get(row.run_id)
-        if entry is None or sum_of("requests", [row]) != entry.part:
-            raise damaged()
+        refuse_damage(entry is None or sum_of("requests", [row]) != entry.part)
         return row
 
     # --- what comes ------------------------------------------------------------------------------
@@ -195,8 +195,7 @@ class Replica:
                 "account.path", "its hash chain is broken", "restore the account from a backup"
             )
         event = event_of(text)
-        if name != name_of(event):
-            raise damaged()
+        refuse_damage(name != name_of(event))
         self._add_up("entries", [(seq, name, text, digest)])
         self.history.add(event, digest)
         self._undo.append(lambda: self.history.cut(number))
@@ -226,16 +225,14 @@ class Replica:
         if entry == new:
             return
         if entry is None:
-            if row.number != len(self._answers):
-                raise damaged()
+            refuse_damage(row.number != len(self._answers))
             self._undo.append(lambda: self._answers.pop(row.run_id))
             self._alike.setdefault(row.request, []).append(row.run_id)
             self._undo.append(self._alike[row.request].pop)
         else:
             less = _less(row, entry)
             stays = (new.request, new.number) == (entry.request, entry.number)
-            if not stays or sum_of("requests", [less]) != entry.part:
-                raise damaged()
+            refuse_damage(not stays or sum_of("requests", [less]) != entry.part)
             self._take_off("requests", [less])
             self._undo.append(lambda: self._answers.__setitem__(row.run_id, entry))
         self._add_up("requests", [row])
@@ -303,8 +300,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             PolicyError: the account differs from what was written.
         """
-        if ((self.seq, self.digest), self.sums) != (rows.end, sums_of(rows)):
-            raise damaged()
+        refuse_damage(((self.seq, self.digest), self.sums) != (rows.end, sums_of(rows)))
 
 
 def sums_of(rows: Replica) -> tuple[str, ...]:
@@ -324,8 +320,7 @@ def create(database: Database, created: Created, writer: str) -> None:
         RunError: it cannot be reached.
     """
     with of_ledger():
-        statements = [s.strip() for s in DDL.split(";") if s.strip()]
-        make_tables(database, statements, "the account")
+        make_tables(database, DDL, "the account")
         rows, text = Replica(), text_of(created)
         entry = (1, None, text, chained("", text))
         rows.add_entry(*entry)
@@ -352,8 +347,7 @@ def commits_from(database: Database, number: int, snapshot: Any = None) -> list[
     where = [from_on(number)]
     rows = read_rows(database, COMMITS, COLUMNS_OF[COMMITS], ranges=where, snapshot=snapshot)
     commits = [_commit_of(*row) for row in rows]
-    if [each.number for each in commits] != list(range(number, number + len(commits))):
-        raise damaged()
+    refuse_damage([each.number for each in commits] != list(range(number, number + len(commits))))
     return commits
 
 
@@ -365,8 +359,7 @@ def _commit_of(number: int, writer: str, sealed: str) -> Commit:
     if msgspec.json.decode(text, type=dict[str, Any]).get("version") != SCHEMA_VERSION:
         raise other_version()
     record = msgspec.json.decode(text, type=Commit)
-    if (record.number, record.writer) != (number, writer):
-        raise damaged()
+    refuse_damage((record.number, record.writer) != (number, writer))
     return record
 
 
@@ -379,16 +372,12 @@ def all_rows(database: Database, snapshot: Any) -> tuple[Replica, Commit]:
     """
     rows = Replica()
     commits = commits_from(database, 0, snapshot)
-    _add_entries(rows, database, snapshot)
-    _put_tokens(rows, database, None, snapshot)
-    _put_answers(rows, database, None, snapshot)
+    _add_new(rows, database, None, None, snapshot)
     if not commits:
-        if any(rows.sums.values()):
-            raise damaged()
+        refuse_damage(any(rows.sums.values()))
         raise absent()
     commits[-1].seals(rows)
-    if not rows.history.digests:
-        raise damaged()
+    refuse_damage(not rows.history.digests)
     rows.keep()
     return rows, commits[-1]
 
@@ -400,25 +389,40 @@ def catch_up(rows: Replica, last: Commit, database: Database, snapshot: Any) -> 
         PolicyError: the account differs from what was written.
     """
     commits = commits_from(database, last.number, snapshot)
-    if commits[:1] != [last]:
-        raise damaged()
+    refuse_damage(commits[:1] != [last])
     del commits[0]
-    _add_entries(rows, database, snapshot)
-    _put_tokens(rows, database, list(dict.fromkeys(r for c in commits for r in c.tokens)), snapshot)
-    runs = list(dict.fromkeys(run for each in commits for run in each.answers))
-    _put_answers(rows, database, runs, snapshot)
+    token_runs, answer_runs = (
+        list(dict.fromkeys(run for each in commits for run in getattr(each, kind)))
+        for kind in ("tokens", "answers")
+    )
+    _add_new(rows, database, token_runs, answer_runs, snapshot)
     newest = commits[-1] if commits else last
     newest.seals(rows)
     rows.keep()
     return newest
 
 
-def _add_entries(rows: Replica, database: Database, snapshot: Any) -> None:
+def _add_new(
+    rows: Replica,
+    database: Database,
+    token_runs: Sequence[str] | None,
+    answer_runs: Sequence[str] | None,
+    snapshot: Any,
+) -> None:
+    """Add the entries behind the last one, the tokens of runs and the requests of others, or of
+    all (``None``)."""
     last, _ = rows.end
     where = [from_on(last + 1)] if last else ()
     new = read_rows(database, ENTRIES, COLUMNS_OF[ENTRIES], ranges=where, snapshot=snapshot)
     for row in new:
         rows.add_entry(*row)
+    by_run: dict[str, dict[str, str | None]] = {run: {} for run in token_runs or ()}
+    for run_id, token, previous in _rows_of(database, TOKENS, token_runs, snapshot):
+        by_run.setdefault(run_id, {})[token] = previous
+    for run_id, tokens in by_run.items():
+        rows.put_tokens(run_id, tokens)
+    for answer in sorted(answers_of(database, answer_runs, snapshot), key=lambda row: row.number):
+        rows.put_answer(answer)
 
 
 def _rows_of(database: Database, table: str, runs: Sequence[str] | None, snapshot: Any) -> Any:
@@ -427,23 +431,6 @@ def _rows_of(database: Database, table: str, runs: Sequence[str] | None, snapsho
         return ()
     where = [prefix(run) for run in runs or ()]
     return read_rows(database, table, COLUMNS_OF[table], ranges=where, snapshot=snapshot)
-
-
-def _put_tokens(
-    rows: Replica, database: Database, runs: Sequence[str] | None, snapshot: Any
-) -> None:
-    by_run: dict[str, dict[str, str | None]] = {run: {} for run in runs or ()}
-    for run_id, token, previous in _rows_of(database, TOKENS, runs, snapshot):
-        by_run.setdefault(run_id, {})[token] = previous
-    for run_id, tokens in by_run.items():
-        rows.put_tokens(run_id, tokens)
-
-
-def _put_answers(
-    rows: Replica, database: Database, runs: Sequence[str] | None, snapshot: Any
-) -> None:
-    for row in sorted(answers_of(database, runs, snapshot), key=lambda row: row.number):
-        rows.put_answer(row)
 
 
 def answers_of(
@@ -459,8 +446,7 @@ def answers_of(
         mine = blobs.setdefault(run_id, {}).setdefault(kind, [])
         with _readable():
             mine.append(b64decode(data))
-        if piece != len(mine) - 1:
-            raise damaged()
+        refuse_damage(piece != len(mine) - 1)
     rows = _rows_of(database, REQUESTS, runs, snapshot)
     for run_id, request, digest, view_digest, number in rows:
         mine_all = {kind: b"".join(parts) for kind, parts in blobs.pop(run_id, {}).items()}
@@ -470,8 +456,7 @@ def answers_of(
         if grant is None or mine_all or any((a is None) != (b is None) for a, b in pairs):
             raise damaged()
         yield AnswerRow(run_id, request, grant, receipt, digest, view, view_digest, number)
-    if blobs:
-        raise damaged()
+    refuse_damage(bool(blobs))
 
 
 def pieces_of(run_id: str, kind: str, blob: bytes) -> list[tuple[str, str, int, str]]:

@@ -41,7 +41,7 @@ from google.cloud.spanner_v1.session import Session
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.limits import CALL_SECONDS, COMMIT_RETRY_SECONDS, READ_KEYS
 from dpstream.state.connecting import may_pass, reach
-from dpstream.state.seals import SIZE, damaged, digest_at, place_of
+from dpstream.state.seals import SIZE, digest_at, place_of, refuse_damage
 
 #: Shards of one generation.
 GENERATION = 1 << 15
@@ -133,7 +133,7 @@ def _changed(
     """A copy of a row with some cells changed."""
     new, key = list(row), [row[i] for i in keys]
     if table in _BY_ID:  # the client takes BYTES as text and gives them as bytes
-        key[_BY_ID[table]] = _text(key[_BY_ID[table]])
+        key[_BY_ID[table]] = as_text(key[_BY_ID[table]])
     place = place_of(f"{table}/{key}")
     for i, column in at:
         value = row[i]
@@ -143,15 +143,14 @@ def _changed(
 
 
 def _seal_cell(place: bytes, column: int, value: Any) -> str:
-    text: str = _text(value)
+    text: str = as_text(value)
     return b64encode(_MARK + digest_at(place, column, text.encode())).decode() + text
 
 
 def _open_cell(place: bytes, column: int, value: Any) -> bytes:
     raw: bytes = value if isinstance(value, bytes) else value.encode()
     data = raw[_DIGITS:]
-    if raw[:_DIGITS] != b64encode(_MARK + digest_at(place, column, data)):
-        raise damaged()
+    refuse_damage(raw[:_DIGITS] != b64encode(_MARK + digest_at(place, column, data)))
     return data
 
 
@@ -162,8 +161,7 @@ def _seal_number(place: bytes, column: int, value: int) -> int:
 
 def _open_number(place: bytes, column: int, value: int) -> int:
     number = value & _LOW
-    if value != _seal_number(place, column, number):
-        raise damaged()
+    refuse_damage(value != _seal_number(place, column, number))
     return number
 
 
@@ -173,12 +171,12 @@ def _seal_text(place: bytes, column: int, text: str) -> str:
 
 def _open_text(place: bytes, column: int, value: str) -> str:
     text = value[2 * SIZE + 1 :]
-    if value != _seal_text(place, column, text):
-        raise damaged()
+    refuse_damage(value != _seal_text(place, column, text))
     return text
 
 
-def _text(value: bytes | str) -> str:
+def as_text(value: bytes | str) -> str:
+    """Return a BYTES cell as the client takes it."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -286,8 +284,8 @@ def _connect(url: str, emulator: str) -> Database:
             client = spanner.Client(project=project, disable_builtin_metrics=True)
         database: Database = client.instance(instance).database(name, pool=_Sessions())
         _once(database.spanner_api, "commit", "create_session", "get_session")
-        _once(client.database_admin_api, "get_database_ddl", "get_database", "create_database")
-        _once(client.database_admin_api, "update_database_ddl")
+        administration = ("get_database_ddl", "get_database", "create_database")
+        _once(client.database_admin_api, *administration, "update_database_ddl")
         api = database.spanner_api
         reach(api.transport.grpc_channel, "store", "Cloud Spanner")
         api.streaming_read = functools.partial(_streamed, api.streaming_read)

@@ -146,9 +146,8 @@ class Filled:
 
     def write_units(self, units: SpannerUnitShard) -> None:
         """Commit the units of a part as rows of ``Units``."""
-        out = Mutations()
         slots = np.arange(units.table.size)
         for run in parts(slots, 3, units.row_bytes(slots)):
+            out = Mutations()
             units.write(out, run)
             commit(self._db, out.fill)
-            out = Mutations()

@@ -9,6 +9,7 @@ import contextlib
 from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from dpstream.state.spanner import commits
 from dpstream.state.spanner.client import (
     CELL_SEAL,
     GENERATION,
+    as_text,
     between,
     change_everywhere,
     commit,
@@ -69,7 +71,6 @@ from dpstream.state.spanner.schema import (
 )
 from dpstream.state.spanner.shards import (
     SpannerUnitShard,
-    forget_selections,
     selections_between,
     selections_of,
 )
@@ -163,9 +164,10 @@ class SpannerRetention(RetentionStore):
         # First of all: from now on nobody uses a position that is about to go.
         self._raise_forgotten(part, trigger_time)
         self._close_decisions(part)
-        after = transact(self._db, _Expiry(part, trigger_time, None, self._layout))
+        expire = partial(_expire_page, part, trigger_time, self._layout)
+        after = transact(self._db, partial(expire, None))
         while after is not None:
-            after = transact(self._db, _Expiry(part, trigger_time, after, self._layout))
+            after = transact(self._db, partial(expire, after))
         # Whoever decides with counters it has in memory writes counts that are still right.
         self.forget_units(shard)
 
@@ -222,7 +224,7 @@ class SpannerRetention(RetentionStore):
     def forget_selections(self, trigger_time: int) -> None:
         out = Mutations()
         for part in range(self._first_part, self._first_part + self.identity.shards):
-            forget_selections(out, part, trigger_time)
+            out.delete_between("Steps", (part, SELECTED, 0), (part, SELECTED, trigger_time + 1))
         commit(self._db, out.fill)
 
     @override
@@ -422,54 +424,46 @@ class SpannerRetention(RetentionStore):
                 self._filled.reached[part, kind] = trigger_time
 
 
-class _Expiry:
-    """One transaction of expiry: a page of units behind a key; gives the page's last key.
+def _expire_page(
+    part: int, trigger_time: int, layout: Layout, after: str | None, transaction: Any
+) -> str | None:
+    """Do one transaction of expiry: a page of units behind a key; return the page's last key.
 
     It reads what it writes, so a worker that decides at the same time makes it start again.
     """
-
-    def __init__(self, part: int, trigger_time: int, after: str | None, layout: Layout) -> None:
-        self._part, self._trigger_time, self._after = part, trigger_time, after
-        self._layout = layout
-
-    def __call__(self, transaction: Any) -> str | None:
-        start: dict[str, Any] = {"start_closed": [self._part]}
-        if self._after is not None:
-            start = {"start_open": [self._part, self._after]}
-        page = spanner.KeySet(ranges=[spanner.KeyRange(**start, end_closed=[self._part])])
-        rows = list(transaction.read("Units", ("UnitId", "Records"), page, limit=_PAGE))
-        if not rows:
-            return None
-        units = UnitRows.of([b64decode(row[1]) for row in rows], self._layout)
-        goes = units.records["trigger_time"] <= self._trigger_time
-        left = np.bincount(units.owner[~goes], minlength=len(rows))
-        ended = (units.until <= self._trigger_time) & (left == 0)
-        changed = np.zeros(len(rows), np.bool_)
-        changed[units.owner[goes]] = True
-        gone = units.gone.copy()
-        np.add.at(gone, units.owner[goes], units.records["pairs"][goes].astype(np.int64))
-        remaining, end = units.records[~goes], np.cumsum(left)
-        fresh = units.fresh
-        if fresh is not None:
-            fresh = fresh.copy()
-            more = np.bitwise_count(units.records["fresh"][goes])
-            np.add.at(fresh, units.owner[goes], more.astype(np.int64))
-        heads = pack_headers(gone, units.until, fresh)
-        written = [
-            [
-                self._part,
-                _text(rows[n][0]),
-                cell(heads[n] + remaining[end[n] - left[n] : end[n]].tobytes()),
-            ]
-            for n in np.flatnonzero(changed & ~ended).tolist()
+    start: dict[str, Any] = {"start_closed": [part]}
+    if after is not None:
+        start = {"start_open": [part, after]}
+    page = spanner.KeySet(ranges=[spanner.KeyRange(**start, end_closed=[part])])
+    rows = list(transaction.read("Units", ("UnitId", "Records"), page, limit=_PAGE))
+    if not rows:
+        return None
+    units = UnitRows.of([b64decode(row[1]) for row in rows], layout)
+    goes = units.records["trigger_time"] <= trigger_time
+    left = np.bincount(units.owner[~goes], minlength=len(rows))
+    ended = (units.until <= trigger_time) & (left == 0)
+    changed = np.zeros(len(rows), np.bool_)
+    changed[units.owner[goes]] = True
+    gone = units.gone.copy()
+    np.add.at(gone, units.owner[goes], units.records["pairs"][goes].astype(np.int64))
+    remaining, end = units.records[~goes], np.cumsum(left)
+    fresh = units.fresh
+    if fresh is not None:
+        fresh = fresh.copy()
+        more = np.bitwise_count(units.records["fresh"][goes])
+        np.add.at(fresh, units.owner[goes], more.astype(np.int64))
+    heads = pack_headers(gone, units.until, fresh)
+    written = [
+        [
+            part,
+            as_text(rows[n][0]),
+            cell(heads[n] + remaining[end[n] - left[n] : end[n]].tobytes()),
         ]
-        if written:
-            transaction.insert_or_update("Units", ("Part", "UnitId", "Records"), written)
-        if ended.any():
-            keys = [[self._part, _text(rows[n][0])] for n in np.flatnonzero(ended).tolist()]
-            transaction.delete("Units", spanner.KeySet(keys=keys))
-        return _text(rows[-1][0])
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode()
+        for n in np.flatnonzero(changed & ~ended).tolist()
+    ]
+    if written:
+        transaction.insert_or_update("Units", ("Part", "UnitId", "Records"), written)
+    if ended.any():
+        keys = [[part, as_text(rows[n][0])] for n in np.flatnonzero(ended).tolist()]
+        transaction.delete("Units", spanner.KeySet(keys=keys))
+    return as_text(rows[-1][0])

@@ -141,26 +141,22 @@ def swap_metadata(database: Database, name: str, old: str | None, new: str | Non
     return bool(transact(database, swap))
 
 
-def statements() -> list[str]:
-    """Return the DDL of the store's tables, one statement each."""
-    return [s.strip() for s in DDL.split(";") if s.strip()]
-
-
 def create_tables(database: Database) -> bool:
     """Create database and tables where they are missing; whether anything was.
 
     Raises:
         UsageError: no such instance, or no right to create; RunError: unreachable.
     """
-    return make_tables(database, statements(), "the store")
+    return make_tables(database, DDL, "the store")
 
 
-def make_tables(database: Database, wanted: list[str], owner: str) -> bool:
+def make_tables(database: Database, ddl: str, owner: str) -> bool:
     """Create any tables as ``create_tables`` does.
 
     Args:
-        wanted: the DDL, one statement each; owner: whose tables they are, in words.
+        ddl: of the tables; owner: whose tables they are, in words.
     """
+    wanted = [s.strip() for s in ddl.split(";") if s.strip()]
     if not administered(database.exists):
         database._ddl_statements = tuple(wanted)
         administered(lambda: _create(database))
@@ -319,9 +315,6 @@ def _meta(database: Database) -> dict[str, str]:
     Raises:
         PolicyError: they are of another format, or damaged.
     """
-    names = {name for (name,) in read_rows(database, "Meta", ("Name",))}
-    if "schema_version" in names:  # of programs before format 1, some without digests
-        raise other_format(FORMAT)
     meta = dict(read_rows(database, "Meta", ("Name", "Value")))
     if "identity" in meta and meta.get("format") != FORMAT:
         raise other_format(FORMAT)

@@ -450,7 +450,7 @@ def add_selection(
     states: SpannerKeyShard,
     step: PendingStep,
     first: int,
-    slots: Bool | None = None,
+    slots: Bool | None,
 ) -> None:
     """Put what a step selected into the commit of its other rows of ``Steps``.
 
@@ -487,8 +487,3 @@ def selections_of(rows: Iterable[list[Any]]) -> list[Selection]:
         Selection(int(step), int(piece) >> _WINDOW, arrow.from_bytes(b64decode(value)))
         for step, piece, value in sorted(rows, key=lambda row: (row[0], row[1]))
     ]
-
-
-def forget_selections(out: Mutations, part: int, trigger_time: int) -> None:
-    """Delete a part's rows of selections up to a trigger time."""
-    out.delete_between("Steps", (part, SELECTED, 0), (part, SELECTED, trigger_time + 1))

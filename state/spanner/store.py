@@ -15,13 +15,12 @@ import threading
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import instance
 from dpstream.accounting.limits import CACHED_STATES, COMMIT_MUTATIONS
 from dpstream.state import arrow
@@ -44,6 +43,7 @@ from dpstream.state.spanner.rows import PLAIN, STEP, Layout, cell
 from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
 from dpstream.state.spanner.shards import (
     ROW_MUTATIONS,
+    PendingStep,
     SpannerKeyShard,
     SpannerUnitShard,
     add_selection,
@@ -100,9 +100,6 @@ class SpannerStore(SpannerRetention, Store):
 
     @override
     def key_shard(self, window: int, shard: int) -> KeyShard:
-        return self._keys(window, shard)
-
-    def _keys(self, window: int, shard: int) -> SpannerKeyShard:
         with self._lock:
             states = self._key_shards.pop((window, shard), None)
             if states is None:
@@ -218,66 +215,72 @@ class SpannerStore(SpannerRetention, Store):
     def _write_shard(self, out: Mutations, states: SpannerKeyShard) -> None:
         last = states.pending[-1]
         for step in states.pending:
-            first = states.left.get(step.trigger, 0)
-            rows = self._step_rows(states, step.trigger, first, out, states.outbox(step, None))
-            out.insert("Steps", STEP, rows)
-            add_selection(out, states, step, first)
-        out.require(states.part, commits.of_window(states.window))
-        if last.closes:
-            self._delete_states(out, states)
-        else:
-            states.write_keys(out, states.waiting(), last.trigger)
-            number = states.left.get(last.trigger, 0)
-            states.write_due(out, states.looked_at(), last.trigger, number)
+            self._put_step(out, states, step, states.left.get(step.trigger, 0))
+        number = states.left.get(last.trigger, 0)
+        self._put_states(out, states, last, states.waiting(), states.looked_at(), number)
         out.upsert("Progress", PROGRESS, [[states.part, states.window, last.trigger]])
 
     def _write_parts(self, states: SpannerKeyShard) -> None:
         """Commit one step in several commits, by key; the last one makes it visible."""
         step, slots = states.pending[0], states.looked_at()
         for out in states.chunks_ahead():
-            nothing = states.outbox(step, np.zeros(states.size, np.bool_))
-            rows = self._step_rows(states, step.trigger, states.pieces, out, nothing)
-            out.insert("Steps", STEP, rows)
-            out.require(states.part, commits.of_window(states.window))
+            nothing = np.zeros(states.size, np.bool_)
+            rows = self._put_step(out, states, step, states.pieces, nothing)
             self._commit(out, states)
-            states.pieces += len(rows)
+            states.pieces += rows
         runs = parts(slots, KEY_MUTATIONS, states.row_bytes(slots))
         for number, run in enumerate(runs, 1):
             out, last = Mutations(), number == len(runs)
             mine = np.zeros(states.size, np.bool_)
             mine[run] = True
-            cells = states.outbox(step, mine)
-            rows = self._step_rows(states, step.trigger, states.pieces, out, cells)
-            out.insert("Steps", STEP, rows)
-            add_selection(out, states, step, states.pieces, mine)
-            out.require(states.part, commits.of_window(states.window))
-            if last and step.closes:
-                self._delete_states(out, states)
-            else:
-                states.write_keys(out, run, step.trigger)
-                states.write_due(out, run, step.trigger, states.pieces)
+            rows = self._put_step(out, states, step, states.pieces, mine)
+            self._put_states(out, states, step, run, run, states.pieces, last)
             if last:
                 out.upsert("Progress", PROGRESS, [[states.part, states.window, step.trigger]])
             self._commit(out, states)
-            states.pieces += len(rows)
+            states.pieces += rows
 
     @staticmethod
-    def _step_rows(
-        states: SpannerKeyShard, trigger: int, first: int, out: Mutations, cells: list[str]
-    ) -> list[Any]:
-        return [
-            [states.part, states.window, trigger, first + n, out.writer, releases]
-            for n, releases in enumerate(cells)
+    def _put_step(
+        out: Mutations,
+        states: SpannerKeyShard,
+        step: PendingStep,
+        first: int,
+        slots: Bool | None = None,
+    ) -> int:
+        """Put rows of a step into a commit, from a number on: its outbox, of marked slots or of
+        all, and what these selected; how many rows the outbox has."""
+        rows = [
+            [states.part, states.window, step.trigger, first + n, out.writer, releases]
+            for n, releases in enumerate(states.outbox(step, slots))
         ]
+        out.insert("Steps", STEP, rows)
+        add_selection(out, states, step, first, slots)
+        out.require(states.part, commits.of_window(states.window))
+        return len(rows)
 
     @staticmethod
-    def _delete_states(out: Mutations, states: SpannerKeyShard) -> None:
-        for table in ("Keys", "KeysByDue"):
-            out.delete_all(table, states.part, states.window)
+    def _put_states(
+        out: Mutations,
+        states: SpannerKeyShard,
+        step: PendingStep,
+        changed: Int64,
+        examined: Int64,
+        number: int,
+        last: bool = True,
+    ) -> None:
+        """Put the states of some slots after a step into a commit; the end of a window's if the
+        last of these has closed it."""
+        if last and step.closes:
+            for table in ("Keys", "KeysByDue"):
+                out.delete_all(table, states.part, states.window)
+        else:
+            states.write_keys(out, changed, step.trigger)
+            states.write_due(out, examined, step.trigger, number)
 
     def _commit(self, out: Mutations, states: SpannerKeyShard) -> None:
-        step = states.pending[0]
-        self._commit_once(out, (states.part, states.window, step.trigger, states.pieces))
+        trigger = states.pending[0].trigger
+        self._commit_once(out, (states.part, states.window, trigger, states.pieces))
 
     def _commit_once(self, out: Mutations, fence: tuple[int, ...]) -> None:
         """Commit; an insert that finds its row was overtaken, unless the row is this one's."""
@@ -301,9 +304,8 @@ class SpannerStore(SpannerRetention, Store):
                 raise OvertakenError from None
 
     def _drop(self, shards: list[SpannerKeyShard]) -> None:
-        with self._lock:
-            for states in shards:
-                self._key_shards.pop((states.window, states.part - self._first_part), None)
+        for states in shards:
+            self.forget(states.window, states.part - self._first_part)
 
     @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -322,11 +324,7 @@ class SpannerStore(SpannerRetention, Store):
         rows = list(self._rows("Steps", ("Releases",), ranges=[prefix(part, window, trigger)]))
         if not rows or rows[0][0] is None:
             return None
-        batches = [arrow.from_bytes(b64decode(value)) for (value,) in rows]
-        if len(batches) == 1:
-            return batches[0]
-        table = pa.Table.from_batches(batches).combine_chunks()
-        return table.to_batches()[0] if table.num_rows else batches[0]
+        return arrow.merged([arrow.from_bytes(b64decode(value)) for (value,) in rows])
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:

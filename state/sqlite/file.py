@@ -17,7 +17,14 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.durable import PRIVATE, make_folder
-from dpstream.state.seals import damaged, other_format, reading, sealed_text, unsealed_text
+from dpstream.state.seals import (
+    damaged,
+    other_format,
+    reading,
+    refuse_damage,
+    sealed_text,
+    unsealed_text,
+)
 from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
 from dpstream.state.sqlite.rows import check_small, meta_name
 from dpstream.state.store import Calibrate, RunIdentity
@@ -47,8 +54,6 @@ CREATE INDEX IF NOT EXISTS selections_by_shard ON selections (shard, trigger_tim
 """
 #: What the names of notes (`metadata`) begin with.
 NOTE = "note."
-#: Row of ``meta`` of programs before format 1.
-_BEFORE = "schema_version"
 #: Seconds to wait for a commit that is under way.
 _PATIENCE = 5.0
 
@@ -60,10 +65,8 @@ def check_format(db: sqlite3.Connection) -> None:
         PolicyError: of another program version, or damaged.
     """
     number = read_meta(db, "format")
-    if number == FORMAT:
-        return
-    before = db.execute("SELECT 1 FROM meta WHERE name = ?", (_BEFORE,)).fetchone()
-    raise damaged() if number is None and before is None else other_format(FORMAT)
+    if number != FORMAT:
+        raise damaged() if number is None else other_format(FORMAT)
 
 
 def put_meta(db: sqlite3.Connection, name: str, value: str) -> None:
@@ -140,15 +143,8 @@ def peek_identity(path: str | Path) -> RunIdentity | None:
     Raises:
         PolicyError: damaged, no store, or of another format; RunError: it cannot be read.
     """
-    if not store_exists(path):
-        return None
     with _read_only(path) as db:
-        if not _own_tables(db):  # another process is making it
-            return None
-        check_format(db)
-        text = read_meta(db, "identity")
-    with reading():
-        return msgspec.json.decode(text or "", type=RunIdentity)
+        return None if db is None else _identity_of(db)
 
 
 def peek_note(path: str | Path, name: str) -> str | None:
@@ -157,21 +153,22 @@ def peek_note(path: str | Path, name: str) -> str | None:
     Raises:
         PolicyError: damaged, or of another format; RunError: it cannot be read.
     """
-    if not store_exists(path):
-        return None
     with _read_only(path) as db:
-        if not _own_tables(db):  # another process is making it
-            return None
-        check_format(db)
-        return read_meta(db, NOTE + name)
+        return None if db is None else read_meta(db, NOTE + name)
 
 
 @contextlib.contextmanager
-def _read_only(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """A short connection to a file that exists, as it is."""
+def _read_only(path: str | Path) -> Iterator[sqlite3.Connection | None]:
+    """Yield a short connection to a store of this format, as it is; ``None``: no run was begun."""
+    if not store_exists(path):
+        yield None
+        return
     errors = coded_errors(path, OSError, UnicodeError)
     with errors, contextlib.closing(open_file(path, wait=_PATIENCE)) as db:
-        yield db
+        begun = _own_tables(db)  # none: another process is making it
+        if begun:
+            check_format(db)
+        yield db if begun else None
 
 
 def read_identity(db: sqlite3.Connection) -> RunIdentity:
@@ -186,7 +183,11 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
         if not tables & {"meta", "steps", "admissions"}:
             raise PolicyError("store", "the file is not a dpstream store", "choose another path")
         check_format(db)
-        text = read_meta(db, "identity")
+        return _identity_of(db)
+
+
+def _identity_of(db: sqlite3.Connection) -> RunIdentity:
+    text = read_meta(db, "identity")
     with reading():
         return msgspec.json.decode(text or "", type=RunIdentity)
 
@@ -201,8 +202,7 @@ def check_structure(db: sqlite3.Connection) -> None:
         (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         # Others may be there: an operator's ANALYZE makes tables of its own.
         schema = dict(db.execute(_SCHEMA))
-        if answer != "ok" or not _schema().items() <= schema.items():
-            raise damaged()
+        refuse_damage(answer != "ok" or not _schema().items() <= schema.items())
         check_small(db)
 
 

@@ -43,7 +43,6 @@ from dpstream.state.sqlite.rows import (
     add_selection,
     admission_row,
     admissions_of,
-    forget_selections,
     read_selections,
     released_ahead_row,
     releases_of,
@@ -185,7 +184,7 @@ class SqliteRetention(RetentionStore):
     @override
     def forget_selections(self, trigger_time: int) -> None:
         with self._lock, changing(self._db):
-            forget_selections(self._db, trigger_time)
+            self._db.execute("DELETE FROM selections WHERE trigger_time <= ?", (trigger_time,))
 
     @override
     def compact(self) -> None:

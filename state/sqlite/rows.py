@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dpstream.state import arrow
 from dpstream.state.retention_store import Selection
-from dpstream.state.seals import damaged, sealed, unsealed, unsealed_text
+from dpstream.state.seals import damaged, refuse_damage, sealed, unsealed, unsealed_text
 from dpstream.state.sqlite.database import sqlite3
 
 #: Stands for releases that were dropped.
@@ -150,8 +150,7 @@ def admissions_of(shard: int, rows: Iterable[tuple[int, Any, Any]]) -> list[arro
 def unit_row_of(shard: int, blob: object) -> UnitRow:
     """Return the content of a row of ``unit_shards``."""
     data = unsealed(_name("unit_shards", (shard,), "progress"), blob)
-    if len(data) != _UNIT_ROW.size:
-        raise damaged()
+    refuse_damage(len(data) != _UNIT_ROW.size)
     return UnitRow(*_UNIT_ROW.unpack(data))
 
 
@@ -216,8 +215,3 @@ def read_selections(
     )
     for trigger_time, window, blob in db.execute(rows, (shard, after, last)).fetchall():
         yield selection_of(shard, trigger_time, window, blob)
-
-
-def forget_selections(db: sqlite3.Connection, trigger_time: int) -> None:
-    """Delete what steps selected up to a trigger time."""
-    db.execute("DELETE FROM selections WHERE trigger_time <= ?", (trigger_time,))

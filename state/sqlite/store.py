@@ -18,7 +18,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
@@ -30,7 +29,7 @@ from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, SIDES, make_folder, sync
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
-from dpstream.state.seals import damaged
+from dpstream.state.seals import refuse_damage
 from dpstream.state.sqlite.database import open_file, sqlite3
 from dpstream.state.sqlite.file import check_structure, coded_errors, connect, failed, read_identity
 from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
@@ -59,13 +58,9 @@ _MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_
 _PAGES = 4096
 
 
-class _Step(NamedTuple):
-    """A step that waits for its group's commit: its row, whether it closes its window, and what it
-    selected, where that is remembered."""
-
-    row: StepRow
-    closes: bool
-    selected: Selection | None = None
+#: A step that waits for its group's commit: its row, whether it closes its window, and what it
+#: selected, where that is remembered.
+_Step = tuple[StepRow, bool, Selection | None]
 
 
 class _Group(threading.local):
@@ -115,10 +110,8 @@ class SqliteStore(SqliteRetention, Store):
         if trigger != states.committed + 1:  # the row's uniqueness tells the rest
             self.forget(window, shard)
             raise OvertakenError
-        released_ahead = (
-            self.released_ahead(window, shard, trigger) if self._has_released_ahead else None
-        )
-        everything = arrow.merged(result.releases, released_ahead)
+        ahead = self.released_ahead(window, shard, trigger) if self._has_released_ahead else None
+        everything = arrow.merged([result.releases, *([] if ahead is None else [ahead])])
         releases = arrow.to_bytes(everything)
         blobs = () if result.closes else arrow.step_blobs(states, result)
         row = step_row(window, shard, trigger, releases, blobs)
@@ -126,7 +119,7 @@ class SqliteStore(SqliteRetention, Store):
         if result.selected is not None and len(result.selected):
             keys = arrow.selected_keys(states, result.selected)
             selected = Selection(result.trigger_time, window, keys)
-        group, step = self._group.steps, _Step(row, result.closes, selected)
+        group, step = self._group.steps, (row, result.closes, selected)
         if group is not None:
             group.append(step)
         else:
@@ -204,10 +197,11 @@ class SqliteStore(SqliteRetention, Store):
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
         selection_rows = super().selections(shard, after, upto)
-        waits = [s.selected for s in self._group.steps or () if s.row.shard == shard]
         last = (1 << 62) if upto is None else upto
         return selection_rows + [
-            s for s in waits if s is not None and after < s.trigger_time <= last
+            selected
+            for row, _, selected in self._group.steps or ()
+            if row.shard == shard and selected is not None and after < selected.trigger_time <= last
         ]
 
     @override
@@ -324,8 +318,7 @@ def copy_backup(file: Path, copy: Path) -> None:
         seal = copy_file.read()
         copy_file.truncate(max(0, size))
         copy_file.seek(0)
-        if _MARK + hashlib.file_digest(copy_file, _DIGEST).digest() != seal:
-            raise damaged()
+        refuse_damage(_MARK + hashlib.file_digest(copy_file, _DIGEST).digest() != seal)
 
 
 def refuse_existing(out: Path) -> None:

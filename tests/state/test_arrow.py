@@ -59,8 +59,9 @@ def test_ids_are_a_column_and_back() -> None:
 
 def test_rows_of_both_are_one_batch() -> None:
     one, other = (pa.RecordBatch.from_pydict({"a": rows}) for rows in ([1, 2], [3]))
-    assert merged(one, other).column("a").to_pylist() == [1, 2, 3]
-    assert merged(one, None) is one and merged(one, other.slice(0, 0)) is one
+    assert merged([one, other]).column("a").to_pylist() == [1, 2, 3]
+    assert merged([one]) is one and merged([one, other.slice(0, 0)]).equals(one)
+    assert merged([one.slice(0, 0), other.slice(0, 0)]).equals(one.slice(0, 0))
 
 
 def logged(steps: list[list[int]]) -> tuple[KeyShard, list[tuple[int, tuple[bytes, bytes, bytes]]]]:

@@ -10,7 +10,7 @@ import pytest
 
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
-from dpstream.state.store import NEVER, KeyShard, RunIdentity, UnitShard
+from dpstream.state.store import CHANGED, NEVER, READING, KeyShard, RunIdentity, UnitShard
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, ids, take_step
 
 
@@ -107,12 +107,12 @@ def test_a_token_is_renewed_by_comparison(store: SqliteStore) -> None:
 
 def test_the_verdict_on_an_input_is_final(store: SqliteStore) -> None:
     assert not store.reading and not store.input_changed
-    store.begin_reading()
+    store.note_input(READING)
     assert store.reading
-    store.end_reading()
+    store.note_input(None)
     assert not store.reading
-    store.begin_reading()
-    store.note_input_changed()
-    store.begin_reading()
-    store.end_reading()
+    store.note_input(READING)
+    store.note_input(CHANGED)
+    store.note_input(READING)
+    store.note_input(None)
     assert store.input_changed and not store.reading
