@@ -118,6 +118,13 @@ class Lines(NamedTuple):
     bad: Int64
     reasons: list[str]
 
+    def parts(self, row: int) -> Iterator[Part]:
+        """Yield the rows and refused positions of lines, the first of which has this number."""
+        if self.reasons:
+            yield Refused(row + self.bad, self.reasons)
+        if self.batch is not None:
+            yield from runs(row + self.good, self.batch)
+
 
 def lines_of(good: Bool, malformed: Bool, longer: Bool, batch: pa.RecordBatch | None) -> Lines:
     """Return decoded lines by their fault: too long, malformed, or else of another width."""
@@ -143,11 +150,7 @@ def read_jsonl(stream: BinaryIO, columns: Sequence[str], nested: bool = False) -
     """
     objects = Objects(columns, nested)
     for row, lines in line_blocks(stream):
-        parsed = json_lines(lines, objects, columns)
-        if parsed.reasons:
-            yield Refused(row + parsed.bad, parsed.reasons)
-        if parsed.batch is not None:
-            yield from runs(row + parsed.good, parsed.batch)
+        yield from json_lines(lines, objects, columns).parts(row)
 
 
 def json_lines(lines: pa.BinaryArray, objects: "Objects", columns: Sequence[str]) -> Lines:

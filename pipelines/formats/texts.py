@@ -37,7 +37,7 @@ from dpstream.pipelines.formats.lines import (
     too_long,
     with_nul,
 )
-from dpstream.pipelines.formats.rows import Part, Reason, Refused, after, refuse, repair_text, runs
+from dpstream.pipelines.formats.rows import Part, Reason, after, refuse, repair_text
 
 _QUOTED = re.compile(rb'("(?:[^"]|"")*"|[^,\r\n]*)(?:,|\r?\n)')
 
@@ -178,11 +178,7 @@ def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
     where = csv_positions(header, columns)
     stream.seek(0)
     for row, lines in line_blocks(stream, header=True):
-        parsed = csv_lines(lines, len(header), where, columns)
-        if parsed.reasons:
-            yield Refused(row + parsed.bad, parsed.reasons)
-        if parsed.batch is not None:
-            yield from runs(row + parsed.good, parsed.batch)
+        yield from csv_lines(lines, len(header), where, columns).parts(row)
 
 
 def csv_lines(

@@ -183,16 +183,12 @@ def _time(where: str, column: str, micros: bool, job: Job) -> _Role:
 
 
 def _number(column: str, job: Job) -> _Role:
-    def fits(kind: pa.DataType) -> bool:
-        integral = _types.is_integer(kind) or _types.is_decimal(kind)
-        return bool(integral or _types.is_floating(kind))
-
     def fix(kind: pa.DataType) -> str:
         if _is_text(kind):
             return _cast(job, column, "DOUBLE")
         return 'name a column of numbers, or count records with kind = "count" and no column'
 
-    return _Role("aggregate.column", column, fits, "is to be summed", fix)
+    return _Role("aggregate.column", column, _is_numeric, "is to be summed", fix)
 
 
 def _is_text(kind: pa.DataType) -> bool:
