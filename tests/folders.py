@@ -12,8 +12,8 @@ import pytest
 from dpstream.pipelines.connectors.folder.source import ReadFolder
 from dpstream.pipelines.connectors.folder.store import place
 from dpstream.pipelines.connectors.folder.watch import rfc3339
-from dpstream.pipelines.connectors.inputs import positioned, refusal
-from dpstream.pipelines.formats.rows import Refused, Rows
+from dpstream.pipelines.connectors.inputs import placed, refusal
+from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Drive, letters_of, rows_of
 
@@ -126,11 +126,11 @@ class FolderReader:
         return bundle.watermark
 
     def read(self, piece: Any) -> None:
-        for where, part in self.files.parts(piece):
-            if isinstance(part, Rows):
-                self.records += positioned(part, where.partition, self.rows)
+        for rows in placed(self.files.parts(piece), place(piece[0]).partition, self.rows):
+            if isinstance(rows, pa.RecordBatch):
+                self.records.append(rows)
             else:
-                self.dead.append(refusal(part, where.partition))
+                self.dead.append(refusal(*rows))
 
     def rows_read(self) -> dict[tuple[int, int], dict[str, Any]]:
         return rows_of(self.records)

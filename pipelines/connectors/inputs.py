@@ -7,12 +7,15 @@ trigger time.  `Backpressure` delays reading and decides nothing.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
@@ -22,7 +25,7 @@ from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import count
 from dpstream.pipelines.connectors.input_files import SourceFile
-from dpstream.pipelines.formats.rows import Refused, Rows
+from dpstream.pipelines.formats.rows import Part, Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 
 #: Rows, about, that may be ahead; and trigger times, however few rows they have.
@@ -46,18 +49,11 @@ class Backpressure:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._fresh()
-
-    def _fresh(self) -> None:
         self._done, self._checked_at = -(1 << 62), 0.0
         self._first: int | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_run": self._run}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._run = state["_run"]
-        self._fresh()
+    def __reduce__(self) -> tuple[type, tuple[Run]]:
+        return type(self), (self._run,)
 
     def holds(self, watermark: int, rows: int | None = None) -> bool:
         """Return whether to wait a moment.
@@ -147,6 +143,26 @@ def positioned(rows: Rows, partition: int, batch_rows: int) -> Iterator[pa.Recor
     for start in range(0, rows.batch.num_rows, batch_rows):
         where = {PARTITION: str(partition), OFFSET: str(rows.offset + start)}
         yield rows.batch.slice(start, batch_rows).replace_schema_metadata(where)
+
+
+def placed(parts: Iterable[Part], partition: int, batch_rows: int) -> Iterator[ReadRows]:
+    """Yield the rows of a partition in batches with their positions, and its refused positions."""
+    for part in parts:
+        if isinstance(part, Refused):
+            yield part, partition
+        else:
+            yield from positioned(part, partition, batch_rows)
+
+
+def output(read: ReadRows, at: Timestamp | None = None) -> Any:
+    """Return rows as an element of ``records``, refused positions as one of ``dead_letter``.
+
+    Args:
+        at: the element's time; ``None``: that of the element it is made of.
+    """
+    rows = read if isinstance(read, pa.RecordBatch) else refusal(*read)
+    element = rows if at is None else TimestampedValue(rows, at)
+    return element if rows is read else TaggedOutput(DEAD_LETTER, element)
 
 
 def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:

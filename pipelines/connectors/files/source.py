@@ -18,7 +18,6 @@ from typing import Any
 import apache_beam as beam
 import msgspec
 import pyarrow as pa
-from apache_beam.pvalue import TaggedOutput
 from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, UsageError
@@ -39,13 +38,12 @@ from dpstream.pipelines.connectors.input_files import (
     named,
 )
 from dpstream.pipelines.connectors.inputs import (
-    DEAD_LETTER,
     Backpressure,
     Input,
     ReadRows,
-    positioned,
+    output,
+    placed,
     reading,
-    refusal,
 )
 from dpstream.pipelines.connectors.query import in_cells, queried
 from dpstream.pipelines.formats.compression import checked_codec, plain, refuse_packed_parquet
@@ -179,11 +177,7 @@ def _all_of(job: Job) -> Iterator[ReadRows]:
 
 def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
     try:
-        for part in read_piece(piece, columns):
-            if isinstance(part, Refused):
-                yield part, piece[1]
-            else:
-                yield from positioned(part, piece[1], batch_rows)
+        yield from placed(read_piece(piece, columns), piece[1], batch_rows)
     except OSError:
         raise unreadable(piece[1]) from None
 
@@ -217,11 +211,7 @@ class _ReadPiece(beam.DoFn):
     @guarded("source")
     def process(self, element: Group) -> Iterable[Any]:
         """Read some pieces; yields `pa.RecordBatch` and tagged dead letters."""
-        for part in read_group(element, self.columns, self.batch_rows):
-            if isinstance(part, pa.RecordBatch):
-                yield part
-            else:
-                yield TaggedOutput(DEAD_LETTER, refusal(*part))
+        yield from map(output, read_group(element, self.columns, self.batch_rows))
 
 
 class ReadFiles(beam.PTransform):  # type: ignore[misc]

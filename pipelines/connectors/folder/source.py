@@ -14,7 +14,7 @@ breaks the promise is late, not lost.
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,8 @@ from dpstream.pipelines.connectors.inputs import (
     Backpressure,
     Input,
     ReadRows,
-    positioned,
+    output,
+    placed,
     reading,
     refusal,
 )
@@ -127,7 +128,7 @@ class Files(NamedTuple):
         starts: list[int] | None = patiently(ask)
         return starts
 
-    def parts(self, piece: FilePiece) -> Iterator[tuple[Place, Part]]:
+    def parts(self, piece: FilePiece) -> Iterator[Part]:
         """Yield Rows, with all columns, and refused positions of a piece.
 
         A store that is away is waited for; what was read before is not given twice.
@@ -141,18 +142,18 @@ class Files(NamedTuple):
         try:
             while (part := patiently(reading.next)) is not None:
                 end = max(end, after(part))
-                yield where, self._shifted(part, where, closed)
+                yield self._shifted(part, where, closed)
         except UsageError:
-            yield where, self._shifted(refuse(0, Reason.MISSING_COLUMN), where, closed)
+            yield self._shifted(refuse(0, Reason.MISSING_COLUMN), where, closed)
             return
         except OSError:
-            yield where, self._shifted(refuse(end, Reason.UNREADABLE_REST), where, closed)
+            yield self._shifted(refuse(end, Reason.UNREADABLE_REST), where, closed)
             return
         finally:
             reading.close()
         if last:
             for reason in self._faults(name, rows, end, size):
-                yield where, self._shifted(refuse(end, reason), where, closed)
+                yield self._shifted(refuse(end, reason), where, closed)
 
     def _faults(self, name: str, rows: int, end: int, size: int) -> Iterator[Reason]:
         """What a whole file has against it after it was read."""
@@ -173,27 +174,20 @@ class Files(NamedTuple):
             text = plain_by_name(stream, name, self.kind)
             yield from read_text(self.kind, text, self.data_columns)
 
-    @contextlib.contextmanager
-    def _arrow(self, name: str) -> Iterator[Any]:
+    def _arrow(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """What Arrow opens itself: a path, or an object whose faults have numbers."""
-        if self.folder.local:
-            yield self.folder.path(name)
-            return
-        with self.folder.stream(name) as stream:
-            yield stream
+        local = contextlib.nullcontext(self.folder.path(name))
+        return local if self.folder.local else self.folder.stream(name)
 
     def _shifted(self, part: Part, where: Place, closed: int) -> Part:
         """A part at its offsets, with the given columns."""
         if isinstance(part, Refused):
-            return Refused(part.offsets + where.base, part.reasons)
+            return _at(where, part)[0]
         batch, rows = part.batch, part.batch.num_rows
         given = pa.repeat(pa.scalar(closed, pa.int64()).cast(INSTANT), rows)
         arrays = [given if c in GIVEN_COLUMNS else batch.column(c) for c in self.columns]
-        return Rows(where.base + part.offset, _batch(arrays, self.columns))
-
-
-def _batch(arrays: Sequence[pa.Array], names: Sequence[str]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(list(arrays), list(names))
+        shifted = pa.RecordBatch.from_arrays(arrays, list(self.columns))
+        return Rows(where.base + part.offset, shifted)
 
 
 class _Again:
@@ -262,11 +256,7 @@ class FolderInput(Input):
                     if isinstance(piece, Refused):
                         yield _at(place(file[0]), piece)
                         continue
-                    for where, part in files.parts(piece):
-                        if isinstance(part, Refused):
-                            yield part, where.partition
-                        else:
-                            yield from positioned(part, where.partition, rows)
+                    yield from placed(files.parts(piece), place(file[0]).partition, rows)
 
     @override
     def locate(self, partition: int, offset: int) -> tuple[str, int]:
@@ -400,11 +390,8 @@ class _ReadFilePiece(beam.DoFn):
         if isinstance(element, pa.RecordBatch):
             yield TaggedOutput(DEAD_LETTER, element)
             return
-        for where, part in self._files.parts(element):
-            if isinstance(part, Rows):
-                yield from positioned(part, where.partition, self._batch_rows)
-            else:
-                yield TaggedOutput(DEAD_LETTER, refusal(part, where.partition))
+        partition = place(element[0]).partition
+        yield from map(output, placed(self._files.parts(element), partition, self._batch_rows))
 
 
 class ReadFolder(beam.PTransform):  # type: ignore[misc]

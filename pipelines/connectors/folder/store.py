@@ -100,22 +100,18 @@ class Folder:
         Raises:
             OSError: the store cannot be read.
         """
-        system = self.open()
-        selector = pafs.FileSelector(self.path(below), recursive=recursive, allow_not_found=True)
-        prefix = len(self._base) + 1
-        for info in system.get_file_info(selector):
-            if info.type == pafs.FileType.File:
-                yield ListedFile(
-                    info.path[prefix:], int(info.size or 0), (info.mtime_ns or 0) // 1000
-                )
+        for name, info in self._entries(below, pafs.FileType.File, recursive):
+            yield ListedFile(name, int(info.size or 0), (info.mtime_ns or 0) // 1000)
 
     def folders(self, below: str) -> Iterator[str]:
         """Yield the names of the folders in a folder of it."""
-        selector = pafs.FileSelector(self.path(below), allow_not_found=True)
-        prefix = len(self._base) + 1
+        return (name for name, _ in self._entries(below, pafs.FileType.Directory, False))
+
+    def _entries(self, below: str, kind: Any, recursive: bool) -> Iterator[tuple[str, Any]]:
+        selector = pafs.FileSelector(self.path(below), recursive=recursive, allow_not_found=True)
         for info in self.open().get_file_info(selector):
-            if info.type == pafs.FileType.Directory:
-                yield info.path[prefix:]
+            if info.type == kind:
+                yield info.path[len(self._base) + 1 :], info
 
     def is_there(self) -> bool:
         """Return whether the folder itself is there (an object store has prefixes only)."""

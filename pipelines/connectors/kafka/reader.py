@@ -12,7 +12,7 @@ records of transactions, messages that were rolled back): a batch holds consecut
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import DpstreamError, InvariantError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError, required
 from dpstream.pipelines.connectors.kafka.client import (
     CONSUMERS_OWN,
     answer,
@@ -222,16 +222,12 @@ def check_topic(config: dict[str, str], topic: str) -> None:
             "has message.timestamp.type=CreateTime, so that producers choose the stamps",
             f"{alter} message.timestamp.type=LogAppendTime",
         )
-    if "compact" in _properties_of(config.get("cleanup.policy", "")):
+    if "compact" in map(str.strip, config.get("cleanup.policy", "").split(",")):
         raise UsageError(
             "table.topic",
             "has cleanup.policy=compact, so that a message removes earlier ones with its key",
             f"{alter} cleanup.policy=delete",
         )
-
-
-def _properties_of(text: str) -> Iterable[str]:
-    return map(str.strip, text.split(","))
 
 
 class PartitionMessages(NamedTuple):
@@ -341,14 +337,12 @@ class Reader:
         Raises:
             RunError: the partition has lost messages that were read.
         """
-        if self._consumer is None:
-            raise InvariantError("self._consumer is not None")
-        messages: list[Any] = []
+        consumer, messages = required(self._consumer, "`seek` comes first"), list[Any]()
         size, end = 0, time.monotonic() + seconds
         while len(messages) < rows and size < _BATCH_BYTES:
             left = max(end - time.monotonic(), 0.0)
             wait = left if messages else min(left, _READY_SECONDS)
-            got = self._consumer.consume(min(_ASK_FOR, rows - len(messages)), wait)
+            got = consumer.consume(min(_ASK_FOR, rows - len(messages)), wait)
             good, errors = got, []
             if any(map(methodcaller("error"), got)):
                 good = [message for message in got if message.error() is None]

@@ -28,9 +28,8 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
-from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
@@ -39,13 +38,12 @@ from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
-    DEAD_LETTER,
     Backpressure,
     Input,
     ReadRows,
-    positioned,
+    output,
+    placed,
     reading,
-    refusal,
 )
 from dpstream.pipelines.connectors.kafka.client import connect
 from dpstream.pipelines.connectors.kafka.reader import (
@@ -71,7 +69,7 @@ from dpstream.pipelines.connectors.unbounded import (
     wall_micros,
 )
 from dpstream.pipelines.formats.lines import Objects
-from dpstream.pipelines.formats.rows import Reason, Refused, refuse
+from dpstream.pipelines.formats.rows import Reason, refuse
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.text import duration_micros
 
@@ -120,11 +118,8 @@ class KafkaInput(Input):
         for partition in range(self._answer_of(self.kafka.described)[1]):
             with contextlib.closing(Reader(self.kafka, partition)) as reader:
                 for taken in _to_the_end(reader, rows):
-                    for part in parts(PartitionMessages.of(taken.messages), objects, columns):
-                        if isinstance(part, Refused):
-                            yield part, partition
-                        else:
-                            yield from positioned(part, partition, rows)
+                    messages = PartitionMessages.of(taken.messages)
+                    yield from placed(parts(messages, objects, columns), partition, rows)
 
     def _topic_id(self) -> str:
         return str(self._answer_of(self.kafka.described)[0])
@@ -274,15 +269,15 @@ class ReadPartition(beam.DoFn):
     def _outputs(self, taken: FetchedMessages, partition: int, watermark: Any) -> Iterator[Any]:
         self._objects = self._objects or Objects(self.data_columns)
         messages, now = PartitionMessages.of(taken.messages), stands(watermark)
-        for part in parts(messages, self._objects, self.columns):
-            if isinstance(part, Refused):
-                yield _dead(part, partition, now)
-                continue
-            for batch in positioned(part, partition, self.batch_rows):
-                first = int(batch.column(APPEND_TIME).cast(pa.int64()).to_numpy().min())
-                yield TimestampedValue(batch, max(beam_time(first), now))
+        read = placed(parts(messages, self._objects, self.columns), partition, self.batch_rows)
+        for rows in read:
+            at = now
+            if isinstance(rows, pa.RecordBatch):
+                first = int(rows.column(APPEND_TIME).cast(pa.int64()).to_numpy().min())
+                at = max(beam_time(first), now)
+            yield output(rows, at)
         if taken.deleted is not None:
-            yield _dead(refuse(taken.deleted, Reason.DELETED_BEFORE_READ), partition, now)
+            yield output((refuse(taken.deleted, Reason.DELETED_BEFORE_READ), partition), now)
         if messages.last_append >= 0:
             advance(watermark, messages.last_append * 1_000 - self.settle)
 
@@ -378,10 +373,6 @@ def _with(progress: TopicProgress, number: int, last: int, reached: int) -> Topi
     parts = list(progress.parts)
     parts[number] = last, reached
     return progress._replace(parts=tuple(parts))
-
-
-def _dead(refused: Refused, partition: int, now: Timestamp) -> TaggedOutput:
-    return TaggedOutput(DEAD_LETTER, TimestampedValue(refusal(refused, partition), now))
 
 
 class ReadKafka(beam.PTransform):  # type: ignore[misc]

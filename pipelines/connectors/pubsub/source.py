@@ -31,8 +31,6 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import TaggedOutput
-from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 from typing_extensions import override
 
@@ -41,12 +39,11 @@ from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
-    DEAD_LETTER,
     Backpressure,
     Input,
-    positioned,
+    output,
+    placed,
     reading,
-    refusal,
 )
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub.client import Puller, publish_micros
@@ -202,12 +199,9 @@ class _ReadMessages(beam.DoFn):
         first = min(publish_micros(m.message) for m in messages)
         at = max(beam_time(first), now)
         for part in parts(messages, self._objects, self._columns):
-            if isinstance(part, Refused):
-                letters = refusal(part, LETTERS)
-                yield TaggedOutput(DEAD_LETTER, TimestampedValue(letters, at))
-                continue
-            for batch in positioned(part, ROWS, self._batch_rows):
-                yield TimestampedValue(batch, at)
+            partition = LETTERS if isinstance(part, Refused) else ROWS
+            for rows in placed([part], partition, self._batch_rows):
+                yield output(rows, at)
 
 
 class ReadPubSub(beam.PTransform):  # type: ignore[misc]

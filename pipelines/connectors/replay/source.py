@@ -28,9 +28,6 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import numpy as np
 import numpy.typing as npt
-from apache_beam.pvalue import TaggedOutput
-from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
@@ -40,11 +37,10 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.source import Piece, pieces, read_piece
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
-    DEAD_LETTER,
     Backpressure,
-    positioned,
+    output,
+    placed,
     reading,
-    refusal,
 )
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
@@ -321,15 +317,6 @@ class OpenPieces:
             yield made
             row = made.last + 1
 
-    def waits_until(self, row: int) -> int:
-        """Return when the least stamp from global row ``row`` on is due."""
-        number = part_at(self.index, row)
-        return int(self.index.due[number])
-
-    def _next(self, number: int) -> int:
-        """Due time of the part after this one."""
-        return int(self.index.due[number + 1]) if number + 1 < len(self.index.due) else NEVER
-
     def _slice(self, number: int, row: int, stop: int, now: int | None) -> Slice | None:
         """Rows from ``row`` of a part that are due."""
         index, piece = self.index, self.recording.pieces[int(self.index.piece[number])]
@@ -348,6 +335,10 @@ class OpenPieces:
             rest = min(int(times[ready]), rest) if ready < len(times) else rest
         parts = opened.take(to)
         return Slice(row + to - first - 1, due, rest, piece[1], parts)
+
+    def _next(self, number: int) -> int:
+        """When the part behind this one begins."""
+        return int(self.index.due[number + 1]) if number + 1 < len(self.index.due) else NEVER
 
     def _due(self, index: Index, number: int, parts: list[Part], first: int, end: int) -> Any:
         """Due time of every row of a part from file row ``first`` on."""
@@ -457,7 +448,9 @@ class _ReplayFn(beam.DoFn):
                 return
             row = part.last
             # Neither later than a stamp nor behind the watermark, which is not later either.
-            yield from self._outputs(part, max(beam_time(part.due), stands(watermark)))
+            at = max(beam_time(part.due), stands(watermark))
+            for rows in placed(part.parts, part.partition, self._recording.batch_rows):
+                yield output(rows, at)
             advance(watermark, part.rest if now is None else min(part.rest, now))
             size = sum(_size(p) for p in part.parts)
             self._rows += size
@@ -469,7 +462,8 @@ class _ReplayFn(beam.DoFn):
         if now is None:
             tracker.defer_remainder()
             return
-        advance(watermark, min(pieces.waits_until(row + 1), now))
+        due = int(pieces.index.due[part_at(pieces.index, row + 1)])
+        advance(watermark, min(due, now))
         give_back(tracker, BUNDLE_SECONDS / 2)
 
     def _stream_time(self, pieces: OpenPieces, begun: int) -> int | None:
@@ -477,15 +471,6 @@ class _ReplayFn(beam.DoFn):
         if speed is None:
             return None
         return pieces.index.bounds[0] + int((wall_micros() - begun) * speed)
-
-    def _outputs(self, part: Slice, at: Timestamp) -> Iterator[Any]:
-        for piece in part.parts:
-            if isinstance(piece, Refused):
-                letters = TimestampedValue(refusal(piece, part.partition), at)
-                yield TaggedOutput(DEAD_LETTER, letters)
-                continue
-            for batch in positioned(piece, part.partition, self._recording.batch_rows):
-                yield TimestampedValue(batch, at)
 
 
 def _size(part: Part) -> int:

@@ -60,9 +60,7 @@ def parts(folder: Path, kind: str, file: tuple[str, int, int, int]) -> list[Rows
         if isinstance(piece, Refused):
             pieces.append(piece)
             continue
-        for where, part in files.parts(piece):
-            assert where == place(file[0])
-            pieces.append(part)
+        pieces += files.parts(piece)
     return pieces
 
 
