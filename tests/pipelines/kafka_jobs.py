@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP
 from typing_extensions import override
 
+from dpstream.pipelines.connectors.kafka.source import TopicProgress
 from dpstream.pipelines.connectors.unbounded import Progress
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Bundle, Drive, letters_of, rows_of
@@ -75,7 +77,8 @@ class Driver(Drive):
     def __init__(self, dofn: Any, partition: int = 0, start: int | None = None) -> None:
         super().__init__(dofn, "_append_time", element=partition)
         if start is not None:
-            self.progress = Progress(start - 1, 0)
+            parts = {partition: (start - 1, MIN_TIMESTAMP.micros)}
+            self.progress = Progress(TopicProgress(parts, MAX_TIMESTAMP.micros), 0)
         self.records: list[pa.RecordBatch] = []
         self.letters: list[pa.RecordBatch] = []
 
@@ -93,6 +96,12 @@ class Driver(Drive):
             if sum(batch.num_rows for batch in self.records + self.letters) >= rows:
                 break
         return self
+
+    @property
+    def after(self) -> int | None:
+        """The last offset of its partition that is done."""
+        last: int | None = self.progress.after.parts[self.element][0]
+        return last
 
     @property
     def users(self) -> Positions:

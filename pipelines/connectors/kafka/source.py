@@ -21,15 +21,14 @@ import contextlib
 import copy
 import functools
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP
 from confluent_kafka import KafkaException
 from typing_extensions import override
 
@@ -193,6 +192,27 @@ class WatchPartitions(beam.DoFn):
         return partitions
 
 
+class TopicProgress(NamedTuple):
+    """The progress of reading partitions of a topic.
+
+    Attributes:
+        parts: of each partition the last offset that is done (``None``: not begun) and the
+            instant (micros) that its watermark has reached.
+        silent_until: until then (micros) no other partition had messages.
+    """
+
+    parts: Mapping[int, tuple[int | None, int]]
+    silent_until: int
+
+    def at(self, number: int, last: int, reached: int) -> "TopicProgress":
+        """Return the progress once a partition has come so far."""
+        return self._replace(parts={**self.parts, number: (last, reached)})
+
+
+#: Of a partition of which nothing is read.
+_FRESH = None, MIN_TIMESTAMP.micros
+
+
 class ReadPartition(beam.DoFn):
     """Partition -> batches; what is no row to the dead letter; errors carry no values."""
 
@@ -219,46 +239,59 @@ class ReadPartition(beam.DoFn):
 
     @beam.DoFn.unbounded_per_element()
     @guarded("source")
-    def process(self, element: int, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
-        """Messages from where the last bundle ended, until this one is full or none is ready."""
+    def process(self, element: Any, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
+        """Each partition in turn, until the bundle is full or none has anything ready."""
         bundle = Bundle()
         if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
             give_back(tracker, BACKPRESSURE_SECONDS)
             return
-        with self._reader(element) as reader:
-            position = self._begins(reader, tracker)
-            if position is None:
+        progress = self._grown(element, tracker.current_restriction().after)
+        while True:
+            before = self._rows
+            for number in progress.parts:
+                key = self.kafka, number
+                with READERS.lend(key, functools.partial(Reader, *key)) as reader:
+                    taken, progress = self._taken(reader, number, progress)
+                    if not tracker.try_claim(progress):
+                        return
+                    estimator = ManualWatermarkEstimator(beam_time(progress.parts[number][1]))
+                    if taken is None:
+                        continue
+                    if taken.messages or taken.deleted is not None:
+                        yield from self._outputs(taken, number, estimator)
+                        self._rows += len(taken.messages)
+                    else:
+                        self._idle(reader, estimator)
+                    progress = progress.at(number, taken.position - 1, stands(estimator).micros)
+            tracker.try_claim(progress)
+            if progress.parts:
+                done = (reached for _, reached in progress.parts.values())
+                advance(watermark, min(progress.silent_until, *done))
+            if self._rows == before:
+                give_back(tracker, IDLE_SECONDS)
                 return
-            reader.seek(position)
-            while True:
-                taken = reader.take(self.batch_rows, BUNDLE_SECONDS)
-                if taken.position == position:
-                    self._idle(reader, watermark)
-                    give_back(tracker, IDLE_SECONDS)
-                    return
-                if not tracker.try_claim(taken.position - 1):
-                    return
-                position = taken.position
-                yield from self._outputs(taken, element, watermark)
-                self._rows += len(taken.messages)
-                if bundle.add(len(taken.messages)):
-                    tracker.defer_remainder()
-                    return
+            if bundle.add(self._rows - before):
+                tracker.defer_remainder()
+                return
 
-    def _reader(self, partition: int) -> AbstractContextManager[Reader]:
-        key = self.kafka, partition
-        return READERS.lend(key, functools.partial(Reader, *key))
+    def _grown(self, element: Any, progress: TopicProgress | None) -> TopicProgress:
+        """The progress of what the element names; there are no other partitions."""
+        return progress or TopicProgress({element: _FRESH}, MAX_TIMESTAMP.micros)
 
-    def _begins(self, reader: Reader, tracker: Any) -> int | None:
-        """The offset to go on from; ``None``: not known yet, or another one goes on."""
-        last = tracker.current_restriction().after
-        if last is not None:
-            return int(last) + 1
-        first = reader.first(self.begin)
-        if first is None:
-            give_back(tracker, IDLE_SECONDS)
-            return None
-        return first if tracker.try_claim(first - 1) else None
+    def _taken(
+        self, reader: Reader, number: int, progress: TopicProgress
+    ) -> tuple[FetchedMessages | None, TopicProgress]:
+        """What a partition has ready (``None``: nobody knows where it begins)."""
+        last, reached = progress.parts[number]
+        if last is None:
+            first = reader.first(self.begin)
+            if first is None:
+                return None, progress
+            last = first - 1
+        reader.seek(last + 1)
+        # All partitions together take a bundle's time, because the watermark waits for the slowest.
+        taken = reader.take(self.batch_rows, BUNDLE_SECONDS / len(progress.parts))
+        return taken, progress.at(number, taken.position - 1, reached)
 
     def _idle(self, reader: Reader, watermark: Any) -> None:
         """At the partition's end the clock before asking for it is a promise."""
@@ -282,19 +315,6 @@ class ReadPartition(beam.DoFn):
             advance(watermark, messages.last_append * 1_000 - self.settle)
 
 
-class TopicProgress(NamedTuple):
-    """The progress of reading a topic as a whole.
-
-    Attributes:
-        parts: of each partition the last offset that is done (``None``: not begun) and the
-            instant (micros) that its watermark has reached.
-        silent_until: until then (micros) no other partition had messages.
-    """
-
-    parts: tuple[tuple[int | None, int], ...] = ()
-    silent_until: int = MIN_TIMESTAMP.micros
-
-
 class ReadTopic(ReadPartition):
     """Topic id -> batches of all its partitions, in one element with one watermark.
 
@@ -303,76 +323,19 @@ class ReadTopic(ReadPartition):
 
     _looked = -WATCH_SECONDS
 
-    @beam.DoFn.unbounded_per_element()
-    @guarded("source")
-    def process(self, element: str, tracker: Any = TRACKER, watermark: Any = WATERMARK) -> Any:
-        """Each partition in turn, until the bundle is full or none has anything ready."""
-        bundle = Bundle()
-        if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
-            give_back(tracker, BACKPRESSURE_SECONDS)
-            return
-        progress = self._grown(element, tracker.current_restriction().after or TopicProgress())
-        while True:
-            before = self._rows
-            for number in range(len(progress.parts)):
-                with self._reader(number) as reader:
-                    taken, progress = self._taken(reader, number, progress)
-                    if not tracker.try_claim(progress):
-                        return
-                    estimator = ManualWatermarkEstimator(beam_time(progress.parts[number][1]))
-                    if taken is None:
-                        continue
-                    if taken.messages or taken.deleted is not None:
-                        yield from self._outputs(taken, number, estimator)
-                        self._rows += len(taken.messages)
-                    else:
-                        self._idle(reader, estimator)
-                    progress = _with(progress, number, taken.position - 1, stands(estimator).micros)
-            tracker.try_claim(progress)
-            if progress.parts:
-                advance(
-                    watermark,
-                    min(progress.silent_until, *(reached for _, reached in progress.parts)),
-                )
-            if self._rows == before:
-                give_back(tracker, IDLE_SECONDS)
-                return
-            if bundle.add(self._rows - before):
-                tracker.defer_remainder()
-                return
-
-    def _grown(self, topic_id: str, progress: TopicProgress) -> TopicProgress:
+    @override
+    def _grown(self, element: Any, progress: TopicProgress | None) -> TopicProgress:
         """With partitions that were added; asked for now and then."""
+        progress = progress or TopicProgress({}, MIN_TIMESTAMP.micros)
         if time.monotonic() - self._looked < WATCH_SECONDS:
             return progress
         now = wall_micros()
-        more = WatchPartitions(self.kafka, self.settle).partitions(topic_id) - len(progress.parts)
-        if more + len(progress.parts) <= 0:
+        partitions = WatchPartitions(self.kafka, self.settle).partitions(element)
+        if not partitions:
             return progress
         self._looked = time.monotonic()
-        fresh = ((None, MIN_TIMESTAMP.micros),) * more
-        return TopicProgress(progress.parts + fresh, max(progress.silent_until, now - self.settle))
-
-    def _taken(
-        self, reader: Reader, number: int, progress: TopicProgress
-    ) -> tuple[FetchedMessages | None, TopicProgress]:
-        """What a partition has ready (``None``: nobody knows where it begins)."""
-        last, reached = progress.parts[number]
-        if last is None:
-            first = reader.first(self.begin)
-            if first is None:
-                return None, progress
-            last = first - 1
-        reader.seek(last + 1)
-        # All partitions together take a bundle's time, because the watermark waits for the slowest.
-        taken = reader.take(self.batch_rows, BUNDLE_SECONDS / len(progress.parts))
-        return taken, _with(progress, number, taken.position - 1, reached)
-
-
-def _with(progress: TopicProgress, number: int, last: int, reached: int) -> TopicProgress:
-    parts = list(progress.parts)
-    parts[number] = last, reached
-    return progress._replace(parts=tuple(parts))
+        parts = {**dict.fromkeys(range(partitions), _FRESH), **progress.parts}
+        return TopicProgress(parts, max(progress.silent_until, now - self.settle))
 
 
 class ReadKafka(beam.PTransform):  # type: ignore[misc]
