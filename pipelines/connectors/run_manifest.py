@@ -39,9 +39,6 @@ from dpstream.pipelines.connectors.sink import (
     ReadableSink,
     RunManifest,
     Sink,
-    manifests_of,
-    releases_of,
-    unsealed_of,
 )
 from dpstream.pipelines.jobs.charging import lost_store
 from dpstream.pipelines.project.job_section import SinkKind
@@ -61,7 +58,7 @@ def manifest_of(run: Run, kind: SinkKind) -> RunManifest:
 
 def refuse_lost_store(sink: Sink) -> None:
     """Refuse a new store for a sink with releases of a run that the store does not know."""
-    if isinstance(sink, ReadableSink) and sink.used():
+    if sink.used():
         raise lost_store(sink.field, sink.another)
 
 
@@ -71,9 +68,7 @@ def refuse_emptied(run: Run, sink: Sink) -> None:
     Raises:
         PolicyError: they were delivered, and nothing was ever published here.
     """
-    if not isinstance(sink, ReadableSink):
-        return
-    if delivered_through(run.open()) and not sink.used():
+    if delivered_through(run.open()) and sink.used() is False:
         raise PolicyError(
             sink.field,
             "is empty, but the store says that releases were delivered: it was emptied, made again"
@@ -101,7 +96,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     refuse_foreign(manifest_of(run, sink.kind), sink)
     store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
     # In this order: what another worker publishes meanwhile is committed before.
-    published = releases_of(sink)
+    published = list(sink.published())
     timeline, first = run.plan.timeline, store.retained_windows.first
     done = reached(store, timeline)
     for one in published:
@@ -121,7 +116,7 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
         newest = sorted(latest)[-COMPARED_WINDOWS:]
         _refuse_forked(run, store, sink, {window: latest[window] for window in newest})
     if replaying:  # the sink compares these with what is committed again
-        caught_up = caught_up and not any(window >= first for window, _ in unsealed_of(sink))
+        caught_up = caught_up and not any(window >= first for window, _ in sink.unsealed())
     return caught_up
 
 
@@ -160,7 +155,7 @@ def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch
 
 def published_epoch(sink: Sink, run_id: str) -> int:
     """Return the last epoch that a manifest of the run names; -1: none does."""
-    named = [manifest for manifest in manifests_of(sink) if manifest is not None]
+    named = [manifest for manifest in sink.manifests() if manifest is not None]
     mine = [manifest.epoch for manifest in named if manifest.run_id.rpartition("-")[2] == run_id]
     return max(mine, default=-1)
 
@@ -172,7 +167,7 @@ def refuse_foreign(mine: RunManifest, sink: Sink) -> None:
         PolicyError: a manifest is of another run, of a later epoch or of another kind of sink, or
             it cannot be read.
     """
-    for manifest in manifests_of(sink):
+    for manifest in sink.manifests():
         if manifest is None or manifest.format != FORMAT:
             raise PolicyError(
                 sink.field,
@@ -237,8 +232,8 @@ def catch_up(run: Run, sink: Sink) -> None:
     """
     store = run.open()
     done, first = store.completed(run.shards), store.retained_windows.first
-    published = [(one.window, one.trigger) for one in releases_of(sink)]
-    for window, trigger in [*published, *unsealed_of(sink)]:
+    published = [(one.window, one.trigger) for one in sink.published()]
+    for window, trigger in [*published, *sink.unsealed()]:
         if window >= first and trigger > done.get(window, 0):
             raise PolicyError(
                 "store",
@@ -276,8 +271,8 @@ class Catching:
 
     def _look(self) -> int:
         timeline, first = self._run.plan.timeline, self._run.open().retained_windows.first
-        names = [(one.window, one.trigger) for one in releases_of(self._sink)]
-        names += unsealed_of(self._sink)
+        names = [(one.window, one.trigger) for one in self._sink.published()]
+        names += self._sink.unsealed()
         return max((timeline.base(w) + trigger for w, trigger in names if w >= first), default=0)
 
     def publish(self, names: Sequence[tuple[int, int]]) -> None:
@@ -293,7 +288,7 @@ class Catching:
 
 def publish_missing(run: Run, sink: Sink) -> None:
     """Write what is committed and what the runner did not bring to the sink, if there is any."""
-    there = {(one.window, one.trigger) for one in releases_of(sink)}
+    there = {(one.window, one.trigger) for one in sink.published()}
     store = run.open()
     names = [n for n in committed_names(run, store) if n[0] >= store.retained_windows.first]
     lost = [name for name in names if name not in there]
@@ -335,24 +330,20 @@ def complete(run: Run, sink: Sink) -> None:
         PolicyError: something else is published under one of the names.
     """
     noted = run.open().metadata(_PUBLISHED)
-    if noted is None or noted != _content(sink):
+    if noted is None or noted != sink.content():
         publish_committed(run, sink)
         note_complete(run, sink)
 
 
 def note_complete(run: Run, sink: Sink) -> None:
     """Remember the sink's content, if the run is finished and all of its releases are there."""
-    content = _content(sink) if finished(run) else None
+    content = sink.content() if finished(run) else None
     if content is None:
         return
-    store, there = run.open(), {(one.window, one.trigger) for one in releases_of(sink)}
+    store, there = run.open(), {(one.window, one.trigger) for one in sink.published()}
     dropped = store.retained_windows.dropped
     if all(name in there for name in committed_names(run, store) if name[0] >= dropped):
         store.set_metadata(_PUBLISHED, content)
-
-
-def _content(sink: Sink) -> str | None:
-    return sink.content() if isinstance(sink, ReadableSink) else None
 
 
 def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

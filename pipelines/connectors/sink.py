@@ -92,23 +92,22 @@ class Sink(ABC):
         kind: as ``sink.kind`` says.
         field: the field of the job that names the place.
         another: words for a fresh place of the same kind.
+        called: words before the place's name.
+        place: its name: a folder, a topic, a table.
         watch: compares the input before every release, where it is files.
     """
 
     kind: SinkKind
     field: ClassVar[str]
     another: ClassVar[str]
+    called: str
+    place: str
     watch: InputWatch | None = None
 
     @property
-    @abstractmethod
-    def place(self) -> str:
-        """The place's name: a folder, a topic, a table."""
-
-    @property
-    @abstractmethod
     def description(self) -> str:
         """The place of the releases, for the user's message."""
+        return f"{self.called} {self.place}"
 
     @abstractmethod
     def prepare(self, restoring: bool = False) -> None:
@@ -156,25 +155,23 @@ class Sink(ABC):
     def close(self) -> None:
         """Let go of clients; the next use opens them again."""
 
+    # What can be read back: nothing, unless it is a `ReadableSink`.
 
-class ReadableSink(Sink):
-    """A sink whose releases can be listed and compared."""
+    def used(self) -> bool | None:
+        """Return whether a run has ever published here, or begun to; ``None``: nobody knows."""
+        return None
 
-    @abstractmethod
-    def used(self) -> bool:
-        """Return whether a run has ever published here, or begun to."""
-
-    @abstractmethod
     def manifests(self) -> list[RunManifest | None]:
         """Return every manifest; ``None`` for one that cannot be read."""
+        return []
 
-    @abstractmethod
     def published(self) -> Iterator[PublishedRelease]:
         """Yield the sealed releases in order of (window, trigger).
 
         Raises:
             PolicyError: it holds something that is no release.
         """
+        return iter(())
 
     def content(self) -> str | None:
         """Return a digest of the names and bytes of all published releases, where that is cheap.
@@ -190,43 +187,45 @@ class ReadableSink(Sink):
         """
         return iter(())
 
+    def holds(self, batch: pa.RecordBatch) -> bool:
+        """Return whether this release is published with this content.
+
+        Raises:
+            PolicyError: the sink cannot be read back.
+        """
+        raise PolicyError(
+            "sink.kind",
+            f"'{self.kind}' cannot be read back, so nothing shows that it holds a release",
+            "keep the releases in the store, or publish to a sink that can be read",
+        )
+
+
+class ReadableSink(Sink):
+    """A sink whose releases can be listed and compared."""
+
+    @abstractmethod
+    @override
+    def used(self) -> bool:
+        """As `Sink.used`; it is known."""
+
+    @abstractmethod
+    @override
+    def manifests(self) -> list[RunManifest | None]:
+        """As `Sink.manifests`."""
+
+    @abstractmethod
+    @override
+    def published(self) -> Iterator[PublishedRelease]:
+        """As `Sink.published`."""
+
+    @abstractmethod
+    @override
+    def holds(self, batch: pa.RecordBatch) -> bool:
+        """As `Sink.holds`; it is known."""
+
     @abstractmethod
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
         """Return whether a published release has this content."""
-
-    @abstractmethod
-    def holds(self, batch: pa.RecordBatch) -> bool:
-        """Return whether this release is published with this content."""
-
-
-def manifests_of(sink: Sink) -> list[RunManifest | None]:
-    """Return the manifests of a sink: none where it cannot be read back."""
-    return sink.manifests() if isinstance(sink, ReadableSink) else []
-
-
-def releases_of(sink: Sink) -> list[PublishedRelease]:
-    """Return the published releases of a sink: none where it cannot be read back."""
-    return list(sink.published()) if isinstance(sink, ReadableSink) else []
-
-
-def unsealed_of(sink: Sink) -> list[Name]:
-    """Return the releases without a seal of a sink: none where it cannot be read back."""
-    return list(sink.unsealed()) if isinstance(sink, ReadableSink) else []
-
-
-def holds_release(sink: Sink, batch: pa.RecordBatch) -> bool:
-    """Return whether this release is published with this content.
-
-    Raises:
-        PolicyError: the sink cannot be read back.
-    """
-    if isinstance(sink, ReadableSink):
-        return sink.holds(batch)
-    raise PolicyError(
-        "sink.kind",
-        f"'{sink.kind}' cannot be read back, so nothing shows that it holds a release",
-        "keep the releases in the store, or publish to a sink that can be read",
-    )
 
 
 def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:

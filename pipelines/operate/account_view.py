@@ -91,18 +91,16 @@ def path_of(named: AccountPlace | str) -> str:
     return named if isinstance(named, str) else named.path
 
 
-def opened(named: AccountPlace | str) -> Ledger:
+def opened(named: AccountPlace | str, recovering: bool = False) -> Ledger:
     """Open the named account; raises as `open_ledger` does."""
-    return open_path(named) if isinstance(named, str) else open_ledger(named)
+    if isinstance(named, str):
+        return open_path(named, recovering)
+    return open_ledger(named, recovering=recovering)
 
 
 def recovered(named: AccountPlace | str) -> Recovered:
     """Add to an account what its head file proves; raises as `open_ledger` does."""
-    if isinstance(named, str):
-        ledger = open_path(named, recovering=True)
-    else:
-        ledger = open_ledger(named, recovering=True)
-    with contextlib.closing(ledger):
+    with contextlib.closing(opened(named, recovering=True)) as ledger:
         return recover(ledger)
 
 

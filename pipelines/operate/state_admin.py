@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dpstream.pipelines.connectors.run_manifest import (
     resealed,
     write_manifest,
 )
-from dpstream.pipelines.connectors.sink import ReadableSink, Sink, holds_release, releases_of
+from dpstream.pipelines.connectors.sink import Sink
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.text import instant_micros
@@ -60,6 +60,16 @@ def open_job_store(job: Job) -> Store:
     return stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
 
 
+@contextlib.contextmanager
+def _closing_stores() -> Iterator[None]:
+    """Close the stores of this process at the end."""
+    try:
+        yield
+    finally:
+        stores.close_all()
+
+
+@_closing_stores()
 def info(job: Job, operator: bool = False) -> dict[str, Any]:
     """Return identity and progress by window of a job's store; all of it public.
 
@@ -70,28 +80,25 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
         UsageError: there is no store.
         PolicyError: it belongs to another plan.
     """
-    try:
-        store = open_job_store(job)
-        identity, timeline, retained = store.identity, job.plan.timeline, store.retained_windows
-        done = store.completed(identity.shards)
-        summary = {
-            "run_id": stamped_run_id(job.plan, identity),
-            "epoch": identity.epoch,
-            "plan_hash": identity.plan_hash,
-            "shards": identity.shards,
-            "windows": None if timeline.end is None else timeline.windows,
-            "triggers": timeline.triggers,
-            "complete": retained.dropped + sum(t == timeline.triggers for t in done.values()),
-            "committed": {str(w): trigger for w, trigger in sorted(done.items())},
-            "settled_cut": settled_trigger_time(timeline, reached(store, timeline).complete),
-            "dropped": retained.dropped,
-            "abandoned": retained.abandoned,
-            "restoring": store.restoring,
-            "input_changed": store.input_changed,
-        }
-        return summary | {"operator_only": _sizes(job, store)} if operator else summary
-    finally:
-        stores.close_all()
+    store = open_job_store(job)
+    identity, timeline, retained = store.identity, job.plan.timeline, store.retained_windows
+    done = store.completed(identity.shards)
+    summary = {
+        "run_id": stamped_run_id(job.plan, identity),
+        "epoch": identity.epoch,
+        "plan_hash": identity.plan_hash,
+        "shards": identity.shards,
+        "windows": None if timeline.end is None else timeline.windows,
+        "triggers": timeline.triggers,
+        "complete": retained.dropped + sum(t == timeline.triggers for t in done.values()),
+        "committed": {str(w): trigger for w, trigger in sorted(done.items())},
+        "settled_cut": settled_trigger_time(timeline, reached(store, timeline).complete),
+        "dropped": retained.dropped,
+        "abandoned": retained.abandoned,
+        "restoring": store.restoring,
+        "input_changed": store.input_changed,
+    }
+    return summary | {"operator_only": _sizes(job, store)} if operator else summary
 
 
 def _sizes(job: Job, store: Store) -> dict[str, Any]:
@@ -118,6 +125,7 @@ def _refuse_other_input(job: Job, store: Store) -> None:
         )
 
 
+@_closing_stores()
 def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
     """Write every committed release of all shards to a folder; return their number.
 
@@ -127,18 +135,13 @@ def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = N
         UsageError: there is no store.
         PolicyError: another plan or secret, or a published value would change.
     """
-    try:
-        run = store_run(job)
-        try:
-            _refuse_other_input(job, run.open())
-            sink = FileSink(folder, kind, job.sink.guarded)
-            return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
-        finally:
-            run.destroy_keys()
-    finally:
-        stores.close_all()
+    with _running(job) as run:
+        _refuse_other_input(job, run.open())
+        sink = FileSink(folder, kind, job.sink.guarded)
+        return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
 
 
+@_closing_stores()
 def publish(job: Job, progress: Progress | None = None) -> int:
     """Write every committed release of all shards to the job's own sink; return their number.
 
@@ -149,23 +152,16 @@ def publish(job: Job, progress: Progress | None = None) -> int:
         PolicyError: another plan or secret, a sink that is not the run's, or a store that must
             still be compared with what is published.
     """
-    try:
-        run = store_run(job)
-        try:
-            with contextlib.closing(sink_of(job, run)) as sink:
-                _refuse_other_input(job, run.open())
-                _refuse_behind(job, run, sink)
-                check_sink(run, sink)
-                return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
-        finally:
-            run.destroy_keys()
-    finally:
-        stores.close_all()
+    with _running(job) as run, contextlib.closing(sink_of(job, run)) as sink:
+        _refuse_other_input(job, run.open())
+        _refuse_behind(job, run, sink)
+        check_sink(run, sink)
+        return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
 
 
 def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:
     """Refuse a store that may lack published releases, because it cannot show what is right."""
-    store, used = run.open(), sink.used() if isinstance(sink, ReadableSink) else None
+    store, used = run.open(), sink.used()
     if store.restoring and used is not False:
         raise PolicyError(
             "store",
@@ -188,6 +184,17 @@ def store_run(job: Job) -> Run:
     return Run(plan, keys, job.state.store or "", identity.shards, identity.run_id)
 
 
+@contextlib.contextmanager
+def _running(job: Job) -> Iterator[Run]:
+    """Yield the run of a job's store; its keys are destroyed at the end."""
+    run = store_run(job)
+    try:
+        yield run
+    finally:
+        run.destroy_keys()
+
+
+@_closing_stores()
 def initialise(job: Job) -> tuple[str, bool]:
     """Make the job's store with a new run id; nothing is drawn or charged yet.
 
@@ -197,14 +204,12 @@ def initialise(job: Job) -> tuple[str, bool]:
     Raises:
         PolicyError: the sink, the account or an existing store does not allow it.
     """
-    try:
-        stores.backend(job.state.store or "").prepare()
-        run, existed, _ = prepare(job)
-        return run.run_id, not existed
-    finally:
-        stores.close_all()
+    stores.backend(job.state.store or "").prepare()
+    run, existed, _ = prepare(job)
+    return run.run_id, not existed
 
 
+@_closing_stores()
 def expire(
     job: Job, releases_before: str | None = None, progress: Progress | None = None
 ) -> dict[str, int]:
@@ -221,25 +226,22 @@ def expire(
     Raises:
         PolicyError: the sink lacks a release that is to be dropped, or has another.
     """
-    try:
-        store, timeline = open_job_store(job), job.plan.timeline
-        lasting = job.plan.design.remembered_for
-        changed, dropped = retention.expire(store, timeline, remembered_for=lasting), 0
-        if releases_before is not None:
-            before = _droppable(job, instant_micros("releases-before", releases_before))
-            _require_published(job, before, progress)
-            dropped = max(0, before - store.retained_windows.dropped)
-            retention.drop_releases(store, timeline, before)
-        store.compact()
-        return {"shards_expired": changed, "windows_dropped": dropped}
-    finally:
-        stores.close_all()
+    store, timeline = open_job_store(job), job.plan.timeline
+    lasting = job.plan.design.remembered_for
+    changed, dropped = retention.expire(store, timeline, remembered_for=lasting), 0
+    if releases_before is not None:
+        before = _droppable(job, instant_micros("releases-before", releases_before))
+        _require_published(job, before, progress)
+        dropped = max(0, before - store.retained_windows.dropped)
+        retention.drop_releases(store, timeline, before)
+    store.compact()
+    return {"shards_expired": changed, "windows_dropped": dropped}
 
 
 def _droppable(job: Job, instant: int) -> int:
     """Return the first window that is not complete or ends after the instant."""
     store, timeline = open_job_store(job), job.plan.timeline
-    complete = retention.reached(store, timeline).complete
+    complete = reached(store, timeline).complete
     ended = (
         instant - timeline.start - timeline.window - timeline.allowed_lateness
     ) // timeline.slide + 1
@@ -248,17 +250,15 @@ def _droppable(job: Job, instant: int) -> int:
 
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
     """Compare every release that is to be dropped with the sink's."""
-    run = store_run(job)
-    store, timeline = run.open(), run.plan.timeline
-    names = [
-        (window, trigger)
-        for window in range(store.retained_windows.first, before)
-        for trigger in range(1, timeline.triggers + 1)
-    ]
-    sink = sink_of(job)
-    try:
+    with _running(job) as run, contextlib.closing(sink_of(job)) as sink:
+        store, timeline = run.open(), run.plan.timeline
+        names = [
+            (window, trigger)
+            for window in range(store.retained_windows.first, before)
+            for trigger in range(1, timeline.triggers + 1)
+        ]
         for number, batch in enumerate(resealed(run, store, iter(names))):
-            if not holds_release(sink, batch):
+            if not sink.holds(batch):
                 window, trigger = names[number]
                 raise PolicyError(
                     sink.field,
@@ -267,9 +267,6 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
                 )
             if progress is not None:
                 progress(number + 1, len(names))
-    finally:
-        run.destroy_keys()
-        sink.close()
 
 
 def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
@@ -412,7 +409,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     trigger_times += [store.unit_progress(shard).reach for shard in shards]
     trigger_times += [timeline.base(window) + trigger for window, _, trigger in store.progress()]
     trigger_times += [
-        timeline.base(window) + trigger for window, trigger, _ in releases_of(sink_of(job))
+        timeline.base(window) + trigger for window, trigger, _ in sink_of(job).published()
     ]
     most = job.plan.privacy.contributions
     # By the rules of the run that is given up, not by those of new ones.

@@ -289,6 +289,7 @@ class BigQuerySink(WriteOnlySink):
     """
 
     kind, field, another = "bigquery", "sink.table", "a new table"
+    called = "BigQuery's table"
 
     def __init__(
         self,
@@ -299,7 +300,7 @@ class BigQuerySink(WriteOnlySink):
         seconds: float = SINK_SECONDS,
     ) -> None:
         super().__init__(run_id)
-        self._table, self._schema = table, release_schema(plan)
+        self.place, self._schema = table, release_schema(plan)
         self._tables = BigQueryTables(client, seconds)
         seen = set[str]()
         for name in self._schema.names:
@@ -309,26 +310,16 @@ class BigQuerySink(WriteOnlySink):
                 )
             seen.add(name.lower())
 
-    @property
-    @override
-    def place(self) -> str:
-        return self._table
-
-    @property
-    @override
-    def description(self) -> str:
-        return f"BigQuery's table {self._table}"
-
     @override
     def prepare(self, restoring: bool = False) -> None:
         super().prepare(restoring)
-        self._tables.look(self._table, self._schema)
+        self._tables.look(self.place, self._schema)
         self._tables.look(self._seals, SEAL_SCHEMA)
 
     @override
     def _put_rows(self, releases: Sequence[OutgoingRelease]) -> None:
         rows = (row for release in releases for row in rows_of(release.batch))
-        self._tables.append(self._table, self._schema, rows)
+        self._tables.append(self.place, self._schema, rows)
 
     @override
     def _put_control_messages(self, messages: Sequence[ControlMessage]) -> None:
@@ -342,7 +333,7 @@ class BigQuerySink(WriteOnlySink):
 
     @property
     def _seals(self) -> str:
-        return f"{self._table}_seals"
+        return f"{self.place}_seals"
 
 
 def ddl(plan: Plan, table: str) -> str:

@@ -135,17 +135,8 @@ class FileSink(ReadableSink):
 
     def __init__(self, folder: str | Path, kind: SinkKind, guard: bool = True) -> None:
         self.folder, self.kind, self.guard = Path(folder), kind, guard
+        self.place, self.called = str(self.folder), f"{kind} files below"
         self._repairs = True
-
-    @property
-    @override
-    def place(self) -> str:
-        return str(self.folder)
-
-    @property
-    @override
-    def description(self) -> str:
-        return f"{self.kind} files below {self.folder}"
 
     @override
     def prepare(self, restoring: bool = False) -> None:
@@ -159,7 +150,8 @@ class FileSink(ReadableSink):
 
     @override
     def manifests(self) -> list[RunManifest | None]:
-        return [_read(path) for path in _manifest_files(self.folder)]
+        further = sorted(self.folder.glob("run-epoch-*.json"))
+        return [_read(path) for path in (*self.folder.glob("run.json"), *further)]
 
     @override
     def put_manifest(self, manifest: RunManifest) -> None:
@@ -285,10 +277,6 @@ def release_path(window: int, trigger: int, kind: str) -> Path:
 def manifest_path(folder: Path, epoch: int = 0) -> Path:
     """Return the path of the manifest of an epoch."""
     return folder / ("run.json" if epoch == 0 else f"run-epoch-{epoch}.json")
-
-
-def _manifest_files(folder: Path) -> list[Path]:
-    return [*folder.glob("run.json"), *sorted(folder.glob("run-epoch-*.json"))]
 
 
 def _read(path: Path) -> RunManifest | None:

@@ -245,13 +245,14 @@ class KafkaSink(ReadableSink):
         timeline: the public time axis, by which a row's text names its window.
     """
 
-    kind, field, another = "kafka", "sink.topic", "a new topic"
+    kind, field, another, called = "kafka", "sink.topic", "a new topic", "Kafka's topic"
 
     def __init__(
         self, servers: str, topic: str, options: Mapping[str, str], timeline: Timeline
     ) -> None:
         check_options("sink", options, FIXED)
-        self._topic, self._timeline = KafkaTopic(servers, topic, options), timeline
+        self.place, self._timeline = topic, timeline
+        self._topic = KafkaTopic(servers, topic, options)
         self._partitions: int | None = None
         self._topic_state = PublishedTopic(self._topic)
         self._loose: dict[Name, dict[str, bytes]] | None = None
@@ -262,16 +263,6 @@ class KafkaSink(ReadableSink):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._topic_state = PublishedTopic(self._topic)
-
-    @property
-    @override
-    def place(self) -> str:
-        return self._topic.topic
-
-    @property
-    @override
-    def description(self) -> str:
-        return f"Kafka's topic {self._topic.topic}"
 
     @override
     def prepare(self, restoring: bool = False) -> None:
@@ -416,21 +407,20 @@ def refuse_unfit(description: TopicDescription, restoring: bool = False) -> None
     Raises:
         PolicyError: names the setting.
     """
-    if "compact" not in description.policies:
-        raise PolicyError(
-            "sink.topic",
+    wrong = {
+        (
             "is not compacted: it would keep repetitions, and forget what was published",
             "set cleanup.policy=compact on the topic",
-        )
-    if restoring and description.policies != {"compact"}:
-        raise PolicyError(
-            "sink.topic",
+        ): "compact" not in description.policies,
+        (
             "lets releases go, and a restored store must be compared with all of them",
             "set cleanup.policy=compact, if nothing is gone yet; else restore with --abandon",
-        )
-    if description.replicas > 1 and description.in_sync < 2:
-        raise PolicyError(
-            "sink.topic",
+        ): restoring and description.policies != {"compact"},
+        (
             "is replicated, but one replica acknowledges alone: with it releases would be lost",
             "set min.insync.replicas=2 on the topic",
-        )
+        ): description.replicas > 1 and description.in_sync < 2,
+    }
+    for (rule, fix), holds in wrong.items():
+        if holds:
+            raise PolicyError("sink.topic", rule, fix)

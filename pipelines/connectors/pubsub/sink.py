@@ -135,23 +135,13 @@ class PubsubSink(WriteOnlySink):
         seconds: how long the service may be away.
     """
 
-    kind, field, another = "pubsub", "sink.topic", "a new topic"
+    kind, field, another, called = "pubsub", "sink.topic", "a new topic", "Pub/Sub's topic"
 
     def __init__(
         self, topic: str, run_id: str | None = None, seconds: float = SINK_SECONDS
     ) -> None:
         super().__init__(run_id)
-        self._topic = PubsubTopic(topic, seconds, self.field)
-
-    @property
-    @override
-    def place(self) -> str:
-        return self._topic.topic
-
-    @property
-    @override
-    def description(self) -> str:
-        return f"Pub/Sub's topic {self._topic.topic}"
+        self.place, self._topic = topic, PubsubTopic(topic, seconds, self.field)
 
     @override
     def prepare(self, restoring: bool = False) -> None:

@@ -20,14 +20,10 @@ from dpstream.pipelines.connectors.sink import (
     SealMessage,
     WriteOnlySink,
     digest_of,
-    holds_release,
     is_row,
     manifest_key,
-    manifests_of,
     messages_of,
-    releases_of,
     seal_key,
-    unsealed_of,
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.report.data import inventory
@@ -95,9 +91,10 @@ def test_files_are_as_before(place: Published) -> None:
 def test_what_cannot_be_read_back_says_so(place: Published, sink: str) -> None:
     target = sink_of(place.job(sink))
     assert not isinstance(target, ReadableSink)
-    assert manifests_of(target) == [] and releases_of(target) == [] and unsealed_of(target) == []
+    assert target.used() is None and target.manifests() == []
+    assert [*target.published(), *target.unsealed()] == []
     with pytest.raises(PolicyError, match="cannot be read back"):
-        holds_release(target, pa.record_batch({}))
+        target.holds(pa.record_batch({}))
     with pytest.raises(PolicyError, match="--abandon"):
         target.prepare(restoring=True)
 
@@ -107,20 +104,11 @@ class Noted(WriteOnlySink):
 
     kind = "pubsub"
     field = "sink.topic"
+    called, place = "topic", "t"
 
     def __init__(self, run_id: str | None = None) -> None:
         super().__init__(run_id)
         self.put: list[Any] = []
-
-    @property
-    @override
-    def place(self) -> str:
-        return "t"
-
-    @property
-    @override
-    def description(self) -> str:
-        return "topic t"
 
     @override
     def _put_rows(self, releases: Sequence[Any]) -> None:
