@@ -204,7 +204,7 @@ def job_of(
         privacy=_privacy(file, domain or file.keys.public is not None, workload),
         stamp=file.source.stamp_column,
         record_id=_record_id(file),
-        remember=_remember(keys.remember),
+        remember=_remember(file.section.remember_keys),
         # Checked as a plan of public keys before the list is read.
         public_keys=_UNREAD if domain or keys.public is not None else None,
     )
@@ -236,7 +236,7 @@ def job_of(
         sink=_sink_below(folder, name, file.sink),
         performance=file.performance,
         plan=plan,
-        tuning=file.choice,
+        tuning=file.section.choice,
     )
 
 
@@ -319,7 +319,7 @@ def _remember(text: str | None) -> Literal["run", "never"] | int | None:
 
 def _timeline(file: JobParts) -> Timeline:
     """Return the time axis in microseconds; a bounded source needs its end."""
-    time = file.time
+    time = file.section
     if time.end is None and not file.source.unbounded:
         raise UsageError(
             "end",
@@ -333,7 +333,7 @@ def _timeline(file: JobParts) -> Timeline:
         end=None if time.end is None else instant_micros("end", time.end),
         window=window,
         slide=window if time.slide is None else duration_micros("slide", time.slide),
-        trigger_every=duration_micros("release_every", time.trigger_every),
+        trigger_every=duration_micros("release_every", time.release_every),
         allowed_lateness=duration_micros("allowed_lateness", time.allowed_lateness),
         max_skew=duration_micros("max_skew", time.max_skew),
         period=None if period is None else duration_micros("budget.covers", period),

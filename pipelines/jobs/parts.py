@@ -23,7 +23,6 @@ from dpstream.pipelines.project.job_parts import (
     SinkConfig,
     SourceConfig,
     StateConfig,
-    TimeConfig,
 )
 from dpstream.pipelines.project.job_section import JobSection
 from dpstream.pipelines.project.project import Project, account_of, secret_of, unit_of
@@ -60,18 +59,14 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
     if query is None and job.query is not None:
         query = _query_text(project, name, job.query)
     covers = job.budget.covers
+    performance = {name: getattr(job, name) for name in PerformanceConfig.__struct_fields__}
     return JobParts(
+        section=job,
         source=source_of(project, job.table, query),
         schema=_schema(job, table, unit),
-        aggregate=_aggregates(job),
-        time=TimeConfig(
-            start=job.start,
-            window=job.window,
-            trigger_every=job.release_every,
-            end=job.end,
-            slide=job.slide,
-            allowed_lateness=job.allowed_lateness,
-            max_skew=job.max_skew,
+        aggregate=tuple(
+            Aggregate(name, part.kind, part.column, part.bounds, part.grid, part.share)
+            for name, part in job.aggregate.items()
         ),
         privacy=PrivacyConfig(
             epsilon=job.budget.epsilon,
@@ -84,13 +79,12 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
             **_fields(job.mechanism),
         ),
         sink=SinkConfig(dead_letter=job.dead_letter, **_fields(job.sink)),
-        keys=KeysConfig(job.public_keys, job.remember_keys),
+        keys=KeysConfig(job.public_keys),
         state=StateConfig(
             _store(job.store) or f"sqlite:{name}.store.db", job.shards, job.keep_releases
         ),
         ledger=None if data_set.account is None else account_of(project, data_set_name),
-        performance=_performance(job),
-        choice=job.choice,
+        performance=PerformanceConfig(**{n: v for n, v in performance.items() if v is not None}),
     )
 
 
@@ -143,18 +137,6 @@ def _schema(job: JobSection, table: TableSection, unit: UnitSection) -> SchemaCo
     key = tuple(Field(part) if isinstance(part, str) else part for part in job.key)
     unit_field = Field(required(table.unit_column, "a job's table has a unit column"), unit.type)
     return SchemaConfig(unit_field, key, _time_column(table), record_id)
-
-
-def _aggregates(job: JobSection) -> tuple[Aggregate, ...]:
-    return tuple(
-        Aggregate(name, part.kind, part.column, part.bounds, part.grid, part.share)
-        for name, part in job.aggregate.items()
-    )
-
-
-def _performance(job: JobSection) -> PerformanceConfig:
-    given = {name: getattr(job, name) for name in PerformanceConfig.__struct_fields__}
-    return PerformanceConfig(**{name: v for name, v in given.items() if v is not None})
 
 
 def _fields(section: msgspec.Struct) -> dict[str, Any]:

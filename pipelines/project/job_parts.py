@@ -14,11 +14,9 @@ from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.places import FileKind
-from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
-from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.project.job_section import ChoiceSection, SinkKind
-from dpstream.pipelines.project.sections import TimeColumn
+from dpstream.pipelines.project.job_section import JobSection, MechanismSection, SinkSection
+from dpstream.pipelines.project.sections import Section, TimeColumn
 from dpstream.pipelines.project.text import duration_micros
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import AccountPlace
@@ -36,11 +34,7 @@ MESSAGE_ID = "_message_id"
 GIVEN_COLUMNS = {f"_{stamp}" for stamps in GIVEN_STAMPS.values() for stamp in stamps} | {MESSAGE_ID}
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a job: frozen; unknown keys are refused."""
-
-
-class LookUpConfig(_Table, frozen=True):
+class LookUpConfig(Section, frozen=True):
     """``[[source.query.look_up]]``: a public table that the query may look up by its key.
 
     Attributes:
@@ -56,7 +50,7 @@ class LookUpConfig(_Table, frozen=True):
     columns: dict[str, str] | None = None
 
 
-class QueryConfig(_Table, frozen=True):
+class QueryConfig(Section, frozen=True):
     """``[source.query]``: a row-local SELECT that every row of the source goes through first; see
     `pipelines.statements.row_local`.
 
@@ -75,7 +69,7 @@ class QueryConfig(_Table, frozen=True):
     look_up: tuple[LookUpConfig, ...] = ()
 
 
-class SourceConfig(_Table, frozen=True):
+class SourceConfig(Section, frozen=True):
     """The source of records.
 
     Attributes:
@@ -100,7 +94,7 @@ class SourceConfig(_Table, frozen=True):
     topic: str | None = None
     servers: str | None = None
     subscription: str | None = None
-    options: dict[str, str] = {}
+    options: dict[str, str] = msgspec.field(default_factory=dict)
     settle: str = "2s"
     query: QueryConfig | None = None
 
@@ -122,7 +116,7 @@ class SourceConfig(_Table, frozen=True):
         return f"{self.kind}:{self.topic or self.subscription or self.path}"
 
 
-class SchemaConfig(_Table, frozen=True):
+class SchemaConfig(Section, frozen=True):
     """The columns of unit, key and event time, and the record id.
 
     A source that may deliver a record again at another position needs a column that names the
@@ -135,19 +129,7 @@ class SchemaConfig(_Table, frozen=True):
     record_id: Field | None = None
 
 
-class TimeConfig(_Table, frozen=True):
-    """RFC 3339 times and durations, as texts."""
-
-    start: str
-    window: str
-    trigger_every: str
-    end: str | None = None
-    slide: str | None = None
-    allowed_lateness: str = "0s"
-    max_skew: str = "0s"
-
-
-class PrivacyConfig(_Table, frozen=True):
+class PrivacyConfig(MechanismSection, frozen=True, kw_only=True):
     """See `accounting.plan.plan.Privacy`; plus the period and the reference to the secret.
 
     ``allow_large_delta``: allow a delta above 0.01 (`accounting.strength`).
@@ -165,38 +147,18 @@ class PrivacyConfig(_Table, frozen=True):
     delta: float
     contributions: int
     period: str | None = None
-    mode: Mode = "sticky"
-    strategy: StrategyName | None = None
-    optimise: Optimise | None = None
-    theta: float = 0.4
-    pre_threshold: int = 0
-    refresh_every: int | None = None
-    selection_share: float | None = None
-    final_flush: bool = False
     per_key_bound: int | None = None
-    weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
-    combine: bool = False
-    select_every: int | None = None
-    periods_share_windows: bool = False
-    tests: int | tuple[int, ...] | None = None
-    skip: bool | None = None
-    allow_large_delta: bool = False
     secret: SecretSource = SecretSource()
     insecure_test_run_id: str | None = None
 
 
-class KeysConfig(_Table, frozen=True):
-    """A CSV file whose header names the key columns; no selection is needed.
-
-    ``remember``: how long later windows publish a key again that a window has published: ``run``,
-    ``never``, or a duration (`accounting.plan.design`).
-    """
+class KeysConfig(Section, frozen=True):
+    """A CSV file whose header names the key columns; no selection is needed."""
 
     public: str | None = None
-    remember: str | None = None
 
 
-class StateConfig(_Table, frozen=True):
+class StateConfig(Section, frozen=True):
     """The job's store (``sqlite:PATH`` or ``spanner://PROJECT/INSTANCE/DATABASE``).
 
     The number of key shards is fixed when the store is made.  ``keep_releases``: how long the
@@ -215,29 +177,15 @@ class StateConfig(_Table, frozen=True):
         return Path(path) if kind == "sqlite" else None
 
 
-class SinkConfig(_Table, frozen=True):
+class SinkConfig(SinkSection, frozen=True):
     """The sink of releases.
 
     Attributes:
-        kind: files (``parquet``, ``csv``, ``jsonl``), ``kafka``, ``pubsub`` or ``bigquery``.
-        path: folder of files.
-        topic: for Kafka; for Pub/Sub ``projects/P/topics/T``.
-        servers: for Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
-        table: for BigQuery, ``project.dataset.table``.
         dead_letter: folder of the dead letters, which are files with every kind; default: beside
             the folder of the releases, or beside the project file.
-        formulas: for CSV: ``guard`` (the default) writes an apostrophe before text that a
-            spreadsheet would take for a formula, ``keep`` writes it as it is.
     """
 
-    kind: SinkKind
-    path: str = ""
-    topic: str | None = None
-    servers: str | None = None
-    options: dict[str, str] = {}
-    table: str | None = None
     dead_letter: str | None = None
-    formulas: Literal["guard", "keep"] | None = None
 
     @property
     def guarded(self) -> bool:
@@ -256,7 +204,7 @@ class SinkConfig(_Table, frozen=True):
         return kinds.get(self.kind, "parquet")
 
 
-class PerformanceConfig(_Table, frozen=True):
+class PerformanceConfig(Section, frozen=True):
     """``[performance]``: no field changes a released byte.
 
     Attributes:
@@ -271,20 +219,19 @@ class PerformanceConfig(_Table, frozen=True):
     threads: int | None = None
 
 
-class JobParts(_Table, frozen=True):
-    """The parts of a job, as written."""
+class JobParts(Section, frozen=True):
+    """The parts of a job, as written; what is in no other part is in ``section``."""
 
+    section: JobSection
     source: SourceConfig
     schema: SchemaConfig
     aggregate: tuple[Aggregate, ...]
-    time: TimeConfig
     privacy: PrivacyConfig
     sink: SinkConfig
     keys: KeysConfig
     state: StateConfig
     ledger: AccountPlace | None
     performance: PerformanceConfig
-    choice: ChoiceSection | None
 
 
 def check_parts(file: JobParts) -> None:

@@ -62,9 +62,11 @@ class SinkSection(Section, frozen=True):
     Attributes:
         kind: a kind of files, or a service.
         path: the folder of files.
-        topic, servers, options: for Kafka; for Pub/Sub topic is ``projects/P/topics/T``.
+        topic, servers, options: for Kafka; values ``env:NAME`` are looked up.  For Pub/Sub topic
+            is ``projects/P/topics/T``.
         table: for BigQuery, ``project.dataset.table``.
-        formulas: for CSV: ``guard`` (default) or ``keep``.
+        formulas: for CSV: ``guard`` (the default) writes an apostrophe before text that a
+            spreadsheet would take for a formula, ``keep`` writes it as it is.
     """
 
     kind: SinkKind

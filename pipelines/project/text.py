@@ -53,6 +53,21 @@ EXAMPLES = {
 }
 
 
+#: What to write where a value has another shape, by the decoder's words; the first that fits.
+_FORMS = (
+    ("Expected `str|got `date(time)?`", 'write it in quotes, {name} = "..."'),
+    ("Expected `array", "write it in square brackets, {name} = [...]"),
+    (
+        "Expected `object",
+        "write a table, {name} = {{ ... }}, or [{path}] with its fields below",
+    ),
+    ("Expected `int.*got `str`", "write a whole number without quotes, {name} = 1"),
+    ("Expected `int", "write a whole number, {name} = 1"),
+    ("Expected `float", "write a number without quotes, {name} = 1.0"),
+    ("Expected `bool", "write {name} = true or {name} = false, without quotes"),
+)
+
+
 def example(path: str) -> str | None:
     """Return a line that may be copied, for the field at ``path``; ``None``: none is known."""
     parts = re.sub(r"\[[^\]]*\]", "", path).split(".")
@@ -73,21 +88,8 @@ def fix_of(path: str, rule: str) -> str:
         quotes = "it in quotes, " if "got `date" in rule else ""
         return f"write {quotes}{sample}"
     name = re.sub(r"\[.*", "", path.rpartition(".")[2])
-    if "Expected `str" in rule or "got `datetime`" in rule or "got `date`" in rule:
-        return f'write it in quotes, {name} = "..."'
-    if "Expected `array" in rule:
-        return f"write it in square brackets, {name} = [...]"
-    if "Expected `object" in rule:
-        return f"write a table, {name} = {{ ... }}, or [{path}] with its fields below"
-    if "Expected `int" in rule and "got `str`" in rule:
-        return f"write a whole number without quotes, {name} = 1"
-    if "Expected `int" in rule:
-        return f"write a whole number, {name} = 1"
-    if "Expected `float" in rule:
-        return f"write a number without quotes, {name} = 1.0"
-    if "Expected `bool" in rule:
-        return f"write {name} = true or {name} = false, without quotes"
-    return "correct the value"
+    forms = (form for words, form in _FORMS if re.search(words, rule))
+    return next(forms, "correct the value").format(name=name, path=path)
 
 
 _UNIT_MICROS = {
