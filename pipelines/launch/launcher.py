@@ -21,7 +21,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.launch import dataflow
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.project.text import MAX_FILE_BYTES
-from dpstream.pipelines.stream.run import Result, run_job
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state.ledger.open import PROJECT_FILE, file_of
 from dpstream.state.private_log import unexpected
 
@@ -126,30 +126,20 @@ def check_remote(job: Job) -> None:
         )
 
 
-def launch(job: Job, runner: str, beam_args: Sequence[str]) -> Result:
-    """Begin the run, submit the pipeline, and return without waiting."""
-    return run_job(job, runner, dataflow.without_runner(beam_args), detach=True)
-
-
-def describe(job: Job, beam_args: Sequence[str]) -> dict[str, Any]:
-    """Describe the job that would be started: public names and options only."""
-    return {
-        "plan_hash": job.plan.hash,
-        "source": job.plan.source,
-        "store": job.state.store,
-        "shards": job.state.shards,
-        "options": dataflow.options_of(beam_args),
-    }
-
-
 def start_job(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the job, or describe it without starting."""
+    """Start the job without waiting, or describe it, by public names and options, unstarted."""
     job = load_job(project, own.name, environment=own.environment)
     check_remote(job)
     beam_flags = dataflow.flags(beam_args, job.source.unbounded)
     if own.dry_run == "true":
-        return describe(job, beam_flags)
-    result = launch(job, dataflow.RUNNER, beam_flags)
+        return {
+            "plan_hash": job.plan.hash,
+            "source": job.plan.source,
+            "store": job.state.store,
+            "shards": job.state.shards,
+            "options": dataflow.options_of(beam_flags),
+        }
+    result = run_job(job, dataflow.RUNNER, dataflow.without_runner(beam_flags), detach=True)
     return {"run_id": result.run_id, "plan_hash": result.plan_hash}
 
 

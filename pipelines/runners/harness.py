@@ -65,7 +65,7 @@ class Harness(SdkHarness):  # type: ignore[misc]
 
     def finish(self, deadline: float) -> None:
         """Close the connection, unless the engine has, and wait until the worker has ended."""
-        self.hang_up()
+        self.stop()
         self._thread.join(max(0.0, deadline - time.monotonic()))
         for thread in threading.enumerate():
             if thread.name in _READERS:
@@ -75,7 +75,7 @@ class Harness(SdkHarness):  # type: ignore[misc]
         """Return whether the engine has hung up, or is gone."""
         return not self._thread.is_alive()
 
-    def hang_up(self) -> None:
+    def stop(self) -> None:
         """Close the connection to the engine; again is fine."""
         self._responses.put(Sentinel.sentinel)
 

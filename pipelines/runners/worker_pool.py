@@ -77,6 +77,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         self._harnesses: list[Harness] = []
         self._requests: list[str] = []
         self._closed = threading.Event()
+        self._server: Any = None
 
     @classmethod
     @override
@@ -87,8 +88,8 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         state_cache_size: int = 0,
         data_buffer_time_limit_ms: int = -1,
         container_executable: str | None = None,
-    ) -> tuple[str, "Served"]:
-        """Listen; return the address, and the call that stops it."""
+    ) -> "tuple[str, LoopbackPool]":
+        """Listen; return the address, and the pool, which is to be stopped."""
         server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=_OPTIONS)
         bound = server.add_insecure_port(f"{LOOPBACK}:{port}")
         pool = cls(
@@ -99,9 +100,10 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         )
         beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(pool, server)
         server.start()
+        pool._server = server
         if use_process:
             threading.Thread(target=pool._watch, daemon=True).start()
-        return f"{LOOPBACK}:{bound}", Served(pool, server)
+        return f"{LOOPBACK}:{bound}", pool
 
     @override
     def StartWorker(self, start_worker_request: Any, unused_context: Any) -> Any:
@@ -116,7 +118,13 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
                 with self._lock:
                     self._workers.append(worker)
             else:
-                harness = self._harness(endpoint, name)
+                harness = Harness(
+                    endpoint,
+                    worker_id=name,
+                    state_cache_size=self._state_cache_size,
+                    data_buffer_time_limit_ms=self._data_buffer_time_limit_ms,
+                )
+                harness.start()
                 with self._lock:
                     self._harnesses.append(harness)
         except Exception:
@@ -141,10 +149,7 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
             with self._lock:
                 self._requests.remove(name)
         for worker in workers:
-            if isinstance(worker, Harness):
-                worker.hang_up()
-            else:
-                worker.stop()
+            worker.stop()
         return beam_fn_api_pb2.StopWorkerResponse()
 
     def _hung_up_on(self, name: str) -> "list[_Worker | Harness]":
@@ -178,8 +183,9 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
         for harness in harnesses:
             harness.finish(deadline)
 
-    def close(self) -> None:
-        """End all workers."""
+    def stop(self, grace: float | None = None) -> None:
+        """Take no more requests, and end all workers."""
+        self._server.stop(grace)
         self._closed.set()
         self.finish()
         with self._lock:
@@ -188,16 +194,6 @@ class LoopbackPool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
             worker.process.terminate()
         for worker in workers:
             worker.stop()
-
-    def _harness(self, endpoint: str, name: str) -> Harness:
-        harness = Harness(
-            endpoint,
-            worker_id=name,
-            state_cache_size=self._state_cache_size,
-            data_buffer_time_limit_ms=self._data_buffer_time_limit_ms,
-        )
-        harness.start()
-        return harness
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK):
@@ -278,18 +274,6 @@ class _Worker:
         return subprocess.Popen(with_parent(self._command))
 
 
-class Served:
-    """A pool and the server that it answers on."""
-
-    def __init__(self, pool: LoopbackPool, server: Any) -> None:
-        self.pool, self._server = pool, server
-
-    def stop(self, grace: float | None = None) -> None:
-        """Take no more requests, and end all workers."""
-        self._server.stop(grace)
-        self.pool.close()
-
-
 class LoopbackRunner(PortableRunner):  # type: ignore[misc]
     """The base of both runners.
 
@@ -298,7 +282,7 @@ class LoopbackRunner(PortableRunner):  # type: ignore[misc]
     """
 
     _server: GuardedJobServer | None = None
-    _pools: tuple[Served, ...] = ()
+    _pools: tuple[LoopbackPool, ...] = ()
 
     def check(self) -> None:
         """Refuse, and end, a job server that other machines can reach.
@@ -312,19 +296,19 @@ class LoopbackRunner(PortableRunner):  # type: ignore[misc]
     def drain(self) -> None:
         """Let the bundles of workers in this process come to their end: the job is to be
         cancelled."""
-        for served in self._pools:
-            served.pool.drain()
+        for pool in self._pools:
+            pool.drain()
 
     def close(self) -> None:
         """End what was started: workers first, while their engine can still let them go."""
         server, self._server = self._server, None
         pools, self._pools = self._pools, ()
-        for served in pools:
-            served.pool.finish()
+        for pool in pools:
+            pool.finish()
         if server is not None:
             server.stop()
-        for served in pools:
-            served.stop()
+        for pool in pools:
+            pool.stop()
 
     @override
     def start_and_replace_loopback_environments(self, pipeline: Any, options: Any) -> list[Any]:
@@ -380,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM."""
     given = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    address, server = LoopbackPool.start(
+    address, pool = LoopbackPool.start(
         use_process=True,
         port=given.service_port,
         container_executable=given.container_executable,
@@ -390,7 +374,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
     finally:
-        server.stop(0)
+        pool.stop(0)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from apache_beam.runners.runner import PipelineResult
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.launch import launcher
-from dpstream.pipelines.launch.dataflow import flags
-from dpstream.pipelines.launch.launcher import check_remote, describe, fetch, main, parser
+from dpstream.pipelines.launch.dataflow import flags, options_of
+from dpstream.pipelines.launch.launcher import check_remote, fetch, main, parser
 from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
 from tests.audit.leaks import make_job
@@ -105,12 +106,11 @@ def test_patterns_of_parameters(name: str, good: list[str], bad: list[str]) -> N
     assert not any(re.fullmatch(pattern, text) for text in bad)
 
 
-def test_flags_for_dataflow(tmp_path: Path) -> None:
-    job = remote(tmp_path)
+def test_flags_for_dataflow() -> None:
     given = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
              f"--sdk_container_image={IMAGE}"]  # fmt: skip
     all_flags = flags(given, streaming=True)
-    options = describe(job, all_flags)["options"]
+    options = options_of(all_flags)
     assert options["runner"] == "DataflowRunner" and options["streaming"] is True
     assert options["sdk_location"] == "container"
     assert options.get("enable_streaming_engine", True) is True
@@ -184,7 +184,7 @@ def test_the_dry_run_prints_options_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote(tmp_path)
-    monkeypatch.setattr(launcher, "launch", mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr(launcher, "run_job", mock.Mock(side_effect=AssertionError))
     args = [f"--project_file={tmp_path / 'dpstream.toml'}", "--dry_run=true", "--project=p"]
     assert main(args) == 0
     report = json.loads(capsys.readouterr().out)
@@ -214,12 +214,12 @@ def test_a_launch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     waited = mock.Mock(side_effect=AssertionError)
     monkeypatch.setattr(PipelineResult, "wait_until_finish", waited)
     monkeypatch.setattr("dpstream.pipelines.stream.run.wait_or_stop", waited)
-    result = launcher.launch(job, "DirectRunner", [])
+    result = run_job(job, "DirectRunner", detach=True)
     assert result.run_id and not waited.called
     assert (tmp_path / "job" / "releases" / "run.json").exists()
     stores.close_all()
     monkeypatch.undo()
-    assert launcher.launch(job, "DirectRunner", []).run_id == result.run_id
+    assert run_job(job, "DirectRunner", detach=True).run_id == result.run_id
 
 
 def test_a_project_file_from_any_file_system(tmp_path: Path) -> None:

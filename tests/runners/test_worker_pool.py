@@ -116,7 +116,7 @@ def test_one_that_has_served_is_not(
         for asks in (True, False):
             with serving() as (servicer, where):
                 number = start(pool, where)
-                worker = served.pool._workers[-1]
+                worker = served._workers[-1]
                 assert servicer.came.get(timeout=300) == "w1"
                 wait_for(functools.partial(getattr, worker, "_settled"))
                 os.kill(number, signal.SIGKILL)
@@ -128,11 +128,11 @@ def test_one_that_has_served_is_not(
                     assert worker.stopped
 
                 def left(count: int = 2 - asks) -> bool:
-                    return len(served.pool._workers) == count
+                    return len(served._workers) == count
 
                 wait_for(left)
-            wait_for(lambda: len(served.pool._workers) == 1)  # or its engine is gone
-            assert pool.workers() == [lives] and not served.pool._workers[0].stopped
+            wait_for(lambda: len(served._workers) == 1)  # or its engine is gone
+            assert pool.workers() == [lives] and not served._workers[0].stopped
     finally:
         served.stop()
 
@@ -179,7 +179,7 @@ def test_workers_in_this_process_are_of_their_engines(
             request.control_endpoint.url = where
             assert ask(pool, "StartWorker", request).error == ""
             assert servicer.came.get(timeout=300) == "w1"
-        first, second = served.pool._harnesses
+        first, second = served._harnesses
         other[0].ended.set()
         ask(pool, "StopWorker", STOP)
         wait_for(second.left)
