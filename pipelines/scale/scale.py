@@ -194,7 +194,11 @@ def estimate(
     peak_reads = peak_writes + max(0.0, published - keys) / within
     vcpus = {"pipeline": (peak_records + peak_pairs) / 2 / rates["pipeline_records"].value}
     if spanner:
-        vcpus |= _distributed(peak_records + peak_pairs, peak_writes + peak_reads, rates)
+        # Of several workers and a database: rows a second that are moved, and that are read and
+        # written (measured with two rows read and two written a record).
+        vcpus["shuffle"] = (peak_records + peak_pairs) / rates["shuffle_rows"].value
+        rows = peak_writes + peak_reads
+        vcpus["database_client"] = rows / 4 / rates["spanner_records"].value
     busy = sum(vcpus.values()) / WORKER_BUSY.value
     workers = max(1, math.ceil(busy / load.worker_vcpus)) if spanner else 1
     gib = _state_gib(job, load, of_window, rates, spanner)
@@ -221,15 +225,6 @@ def estimate(
         cost=_cost(load, workers, nodes, gib, prices) if spanner else {},
         warnings=tuple(_warnings(job, load, busy, of_window * windows, rates, spanner)),
     )
-
-
-def _distributed(moved: float, rows: float, rates: dict[str, Figure]) -> dict[str, float]:
-    """Cores of what several workers and a database add: rows a second that are moved, and that
-    are read and written (measured with two rows read and two written a record)."""
-    return {
-        "shuffle": moved / rates["shuffle_rows"].value,
-        "database_client": rows / 4 / rates["spanner_records"].value,
-    }
 
 
 def _shards(job: Job, busiest: float, pairs: float, spanner: bool) -> int:

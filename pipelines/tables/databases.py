@@ -6,6 +6,7 @@ to the catalog's types afterwards, NULL where they do not fit.
 """
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -60,7 +61,7 @@ def readers(tables: Mapping[str, Table]) -> Iterator[dict[str, Callable[[], pa.R
         for name, table in tables.items():
             if table.place not in open_:
                 open_[table.place] = _connected(table, stack)
-            out[name] = _reader(open_[table.place], table, stack)
+            out[name] = functools.partial(_read, open_[table.place], table, stack)
         yield out
 
 
@@ -85,18 +86,13 @@ def _connected(table: Table, stack: contextlib.ExitStack) -> Any:
         raise _failed(table, error) from None
 
 
-def _reader(
-    connection: Any, table: Table, stack: contextlib.ExitStack
-) -> Callable[[], pa.RecordBatchReader]:
-    def read() -> pa.RecordBatchReader:
-        try:
-            cursor = stack.enter_context(connection.cursor())
-            cursor.execute(remote_query(table))
-            return cursor.fetch_record_batch()
-        except Exception as error:
-            raise _failed(table, error) from None
-
-    return read
+def _read(connection: Any, table: Table, stack: contextlib.ExitStack) -> pa.RecordBatchReader:
+    try:
+        cursor = stack.enter_context(connection.cursor())
+        cursor.execute(remote_query(table))
+        return cursor.fetch_record_batch()
+    except Exception as error:
+        raise _failed(table, error) from None
 
 
 def enforces_unique(table: Table, columns: tuple[str, ...]) -> bool:
@@ -111,17 +107,21 @@ def enforces_unique(table: Table, columns: tuple[str, ...]) -> bool:
         "i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indimmediate "
         "AND i.indpred IS NULL AND i.indexprs IS NULL"
     )
+    rows = _fetched(table, query, (_remote(table),))
+    constraints = ({name.lower() for name in json.loads(row[0])} for row in rows)
+    return any(names <= set(columns) for names in constraints)
+
+
+def _fetched(table: Table, query: str, parameters: tuple[str, ...]) -> list[Any]:
+    """Return the rows of a query about a table, of a connection of its own."""
     with contextlib.ExitStack() as stack:
         connection = _connected(table, stack)
         try:
             cursor = stack.enter_context(connection.cursor())
-            cursor.execute(query, (_remote(table),))
-            constraints = [
-                {name.lower() for name in json.loads(row[0])} for row in cursor.fetchall()
-            ]
+            cursor.execute(query, parameters)
+            return list(cursor.fetchall())
         except Exception as error:
             raise _failed(table, error) from None
-    return any(names <= set(columns) for names in constraints)
 
 
 class ServerColumn(NamedTuple):
@@ -143,25 +143,12 @@ def server_columns(table: Table) -> dict[str, ServerColumn]:
     Raises:
         RunError: the database cannot be reached or read.
     """
-    parameters: tuple[str, ...]
-    if table.kind == "sqlite":
-        schema, _, name = (table.remote or table.name).rpartition(".")
-        query, parameters = (
-            "SELECT name, type FROM pragma_table_xinfo(?, ?)",
-            (name, schema or "main"),
-        )
-    else:
-        query, parameters = _COLUMNS, (_remote(table),)
-    with contextlib.ExitStack() as stack:
-        connection = _connected(table, stack)
-        try:
-            cursor = stack.enter_context(connection.cursor())
-            cursor.execute(query, parameters)
-            rows = cursor.fetchall()
-        except Exception as error:
-            raise _failed(table, error) from None
     if table.kind == "sqlite":  # its names have no case
+        schema, _, name = (table.remote or table.name).rpartition(".")
+        query = "SELECT name, type FROM pragma_table_xinfo(?, ?)"
+        rows = _fetched(table, query, (name, schema or "main"))
         return {column.lower(): ServerColumn(_affinity(kind)) for column, kind in rows}
+    rows = _fetched(table, _COLUMNS, (_remote(table),))
     return {column: ServerColumn(kind, _digits(modifier)) for column, kind, modifier in rows}
 
 

@@ -30,6 +30,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -116,8 +117,9 @@ def sqlite_path(table: Table) -> str:
             with contextlib.closing(open_file(path)) as db:
                 db.execute("SELECT 1 FROM sqlite_master").fetchone()
         except (sqlite3.Error, OSError) as error:
-            subject = Subject(f"table {table.name}", "database", lambda: _damaged(table))
-            raise refused(subject, error, path) from None
+            where, fix = f"table {table.name}", "restore it from a backup"
+            damaged = partial(PolicyError, where, "is a damaged database", fix)
+            raise refused(Subject(where, "database", damaged), error, path) from None
     return path
 
 
@@ -131,12 +133,9 @@ def table_parts(table: Table) -> list[bytes]:
     if table.kind == "postgresql":
         parts.append(_address(table).encode())
     for path in files_of(table):
-        try:
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-                parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
-        except OSError:
-            raise unreadable(table) from None
+        with _readable(table), open(path, "rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
     return parts
 
 
@@ -179,10 +178,8 @@ def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, 
     out = []
     for name in sorted(names):
         for path in files_of(catalog.tables[name]):
-            try:
+            with _readable(catalog.tables[name]):
                 status = os.stat(path)
-            except OSError:
-                raise unreadable(catalog.tables[name]) from None
             own = status.st_ctime_ns, status.st_ino  # of a database also who reads it moves them
             of_file = own if catalog.tables[name].kind in FILES else (0, 0)
             out.append((path, status.st_size, status.st_mtime_ns, *of_file))
@@ -215,10 +212,6 @@ def _regular(path: str) -> bool:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
         return False
-
-
-def _damaged(table: Table) -> PolicyError:
-    return PolicyError(f"table {table.name}", "is a damaged database", "restore it from a backup")
 
 
 def unreadable(table: Table) -> RunError:
@@ -367,25 +360,23 @@ def text_parts(table: Table, path: str) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def _text_of(table: Table, path: str) -> Iterator[BinaryIO]:
-    try:
-        with open(path, "rb") as raw:
-            yield plain_by_name(raw, path, table.kind)
-    except OSError:
-        failure = unreadable(table)
-    else:
-        return
-    raise failure
+    with _readable(table), open(path, "rb") as raw:
+        yield plain_by_name(raw, path, table.kind)
 
 
 def _check_whole(table: Table, path: str) -> None:
     """Refuse a compressed file that would be read as nothing, or not to its end."""
+    with _readable(table), open(path, "rb") as raw:
+        checked_codec(raw, path, table.kind, f"table {table.name}", "a file of it")
+
+
+@contextlib.contextmanager
+def _readable(table: Table) -> Iterator[None]:
+    """Replace the system's errors about a table's file by `unreadable`."""
     try:
-        with open(path, "rb") as raw:
-            checked_codec(raw, path, table.kind, f"table {table.name}", "a file of it")
-            return
+        yield
     except OSError:
-        failure = unreadable(table)
-    raise failure
+        raise unreadable(table) from None
 
 
 #: A column that DuckDB's reader of Parquet adds: the number of a row in its file.

@@ -255,7 +255,7 @@ def register(catalog: Catalog) -> tuple[list[dict[str, Any]], list[Key]]:
     require_fitting(catalog, catalog.tables)
     for table in catalog.tables.values():
         check_files(table)
-    with _ring(catalog) as ring:
+    with catalog.secret.ring() as ring:
         before = stamps(catalog, names)
         contents = {name: table_parts(catalog.tables[name]) for name in names}
         notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
@@ -304,10 +304,6 @@ def require_registered(
 def _still_unique(table: Table, columns: tuple[str, ...]) -> bool:
     """Whether a server still keeps a key unique; files are compared by their contents."""
     return table.kind != "postgresql" or enforces_unique(table, columns)
-
-
-def _ring(catalog: Catalog) -> KeyRing:
-    return catalog.secret.ring()
 
 
 def _note(ring: KeyRing, table: Table, key: Key, contents: list[bytes]) -> str:

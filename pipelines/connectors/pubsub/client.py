@@ -60,25 +60,24 @@ def described(subscription: str) -> tuple[str, int]:
     description = answer_of(
         lambda: client().get_subscription(subscription=subscription, **_patience())
     )
-    if (
-        description.push_config.push_endpoint
+    wrong = {
+        ("is delivered elsewhere, not pulled", _CREATE): description.push_config.push_endpoint
         or description.bigquery_config.table
-        or (description.cloud_storage_config.bucket)
-    ):
-        raise _unusable("is delivered elsewhere, not pulled", _CREATE)
-    if description.topic == "_deleted-topic_":
-        raise _unusable("belongs to a topic that was deleted", _CREATE)
-    if not description.retain_acked_messages and not description.topic_message_retention_duration:
-        raise _unusable(
+        or description.cloud_storage_config.bucket,
+        ("belongs to a topic that was deleted", _CREATE): description.topic == "_deleted-topic_",
+        (
             "forgets acknowledged messages, which a restart reads again",
             "`gcloud pubsub subscriptions update NAME --retain-acked-messages "
             "--message-retention-duration=7d`",
-        )
-    if description.ack_deadline_seconds < LEAST_ACK_DEADLINE:
-        raise _unusable(
+        ): not (description.retain_acked_messages or description.topic_message_retention_duration),
+        (
             f"has an acknowledgement deadline below {LEAST_ACK_DEADLINE} s",
             "`gcloud pubsub subscriptions update NAME --ack-deadline=60`",
-        )
+        ): description.ack_deadline_seconds < LEAST_ACK_DEADLINE,
+    }
+    for (rule, fix), holds in wrong.items():
+        if holds:
+            raise UsageError("table.subscription", rule, fix)
     return str(description.topic), int(description.ack_deadline_seconds)
 
 
@@ -105,17 +104,13 @@ def _patience() -> dict[str, Any]:
     return {"timeout": START_SECONDS, "retry": retry(START_SECONDS)}
 
 
-def _unusable(rule: str, fix: str) -> UsageError:
-    return UsageError("table.subscription", rule, fix)
-
-
 def answer_of(ask: Any) -> Any:
     """Return an answer of the service; the texts of its errors never leave."""
     refused: DpstreamError
     try:
         return ask()
     except exceptions.NotFound:
-        refused = _unusable("does not exist", _CREATE)
+        refused = UsageError("table.subscription", "does not exist", _CREATE)
     except (exceptions.PermissionDenied, exceptions.Unauthenticated):
         refused = RunError("table.subscription", "may not be read", "grant roles/pubsub.editor")
     except exceptions.GoogleAPIError as error:
