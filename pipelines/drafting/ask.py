@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import InvariantError, UsageError, column_list
+from dpstream.accounting.errors import UsageError, column_list, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import moment_of
 from dpstream.accounting.limits import MAX_EPSILON
@@ -227,9 +227,7 @@ class Person:
         if given is not None:
             return read(given)
         if self.ask is None:
-            if proposal is None:
-                raise InvariantError(f"{flag} is missing, and was not refused")
-            return read(proposal)
+            return read(required(proposal, f"{flag} is missing, and was not refused"))
         while True:
             text = self.ask(question, proposal)
             try:
@@ -382,7 +380,8 @@ def _columns(
 
 def _key(names: str, columns: tuple[Column, ...] | None, unit: Field) -> tuple[Field, ...]:
     """Columns of the key, each on a line (flags), or with commas between (an answer)."""
-    parts = names.split("\n") if "\n" in names or _is_column(names, columns) else names.split(",")
+    one = any(c.name == names for c in columns or ())
+    parts = names.split("\n") if "\n" in names or one else names.split(",")
     fields = tuple(field_of(name.strip(), columns, "--key") for name in parts)
     if unit.column in [f.column for f in fields]:
         raise UsageError(
@@ -391,10 +390,6 @@ def _key(names: str, columns: tuple[Column, ...] | None, unit: Field) -> tuple[F
     if len(set(fields)) != len(fields):
         raise UsageError("--key", "names a column twice", "name each once")
     return fields
-
-
-def _is_column(name: str, columns: tuple[Column, ...] | None) -> bool:
-    return any(c.name == name for c in columns or ())
 
 
 def _values(given: Given, person: Person, file: DataFile) -> tuple[Value, ...]:

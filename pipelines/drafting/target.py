@@ -277,7 +277,7 @@ def own_accounts(project: Project | None) -> set[str]:
 class Listed(NamedTuple):
     """An existing account: its path, its data set, and its number of entries."""
 
-    path: str | Path
+    path: Path
     created: Created
     entries: int
 
@@ -308,18 +308,9 @@ def accounts_near(folder: Path) -> list[Listed]:
         for path in sorted(each.glob("*.db")):
             with contextlib.suppress(DpstreamError, OSError):
                 if path.is_file() and _starts(path):
-                    listed.append(listed_at(path))
+                    account = history_of(read_ledger(path))
+                    listed.append(Listed(path, account.created, len(account.digests)))
     return listed
-
-
-def listed_at(path: str | Path) -> Listed:
-    """Return the account at a path or URL.
-
-    Raises:
-        DpstreamError: it is none, or cannot be read.
-    """
-    account = history_of(read_ledger(path))
-    return Listed(path, account.created, len(account.digests))
 
 
 def _starts(path: Path) -> bool:
@@ -392,7 +383,7 @@ def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created
             f"is of the unit {created.unit} ({created.type}), and --unit is of type {unit.type}",
             "--new-account, or another column",
         )
-    return seen_from(folder, path), created
+    return path if file_of(path) is None else os.path.relpath(path, folder), created
 
 
 def new_account(folder: Path, data_set: str, unit: Field, limit: Limit) -> tuple[str, Created]:
@@ -421,11 +412,6 @@ def at(account: str) -> tuple[str, Created]:
     path = place_below(Path().absolute(), account)
     with contextlib.closing(open_path(path)) as ledger:
         return path, ledger.history().created
-
-
-def seen_from(folder: Path, path: str) -> str:
-    """Return an account's path as a file of a folder names it; a URL as it is."""
-    return path if file_of(path) is None else os.path.relpath(path, folder)
 
 
 class Choice(NamedTuple):
