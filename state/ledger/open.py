@@ -172,7 +172,8 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
         RunError: it cannot be opened, or another process holds it for very long.
     """
     _refuse_tracked(place)
-    return _ready(_opened(place.path, looking), place, looking, recovering)
+    ledger = _kind_of(place.path).opened(place.path, looking)
+    return _ready(ledger, place, looking, recovering)
 
 
 def _refuse_tracked(place: AccountPlace) -> None:
@@ -184,7 +185,7 @@ def _refuse_tracked(place: AccountPlace) -> None:
 
 def open_path(path: str | Path, recovering: bool = False) -> Ledger:
     """Open the account at a path, whatever its id is; raises as ``open_ledger`` does."""
-    return _ready(_opened(path), path, not recovering, recovering)
+    return _ready(_kind_of(path).opened(path), path, not recovering, recovering)
 
 
 def _ready(
@@ -259,17 +260,19 @@ def typed(path: Path) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def _opened(path: str | Path, looking: bool = False) -> Ledger:
+def _kind_of(path: str | Path) -> Any:
+    """Return the module of an account's kind.
+
+    Both have ``opened``, ``create``, ``is_there`` and ``read_entries``.
+    """
     if file_of(path) is not None:
-        from dpstream.state.ledger.sqlite import SqliteLedger, absent
+        from dpstream.state.ledger import sqlite
 
-        if not Path(path).exists():
-            raise absent()
-        return SqliteLedger(path, looking)
-    url = place_below(Path(), str(path))  # first: it says whether the client is installed
-    from dpstream.state.ledger.spanner import SpannerLedger
+        return sqlite
+    place_below(Path(), str(path))  # first: it says whether the client is installed
+    from dpstream.state.ledger import spanner
 
-    return SpannerLedger(url)
+    return spanner
 
 
 def check_place(place: AccountPlace, created: Created) -> None:
@@ -314,15 +317,7 @@ def create_account(
 
 def make(path: str | Path, created: Created) -> None:
     """Make an account with a given first event; see ``create_account``."""
-    if file_of(path) is not None:
-        from dpstream.state.ledger.sqlite import create
-
-        create(path, created)
-        return
-    url = place_below(Path(), str(path))
-    from dpstream.state.ledger.spanner import create_account as create_there
-
-    create_there(url, created)
+    _kind_of(path).create(path, created)
 
 
 def ledger_exists(path: str | Path) -> bool:
@@ -334,15 +329,7 @@ def ledger_exists(path: str | Path) -> bool:
         UsageError: the database may not be used.
         RunError: it cannot be reached.
     """
-    file = file_of(path)
-    if file is not None:
-        from dpstream.state.ledger.sqlite import is_filled
-
-        return is_filled(file)
-    url = place_below(Path(), str(path))
-    from dpstream.state.ledger.spanner import is_there
-
-    return is_there(url)
+    return bool(_kind_of(path).is_there(path))
 
 
 def read_ledger(path: str | Path) -> list[Entry]:
@@ -351,16 +338,8 @@ def read_ledger(path: str | Path) -> list[Entry]:
     Raises:
         UsageError, PolicyError, RunError: it is absent, a broken one, or cannot be read.
     """
-    if file_of(path) is not None:
-        from dpstream.state.ledger.sqlite import absent, read_entries
-
-        if not Path(path).exists():
-            raise absent()
-        return read_entries(path)
-    url = place_below(Path(), str(path))
-    from dpstream.state.ledger.spanner import read_entries as read_there
-
-    return read_there(url)
+    entries: list[Entry] = _kind_of(path).read_entries(path)
+    return entries
 
 
 def read_history(place: AccountPlace, seen: Head | None = None) -> History:

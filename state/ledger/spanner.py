@@ -53,7 +53,7 @@ from dpstream.state.ledger.tables import (
     answers_of,
     catch_up,
     commits_from,
-    create,
+    create_in,
     of_ledger,
     pieces_of,
     sums_of,
@@ -88,7 +88,7 @@ class SpannerLedger(Ledger):
     """The account of one data set in a database; see the module.
 
     Args:
-        url: ``spanner://PROJECT/INSTANCE/DATABASE``, in which one was made (`create_account`).
+        url: ``spanner://PROJECT/INSTANCE/DATABASE``, in which one was made (`create`).
 
     Raises:
         UsageError: no account was made, or it may not be used.
@@ -290,7 +290,12 @@ class SpannerLedger(Ledger):
         return self._pending, self._rows
 
 
-def create_account(url: str, created: Created) -> None:
+def opened(url: str, _looking: bool = False) -> SpannerLedger:
+    """Return an existing account; see `SpannerLedger`."""
+    return SpannerLedger(url)
+
+
+def create(url: str, created: Created) -> None:
     """Make database and tables where they are missing, and an account in them.
 
     Raises:
@@ -300,7 +305,7 @@ def create_account(url: str, created: Created) -> None:
     """
     with of_ledger():
         database = connect(url)
-    create(database, created, secrets.token_hex(16))
+    create_in(database, created, secrets.token_hex(16))
 
 
 def read_entries(url: str) -> list[Entry]:

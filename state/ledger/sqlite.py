@@ -162,9 +162,9 @@ def create(path: str | Path, created: Created) -> None:
         raise failed(error, path) from None
 
 
-def is_filled(path: Path) -> bool:
+def is_there(path: str | Path) -> bool:
     """Return whether a file exists that is more than the remains of an interrupted creation."""
-    if not path.exists():
+    if not Path(path).exists():
         return False
     with contextlib.suppress(sqlite3.Error, OSError):  # whoever opens it says what it is
         with contextlib.closing(open_file(path)) as db:
@@ -228,8 +228,10 @@ def read_entries(path: str | Path) -> list[Entry]:
     """Return every entry of an account's file in order, after a check of every row; writes nothing.
 
     Raises:
-        UsageError, PolicyError, RunError: it is not an account, a broken one, or cannot be read.
+        UsageError, PolicyError, RunError: it is absent, a broken one, or cannot be read.
     """
+    if not Path(path).exists():
+        raise absent()
     try:
         with contextlib.closing(open_file(path)) as db:
             db.execute("BEGIN")  # one state of it
@@ -480,3 +482,10 @@ class SqliteLedger(Ledger):
     def _moved(self, table: str, total: int) -> None:
         checked = required(self._checked, "self._checked is there")
         self._checked = checked._replace(sums={**checked.sums, table: total})
+
+
+def opened(path: str | Path, looking: bool = False) -> SqliteLedger:
+    """Return an existing account; see `SqliteLedger`."""
+    if not Path(path).exists():
+        raise absent()
+    return SqliteLedger(path, looking)

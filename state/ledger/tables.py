@@ -308,7 +308,7 @@ def sums_of(rows: Replica) -> tuple[str, ...]:
     return tuple(f"{rows.sums[table]:032x}" for table in COLUMNS)
 
 
-def create(database: Database, created: Created, writer: str) -> None:
+def create_in(database: Database, created: Created, writer: str) -> None:
     """Make database and tables where they are missing, and the account's first entry.
 
     Args:

@@ -143,6 +143,10 @@ class SpannerRetention(RetentionStore):
         rows = self._rows("Progress", PROGRESS, ranges=ranges)
         return [(w, part - self._first_part, step) for part, w, step in rows if w >= first]
 
+    def _reached(self, part: int, window: int) -> int | None:
+        rows = self._rows("Progress", ("Reached",), [(part, window)])
+        return next((int(reached) for (reached,) in rows), None)
+
     @override
     def unit_progress(self, shard: int) -> UnitProgress:
         progress, under_way = self._unit_rows(self._first_part + shard)
@@ -298,7 +302,6 @@ class SpannerRetention(RetentionStore):
         rows = list(self._rows("Keys", columns, ranges=key_ranges))
         if not rows:
             return
-        reached = dict(self._rows("Progress", ("WindowIndex", "Reached"), [(part, window)]))
         state = unpack_states([row[2] for row in rows], self._streams)
         keys = pa.Table.from_batches([unpack_columns([row[1] for row in rows], self._schema)])
         ids = ids_from([row[0] for row in rows])
@@ -316,7 +319,7 @@ class SpannerRetention(RetentionStore):
             state["due"],
             state["round"],
             state["base"],
-            state["taken"] > reached.get(window, 0),
+            state["taken"] > (self._reached(part, window) or 0),
             np.repeat(np.arange(len(rows)), [len(r) // 16 for r in raw]),
             ids_in(b"".join(raw)),
         )
@@ -351,8 +354,7 @@ class SpannerRetention(RetentionStore):
     @override
     def released_ahead(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
         part = self._first_part + shard
-        rows = dict(self._rows("Progress", ("WindowIndex", "Reached"), [(part, window)]))
-        if trigger <= rows.get(window, 0):
+        if trigger <= (self._reached(part, window) or 0):
             return None
         return self._releases(part, window, trigger)
 

@@ -416,10 +416,6 @@ class SpannerStore(SpannerRetention, Store):
     def _part(self, shard: int) -> int:
         return self._first_part + shard
 
-    def _reached(self, part: int, window: int) -> int | None:
-        rows = self._rows("Progress", ("Reached",), [(part, window)])
-        return next((int(reached) for (reached,) in rows), None)
-
     def _key_progress(self, part: int, window: int) -> tuple[int | None, dict[int, int]]:
         """(step reached, rows in ``Steps`` of each step beyond: parts, and what a copy put there).
 

@@ -40,7 +40,7 @@ def test_no_caller_names_a_kind_of_ledger() -> None:
     """Another one joins in `state.ledger.open` alone."""
     root = Path(__file__).parents[3]
     inside = root / "state" / "ledger"
-    named = re.compile(r"SqliteLedger|ledger\.(?:sqlite|file|seal)\b")
+    named = re.compile(r"SqliteLedger|ledger(?:\.| import )(?:sqlite|file|seal)\b")
     for package in ("accounting", "state", "dp_transforms", "pipelines"):
         for path in (root / package).rglob("*.py"):
             if path.parent != inside:
