@@ -126,33 +126,33 @@ class _Table(Collector):
                 yield self._family(name)
 
     def _family(self, name: Name) -> Metric:
-        if name.counter:
-            value = operator_totals.get(name.counter, 0)
-            return CounterMetricFamily(name.name, name.help_text, value=value)
         if name.kind == "histogram":
             after = name.name.endswith("_after_watermark_seconds")
             return _histogram(
                 name, deliveries.since_passed if after else deliveries.since_trigger_time
             )
-        if name.kind == "counter":
-            family = CounterMetricFamily(name.name, name.help_text, labels=["stage"])
-            for stage in STAGES:
-                family.add_metric([stage], stage_seconds.get(stage, 0.0))
-            return family
-        return self._gauge(name)
-
-    def _gauge(self, name: Name) -> Metric:
-        plan = self._job.plan
-        if name.name == "dpstream_plan_info":
-            family = GaugeMetricFamily(name.name, name.help_text, labels=["plan_hash"])
-            family.add_metric([plan.hash], 1)
-            return family
-        family = GaugeMetricFamily(name.name, name.help_text)
-        micros: int | None = plan.timeline.trigger_every
-        if name.name == "dpstream_last_cut_timestamp_seconds":
-            micros = deliveries.last_instant
-        if micros is not None:
-            family.add_metric([], micros / MICROS_PER_SECOND)
+        plan, last = self._job.plan, deliveries.last_instant
+        # What is no counter of telemetry: its label ("": none), and a value for each of the label.
+        others: dict[str, tuple[str, dict[str, float]]] = {
+            "dpstream_plan_info": ("plan_hash", {plan.hash: 1}),
+            "dpstream_trigger_interval_seconds": (
+                "",
+                {"": plan.timeline.trigger_every / MICROS_PER_SECOND},
+            ),
+            "dpstream_last_cut_timestamp_seconds": (
+                "",
+                {} if last is None else {"": last / MICROS_PER_SECOND},
+            ),
+            "dpstream_operator_stage_seconds_total": (
+                "stage",
+                {stage: stage_seconds.get(stage, 0.0) for stage in STAGES},
+            ),
+        }
+        label, values = others.get(name.name, ("", {"": operator_totals.get(name.counter, 0)}))
+        kind = CounterMetricFamily if name.kind == "counter" else GaugeMetricFamily
+        family = kind(name.name, name.help_text, labels=[label] if label else [])
+        for of, value in values.items():
+            family.add_metric([of] if label else [], value)
         return family
 
 
