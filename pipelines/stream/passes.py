@@ -183,13 +183,11 @@ class Due(NamedTuple):
         source: the files that it reads.
         noted: the passes in the store; ``None`` before the first pass.
         passes: the passes to commit before a row is read.
-        joined: number of files that are added in it.
     """
 
     source: JoinedFiles
     noted: Passes | None
     passes: Passes
-    joined: int
 
     @property
     def first(self) -> int:
@@ -206,11 +204,6 @@ class Due(NamedTuple):
         added.
         """
         return None if self.through == timeline.last_trigger_time else _text(timeline, self.through)
-
-    @property
-    def idle(self) -> bool:
-        """Return whether everything was released before."""
-        return not self.passes.pending
 
 
 def due(job: Job, through: str | None) -> Iterator[Due | None]:
@@ -358,7 +351,7 @@ def _again(job: Job, noted: Passes) -> Due:
     """Return a pass that was interrupted, with the files that it was begun with."""
     arranged = _arranged(job, noted)
     source = JoinedFiles(job, arranged.earlier, noted.left, arranged.first)
-    return Due(source, noted, noted, 0)
+    return Due(source, noted, noted)
 
 
 def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
@@ -367,14 +360,13 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
     check_types(job, arranged.new)
     files = (*arranged.earlier, *arranged.new)
     if noted is None:
-        upto = required(upto, "upto is there")
-        passes = Passes((Pass(arranged.digests, upto),), 0, tuple(range(len(files))))
+        passes = Passes(()).next(arranged.digests, required(upto, "upto is there"))
     elif not arranged.new and (upto is None or upto == noted.done):
-        return Due(JoinedFiles(job, files, (), arranged.first), noted, noted, 0)
+        return Due(JoinedFiles(job, files, (), arranged.first), noted, noted)
     else:
         passes = noted.next(arranged.digests, _later(job, noted, upto, len(arranged.new)))
     source = JoinedFiles(job, files, passes.left, arranged.first)
-    return Due(source, noted, passes, len(arranged.new))
+    return Due(source, noted, passes)
 
 
 def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:

@@ -227,7 +227,7 @@ def _run(
     run, resumed = _begun(job, engine, warn, pass_, accept)
     watch.begin(run, None if pass_ is None else pass_.passes.files)
     restoring, steps, sink = run.open().restoring, _steps(run, pass_), sink_of(job, run, watch)
-    is_complete = finished(run) if pass_ is None else pass_.idle
+    is_complete = finished(run) if pass_ is None else not pass_.passes.pending
     upto = None if pass_ is None else pass_.instant(job.plan.timeline)
     if source.bounded and not detach and not restoring and is_complete:
         summary = _complete(job, run, source, watch, sink, engine)
