@@ -176,14 +176,13 @@ def _copy_steps(
     # A step that was committed in part has left its releases one beyond its shard's last.
     most = max(max(committed) + 1, *(max(reshard.progress) for reshard in reshards), 0)
     for trigger in range(1, most + 1):
-        parts = []
-        for shard, last in enumerate(committed):
-            mine = trigger <= last
-            rows = (source.committed_releases if mine else source.released_ahead)(
+        read = [
+            (source.committed_releases if trigger <= last else source.released_ahead)(
                 window, shard, trigger
             )
-            if rows is not None:
-                parts.append(rows)
+            for shard, last in enumerate(committed)
+        ]
+        parts = [rows for rows in read if rows is not None]
         if not parts:
             for shard in range(shards if trigger <= low else 0):
                 target.put_step(window, shard, trigger, None)
@@ -278,9 +277,7 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
         PolicyError: another plan's store.
         RunError: the file cannot be written; it does not exist then.
     """
-    _require(url)
-    close_all()
-    state_backend = backend(url)
+    state_backend = _there(url)
     with contextlib.closing(state_backend.open(plan)) as source:
         refuse_other_plan(source.identity, plan)
         if isinstance(state_backend, SqliteBackend):
@@ -425,9 +422,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
         RunError: a run has it open, or no space is left.
     In all these cases the store is as it was.
     """
-    _require(url)
-    close_all()
-    state_backend = backend(url)
+    state_backend = _there(url)
     if isinstance(state_backend, SpannerBackend):
         there = state_backend.open(plan)
         new = _resharded(there.identity, plan, shards)
@@ -454,6 +449,9 @@ def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
     return msgspec.structs.replace(identity, shards=shards)
 
 
-def _require(url: str) -> None:
+def _there(url: str) -> Backend:
+    """Return the backend of a store that is there, which nobody in this process has open."""
     if not exists(url):
         raise UsageError("store", "holds no run yet", "run the job, or correct store")
+    close_all()
+    return backend(url)
