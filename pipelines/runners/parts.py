@@ -26,9 +26,8 @@ _LOOPBACK = b"build\t-tags=loopback,beam"
 
 def prism(named: str | None = None) -> Path | None:
     """Return Prism's program; ``named`` excludes all other places."""
-    if named:
-        return _existing(Path(named))
-    made, on_path = _tool("bin/prism"), shutil.which("prism")
+    made = _tool("bin/prism", named)
+    on_path = None if named else shutil.which("prism")
     return made or (Path(on_path) if on_path else None)
 
 
@@ -72,7 +71,7 @@ def beam_version() -> str:
 
 def job_server(named: str | None = None) -> Path | None:
     """Return the jar of Flink's job server; ``named`` excludes all other places."""
-    return _existing(Path(named)) if named else _tool("flink/job-server.jar")
+    return _tool("flink/job-server.jar", named)
 
 
 def kafka() -> Path | None:
@@ -108,9 +107,7 @@ def data_folder() -> Path:
     return (Path(named) if named else Path.home() / ".local" / "share") / "dpstream"
 
 
-def _tool(path: str) -> Path | None:
-    return next((folder / path for folder in tools() if (folder / path).is_file()), None)
-
-
-def _existing(path: Path) -> Path | None:
-    return path if path.is_file() else None
+def _tool(path: str, named: str | None = None) -> Path | None:
+    """The file that is named, else the first of a folder of tools."""
+    places = [Path(named)] if named else [folder / path for folder in tools()]
+    return next((place for place in places if place.is_file()), None)

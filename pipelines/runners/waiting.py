@@ -151,7 +151,10 @@ class _Watcher(threading.Thread):
         stop_requested = self._stop_event is not None and self._stop_event.is_set()
         done = delivered is not None and _complete(self._run, delivered)
         if self._engine is not None and looks % _CHECK_EVERY == 0:
-            self._check(self._engine)
+            try:  # it may have opened a port to other machines since it began
+                self._engine.check()
+            except DpstreamError as error:
+                self.failed = error
         if not stop_requested and not done and self.failed is None:
             if self._still is not None and (self._bounded or delivered is not None):
                 self._still.look((steps_done(), delivered))
@@ -167,13 +170,6 @@ class _Watcher(threading.Thread):
         except DpstreamError as error:
             self.failed = error
         return True
-
-    def _check(self, engine: Engine) -> None:
-        """Whether the engine has opened a port to other machines since it began."""
-        try:
-            engine.check()
-        except DpstreamError as error:
-            self.failed = error
 
     def end(self) -> None:
         """The pipeline has ended."""

@@ -339,12 +339,7 @@ def _outputs(step: Step, at: Any) -> Iterator[Any]:
     for file in step.files:
         yield TimestampedValue(file, at)
     for where, refused in step.refused:
-        yield TimestampedValue(_letters(where, refused), at)
-
-
-def _letters(where: Place, refused: Refused) -> pa.RecordBatch:
-    """Dead letters of rows of a file."""
-    return refusal(*_at(where, refused))
+        yield TimestampedValue(refusal(*_at(where, refused)), at)
 
 
 def _at(where: Place, refused: Refused) -> tuple[Refused, int]:
@@ -375,7 +370,7 @@ class _Pieces(beam.DoFn):
             yield element
             return
         for piece in self._files.pieces(element):
-            yield _letters(place(element[0]), piece) if isinstance(piece, Refused) else piece
+            yield (refusal(*_at(place(element[0]), piece)) if isinstance(piece, Refused) else piece)
 
 
 class _ReadFilePiece(beam.DoFn):

@@ -78,10 +78,6 @@ class SeenFiles(NamedTuple):
         low, high = merged[:-LOOK_BACK], tuple(merged[-LOOK_BACK:])
         return SeenFiles(max([self.floor, *low[-1:]]), high)
 
-    def names(self) -> dict[int, int]:
-        """Return the instants of the recent entries, by the digest of their name."""
-        return {digest: at for at, digest in self.recent}
-
 
 class Step(NamedTuple):
     """Files and refused positions that are released together.
@@ -236,7 +232,7 @@ class Settled:
             if file.changed <= now - self.settle and not seen.has(entry) and self._counts(file):
                 ready.append((entry, file))
         ready.sort(key=lambda each: each[0])
-        before = seen.names()
+        before = {digest for _, digest in seen.recent}
         for start in range(0, len(ready), FILES_AT_ONCE):
             chunk = ready[start : start + FILES_AT_ONCE]
             seen = seen.more(entry for entry, _ in chunk)

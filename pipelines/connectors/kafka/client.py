@@ -55,7 +55,12 @@ def check_options(table: str, options: Mapping[str, str], ours: Iterable[str]) -
     for name, value in options.items():
         if name in fixed or name.startswith("log"):
             raise UsageError(f"{table}.options.{name}", "is set by dpstream", "remove it")
-        _refuse_reaching(table, name)
+        if name not in CERTIFICATES and (name.startswith(_KERBEROS) or _REACHING.fullmatch(name)):
+            raise UsageError(
+                f"{table}.options.{name}",
+                "would load code, run a command or open files of this machine",
+                "remove it; certificates go into ssl.*.location",
+            )
         if name.endswith(_SECRET) and not value.startswith(_ENV):
             raise UsageError(
                 f"{table}.options.{name}",
@@ -83,16 +88,6 @@ def looked_up(table: str, options: Mapping[str, str]) -> dict[str, str]:
         settings[name] = os.environ[variable] if variable != value else value
     _refuse_kerberos(table, settings)
     return settings
-
-
-def _refuse_reaching(table: str, name: str) -> None:
-    """Refuse a setting that reaches beyond the connection."""
-    if name not in CERTIFICATES and (name.startswith(_KERBEROS) or _REACHING.fullmatch(name)):
-        raise UsageError(
-            f"{table}.options.{name}",
-            "would load code, run a command or open files of this machine",
-            "remove it; certificates go into ssl.*.location",
-        )
 
 
 def _refuse_kerberos(table: str, options: Mapping[str, str]) -> None:

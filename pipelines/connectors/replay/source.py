@@ -378,7 +378,11 @@ class _OpenPiece:
 
     def upto(self, end: int) -> list[Part]:
         """What lies before row ``end``; it stays."""
-        while not self._read and not any(_reaches(part, end) for part in self._held):
+        # Refused rows of a block come before the others, so they say nothing of what follows.
+        while not self._read and not any(
+            isinstance(part, Rows) and part.offset + part.batch.num_rows >= end
+            for part in self._held
+        ):
             try:
                 part = next(self._parts, None)
             except OSError:
@@ -395,11 +399,6 @@ class _OpenPiece:
         self._held = [part for held in self._held for part in _between(held, end, NEVER)]
         self.row = end
         return parts
-
-
-def _reaches(part: Part, end: int) -> bool:
-    """Whether no row before ``end`` can come after these: refused ones of a block come first."""
-    return isinstance(part, Rows) and part.offset + part.batch.num_rows >= end
 
 
 def _between(part: Part, begin: int, end: int) -> Iterator[Part]:
@@ -452,7 +451,10 @@ class _ReplayFn(beam.DoFn):
             for rows in placed(part.parts, part.partition, self._recording.batch_rows):
                 yield output(rows, at)
             advance(watermark, part.rest if now is None else min(part.rest, now))
-            size = sum(_size(p) for p in part.parts)
+            size = sum(
+                len(rows.offsets) if isinstance(rows, Refused) else rows.batch.num_rows
+                for rows in part.parts
+            )
             self._rows += size
             if bundle.add(size):
                 break
@@ -471,10 +473,6 @@ class _ReplayFn(beam.DoFn):
         if speed is None:
             return None
         return pieces.index.bounds[0] + int((wall_micros() - begun) * speed)
-
-
-def _size(part: Part) -> int:
-    return len(part.offsets) if isinstance(part, Refused) else part.batch.num_rows
 
 
 class Replay(beam.PTransform):  # type: ignore[misc]
