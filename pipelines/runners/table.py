@@ -112,36 +112,32 @@ def prism(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         PolicyError: it would let other machines in (see ``pipelines.runners.job_servers``).
     """
     named = options.view_as(PrismRunnerOptions).prism_location
-    program, portable = parts.prism(named), options.view_as(PortableOptions)
-    version = None if program is None else parts.prism_version(program)
-    wrong = {
-        (
+    program = parts.prism(named)
+    if program is None and options.view_as(PortableOptions).job_endpoint is None:
+        raise UsageError(
             "--prism_location",
             "names no file" if named else "is needed: Prism was not found",
             "run `dpstream doctor --fix`, which builds it, or give Prism's program",
-        ): program is None and portable.job_endpoint is None,
-        (
+        )
+    if program is not None and parts.prism_version(program) not in (None, parts.beam_version()):
+        raise UsageError(
             "--prism_location",
             f"is a Prism of another Beam than {parts.beam_version()}",
             "run `dpstream doctor --fix`",
-        ): version not in (None, parts.beam_version()),
-        (
-            "--environment_type",
-            "must be LOOPBACK on Prism",
-            "leave it out, or use Flink",
-        ): portable.environment_type not in (None, "LOOPBACK"),
+        )
+    if program is not None and parts.prism_is_open(program):
+        raise PolicyError(LoopbackPrism.flag, OPEN, LoopbackPrism.fix)
+    if options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK"):
+        raise UsageError(
+            "--environment_type", "must be LOOPBACK on Prism", "leave it out, or use Flink"
+        )
+    if options.view_as(DebugOptions).lookup_experiment(_PROCESS_WORKERS, False):
         # Batches pass between its stages by reference.
-        (
+        raise UsageError(
             f"--experiments={_PROCESS_WORKERS}",
             "starts workers as processes, and Prism's are threads of this one",
             "leave it out, or use Flink",
-        ): options.view_as(DebugOptions).lookup_experiment(_PROCESS_WORKERS, False),
-    }
-    for error, holds in wrong.items():
-        if holds:
-            raise UsageError(*error)
-    if program is not None and parts.prism_is_open(program):
-        raise PolicyError(LoopbackPrism.flag, OPEN, LoopbackPrism.fix)
+        )
     return [
         *([f"--prism_location={program}"] if program is not None and not named else []),
         PRISM_WHOLE_BUNDLES,
@@ -405,15 +401,18 @@ class Engine(NamedTuple):
         Raises:
             PolicyError: it listens beyond loopback.
         """
-        getattr(self.runner, "check", tuple)()
+        if (check := getattr(self.runner, "check", None)) is not None:
+            check()
 
     def drain(self) -> None:
         """Let what workers in this process have begun come to its end, before a cancel."""
-        getattr(self.runner, "drain", tuple)()
+        if (drain := getattr(self.runner, "drain", None)) is not None:
+            drain()
 
     def close(self) -> None:
         """End what the runner has started on this machine, once nobody waits for it any more."""
-        getattr(self.runner, "close", tuple)()
+        if (close := getattr(self.runner, "close", None)) is not None:
+            close()
 
 
 def lives_on(name: str) -> bool:
@@ -436,6 +435,7 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     refuse_unknown(beam_args, kind.flags)
     parsed_options = PipelineOptions(list(beam_args), runner=kind.engine)
     _refuse_leaks(parsed_options)
+    _refuse_open(parsed_options)
     flags = [*beam_args, *kind.settle(parsed_options, beam_args)]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
@@ -443,43 +443,36 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
 
 
 def _refuse_leaks(options: PipelineOptions) -> None:
-    """Refuse what shows records to others, shares a worker's state or opens ports of this process.
+    """Refuse what shows records to others or shares a worker's state."""
+    direct = options.view_as(DirectOptions)
+    if direct.direct_num_workers != 1:
+        raise UsageError(
+            "--direct_num_workers",
+            "must be 1: several processes would share one worker's state",
+            "leave it out; [performance] threads uses more cores",
+        )
+    if direct.direct_running_mode != "in_memory":
+        # Also with one worker: records would go through a port that lets other machines in, and
+        # from process to process by bytes (2.3 times the CPU seconds, 2.7 times the memory).
+        raise UsageError(
+            "--direct_running_mode",
+            "must be in_memory: the flow's stages share one process",
+            "leave it out; [performance] threads uses more cores",
+        )
+    if "enable_data_sampling" in (options.view_as(DebugOptions).experiments or []):
+        raise UsageError(
+            "--experiments=enable_data_sampling", "would hand records to the runner", "leave it out"
+        )
+    if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
+        raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
 
-    Beam opens those, to all machines, of the last three; with the first of them also for one
-    worker, and records go from process to process by bytes (2.3 times the CPU seconds, 2.7 times
-    the memory).
-    """
-    direct, out = options.view_as(DirectOptions), "leave it out"
-    threads = f"{out}; [performance] threads uses more cores"
-    wrong = {
-        ("--direct_num_workers", "must be 1: several processes would share one worker's state"): (
-            direct.direct_num_workers != 1,
-            threads,
-        ),
-        ("--experiments=enable_data_sampling", "would hand records to the runner"): (
-            "enable_data_sampling" in (options.view_as(DebugOptions).experiments or []),
-            out,
-        ),
-        ("--enable_hot_key_logging", "would write keys into logs"): (
-            "enable_hot_key_logging" in options.get_all_options(drop_default=True),
-            out,
-        ),
-        ("--direct_running_mode", "must be in_memory: the flow's stages share one process"): (
-            direct.direct_running_mode != "in_memory",
-            threads,
-        ),
-        ("--job_endpoint", "must be HOST:PORT"): (
-            options.view_as(PortableOptions).job_endpoint == "embed",
-            f"{out}, or name a server",
-        ),
-        ("--flink_submit_uber_jar", "would let other machines in"): (
-            options.view_as(FlinkRunnerOptions).flink_submit_uber_jar,
-            out,
-        ),
-    }
-    for (flag, rule), (refused, fix) in wrong.items():
-        if refused:
-            raise UsageError(flag, rule, fix)
+
+def _refuse_open(options: PipelineOptions) -> None:
+    """Refuse what opens ports of this process to all machines, inside Beam."""
+    if options.view_as(PortableOptions).job_endpoint == "embed":
+        raise UsageError("--job_endpoint", "must be HOST:PORT", "leave it out, or name a server")
+    if options.view_as(FlinkRunnerOptions).flink_submit_uber_jar:
+        raise UsageError("--flink_submit_uber_jar", "would let other machines in", "leave it out")
 
 
 def refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:

@@ -407,20 +407,21 @@ def refuse_unfit(description: TopicDescription, restoring: bool = False) -> None
     Raises:
         PolicyError: names the setting.
     """
-    wrong = {
-        (
+    if "compact" not in description.policies:
+        raise PolicyError(
+            "sink.topic",
             "is not compacted: it would keep repetitions, and forget what was published",
             "set cleanup.policy=compact on the topic",
-        ): "compact" not in description.policies,
-        (
+        )
+    if restoring and description.policies != {"compact"}:
+        raise PolicyError(
+            "sink.topic",
             "lets releases go, and a restored store must be compared with all of them",
             "set cleanup.policy=compact, if nothing is gone yet; else restore with --abandon",
-        ): restoring and description.policies != {"compact"},
-        (
+        )
+    if description.replicas > 1 and description.in_sync < 2:
+        raise PolicyError(
+            "sink.topic",
             "is replicated, but one replica acknowledges alone: with it releases would be lost",
             "set min.insync.replicas=2 on the topic",
-        ): description.replicas > 1 and description.in_sync < 2,
-    }
-    for (rule, fix), holds in wrong.items():
-        if holds:
-            raise PolicyError("sink.topic", rule, fix)
+        )

@@ -60,24 +60,25 @@ def described(subscription: str) -> tuple[str, int]:
     description = answer_of(
         lambda: client().get_subscription(subscription=subscription, **_patience())
     )
-    wrong = {
-        ("is delivered elsewhere, not pulled", _CREATE): description.push_config.push_endpoint
+    if (
+        description.push_config.push_endpoint
         or description.bigquery_config.table
-        or description.cloud_storage_config.bucket,
-        ("belongs to a topic that was deleted", _CREATE): description.topic == "_deleted-topic_",
-        (
+        or (description.cloud_storage_config.bucket)
+    ):
+        raise _unusable("is delivered elsewhere, not pulled", _CREATE)
+    if description.topic == "_deleted-topic_":
+        raise _unusable("belongs to a topic that was deleted", _CREATE)
+    if not description.retain_acked_messages and not description.topic_message_retention_duration:
+        raise _unusable(
             "forgets acknowledged messages, which a restart reads again",
             "`gcloud pubsub subscriptions update NAME --retain-acked-messages "
             "--message-retention-duration=7d`",
-        ): not (description.retain_acked_messages or description.topic_message_retention_duration),
-        (
+        )
+    if description.ack_deadline_seconds < LEAST_ACK_DEADLINE:
+        raise _unusable(
             f"has an acknowledgement deadline below {LEAST_ACK_DEADLINE} s",
             "`gcloud pubsub subscriptions update NAME --ack-deadline=60`",
-        ): description.ack_deadline_seconds < LEAST_ACK_DEADLINE,
-    }
-    for (rule, fix), holds in wrong.items():
-        if holds:
-            raise UsageError("table.subscription", rule, fix)
+        )
     return str(description.topic), int(description.ack_deadline_seconds)
 
 
@@ -104,13 +105,17 @@ def _patience() -> dict[str, Any]:
     return {"timeout": START_SECONDS, "retry": retry(START_SECONDS)}
 
 
+def _unusable(rule: str, fix: str) -> UsageError:
+    return UsageError("table.subscription", rule, fix)
+
+
 def answer_of(ask: Any) -> Any:
     """Return an answer of the service; the texts of its errors never leave."""
     refused: DpstreamError
     try:
         return ask()
     except exceptions.NotFound:
-        refused = UsageError("table.subscription", "does not exist", _CREATE)
+        refused = _unusable("does not exist", _CREATE)
     except (exceptions.PermissionDenied, exceptions.Unauthenticated):
         refused = RunError("table.subscription", "may not be read", "grant roles/pubsub.editor")
     except exceptions.GoogleAPIError as error:
