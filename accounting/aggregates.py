@@ -156,8 +156,8 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
     if not all(map(limits.has_usable_size, sizes)) or aggregate.grid <= 0:
         raise UsageError(
             where,
-            f"bounds must be 0 or {limits.LEAST_SIZE:g} to {limits.MOST_SIZE:g} in size, and grid "
-            "as large and positive",
+            f"bounds must be finite, each 0 or of a size from {limits.LEAST_SIZE:g} to "
+            f"{limits.MOST_SIZE:g}, and grid positive and of such a size",
             "correct them",
         )
     if aggregate.bounds[0] > aggregate.bounds[1]:

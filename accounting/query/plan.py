@@ -291,8 +291,8 @@ def _check_values(column: QueryColumn, where: str) -> None:
     if low is None or high is None or not low < high or not all(map(limits.has_usable_size, sizes)):
         raise UsageError(
             f"{where}.bounds",
-            f"must be two numbers, the lower one first, each 0 or {limits.LEAST_SIZE:g} to "
-            f"{limits.MOST_SIZE:g} in size, as the grid is",
+            f"must be two numbers, the lower one first, each 0 or of a size from "
+            f"{limits.LEAST_SIZE:g} to {limits.MOST_SIZE:g}, and the grid of such a size",
             "write e.g. (0, 100)",
         )
     lo, hi = column.grid_bounds()

@@ -180,6 +180,7 @@ def test_unknown_fields_are_refused_at_every_level(tmp_path: Path, where: str) -
          "length 2"),
         ("bounds = [-60, 60]", "bounds = [-inf, 60]", "job.weekly.aggregate.mean_delay",
          "finite"),
+        ("bounds = [-60, 60]", "bounds = [-1e61, 60]", "job.weekly.aggregate.mean_delay", "1e+60"),
         ("grid = 1", "grid = 1e-12", "job.weekly.aggregate.mean_delay.grid", "coarser"),
         ('start = "2013-01-01T05:00:00Z"', "start = 2013-01-01T05:00:00Z", "job.weekly.start",
          "quotes"),
