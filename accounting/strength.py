@@ -35,21 +35,21 @@ class WeakGuaranteeWarning(UserWarning):
     """Warns that a guarantee promises little; issued by the Python interface."""
 
 
-def weaknesses(epsilon: float, delta: float, of: str = "") -> list[str]:
+def weaknesses(epsilon: float, delta: float, subject: str = "") -> list[str]:
     """Return warnings for whoever relies on (epsilon, delta); empty where it promises enough.
 
     Args:
-        of: whose they are, or what epsilon was computed from, where that is not clear.
+        subject: text after each figure: what has this guarantee, or what epsilon follows from.
     """
     out = list[str]()
     if epsilon > LARGE_EPSILON:
         out.append(
-            f"epsilon {_figure(epsilon)}{of} promises little: what is published may change an "
+            f"epsilon {_figure(epsilon)}{subject} promises little: what is published may change an "
             "attacker's odds that somebody is in the data by a factor of up to "
             f"{_odds(epsilon)}; an epsilon of 1 is strong, one above {LARGE_EPSILON:g} is weak"
         )
     if delta > LARGE_DELTA:
-        out.append(f"delta {up(delta)}{of} promises little: {_reveals(delta)}; {_SMALLER}")
+        out.append(f"delta {up(delta)}{subject} promises little: {_reveals(delta)}; {_SMALLER}")
     return out
 
 

@@ -121,9 +121,9 @@ class Tally:
         pairs = self._pairs[:size]
         cell = np.searchsorted(np.array(first.candidates), pairs[pairs > 0], side="left")
         tallies = [np.bincount(cell, minlength=first.cells)]
-        for index, of in enumerate(self._histograms[1:]):
+        for index, histogram in enumerate(self._histograms[1:]):
             cells = self._cells[:size, :, index]
-            tallies.append(np.bincount(cells[cells >= 0], minlength=of.cells))
+            tallies.append(np.bincount(cells[cells >= 0], minlength=histogram.cells))
         return [counts.astype(np.int64) for counts in tallies]
 
     def _sampling_keys_of(self, units: Ids, records: pa.RecordBatch) -> Ids:
@@ -174,12 +174,12 @@ def noisy(
     mechanism.
     """
     digest = InputDigest(ring)
-    for of, cells in zip(histograms, counts, strict=True):
-        digest.add(of.name, numbered(len(cells)), cells)
+    for histogram, cells in zip(histograms, counts, strict=True):
+        digest.add(histogram.name, numbered(len(cells)), cells)
     out = []
-    for of, cells in zip(histograms, counts, strict=True):
-        exact = encoder_matrix(of.cells) @ cells
-        noise = OneShot(ring, (b"choice noise", *run_name, of.name.encode()), digest.value)
-        drawn = noise.rounded_gaussian(numbered(len(exact)), of.sigma)
+    for histogram, cells in zip(histograms, counts, strict=True):
+        exact = encoder_matrix(histogram.cells) @ cells
+        noise = OneShot(ring, (b"choice noise", *run_name, histogram.name.encode()), digest.value)
+        drawn = noise.rounded_gaussian(numbered(len(exact)), histogram.sigma)
         out.append(np.asarray(exact + drawn, np.int64))
     return out

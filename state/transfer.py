@@ -128,7 +128,7 @@ def copy_store(
         reshards = {} if abandon else _reshards(source, timeline, committed)
         target.reshards = reshards
         total = len(committed) + source.identity.shards
-        tell = progress or (lambda done, of: None)
+        tell = progress or (lambda done, total: None)
         with target.filling():
             for done, window in enumerate(sorted(committed), 1):
                 _copy_steps(source, target, window, committed[window], reshards.get(window, []))

@@ -107,7 +107,7 @@ def cost(of: Space, question: Question, boxes: Int64, one: Noisy, other: Noisy) 
         for number, (was, now) in enumerate(zip(first, second, strict=True)):
             moved = np.abs(now - was).reshape(len(was), -1)
             for cell in np.flatnonzero(moved.any(axis=1)):
-                scale = Fraction(measures.each[measures.of[cell]].noises[number].scale)
+                scale = Fraction(measures.each[measures.range_numbers[cell]].noises[number].scale)
                 shifts = [int(by) for by in moved[cell]]
                 if question.kind == "epsilon":
                     total += sum(shifts) / scale

@@ -285,7 +285,7 @@ def allocate_mechanism(plan: Mechanism) -> Budget:
         raise refused[0]
     if plan.privacy.optimise == "period":
         return min(budgets, key=mean_log_sd)
-    return min(budgets, key=lambda of: mean_log_sd(of) + math.log(lifetime_epsilon(plan, of)))
+    return min(budgets, key=lambda b: mean_log_sd(b) + math.log(lifetime_epsilon(plan, b)))
 
 
 def lifetime_epsilon(plan: Mechanism, budget: Budget) -> float:

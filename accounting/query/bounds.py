@@ -375,16 +375,16 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
     widened = _Widened.of(plan, design)
     chosen: dict[str, tuple[int, int]] = {}
     estimates: dict[str, tuple[Histogram, Float64]] = {}
-    for of, nodes in zip(design.histograms, noisy, strict=True):
-        estimate = prefixes(of, nodes)
-        if answers(of, estimate):
-            reweighted = TAIL_OF_MEANS if of.name in means else least
-            tail = max(reweighted, UNSEEN * of.rank_error / float(estimate[-1]))
-            least_edge = of.candidates[1] if of.candidates[0] < 0 else 0
-            bounds = clamp_of(of, estimate, tail)
-            bounds = max(bounds[0], least_edge), min(bounds[1], of.candidates[-2])
-            chosen[of.name] = widened.bounds(of, estimate, bounds)
-            estimates[of.name] = of, estimate
+    for each, nodes in zip(design.histograms, noisy, strict=True):
+        estimate = prefixes(each, nodes)
+        if answers(each, estimate):
+            reweighted = TAIL_OF_MEANS if each.name in means else least
+            tail = max(reweighted, UNSEEN * each.rank_error / float(estimate[-1]))
+            least_edge = each.candidates[1] if each.candidates[0] < 0 else 0
+            bounds = clamp_of(each, estimate, tail)
+            bounds = max(bounds[0], least_edge), min(bounds[1], each.candidates[-2])
+            chosen[each.name] = widened.bounds(each, estimate, bounds)
+            estimates[each.name] = each, estimate
     columns, nulls, cuts = [], set[str](), dict[str, Cut]()
     for column in plan.columns:
         if column.automatic and column.name not in chosen:
@@ -392,19 +392,19 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
         made = _with_bounds(column, chosen)
         columns.append(made)
         if column.rows_histogram in chosen:
-            of, estimate = estimates[column.rows_histogram]
+            each, estimate = estimates[column.rows_histogram]
             what = "bounds" if column.kind == "sum" else "rows"
             # Of a mean, rows beyond the bound count fewer times, and nothing is lost.
             added = column.kind != "mean"
-            cuts[of.name] = cut_of(of, estimate, what, (0, made.rows), 1.0, added)
+            cuts[each.name] = cut_of(each, estimate, what, (0, made.rows), 1.0, added)
         if column.automatic and column.name in chosen:
             what = {"count": "rows", "variance": "squares"}.get(column.kind, "values")
-            of, estimate = estimates[column.name]
+            each, estimate = estimates[column.name]
             if made.low is None or made.high is None:
                 raise InvariantError("made.low is not None and made.high is not None")
             ends = round(made.low / column.grid), round(made.high / column.grid)
             added = column.kind in _ADDED
-            cuts[of.name] = cut_of(of, estimate, what, ends, column.grid, added)
+            cuts[each.name] = cut_of(each, estimate, what, ends, column.grid, added)
     groups = plan.groups
     if plan.automatic_groups and GROUPS in chosen:
         groups = chosen[GROUPS][1]

@@ -92,8 +92,8 @@ class Embedding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if side.place is None:
                 wide[:, place] = side.pieces[0].low, side.pieces[0].high
                 continue
-            of, ranges = _ranges(boxes[:, side.place], side.pieces)
-            counts = np.bincount(of, minlength=len(boxes))
+            box_numbers, ranges = _ranges(boxes[:, side.place], side.pieces)
+            counts = np.bincount(box_numbers, minlength=len(boxes))
             first, repeats = np.cumsum(counts) - counts, counts[owners]
             if np.bincount(charge[owners], repeats).max(initial=0) > MAX_QUERY_BOXES:
                 raise UsageError(

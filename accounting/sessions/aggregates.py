@@ -173,11 +173,11 @@ class Ranges(NamedTuple):
 
     Attributes:
         bounds: (k, 2) int64, different ones: (low, high) coordinates, half-open, not empty.
-        of: (cells,) int64, which one each cell has.
+        range_numbers: (cells,) int64, the row of ``bounds`` that each cell has.
     """
 
     bounds: Int64
-    of: Int64
+    range_numbers: Int64
 
 
 def along(space: Space, name: str, edges: Sequence[Any] | None = None) -> Axis:
@@ -391,9 +391,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             aggregate.check(space)
         self.cells.check(space)
         trees = [
-            space.dimensions[space.place(of.column)].values
-            for of in self.aggregates
-            if of.what == "quantiles"
+            space.dimensions[space.place(aggregate.column)].values
+            for aggregate in self.aggregates
+            if aggregate.what == "quantiles"
         ]
         if self.cells.count * sum(min(LEAVES, 2 * size) for size in trees) > limits.MAX_LEAVES:
             raise UsageError(
@@ -404,7 +404,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             names += [f"{n}{part}" for n in aggregate.outputs for part in ("", *PARTS)]
         several = 1 <= len(self.aggregates) <= limits.MAX_AGGREGATES
         # Noise is named by the aggregate's name: two trees of one name would have the same.
-        named = {of.name for of in self.aggregates}
+        named = {aggregate.name for aggregate in self.aggregates}
         if not several or len(set(names)) < len(names) or len(named) < len(self.aggregates):
             raise UsageError(
                 "aggregates",

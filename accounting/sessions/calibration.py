@@ -71,12 +71,12 @@ class Measures(NamedTuple):
     """The measures of an aggregate in every cell.
 
     Attributes:
-        each: by range; of: (cells,) int64 which of them each cell has.
+        each: by range; range_numbers: (cells,) int64, the one of ``each`` that each cell has.
     """
 
     aggregate: Aggregate
     each: tuple[Measure, ...]
-    of: Int64
+    range_numbers: Int64
 
 
 def calibrated(space: Space, question: Question, boxes: Int64) -> tuple[Measures, ...]:
@@ -101,7 +101,7 @@ def calibrated(space: Space, question: Question, boxes: Int64) -> tuple[Measures
             _measure(aggregate, line, (low, high), question.kind, amount)
             for low, high in ranges.bounds.tolist()
         ]
-        measures.append(Measures(aggregate, tuple(each), ranges.of))
+        measures.append(Measures(aggregate, tuple(each), ranges.range_numbers))
     return tuple(measures)
 
 
@@ -209,7 +209,14 @@ def expected(space: Space, question: Question, boxes: Int64) -> list[Expected]:
     for measures in calibrated(space, question, boxes):
         what = _WHAT[measures.aggregate.what]
         sd, within = np.array([_expected(measure) for measure in measures.each]).T
-        errors.append(Expected(measures.aggregate.name, what, sd[measures.of], within[measures.of]))
+        errors.append(
+            Expected(
+                measures.aggregate.name,
+                what,
+                sd[measures.range_numbers],
+                within[measures.range_numbers],
+            )
+        )
     return errors
 
 

@@ -89,9 +89,11 @@ class SessionTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The warnings of initial budgets that may promise a record little."""
         budgets = [d for d in self.dimensions if isinstance(d, Budget)]
         return [
-            f"a record's initial budget may be {of.kind} {of.most}: {weakness}"
-            for of in budgets
-            for weakness in weaknesses_of_budget(of.kind, float(exact(of.most, of.name)))
+            f"a record's initial budget may be {budget.kind} {budget.most}: {weakness}"
+            for budget in budgets
+            for weakness in weaknesses_of_budget(
+                budget.kind, float(exact(budget.most, budget.name))
+            )
         ]
 
     @cached_property

@@ -244,8 +244,8 @@ def figures(plan: TablePlan, table: Table, noise: Draws) -> list[dict[str, Any]]
 
     if table.data_cells:
         for detail, each in enumerate(table.details):
-            for part in sorted({len(of) for _, of in table.published(detail)}):
-                alike = [str(cell) for cell, of in table.published(detail) if len(of) == part]
+            for part in sorted({len(cells) for _, cells in table.published(detail)}):
+                alike = [str(cell) for cell, cells in table.published(detail) if len(cells) == part]
                 row(table.name, f"data cells {', '.join(alike)}", detail, each.size, part)
         return out
     if noise.total is not None:

@@ -268,18 +268,24 @@ def combined_margin(first: Noise, detail: Noise, cells: int, part: int) -> int:
     is within m of 0 on an interval of U: P is one sum over A.
     """
     w, law = weight(first, detail, cells), chances(detail)
-    of, rest = summed(law, part), summed(law, cells - part)
+    measured, rest = summed(law, part), summed(law, cells - part)
     others = plus(chances(first), Chances(-rest.lowest - len(rest.mass) + 1, rest.mass[::-1]))
     ways = cells // part
-    most = max(-of.lowest, int(of.values[-1])) + max(-others.lowest, int(others.values[-1])) + 1
+    most = (
+        max(-measured.lowest, int(measured.values[-1]))
+        + max(-others.lowest, int(others.values[-1]))
+        + 1
+    )
     if w == 0:
-        return least_margin(lambda m: float(of.mass[np.abs(of.values) > m].sum()), most)
-    return max(least_margin(_missed(of, others, w, ways, c), most) for c in {0, ways - 1})
+        return least_margin(lambda m: float(measured.mass[np.abs(measured.values) > m].sum()), most)
+    return max(least_margin(_missed(measured, others, w, ways, c), most) for c in {0, ways - 1})
 
 
-def _missed(of: Chances, others: Chances, w: float, ways: int, c: int) -> Callable[[int], float]:
+def _missed(
+    measured: Chances, others: Chances, w: float, ways: int, c: int
+) -> Callable[[int], float]:
     """P(|error| > m) as a function of m."""
-    a = of.values
+    a = measured.values
 
     def up_to(moved: Int64) -> Float64:
         """P(D <= moved): U - A < (moved + 1/2) / w."""
@@ -287,7 +293,7 @@ def _missed(of: Chances, others: Chances, w: float, ways: int, c: int) -> Callab
 
     def missed(m: int) -> float:
         inside = up_to(ways * (m - a + 1) - 1 - c) - up_to(ways * (-m - a) - c - 1)
-        return 1 - float(of.mass @ inside)
+        return 1 - float(measured.mass @ inside)
 
     return missed
 

@@ -160,10 +160,10 @@ class Table(NamedTuple):
 
 
 def _sex_by_age(bins: int) -> Detail:
-    """The partition of sex by 23 ages into sex by so many."""
+    """The partition of sex by 23 ages into sex by ``bins`` ages."""
     fine = (0, *AGE_BINS[23])
-    of = [sum(edge <= start for edge in AGE_BINS[bins]) for start in fine]
-    return Detail(tuple(sex * bins + bin_ for sex in (0, 1) for bin_ in of))
+    bins_of_ages = [sum(edge <= start for edge in AGE_BINS[bins]) for start in fine]
+    return Detail(tuple(sex * bins + bin_ for sex in (0, 1) for bin_ in bins_of_ages))
 
 
 PERSONS = Table("t1t2", 46, (Detail((0,) * 46), *(_sex_by_age(bins) for bins in (4, 9, 23))))

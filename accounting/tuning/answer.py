@@ -242,13 +242,15 @@ def read_off(
         per_key_bound: the job's own.
     """
     pairs, *columns = design.histograms
-    estimates = [prefixes(of, y) for of, y in zip(design.histograms, noisy, strict=True)]
-    for of, estimate in zip(design.histograms, estimates, strict=True):
-        if not answers(of, estimate):
-            return Figures(0, (), of.name)
+    estimates = [
+        prefixes(histogram, y) for histogram, y in zip(design.histograms, noisy, strict=True)
+    ]
+    for histogram, estimate in zip(design.histograms, estimates, strict=True):
+        if not answers(histogram, estimate):
+            return Figures(0, (), histogram.name)
     clamps = tuple(
-        (of.name, *clamp_of(of, estimate, question.tail))
-        for of, estimate in zip(columns, estimates[1:], strict=True)
+        (histogram.name, *clamp_of(histogram, estimate, question.tail))
+        for histogram, estimate in zip(columns, estimates[1:], strict=True)
     )
     noise = noise_with(clamps)
     scale, most = Fraction(question.scale), question.max_contributions

@@ -221,19 +221,21 @@ class ReferenceFigures(msgspec.Struct, frozen=True):
         return self.early / other.early if there else None
 
 
-def reference_figures(plan: Plan, budget: Budget, of: int | None = None) -> ReferenceFigures:
+def reference_figures(
+    plan: Plan, budget: Budget, job_contributions: int | None = None
+) -> ReferenceFigures:
     """Return the figures of a plan on the reference population.
 
     Args:
-        of: C of the job that it is compared with: a smaller C keeps fewer of a unit's records, so
-            that the same keys have fewer units.
+        job_contributions: C of the job that the plan is compared with, default: the plan's.  A
+            smaller C keeps fewer of a unit's records, so that the same keys have fewer units.
     """
     noise = {n.name: typical_sd(n.sd) for n in (*budget.values, budget.units) if n is not None}
     if budget.units is not None:
         noise["units"] = noise.pop(budget.units.name)
     if budget.tau is None:
         return ReferenceFigures(math.inf, math.inf, 0.0, noise)
-    publication = published_sizes(plan, budget, of)
+    publication = published_sizes(plan, budget, job_contributions)
     keys, early = (_of_density(publication.by(time)) for time in (1.0, EARLY))
     return ReferenceFigures(
         keys, early, float(np.interp(0.5, publication.chances[-1], SIZES)), noise
@@ -254,14 +256,14 @@ def _of_density(figures: Float64) -> float:
     return float(np.trapezoid(SIZES**DENSITY * figures, SIZES))
 
 
-def published_sizes(plan: Plan, budget: Budget, of: int | None = None) -> Published:
+def published_sizes(plan: Plan, budget: Budget, job_contributions: int | None = None) -> Published:
     """Return the chances that keys of ``SIZES`` units are published, by test.
 
     Args:
-        of: as for ``reference_figures``.
+        job_contributions: see ``reference_figures``.
     """
     part = mean_contributions(plan.privacy.contributions) / mean_contributions(
-        of or plan.privacy.contributions
+        job_contributions or plan.privacy.contributions
     )
     return published(plan, budget, SIZES * part, MASS)
 

@@ -127,15 +127,15 @@ def _hold_to_counts(plan: QueryPlan, parts: Sequence[QueryPart], sums: dict[int,
     """|sum of (x - middle)| <= h count, and squares likewise: what a norm's proof rests on."""
     numbers = parts_by_column(plan, parts)
     for column in plan.columns:
-        of = {parts[i].what: i for i in numbers[column.name]}
-        if "count" not in of or "sum" not in of:
+        part_numbers = {parts[i].what: i for i in numbers[column.name]}
+        if "count" not in part_numbers or "sum" not in part_numbers:
             continue
-        count, half = sums[of["count"]], half_of(column)
-        sums[of["sum"]] = np.clip(sums[of["sum"]], -half * count, half * count)
-        if "square" in of:
+        count, half = sums[part_numbers["count"]], half_of(column)
+        sums[part_numbers["sum"]] = np.clip(sums[part_numbers["sum"]], -half * count, half * count)
+        if "square" in part_numbers:
             centre = centre_of(column)
             low, high = -centre * count, (half**2 - centre) * count
-            sums[of["square"]] = np.clip(sums[of["square"]], low, high)
+            sums[part_numbers["square"]] = np.clip(sums[part_numbers["square"]], low, high)
 
 
 def pairs(unit: Int64, group: Int64, groups: int) -> Int64:

@@ -47,9 +47,9 @@ def merged(
 
 def _rows(totals: Totals, cell: Int64, first: int = 0) -> pa.RecordBatch:
     columns = {"cell": _array(cell + first), "records": _array(totals.records[cell])}
-    for name, of in totals.columns.items():
-        columns[f"records {name}"] = _array(of.records[cell])
-        columns[f"total {name}"] = _array(of.total[cell])
+    for name, column in totals.columns.items():
+        columns[f"records {name}"] = _array(column.records[cell])
+        columns[f"total {name}"] = _array(column.total[cell])
     for name, leaves in totals.leaves.items():
         columns[f"leaves {name}"] = _array(leaves[cell])
     return pa.RecordBatch.from_pydict(columns)
@@ -61,9 +61,9 @@ def gathered(batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Ne
     for batch in batches:
         at = _numbers(batch, "cell") - first
         totals.records[at] += _numbers(batch, "records")  # a cell is in a batch once
-        for name, of in totals.columns.items():
-            of.records[at] += _numbers(batch, f"records {name}")
-            of.total[at] += _numbers(batch, f"total {name}")
+        for name, column in totals.columns.items():
+            column.records[at] += _numbers(batch, f"records {name}")
+            column.total[at] += _numbers(batch, f"total {name}")
         for name, leaves in totals.leaves.items():
             leaves[at] += _numbers(batch, f"leaves {name}")
     return totals

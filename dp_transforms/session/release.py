@@ -74,7 +74,7 @@ def measured(
     cells = slice(first, first + len(totals.records))
     items = numbered(len(totals.records), first)
     return tuple(
-        _measured(measures, totals, measures.of[cells], items, noise)
+        _measured(measures, totals, measures.range_numbers[cells], items, noise)
         for measures in calibrated(space, question, boxes)
     )
 
@@ -88,23 +88,23 @@ def inputs_of(totals: Totals, ring: KeyRing, first: int = 0) -> bytes:
     """
     items = numbered(len(totals.records), first)
     digest = InputDigest(ring).add("records", items, totals.records)
-    for name, of in sorted(totals.columns.items()):
-        digest.add(f"column {name}", items, of.records, of.total)
+    for name, column in sorted(totals.columns.items()):
+        digest.add(f"column {name}", items, column.records, column.total)
     for name, leaves in sorted(totals.leaves.items()):
         digest.add(f"leaves {name}", items, leaves)
     return digest.value
 
 
 def _measured(
-    measures: Measures, totals: Totals, of: Int64, items: Ids, noise: Noise
+    measures: Measures, totals: Totals, range_numbers: Int64, items: Ids, noise: Noise
 ) -> tuple[Int64, ...]:
     """Of one aggregate: cells of one range together."""
     sums: list[Int64] = []
     for number, measure in enumerate(measures.each):
-        at = np.flatnonzero(of == number)
+        at = np.flatnonzero(range_numbers == number)
         exact = _exact(measure, totals, at)
         if not sums:
-            sums = [np.zeros((len(of), *part.shape[1:]), np.int64) for part in exact]
+            sums = [np.zeros((len(range_numbers), *part.shape[1:]), np.int64) for part in exact]
         for into, part, drawn in zip(sums, exact, measure.noises, strict=True):
             into[at] = part + _drawn(noise, drawn, items[at], part.shape)
     return tuple(sums)
@@ -186,10 +186,10 @@ def estimated(measures: Measures, sums: tuple[Int64, ...]) -> Estimate:
     """Return an aggregate of every cell: (cells,), or (cells, quantiles)."""
     out: Estimate | None = None
     for number, measure in enumerate(measures.each):
-        at = np.flatnonzero(measures.of == number)
+        at = np.flatnonzero(measures.range_numbers == number)
         estimate = _estimate(measure, [part[at] for part in sums])
         if out is None:
-            shape = (len(measures.of), *estimate.value.shape[1:])
+            shape = (len(measures.range_numbers), *estimate.value.shape[1:])
             out = Estimate(*(np.zeros(shape) for _ in estimate))
         for into, part in zip(out, estimate, strict=True):
             into[at] = part
@@ -214,7 +214,7 @@ def _estimate(measure: Measure, noisy: list[Int64]) -> Estimate:
     return _in_values(measure, Estimate(*map(np.concatenate, zip(*parts, strict=True))))
 
 
-def _in_values(measure: Measure, of: Estimate) -> Estimate:
+def _in_values(measure: Measure, estimate: Estimate) -> Estimate:
     """An estimate of coordinates, in the values of the column and within its range."""
     line, (low, high) = measure.line, measure.bounds
     line = required(line, "line is there")
@@ -223,7 +223,10 @@ def _in_values(measure: Measure, of: Estimate) -> Estimate:
         return _times(line.first + line.by * np.clip(at, low, high - 1), line.unit)
 
     return Estimate(
-        value(of.value), _times(line.by * of.sd, line.unit), value(of.low), value(of.high)
+        value(estimate.value),
+        _times(line.by * estimate.sd, line.unit),
+        value(estimate.low),
+        value(estimate.high),
     )
 
 

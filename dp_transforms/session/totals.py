@@ -42,11 +42,12 @@ class Totals(NamedTuple):
         """Return the totals of the records of both."""
         columns = {
             name: ColumnTotals(
-                of.records + other.columns[name].records, of.total + other.columns[name].total
+                column.records + other.columns[name].records,
+                column.total + other.columns[name].total,
             )
-            for name, of in self.columns.items()
+            for name, column in self.columns.items()
         }
-        leaves = {name: of + other.leaves[name] for name, of in self.leaves.items()}
+        leaves = {name: counts + other.leaves[name] for name, counts in self.leaves.items()}
         return Totals(self.records + other.records, columns, leaves)
 
 
@@ -88,12 +89,12 @@ def tallied(
             _sums(number[has], None, cells.count), _sums(number[has], value[has], cells.count)
         )
     leaves = {}
-    for of in needs.leaves:
-        value, has = _values(space, of.column, coordinates[of.column][at])
-        leaf = (value[has] - of.low) * of.size // of.width
-        leaves[of.column] = _sums(
-            number[has] * of.size + leaf, None, cells.count * of.size
-        ).reshape(-1, of.size)
+    for tree in needs.leaves:
+        value, has = _values(space, tree.column, coordinates[tree.column][at])
+        leaf = (value[has] - tree.low) * tree.size // tree.width
+        leaves[tree.column] = _sums(
+            number[has] * tree.size + leaf, None, cells.count * tree.size
+        ).reshape(-1, tree.size)
     return tally._replace(records=_sums(number, None, cells.count), columns=columns, leaves=leaves)
 
 

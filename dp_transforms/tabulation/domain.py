@@ -284,10 +284,10 @@ def regions_of(totals: pa.Table) -> dict[str, pa.StringArray]:
     """
     kind, region = _Texts(totals.column("REGION_TYPE")), _Texts(totals.column("REGION_ID"))
     pairs = np.unique(kind.index * len(region.values) + region.index)
-    of, at = np.divmod(pairs, max(1, len(region.values)))
+    kind_numbers, at = np.divmod(pairs, max(1, len(region.values)))
     return {
-        kind.values[number].as_py(): region.values.take(pa.array(at[of == number]))
-        for number in np.unique(of).tolist()
+        kind.values[number].as_py(): region.values.take(pa.array(at[kind_numbers == number]))
+        for number in np.unique(kind_numbers).tolist()
     }
 
 

@@ -115,13 +115,13 @@ class Profiles(NamedTuple):
     """Distinct rows of codes of a batch.
 
     Attributes:
-        of: (n,) profile of each record.
+        profile_numbers: (n,) int64, the row of ``races`` that each record has.
         races: (p, races) race codes of each profile, each once, -1 elsewhere.
         ethnicity: (p,) ethnicity code or -1.
         cached: iterations of the profiles that were found already, by what levels have in common.
     """
 
-    of: Int64
+    profile_numbers: Int64
     races: Int16
     ethnicity: Int16
     cached: dict[tuple[int, bool], tuple[Int64, Int32]]
@@ -138,12 +138,12 @@ def profiles(domain: Domain, records: Records) -> Profiles:
         if int(column.max(initial=-1)) < 0:
             continue  # nobody has one here
         key, size = key * width + (column.astype(np.int64) + 1), size * width
-    of, _ = _dense(key)
-    first = np.zeros(int(of.max(initial=-1)) + 1, np.int64)
-    first[of[::-1]] = np.arange(len(of) - 1, -1, -1)
+    profile_numbers, _ = _dense(key)
+    first = np.zeros(int(profile_numbers.max(initial=-1)) + 1, np.int64)
+    first[profile_numbers[::-1]] = np.arange(len(profile_numbers) - 1, -1, -1)
     races = np.sort(codes[first, :-1], axis=1)
     races[:, 1:][races[:, 1:] == races[:, :-1]] = -1  # a code that is given twice is one
-    return Profiles(of, races, codes[first, -1], {})
+    return Profiles(profile_numbers, races, codes[first, -1], {})
 
 
 def expand(
@@ -158,7 +158,7 @@ def expand(
     region = domain.regions_of[level.level.region_type][records.block]
     leaf = records.leaf[table.name]
     rows = np.flatnonzero((region >= 0) & (leaf >= 0))
-    profile = profiles.of[rows]
+    profile = profiles.profile_numbers[rows]
     base = region[rows].astype(np.int64) * (len(level.iterations) * table.leaves) + leaf[rows]
     counts: Int64 | None = None
     size = len(profiles.ethnicity)

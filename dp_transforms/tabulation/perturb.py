@@ -154,9 +154,11 @@ def perturbed(
     groups = np.arange(shard.first, shard.last)
     only: Bool = np.tile(level.total_only, len(groups) // max(1, len(level.total_only)))
 
-    def measure(kind: Noise, step: str, of: Int64, detail: int) -> Int64:
-        exact = counts.cells(of, table.details[detail])
-        return exact + noise.draw(kind, table.name, level.level, step, of, exact.shape[1])
+    def measure(kind: Noise, step: str, group_numbers: Int64, detail: int) -> Int64:
+        exact = counts.cells(group_numbers, table.details[detail])
+        return exact + noise.draw(
+            kind, table.name, level.level, step, group_numbers, exact.shape[1]
+        )
 
     out = list[Measured]()
     first: Int64 | None = None
@@ -178,10 +180,10 @@ def perturbed(
     for number in range(len(table.details)):
         mine = detail == number
         if mine.any():
-            of = groups[mine]
-            values = measure(draws.detail, detail_step(number), of, number)
+            group_numbers = groups[mine]
+            values = measure(draws.detail, detail_step(number), group_numbers, number)
             step_one = None if first is None else first[mine]
-            out.append(Measured(number, draws.detail, draws.first, of, values, step_one))
+            out.append(Measured(number, draws.detail, draws.first, group_numbers, values, step_one))
     return out
 
 

@@ -89,7 +89,7 @@ def outputs(table: Table) -> tuple[Output, ...]:
         Output(
             f"{table.name}/T0{number}00{d + 1}",
             (f"{table.name.upper()}_DATA_CELL",),
-            {d: tuple(Row((str(cell),), of) for cell, of in table.published(d))},
+            {d: tuple(Row((str(cell),), cells) for cell, cells in table.published(d))},
         )
         for d in details
     )

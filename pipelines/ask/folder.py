@@ -197,7 +197,7 @@ class Output:
         current = self.existing_manifest()
         if current not in (None, manifest):
             raise self._foreign()
-        damaged = [name for name, of in files.items() if not is_written(self._out / name, of)]
+        damaged = [name for name, data in files.items() if not is_written(self._out / name, data)]
         if current is not None and not damaged:
             sweep(self._out.parent)  # whoever made it may have been killed before it tidied up
             return []

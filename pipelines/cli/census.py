@@ -117,8 +117,8 @@ def validate(census: Chosen, as_json: bool) -> None:
     """
     from dpstream.pipelines.tabulation.public_plan import faults
 
-    of = described(census)
-    problems = faults(of.parameters, of.data, of.choice)
+    tables = described(census)
+    problems = faults(tables.parameters, tables.data, tables.choice)
     files = sorted({fault.file for fault in problems})
     summary = f"Faults: {len(problems):,} in {', '.join(files)}" if problems else "No fault."
     text = page([*map(str, problems), summary])
@@ -173,19 +173,19 @@ def plan(
     from dpstream.pipelines.tabulation.public_plan import plan as planned
 
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
-    of = described(census._replace(tries=tries))
-    table_plan = planned(of.parameters, of.data, of.choice)
+    tables = described(census._replace(tries=tries))
+    table_plan = planned(tables.parameters, tables.data, tables.choice)
     report = figures(table_plan, delta, scale)
     accepted = None
-    if (of.account is not None or out is not None) and not tries:
+    if (tables.account is not None or out is not None) and not tries:
         from dpstream.pipelines.tabulation.execute import acceptance
         from dpstream.pipelines.tabulation.inputs import inputs_of
 
         accepted = acceptance(
-            inputs_of(of.parameters, of.data, of.choice, of.project.parent),
+            inputs_of(tables.parameters, tables.data, tables.choice, tables.project.parent),
             table_plan.prepared.plan,
-            of.secret,
-            of.account,
+            tables.secret,
+            tables.account,
             Asking(fresh, as_of),
             None if out is None else out.absolute(),
         )
@@ -260,21 +260,21 @@ def execute(
     from dpstream.pipelines.tabulation.execute import execute as run
     from dpstream.pipelines.tabulation.inputs import inputs_of
 
-    of = described(census)
-    rule = f"is required: all noise of [census.{of.name}] comes from it"
-    secret = (of.secret or SecretSource()).required("secret", rule)
+    tables = described(census)
+    rule = f"is required: all noise of [census.{tables.name}] comes from it"
+    secret = (tables.secret or SecretSource()).required("secret", rule)
     order = Order(
-        inputs_of(of.parameters, of.data, of.choice, of.project.parent),
-        (out or Path("tables") / of.name).absolute(),
+        inputs_of(tables.parameters, tables.data, tables.choice, tables.project.parent),
+        (out or Path("tables") / tables.name).absolute(),
         secret,
-        of.account,
+        tables.account,
         runner_of(runner, parallelism, beam_flag),
         Asking(fresh, as_of),
         strict,
         dead_letter,
-        of.name,
+        tables.name,
     )
-    print_account(of.account, of.project, census.environment)
+    print_account(tables.account, tables.project, census.environment)
     done = run(order)
     manifest = done.manifest
     cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}
@@ -293,12 +293,13 @@ def execute(
         print_json({**fields, "files": len(manifest.files), "warnings": warnings})
         return
     click.echo(
-        f"{len(manifest.files):,} files in {out or Path('tables') / of.name}; run {manifest.run_id}"
+        f"{len(manifest.files):,} files in {out or Path('tables') / tables.name}; "
+        f"run {manifest.run_id}"
     )
     lines = list[str]()
     if manifest.epsilon is not None:
         guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
-        charged = None if of.account is None else done.charged
+        charged = None if tables.account is None else done.charged
         lines = charge_lines(guarantee, charged, manifest.run_id)
     print_charge(lines, manifest.insecure, warnings if done.charged or done.drawn else ())
     if order.letters is not None and order.letters.exists():
@@ -330,8 +331,8 @@ def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> 
     """
     from dpstream.pipelines.tabulation.error_report import report as write
 
-    of = described(census)
-    figures = write(of.parameters, of.data, of.choice, runs, out)
+    tables = described(census)
+    figures = write(tables.parameters, tables.data, tables.choice, runs, out)
     if as_json:
         print_json(figures)
         return

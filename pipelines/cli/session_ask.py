@@ -318,8 +318,10 @@ def echo_answer(session: "Session", answer: "Answer", as_json: bool) -> None:
     for note in notes:
         click.echo(note)
     paid = f"{question.kind} {sentences.amount(question.amount)}"
-    of = "that had as much left (the others are left out)" if head.drop else "asked"
-    lines = charge_lines(f"{paid} to every point {of}", answer.charged, head.run_id, head.answered)
+    which = "that had as much left (the others are left out)" if head.drop else "asked"
+    lines = charge_lines(
+        f"{paid} to every point {which}", answer.charged, head.run_id, head.answered
+    )
     if head.allotment:
         remaining = decimal_text(session.allotment(head.allotment).left)
         drew = "Drew" if answer.charged else "Before, this drew"

@@ -100,7 +100,7 @@ def begin(options: TablesParameters) -> Begin:
     receipt, begun = get(options.out, MANIFEST), get(options.out, RUN)
     stands = None if receipt is None else decoded(receipt)
     run_record = None if begun is None else msgspec.json.decode(begun, type=Begun)
-    if any(of is not None and not of.answers(request) for of in (stands, run_record)):
+    if any(r is not None and not r.answers(request) for r in (stands, run_record)):
         raise UsageError("--out_folder", "is another execution's", "name a new folder")
     if run_record is None:
         run_id = new_run_id()

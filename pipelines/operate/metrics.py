@@ -151,8 +151,8 @@ class _Table(Collector):
         label, values = others.get(name.name, ("", {"": operator_totals.get(name.counter, 0)}))
         kind = CounterMetricFamily if name.kind == "counter" else GaugeMetricFamily
         family = kind(name.name, name.help_text, labels=[label] if label else [])
-        for of, value in values.items():
-            family.add_metric([of] if label else [], value)
+        for label_value, value in values.items():
+            family.add_metric([label_value] if label else [], value)
         return family
 
 

@@ -184,8 +184,8 @@ def with_job(project: Project, name: str, section: Mapping[str, Any]) -> Project
     """Return the project as if its file had a section ``[job.NAME]``; nothing is written."""
     replace = msgspec.structs.replace
     sections, written = (
-        replace(of, job={**of.job, name: dict(section)})
-        for of in (project.sections, project.written)
+        replace(parts, job={**parts.job, name: dict(section)})
+        for parts in (project.sections, project.written)
     )
     return project._replace(sections=sections, written=written)
 

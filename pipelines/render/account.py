@@ -36,9 +36,9 @@ def place_lines(
         data_set: name of the data set; ``None``: no account is charged.
         account: path or URL of the account.
     """
-    of = "" if environment is None else f", environment {environment}"
+    where = "" if environment is None else f", environment {environment}"
     charged = _NO_ACCOUNT if data_set is None else f"{data_set} ({account})"
-    return [*labelled("Project", f"{project}{of}"), *labelled("Account", charged)]
+    return [*labelled("Project", f"{project}{where}"), *labelled("Account", charged)]
 
 
 def charge_lines(cost: str, charged: bool | None, run_id: str, answered: str = "") -> list[str]:
@@ -158,9 +158,9 @@ def view_text(figures: dict[str, Any]) -> str:
     return page([*lines, *each("Warning", figures["warnings"])])
 
 
-def _limit(limit: dict[str, float], of: str = "") -> list[str]:
+def _limit(limit: dict[str, float], subject: str = "") -> list[str]:
     return labelled(
-        "Limit", f"epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}{of}"
+        "Limit", f"epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}{subject}"
     )
 
 

@@ -129,12 +129,12 @@ def _cut(name: str, cut: Cut, unit: str, group: str) -> str:
     return f"{head}; about {_share(cut.above)} have more {within}{_amount(cut, f'all {subject}')}."
 
 
-def _amount(cut: Cut, of: str) -> str:
+def _amount(cut: Cut, subject: str) -> str:
     """Return the share of the amount that is cut, after the share of the number."""
     if cut.amount is None or cut.amount_at_most is None:
         return ""
     most = f"up to {_share(cut.amount_at_most)} if the largest fall as slowly as a power law"
-    return f", and about {_share(cut.amount)} of {of} is cut ({most})"
+    return f", and about {_share(cut.amount)} of {subject} is cut ({most})"
 
 
 def _share(part: float) -> str:

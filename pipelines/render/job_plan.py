@@ -219,7 +219,9 @@ def _exact(rows: list[dict[str, Any]]) -> list[str]:
         " " * (INDENT + wide) + sizes,
     ]
     for row in rows:
-        errors = [f"±{human(of['sd'])} ({human(100 * of['relative'])}%)" for of in row["sizes"]]
+        errors = [
+            f"±{human(size['sd'])} ({human(100 * size['relative'])}%)" for size in row["sizes"]
+        ]
         cells = "".join(f"{error:>22}" for error in errors)
         lines += labelled("", f"{row['name']:<{wide}}{cells} {row['of']}".rstrip())
     return lines

@@ -144,9 +144,13 @@ class Estimate(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
 
 
-def distinct(of: float, draws: float) -> float:
-    """Return the expected count of distinct values in uniform draws; no distribution gives more."""
-    return float(-of * np.expm1(-draws / of))
+def distinct(values: float, draws: float) -> float:
+    """Return the expected count of distinct values in uniform draws; no distribution gives more.
+
+    Args:
+        values: how many values there are to draw from.
+    """
+    return float(-values * np.expm1(-draws / values))
 
 
 def most_selected(plan: Plan, records: float, keys: float) -> float:

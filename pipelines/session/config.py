@@ -368,9 +368,9 @@ def _text(field: str, value: Any) -> str:
     return value
 
 
-def _coordinates(field: str, value: Fraction, of: str) -> int:
+def _coordinates(field: str, value: Fraction, unit: str) -> int:
     if value.denominator != 1 or value.numerator > limits.MAX_COORDINATES << 22:
-        raise UsageError(field, f"must be a whole number of {of}", "round it")
+        raise UsageError(field, f"must be a whole number of {unit}", "round it")
     return value.numerator
 
 

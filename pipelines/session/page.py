@@ -77,10 +77,10 @@ def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
         (float(np.nanmin(heat_map.left)), _top(heat_map)) if not blank.all() else (0.0, 0.0)
     )
     closed = "; what is blank has nothing left for ever" if blank.any() else ""
-    of = "" if heat_map.initial is None else f" of an initial {_amount(heat_map.initial)}"
+    initial_text = "" if heat_map.initial is None else f" of an initial {_amount(heat_map.initial)}"
     return (
-        f"Least {kind} left{of}, over {across} (across) and {up} (up) and whatever the other "
-        f"dimensions are: from {_amount(least)} to {_amount(most)}{closed}"
+        f"Least {kind} left{initial_text}, over {across} (across) and {up} (up) and "
+        f"whatever the other dimensions are: from {_amount(least)} to {_amount(most)}{closed}"
     )
 
 
@@ -106,8 +106,8 @@ def _heat(space: Space, heat_map: HeatMap, kind: str) -> Figure:
         rasterized=True,
     )
     bar = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda v, _: human(v)))
-    of = "" if heat_map.initial is None else f" of {_amount(heat_map.initial)}"
-    bar.set_label(f"{kind} left{of}, at least")
+    initial_text = "" if heat_map.initial is None else f" of {_amount(heat_map.initial)}"
+    bar.set_label(f"{kind} left{initial_text}, at least")
     bar.outline.set_visible(False)
     _labels(axes.xaxis, space.dimensions[heat_map.across], columns, places[0])
     _labels(axes.yaxis, space.dimensions[heat_map.up], rows, places[1])

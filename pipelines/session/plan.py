@@ -187,12 +187,12 @@ def as_builtins(space: Space, plan: Plan) -> dict[str, Any]:
         "cells": plan.question.cells.count,
         "errors": [
             {
-                "figure": of.name,
-                "of": of.what,
-                "sd": float(np.max(of.sd)),
-                "within": of.most,
+                "figure": error.name,
+                "of": error.what,
+                "sd": float(np.max(error.sd)),
+                "within": error.most,
             }
-            for of in plan.errors
+            for error in plan.errors
         ],
         "allotment_left": None if plan.left is None else plan.left / MICRO,
         "regions": plan.regions,

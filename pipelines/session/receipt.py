@@ -149,7 +149,10 @@ def answer_text(answer: Answer) -> str:
     from dpstream.pipelines.render.answer import rows_text  # which no plan needs
 
     values, parts = _parted(answer)
-    ends = {figure: (of["low"].to_pylist(), of["high"].to_pylist()) for figure, of in parts.items()}
+    ends = {
+        figure: (columns["low"].to_pylist(), columns["high"].to_pylist())
+        for figure, columns in parts.items()
+    }
     return rows_text(values, ends)
 
 

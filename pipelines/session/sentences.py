@@ -75,10 +75,10 @@ def rounding_of(space: Space, question: Question) -> list[str]:
     columns = dict.fromkeys(each.column for each in question.aggregates if each.column)
     dimensions = (space.dimensions[space.place(column)] for column in columns)
     return [
-        f"{name(of)} is rounded down to steps of {decimal(exact(of.step, of.name))}: an average or "
-        "quantile may be too low by up to that, a sum by that for each record."
-        for of in dimensions
-        if isinstance(of, Real)
+        f"{name(each)} is rounded down to steps of {decimal(exact(each.step, each.name))}: an "
+        "average or quantile may be too low by up to that, a sum by that for each record."
+        for each in dimensions
+        if isinstance(each, Real)
     ]
 
 
@@ -101,17 +101,17 @@ def side(dimension: Dimension, low: int, high: int) -> str:
 
 
 def _values(dimension: Dimension, low: int, high: int) -> str:
-    of = name(dimension)
+    column = name(dimension)
     if low == 0 and high == dimension.values:
-        return f"{of} IS NOT NULL"
+        return f"{column} IS NOT NULL"
     if isinstance(dimension, Category):
         codes = [line(dimension, at) for at in range(low, high)]
-        return f"{of} = {codes[0]}" if len(codes) == 1 else f"{of} IN ({', '.join(codes)})"
+        return f"{column} = {codes[0]}" if len(codes) == 1 else f"{column} IN ({', '.join(codes)})"
     if isinstance(dimension, Integer) and high == low + 1:
-        return f"{of} = {line(dimension, low)}"
-    parts = [f"{of} >= {line(dimension, low)}"] if low else []
+        return f"{column} = {line(dimension, low)}"
+    parts = [f"{column} >= {line(dimension, low)}"] if low else []
     if high < dimension.values:
-        parts.append(f"{of} < {line(dimension, high)}")
+        parts.append(f"{column} < {line(dimension, high)}")
     return " AND ".join(parts)
 
 

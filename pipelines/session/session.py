@@ -359,7 +359,9 @@ class Subspace(Asker):
         )
         question = AllotmentQuestion(open_table, order, self.selection, name or asking.nonce())
         made = asking.committed(open_table, question)
-        read = next(of.read for run_id, of in open_table.account.history() if run_id == made.run_id)
+        read = next(
+            charge.read for run_id, charge in open_table.account.history() if run_id == made.run_id
+        )
         selection = Selection(open_table.space).cut_to(read)
         return Allotment(self.session, selection, made.run_id, kind, amount, made.charged)
 

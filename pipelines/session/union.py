@@ -135,8 +135,8 @@ def joined(parts: Sequence[Part]) -> Union:
     """Return the union of disjoint parts: their sum, and the sd of independent noise."""
     value = float(np.sum([part.value for part in parts]))
     sd, half = (
-        float(np.sqrt(np.sum(np.square(of))))
-        for of in ([p.sd for p in parts], [p.half for p in parts])
+        float(np.sqrt(np.sum(np.square(errors))))
+        for errors in ([p.sd for p in parts], [p.half for p in parts])
     )
     dates = sorted(part.answered for part in parts)
     run_ids = tuple(dict.fromkeys(part.run_id for part in parts))

@@ -159,7 +159,7 @@ def ask(
         contextlib.closing(open_ledger(ledger)) as opened,
     ):
         answer = sequence.ask(
-            statement_question, opened, keys, how, lambda of: _view(question, catalog, of)
+            statement_question, opened, keys, how, lambda answer: _view(question, catalog, answer)
         )
     return decoded(answer, source.insecure_test_secret is not None)
 

@@ -111,8 +111,9 @@ def _owned(
         (rows, name, tuple(mine for _, mine in pairs)),
     ]
     met = [
-        of | f"Key{number}{i}" >> beam.ParDo(ToKey(task, i, of_, key)).with_output_types(Routed)
-        for i, (of, of_, key) in enumerate(sides)
+        side
+        | f"Key{number}{i}" >> beam.ParDo(ToKey(task, i, side_table, key)).with_output_types(Routed)
+        for i, (side, side_table, key) in enumerate(sides)
     ]
     return (
         met

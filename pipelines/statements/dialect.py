@@ -145,11 +145,11 @@ class DpParser(BigQueryParser):
         """DISTINCT and what it is of, up to a named argument."""
         if not self._match(TokenType.DISTINCT):
             return None
-        of = [self._parse_disjunction()]
+        expressions = [self._parse_disjunction()]
         while self._curr.token_type == TokenType.COMMA and not self._named_next():
             self._advance()
-            of.append(self._parse_disjunction())
-        return exp.Distinct(expressions=of)
+            expressions.append(self._parse_disjunction())
+        return exp.Distinct(expressions=expressions)
 
     def _named_next(self) -> bool:
         after = self._index + 2

@@ -98,9 +98,9 @@ def _regroup(node: exp.Select) -> None:
         node.set("order", _over(order, replacements))
 
 
-def _above(name: str, of: exp.Expr) -> exp.Expr:
+def _above(name: str, expression: exp.Expr) -> exp.Expr:
     column = exp.column(name, table="grouped", quoted=True)
-    column.type = of.type
+    column.type = expression.type
     column.meta["name"] = name
     return column
 

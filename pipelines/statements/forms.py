@@ -67,7 +67,7 @@ def once(form: str, **parts: exp.Expr) -> exp.Expr:
 
 def named(make: Callable[[dict[str, str]], str], parts: dict[str, exp.Expr]) -> exp.Expr:
     """Return a form by the names of its parts: themselves if they are short."""
-    if all(isinstance(of, exp.Column) or is_literal(of) for of in parts.values()):
+    if all(isinstance(part, exp.Column) or is_literal(part) for part in parts.values()):
         return duckdb(make({name: f":{name}" for name in parts}), **parts)
     return once(make({name: f"it_.{name}" for name in parts}), **parts)
 
@@ -75,7 +75,7 @@ def named(make: Callable[[dict[str, str]], str], parts: dict[str, exp.Expr]) -> 
 def _compared(node: exp.Expr) -> exp.Expr:
     """DuckDB's NaN equals itself and is above all numbers."""
     sides = {"a": node.left, "b": node.right}
-    floats = [s for s, of in sides.items() if kind_of(of) in FLOATS and not is_literal(of)]
+    floats = [s for s, side in sides.items() if kind_of(side) in FLOATS and not is_literal(side)]
     if not floats:
         return node
     otherwise = "TRUE" if isinstance(node, exp.NEQ) else "FALSE"
@@ -106,11 +106,11 @@ def _within(node: exp.Expr) -> exp.Expr:
     """IN: DuckDB finds NaN among others."""
     if not (_may_be_nan(node.this) and any(map(_may_be_nan, node.expressions))):
         return node
-    parts = {f"e{i}": of for i, of in enumerate(node.expressions)}
+    parts = {f"e{i}": value for i, value in enumerate(node.expressions)}
 
     def form(names: dict[str, str]) -> str:
         x, others = names["x"], [names[name] for name in parts]
-        null = " OR ".join(f"{of} IS NULL" for of in others)
+        null = " OR ".join(f"{value} IS NULL" for value in others)
         return (
             f"CASE WHEN {_nan(x)} THEN CASE WHEN {null} THEN NULL ELSE FALSE END "
             f"ELSE {x} IN ({', '.join(others)}) END"
@@ -121,13 +121,13 @@ def _within(node: exp.Expr) -> exp.Expr:
 
 def _between(node: exp.Expr) -> exp.Expr:
     parts = {"x": node.this, "l": node.args["low"], "h": node.args["high"]}
-    may = {name: _may_be_nan(of) for name, of in parts.items()}
+    may = {name: _may_be_nan(part) for name, part in parts.items()}
     if not any(may.values()):
         return node
 
     def side(names: dict[str, str], end: str, sign: str) -> str:
-        x, of = names["x"], names[end]
-        return f"CASE WHEN {_unlike(x, of, may['x'], may[end])} THEN FALSE ELSE {x} {sign} {of} END"
+        x, y = names["x"], names[end]
+        return f"CASE WHEN {_unlike(x, y, may['x'], may[end])} THEN FALSE ELSE {x} {sign} {y} END"
 
     def form(names: dict[str, str]) -> str:
         return f"({side(names, 'l', '>=')}) AND ({side(names, 'h', '<=')})"
@@ -149,8 +149,10 @@ def _null_if(node: exp.Expr) -> exp.Expr:
 
 def _case(node: exp.Expr) -> exp.Expr:
     """CASE with an operand: the number of the first that is equal, and CASE of that."""
-    of, whens = node.this, node.args["ifs"]
-    if of is None or not (_may_be_nan(of) and any(_may_be_nan(when.this) for when in whens)):
+    operand, whens = node.this, node.args["ifs"]
+    if operand is None or not (
+        _may_be_nan(operand) and any(_may_be_nan(when.this) for when in whens)
+    ):
         return node
     parts = {f"w{i}": when.this for i, when in enumerate(whens)}
 
@@ -158,7 +160,7 @@ def _case(node: exp.Expr) -> exp.Expr:
         tests = (f"WHEN {names['x']} = {names[f'w{i}']} THEN {i}" for i in range(len(whens)))
         return f"CASE WHEN {_nan(names['x'])} THEN -1 {' '.join(tests)} ELSE -1 END"
 
-    number = named(form, {"x": of, **parts})
+    number = named(form, {"x": operand, **parts})
     ifs = [
         exp.If(this=exp.Literal.number(i), true=when.args["true"]) for i, when in enumerate(whens)
     ]
@@ -168,8 +170,8 @@ def _case(node: exp.Expr) -> exp.Expr:
 def _extreme(node: exp.Expr) -> exp.Expr:
     """LEAST and GREATEST: DuckDB leaves NULL out, and takes NaN for the largest of all."""
     operands = [node.this, *node.expressions]
-    parts = {f"p{i}": of for i, of in enumerate(operands)}
-    floats = [name for name, of in parts.items() if _may_be_nan(of)]
+    parts = {f"p{i}": operand for i, operand in enumerate(operands)}
+    floats = [name for name, operand in parts.items() if _may_be_nan(operand)]
     name = "LEAST" if isinstance(node, exp.Least) else "GREATEST"
 
     def form(names: dict[str, str]) -> str:
@@ -211,12 +213,12 @@ def _replaced(node: exp.Expr) -> exp.Expr:
 
 def _alike(node: exp.Expr) -> exp.Expr:
     """A pattern may not end within an escape: DuckDB fails on that, also under TRY."""
-    of, pattern = node.this, node.expression
+    text, pattern = node.this, node.expression
     if isinstance(pattern, exp.Literal) and "\\" not in pattern.name:
         return node
     open_ = "(LENGTH(it_.p) - LENGTH(RTRIM(it_.p, '\\'))) % 2 = 1"
     pattern_text = f"CASE WHEN {open_} THEN NULL ELSE it_.p END"
-    return once(f"it_.s LIKE ({pattern_text}) ESCAPE '\\'", s=of, p=pattern)
+    return once(f"it_.s LIKE ({pattern_text}) ESCAPE '\\'", s=text, p=pattern)
 
 
 def _substring(node: exp.Expr) -> exp.Expr:
@@ -263,16 +265,16 @@ def _formed(node: exp.Expr) -> exp.Expr:
 
 
 def _cast(node: exp.Expr) -> exp.Expr:
-    of, to = node.this, node.args["to"]
+    operand, to = node.this, node.args["to"]
     if to.this in DECIMALS and not to.expressions:
         to = decimal()
-    if kind_of(of) in FLOATS:
+    if kind_of(operand) in FLOATS:
         if to.this in (exp.DType.BIGINT, exp.DType.INT):
-            of = exp.Anonymous(this="ROUND", expressions=[of])
+            operand = exp.Anonymous(this="ROUND", expressions=[operand])
         elif to.this in (exp.DType.TEXT, exp.DType.VARCHAR):
             form = "REGEXP_REPLACE(TRY_CAST(TRY_CAST(:x AS DOUBLE) AS TEXT), '\\.0$', '')"
-            return duckdb(form, x=of)
-    return exp.TryCast(this=of, to=to)
+            return duckdb(form, x=operand)
+    return exp.TryCast(this=operand, to=to)
 
 
 def _divided(node: exp.Expr) -> exp.Expr:
@@ -292,15 +294,15 @@ def _difference(node: exp.Expr) -> exp.Expr:
 def _extracted(node: exp.Expr) -> exp.Expr:
     """Days and weeks as GoogleSQL numbers them: Sunday is 1 and begins a week; DuckDB's Sunday is 0
     and its weeks are those of ISO."""
-    part, of = node.name.upper(), node.expression
+    part, date = node.name.upper(), node.expression
     if part == "DAYOFWEEK":
-        return duckdb("(EXTRACT(DOW FROM :x) + 1)", x=of)
+        return duckdb("(EXTRACT(DOW FROM :x) + 1)", x=date)
     if part == "ISOWEEK":
-        return duckdb("EXTRACT(WEEK FROM :x)", x=of)
+        return duckdb("EXTRACT(WEEK FROM :x)", x=date)
     if part != "WEEK":
         return node
     # Days before the first Sunday are in week 0.
-    return once("(EXTRACT(DOY FROM it_.x) + 6 - EXTRACT(DOW FROM it_.x)) // 7", x=of)
+    return once("(EXTRACT(DOY FROM it_.x) + 6 - EXTRACT(DOW FROM it_.x)) // 7", x=date)
 
 
 #: By the nodes that have one.

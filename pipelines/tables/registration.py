@@ -156,7 +156,12 @@ def require_fitting(catalog: Catalog, names: Iterable[str], unpacked: bool = Tru
         if table.kind in FILES:
             check_columns(table, files_of(table), unpacked)
             continue
-        keys = {column for of, columns in catalog.declared_keys if of == name for column in columns}
+        keys = {
+            column
+            for table_name, columns in catalog.declared_keys
+            if table_name == name
+            for column in columns
+        }
         there = server_columns(table)
         for column in table.columns:
             _check(table, column, there.get(column), column in keys)
@@ -261,10 +266,10 @@ def register(catalog: Catalog) -> tuple[list[dict[str, Any]], list[Key]]:
         notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
     notebook = catalog.notebook
     _noted(notebook, set(notes.values()), [])
-    for of, columns in keys:
-        if not _still_unique(catalog.tables[of], columns):
+    for table_name, columns in keys:
+        if not _still_unique(catalog.tables[table_name], columns):
             raise PolicyError(
-                f"table {of}",
+                f"table {table_name}",
                 f"has no constraint that keeps its key ({', '.join(columns)}) unique",
                 "give it a primary key or a unique constraint there",
             )

@@ -208,7 +208,7 @@ def _uncharged(
         manifest = decoded(old_receipt)
         if manifest.plan_hash != setup.plan.hash or order.how.fresh:
             raise UsageError("OUT", "exists and is another execution's", "name a new folder")
-        if all(is_written(order.out / name, of) for name, of in manifest.files.items()):
+        if all(is_written(order.out / name, data) for name, data in manifest.files.items()):
             sweep(order.out.parent)
             return Execution(manifest, False, False)
         raise PolicyError(

@@ -57,10 +57,12 @@ def released_figures(run: Path, table: Table, level: LevelDomain) -> list[Figure
             expected = np.tile(list(_labels_of(output, rows)), len(at) // len(rows))
             if (labels[at] != expected).any():
                 raise _foreign(output.folder)
-            of = groups[at][:: len(rows)]
-            figures.append(Figures(output, detail, rows, of, counts[at].reshape(-1, len(rows))))
+            group_numbers = groups[at][:: len(rows)]
+            figures.append(
+                Figures(output, detail, rows, group_numbers, counts[at].reshape(-1, len(rows)))
+            )
             if len(output.rows) > 1 and output.columns:
-                detail_of[detail] = of
+                detail_of[detail] = group_numbers
     return figures[::-1]
 
 
@@ -263,10 +265,10 @@ def kinds_of(part: Part, table: Table, level: LevelDomain) -> Iterator[tuple[Kin
     folder, detail = part.figures.output.folder.partition("/")[0], part.figures.detail
     label = level.level.label
     if folder == "t1":
-        for only, what, of in ((True, _ONLY, None), (False, "total", detail)):
+        for only, what, group_numbers in ((True, _ONLY, None), (False, "total", detail)):
             rows = part.only == only
             if rows.any():
-                yield Kind(label, folder, what, of), part.errors[rows], int(rows.sum())
+                yield Kind(label, folder, what, group_numbers), part.errors[rows], int(rows.sum())
         return
     alike = dict[str, list[int]]()
     for place, row in enumerate(part.figures.rows):

@@ -429,7 +429,9 @@ def _proxy(tuning: CheckedRequest) -> Outcome:
     with named_by("--proxy"):
         counts = tally(tuning, job, KeyRing(_NO_SECRET), (b"proxy",))
     histograms = tuning.design.histograms
-    nodes = [encoder_matrix(of.cells) @ x for of, x in zip(histograms, counts, strict=True)]
+    nodes = [
+        encoder_matrix(histogram.cells) @ x for histogram, x in zip(histograms, counts, strict=True)
+    ]
     figures = read_off_runnable(tuning, nodes)
     if figures.unanswered is not None:
         raise UsageError(

@@ -285,8 +285,8 @@ class WorkloadQuestion:
         """Return the charge of the question; see `ask.question.Question`."""
         if self._accept is not None:
             self._accept(account)
-        unit, of = unit_of(self._job).text, self._mechanism
-        cost = of.epsilon, of.delta, of.mu, 0.0
+        unit, mechanism = unit_of(self._job).text, self._mechanism
+        cost = mechanism.epsilon, mechanism.delta, mechanism.mu, 0.0
         name = self._job.name
         return Decision(Charge(run_id, self.plan_hash, unit, *cost, kind="workload", label=name))
 

@@ -417,13 +417,13 @@ def answers(
     return pa.concat_tables(parts)
 
 
-def _figures(of: Answers, half_width: float) -> dict[str, pa.Array]:
-    wide = half_width * of.sd
+def _figures(answer: Answers, half_width: float) -> dict[str, pa.Array]:
+    wide = half_width * answer.sd
     columns = {
-        "value": of.displayed,
-        "sd": of.sd,
-        "low": of.estimates - wide,
-        "high": of.estimates + wide,
+        "value": answer.displayed,
+        "sd": answer.sd,
+        "low": answer.estimates - wide,
+        "high": answer.estimates + wide,
     }
     return {name: pa.array(column) for name, column in columns.items()}
 

@@ -269,7 +269,9 @@ class HeadFile:
         events = account.events(last.head.seq if cut is None else cut)
         texts = [] if cut is None else [_text(_Cut(cut))]
         texts += [text_of(event) for event in events]
-        texts += [_text(_Tokens(run_id, dict(of))) for run_id, of in tokens.items()]
+        texts += [
+            _text(_Tokens(run_id, dict(tokens_of_run))) for run_id, tokens_of_run in tokens.items()
+        ]
         end = last.end
         if texts and not writes:
             return False

@@ -245,8 +245,8 @@ class RegionAccount:
             UsageError: the boxes or the amount cannot be used.
         """
         check_analyst(analyst)
-        of, read, _ = self.plan_draw(allotment, kind, amount, resolve)
-        given = of.budget, amount, read[:0], read, analyst, self._instant()
+        allotted_charge, read, _ = self.plan_draw(allotment, kind, amount, resolve)
+        given = allotted_charge.budget, amount, read[:0], read, analyst, self._instant()
         region = msgspec.structs.replace(RegionCharge.of(*given), allotment=allotment)
         return self._charge(region, run_id)
 
@@ -260,11 +260,11 @@ class RegionAccount:
         """
         check_amount(amount, "amount")
         state = self._refreshed()
-        of, used = allotted(self._ledger.history().charges, self.table, allotment)
+        allotted_charge, used = allotted(self._ledger.history().charges, self.table, allotment)
         usable = self.rules.usable(self._instant())
-        read = checked(self.table.space, resolve(Views(state, usable), of.read))
-        check_draw(state, of, used, (kind, amount), read)
-        return of, read, of.amount - used
+        read = checked(self.table.space, resolve(Views(state, usable), allotted_charge.read))
+        check_draw(state, allotted_charge, used, (kind, amount), read)
+        return allotted_charge, read, allotted_charge.amount - used
 
     def plan(self, order: Order) -> Planned:
         """Decide an order as ``decide`` would now; charges nothing.

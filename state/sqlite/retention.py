@@ -346,7 +346,7 @@ class SqliteRetention(RetentionStore):
 
     @override
     def put_keys(self, window: int, shard: int, piece: KeyPiece) -> None:
-        if any(of != window for of, _ in self._put_slots):
+        if any(earlier_window != window for earlier_window, _ in self._put_slots):
             self._put_slots = {}  # windows come one after the other
         table = self._put_slots.setdefault((window, shard), IdTable())
         before = table.size

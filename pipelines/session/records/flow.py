@@ -253,7 +253,7 @@ class Release(Tasked[Task]):
         if sorted(shard for shard, _ in shards) != list(range(task.shards)):
             raise RunError("runner", "has not handed over all cells", "run again")
         space, question, boxes = task.table.space, task.question, task.boxes
-        parts = [len(of.each[0].noises) for of in calibrated(space, question, boxes)]
+        parts = [len(measures.each[0].noises) for measures in calibrated(space, question, boxes)]
         table = released(space, question, boxes, joined(shards, parts))
         put(task.folder, File(ANSWER, encoded(table)))
         yield ANSWER
@@ -265,7 +265,7 @@ _DRAWS = 1 << 20
 
 def shards_for(space: Space, question: Question, read: Int64, parallelism: int) -> int:
     """Return the number of shards of the cells; no byte depends on it."""
-    leaves = sum(of.size for of in question.needs(space, read).leaves)
+    leaves = sum(tree.size for tree in question.needs(space, read).leaves)
     draws = question.cells.count * (2 * leaves + 2 * len(question.aggregates))
     return min(question.cells.count, max(parallelism, 1 + draws // _DRAWS))
 

@@ -76,7 +76,9 @@ def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.
 
 def budgets_of(space: Space) -> tuple[str, ...]:
     """Return the columns of initial budgets."""
-    return tuple(f"x{p}" for p, of in enumerate(space.dimensions) if isinstance(of, Budget))
+    return tuple(
+        f"x{p}" for p, dimension in enumerate(space.dimensions) if isinstance(dimension, Budget)
+    )
 
 
 def ordered(rows: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -280,11 +280,11 @@ class Scan(Closing):
             there = "n" if self._always(place) else f"n{place}"
             np.add.at(totals.columns[name].records, first.cell, first.items[there])
             np.add.at(totals.columns[name].total, first.cell, first.items[f"s{place}"])
-        for tree, of in enumerate(needs.leaves):
+        for tree, leaves in enumerate(needs.leaves):
             mine = rows.taken(tree)
             leaf = mine.items[f"l{tree}"]
             has = leaf >= 0  # a missing value has none
-            totals.leaves[of.column][mine.cell[has], leaf[has]] = mine.items["n"][has]
+            totals.leaves[leaves.column][mine.cell[has], leaf[has]] = mine.items["n"][has]
         return totals
 
     def _run(
@@ -304,7 +304,7 @@ class Scan(Closing):
             none += [f"{kind}{i}" for i in range(len(trees)) for kind in "lg"]
             return _Rows(np.zeros(0, np.int64), dict.fromkeys(none, np.zeros(0, np.int64)))
         named = [f"{key} AS k{i}" for i, (key, _) in enumerate(keys)]
-        named += [f"{self._leaf(of)} AS l{i}" for i, of in enumerate(trees)]
+        named += [f"{self._leaf(leaves)} AS l{i}" for i, leaves in enumerate(trees)]
         if len(trees) > 1:
             named += [f"GROUPING(l{i}) AS g{i}" for i in range(len(trees))]
         by = [f"k{i}" for i in range(len(keys))]
@@ -326,10 +326,10 @@ class Scan(Closing):
         """Return whether every usable record has a value there: no coordinate means missing."""
         return bool(self._space.values[place] == self._space.sizes[place])
 
-    def _leaf(self, of: Leaves) -> str:
+    def _leaf(self, leaves: Leaves) -> str:
         """Return the expression for a row's leaf of a tree, -1 without a value."""
-        place = self._space.place(of.column)
-        leaf = f"(x{place}::BIGINT - {of.low}) * {of.size} // {of.width}"
+        place = self._space.place(leaves.column)
+        leaf = f"(x{place}::BIGINT - {leaves.low}) * {leaves.size} // {leaves.width}"
         if self._always(place):
             return leaf
         return f"CASE WHEN x{place} < {self._space.values[place]} THEN {leaf} ELSE -1 END"
@@ -347,9 +347,9 @@ class Scan(Closing):
                     self._db.unregister(BOXES)
         if not self._in_memory and self._stamped() != self._stamps:
             raise damaged()
-        if not all(of.dtype.kind in "iu" for of in rows.values()):
+        if not all(column.dtype.kind in "iu" for column in rows.values()):
             raise InvariantError("whole numbers alone are exact")
-        return {name: np.ma.filled(of, 0).astype(np.int64) for name, of in rows.items()}
+        return {name: np.ma.filled(column, 0).astype(np.int64) for name, column in rows.items()}
 
     def _open(self, held: bool) -> None:
         if self._paths:
@@ -383,7 +383,7 @@ class _Rows(NamedTuple):
         mine = self.items["n"] > 0
         if f"g{tree}" in self.items:
             mine &= self.items[f"g{tree}"] == 0
-        return _Rows(self.cell[mine], {name: of[mine] for name, of in self.items.items()})
+        return _Rows(self.cell[mine], {name: column[mine] for name, column in self.items.items()})
 
 
 def _coordinates(paths: list[str], extent: Int64) -> Int64:

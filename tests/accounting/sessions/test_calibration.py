@@ -32,7 +32,7 @@ def spent(kind: Kind, question: Question, cell: int, boxes: object) -> Fraction:
     """What the parts of one cell cost together at their sensitivity, exactly."""
     total = Fraction()
     for measures in calibrated(SPACE, question, boxes):  # type: ignore[arg-type]
-        for noise in measures.each[measures.of[cell]].noises:
+        for noise in measures.each[measures.range_numbers[cell]].noises:
             most, nodes, scale = noise.part.most, noise.part.nodes, Fraction(noise.scale)
             cost = most * nodes / scale if kind == "epsilon" else most**2 * nodes / (2 * scale**2)
             total += cost
@@ -92,10 +92,14 @@ def test_a_narrower_range_has_less_noise() -> None:
     cells = Cells((Axis("age", (0, 3, 5, 8)),))
     question = Question(kind="epsilon", amount=10**6, aggregates=(sum_of("age"),), cells=cells)
     [measures] = calibrated(SPACE, question, cells.inside(SPACE, SPACE.everything))
-    scales = [measures.each[of].noises[0].scale for of in measures.of]
+    scales = [measures.each[of].noises[0].scale for of in measures.range_numbers]
     assert scales == [3.0, 1.0, 4.0]  # -3 .. -1, 0 and 1, 2 .. 4
     [box_measures] = calibrated(SPACE, question, SPACE.box(age=(-1, 1)))
-    assert [box_measures.each[of].noises[0].scale for of in box_measures.of] == [1.0, 1.0, 1.0]
+    assert [box_measures.each[of].noises[0].scale for of in box_measures.range_numbers] == [
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_ranges_are_those_of_the_points_of_a_cell(
                 number = number * axis.count + int(np.searchsorted(axis.edges, x, "right")) - 1
             met.setdefault(number, set()).add(point[place])
     for number, of in met.items():
-        low, high = spans.bounds[spans.of[number]].tolist()
+        low, high = spans.bounds[spans.range_numbers[number]].tolist()
         inside = {x for x in of if x < values}
         assert 0 <= low < high <= values
         assert not inside or (min(inside), max(inside) + 1) == (low, high)
@@ -59,7 +59,9 @@ def test_ranges_are_those_of_the_points_of_a_cell(
 def test_ranges_without_boxes_are_ranges() -> None:
     for cells, _ in SHAPES:
         spans = cells.ranges(SPACE, SPACE.everything[:0], "age")
-        assert (spans.bounds[:, 0] < spans.bounds[:, 1]).all() and len(spans.of) == cells.count
+        assert (spans.bounds[:, 0] < spans.bounds[:, 1]).all() and len(
+            spans.range_numbers
+        ) == cells.count
 
 
 def test_axes_from_values() -> None:

@@ -147,7 +147,10 @@ def sums_of(
     totals = records.totals(SPACE, boxes, question)
     parts = measured(SPACE, question, boxes, totals, ring, RUN, INPUTS)[0]
     [measures] = calibrated(SPACE, question, boxes)
-    scales = [[measures.each[of].noises[n].scale for of in measures.of] for n in range(len(parts))]
+    scales = [
+        [measures.each[of].noises[n].scale for of in measures.range_numbers]
+        for n in range(len(parts))
+    ]
     return np.concatenate(parts), np.concatenate(scales)
 
 

@@ -148,7 +148,10 @@ def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
     profile_table = profiles(w.domain, same)
     for level in w.domain.levels:
         starts, iterations = iterations_of(level, profile_table)
-        of = [set(iterations[starts[p] : starts[p + 1]].tolist()) for p in profile_table.of]
+        of = [
+            set(iterations[starts[p] : starts[p + 1]].tolist())
+            for p in profile_table.profile_numbers
+        ]
         assert of[0] == of[1] and of[2] == of[3]
 
 
@@ -169,7 +172,7 @@ def test_rows_of_many_codes_are_told_apart() -> None:
     codes[np.arange(1, n, 2), rng.integers(0, 9, n // 2)] += 1
     codes[0, 0] = 4_094  # 2^12 values a column: of nine, 64 bits would drop the first ones
     profile_table = profiles(w.domain, Records(np.zeros(n, np.int32), codes, {}))
-    for row, p in zip(codes.tolist(), profile_table.of.tolist(), strict=True):
+    for row, p in zip(codes.tolist(), profile_table.profile_numbers.tolist(), strict=True):
         assert set(profile_table.races[p].tolist()) | {-1} == {*row[:8], -1}
         assert profile_table.ethnicity[p] == row[8]
 
